@@ -1,0 +1,1 @@
+"""Stateful sagas for Celery: each message's effect happens exactly once."""

@@ -1,0 +1,1 @@
+"""Rules: plain Python and pydantic, no Celery, no I/O and no clock."""

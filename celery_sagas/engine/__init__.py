@@ -1,0 +1,1 @@
+"""Work: the unit of work and the dispatch. Knows the ports and no driver."""

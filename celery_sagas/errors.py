@@ -1,0 +1,242 @@
+"""Every exception of the library, in one tree.
+
+Each constructor takes plain JSON values and hands all of them, unchanged, to ``Exception``: Celery's JSON result backend
+rebuilds an exception as ``cls(*exc.args)``. The text is made in ``__str__``.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Retry(StrEnum):
+    """When a message that failed with an error may run again."""
+
+    NEVER = "never"  #: the same message would fail in the same way
+    AT_ONCE = "at once"  #: somebody else committed first: run again from find
+    LATER = "later"  #: the store cannot serve it now: the same message is published again, delayed
+    DONE = "done"  #: another run of the message committed: there is nothing left to do
+
+
+class SagaError(Exception):
+    """The root of every error of this library."""
+
+    retry: ClassVar[Retry] = Retry.NEVER
+
+
+class ConfigurationError(SagaError):
+    """Raised when a setting is wrong or a backend is unsafe."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return _sentences(self.problem, self.remedy)
+
+
+class DefinitionError(SagaError):
+    """Raised when a saga or a step is declared wrongly: at import, or when the app is finalised."""
+
+    def __init__(self, subject: str, problem: str, remedy: str = "") -> None:
+        super().__init__(subject, problem, remedy)
+        self.subject = subject
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return _sentences(f"{self.subject}: {self.problem}", self.remedy)
+
+
+class MisuseError(SagaError):
+    """Raised when the library is called where it cannot work, such as a step called inline from another step."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return _sentences(self.problem, self.remedy)
+
+
+class MessageError(SagaError):
+    """The base of errors that a message cannot outlive: it is never retried."""
+
+
+class InvalidMessage(MessageError):
+    """Raised when the arguments of a message do not fit the annotations of its step."""
+
+    def __init__(self, step: str, problems: Sequence[Sequence[str]]) -> None:
+        super().__init__(step, problems)
+        self.step = step
+        self.problems = problems  #: pairs of path and text
+
+    def __str__(self) -> str:
+        return f"The message does not fit the step {self.step}: {_problems(self.problems)}. Nothing was stored or sent."
+
+
+class InvalidState(MessageError):
+    """Raised when the state that a handler left behind could not be loaded again."""
+
+    def __init__(self, saga: str, key: str, problems: Sequence[Sequence[str]]) -> None:
+        super().__init__(saga, key, problems)
+        self.saga = saga
+        self.key = key
+        self.problems = problems  #: pairs of path and text
+
+    def __str__(self) -> str:
+        return (
+            f"The state of {self.saga} {self.key!r} cannot be stored: {_problems(self.problems)}. "
+            "Nothing was stored or sent; mend the handler or the field's type."
+        )
+
+
+class CorrelationError(MessageError):
+    """Raised when a message names no instance, or names it with a value that is no key."""
+
+    def __init__(self, step: str, problem: str) -> None:
+        super().__init__(step, problem)
+        self.step = step
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"The message for the step {self.step} names no instance: {self.problem}. Nothing was stored or sent."
+
+
+class SagaNotFound(SagaError):
+    """Raised by the policy ``if_missing="raise"`` (and by ``"retry"`` once its retries are used up)."""
+
+    def __init__(self, saga: str, property: str, value: str, completed: bool = False) -> None:
+        super().__init__(saga, property, value, completed)
+        self.saga = saga
+        self.property = property
+        self.value = value
+        self.completed = completed
+
+    def __str__(self) -> str:
+        why = "it has completed" if self.completed else "none was started, or its journal was purged"
+        return f"There is no {self.saga} with {self.property}={self.value!r}: {why}."
+
+
+class SagaAlreadyExists(SagaError):
+    """Raised by the policy ``if_exists="raise"``."""
+
+    def __init__(self, saga: str, property: str, value: str, instance_id: str) -> None:
+        super().__init__(saga, property, value, instance_id)
+        self.saga = saga
+        self.property = property
+        self.value = value
+        self.instance_id = instance_id
+
+    def __str__(self) -> str:
+        return f"A {self.saga} with {self.property}={self.value!r} is already there: instance {self.instance_id}."
+
+
+class KeyTaken(SagaError):
+    """Raised when an alternate key that a handler set belongs to another live instance."""
+
+    def __init__(self, saga: str, property: str, value: str, instance_id: str) -> None:
+        super().__init__(saga, property, value, instance_id)
+        self.saga = saga
+        self.property = property
+        self.value = value
+        self.instance_id = instance_id
+
+    def __str__(self) -> str:
+        return (
+            f"{self.property}={self.value!r} of {self.saga} belongs to the live instance {self.instance_id}. "
+            "An alternate key is unique among live instances."
+        )
+
+
+class StoreError(SagaError):
+    """The base of everything that a store raises."""
+
+
+class RevisionConflict(StoreError):
+    """Raised when the instance is no longer as it was found, or one of its keys was inserted by somebody else."""
+
+    retry = Retry.AT_ONCE
+
+    def __init__(self, saga: str, key: str, reason: str) -> None:
+        super().__init__(saga, key, reason)
+        self.saga = saga
+        self.key = key
+        self.reason = reason  #: "version", "unique", "reserved" or "locked"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.saga} {self.key!r} was changed by another message since it was found ({self.reason}); "
+            "the step runs again from find."
+        )
+
+
+class AlreadyHandled(StoreError):
+    """Raised when another run of the same message has committed: nothing was written."""
+
+    retry = Retry.DONE
+
+    def __init__(self, step: str, message_id: str) -> None:
+        super().__init__(step, message_id)
+        self.step = step
+        self.message_id = message_id
+
+    def __str__(self) -> str:
+        return f"The message {self.message_id} was already handled by {self.step}."
+
+
+class StoreUnavailable(StoreError):
+    """Raised when the store cannot be reached or cannot serve; the driver's error is the cause."""
+
+    retry = Retry.LATER
+
+    def __init__(self, store: str, problem: str) -> None:
+        super().__init__(store, problem)
+        self.store = store  #: the backend's URL without its password
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"The saga backend {self.store} is unavailable: {self.problem}."
+
+
+class NewerState(StoreUnavailable):
+    """Raised when an instance was written by newer code: a worker that runs it can handle the message."""
+
+    def __init__(self, saga: str, key: str, stored: int, known: int) -> None:
+        Exception.__init__(self, saga, key, stored, known)
+        self.saga = saga
+        self.key = key
+        self.stored = stored
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"The state of {self.saga} {self.key!r} has schema version {self.stored}, this worker knows {self.known}. "
+            "The message is kept for a worker that runs the newer code."
+        )
+
+
+class UnreadableState(StoreError):
+    """Raised when a stored state can be neither decoded nor validated."""
+
+    def __init__(self, saga: str, key: str, problem: str) -> None:
+        super().__init__(saga, key, problem)
+        self.saga = saga
+        self.key = key
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"The stored state of {self.saga} {self.key!r} cannot be read: {self.problem}. "
+            "Raise schema_version and write an upgrade(), or mend the record."
+        )
+
+
+def _sentences(*parts: str) -> str:
+    return " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
+
+
+def _problems(problems: Sequence[Sequence[str]]) -> str:
+    return "; ".join(f"{path}: {text}" if path else text for path, text in problems)

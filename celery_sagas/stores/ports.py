@@ -1,0 +1,191 @@
+"""The ports: what every backend must do. The docstrings are the specification; ``celery_sagas.testing`` tests each sentence.
+
+Common to all ports: every error is a ``StoreError``; a driver's error never passes. A store that cannot be reached, or cannot
+serve, raises ``StoreUnavailable``. The backend's prefix partitions everything: what was written under another prefix does not
+exist. Names, keys, values and message ids are compared byte by byte.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from celery_sagas.stores.records import (
+    Change,
+    DeadLetter,
+    Effects,
+    Entry,
+    Found,
+    Handling,
+    Lookup,
+    NewRecord,
+    OutboxRow,
+    Record,
+)
+
+
+class SagaStore(ABC):
+    """Instances of sagas, with compare-and-set on id and version (PM-01 to PM-18, NP-04 to NP-13).
+
+    ``insert``, ``update``, ``delete`` and ``record`` are commits. A commit writes all of its parts or none: the instance, its
+    alternate keys, the journal entry and the outgoing rows. Its journal entry is unique by (step, message id):
+
+    * The same message and attempt again (the reply was lost, the call is repeated) returns as the first call did and writes
+      nothing more.
+    * Another attempt of a message that was committed raises ``AlreadyHandled`` and writes nothing.
+
+    A commit whose instance is no longer as it was found raises ``RevisionConflict`` and writes nothing: reason ``"version"``
+    (another version, another id, or gone), ``"reserved"`` (another holder has reserved it), ``"unique"`` (a key or an
+    alternate key that it inserts belongs to another live instance, also under a former name of the saga) or ``"locked"``
+    (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already committed, that comes
+    first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
+
+    An outgoing row is written under the lease ``effects.owner`` for ``effects.grace_ms``, from its due time on if that is
+    later than now.
+    """
+
+    @abstractmethod
+    def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
+        """Find an instance, and whether a message was handled, in one round trip that leaves no transaction open.
+
+        A missing instance is ``None``, never an error (PM-02). Every call returns a fresh copy (PM-04). An instance is found
+        under each of ``lookup.names``, under the id (``ID``), the key (``KEY``) or an alternate key that it holds now; an
+        instance of another saga is never found. ``handled`` is the entry of ``handling.message_id`` under any of
+        ``handling.steps``; ``None`` without ``handling``. ``record.reserved_by`` is empty once the reservation has expired.
+        """
+
+    @abstractmethod
+    def insert(self, record: NewRecord, effects: Effects) -> None:
+        """Commit a new instance at version 1, with its alternate keys.
+
+        Raises:
+            RevisionConflict: ``"unique"``: an instance with the key, under any of ``record.names``, or with one of the
+                alternate keys, is there already.
+        """
+
+    @abstractmethod
+    def update(self, record: Record, change: Change, effects: Effects) -> None:
+        """Commit a change of the instance that was found: compare id and version, add one to the version.
+
+        Id, saga name, key and ``created_at`` stay; ``updated_at`` is the store's time; a reservation of
+        ``effects.holder`` ends. Alternate keys are removed and added as ``change`` says.
+        """
+
+    @abstractmethod
+    def delete(self, record: Record, effects: Effects) -> None:
+        """Commit the end of the instance that was found: compare id and version (PM-09), remove it.
+
+        Its alternate keys go with it and may be used by others. Its outgoing rows of the kinds "scheduled" and "deadline"
+        go with it, those of the kind "sent" stay.
+        """
+
+    @abstractmethod
+    def record(self, effects: Effects) -> None:
+        """Commit a journal entry and outgoing rows without an instance."""
+
+    @abstractmethod
+    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
+        """Reserve the instance for one holder, for a time on the store's clock; whatever its version.
+
+        While it lasts, commits under another holder raise ``RevisionConflict`` (``"reserved"``). Reserving again as the same
+        holder begins the time anew. It neither changes the version nor ``updated_at``.
+
+        Returns:
+            Whether ``holder`` has it now: ``False`` if another holder's reservation lasts, or the instance is gone.
+        """
+
+
+class Outbox(ABC):
+    """Outgoing messages that were committed and not yet confirmed.
+
+    A row is due when its due time has come and no lease lasts on it. All calls by token touch only rows whose lease is, or
+    was last, that token's; a row that another token has claimed since is left alone.
+    """
+
+    @abstractmethod
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+        """Lease at most ``limit`` due rows to ``token``, the longest due first, and commit that before returning.
+
+        Two claims at once never return the same row. With ``cause``: only rows that this message decided, under any of
+        ``cause.steps``. Claiming costs the same however many rows are not due.
+        """
+
+    @abstractmethod
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        """Remove the rows, which were published; return how many were removed."""
+
+    @abstractmethod
+    def release(self, token: str, ids: Sequence[str]) -> int:
+        """End the lease on the rows, so that they are due again at once; no attempt is counted."""
+
+    @abstractmethod
+    def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
+        """Count a failed attempt on the row, keep the error's text (its first 2,000 characters), make it due after the delay."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """Count the rows, due or not."""
+
+
+class Journal(ABC):
+    """What was handled. Entries are written by commits alone."""
+
+    @abstractmethod
+    def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
+        """Return the newest entry with the outcome "completed" of an instance with this key, or ``None``."""
+
+    @abstractmethod
+    def history(self, names: Sequence[str], key: str, limit: int) -> list[Entry]:
+        """Return the newest ``limit`` entries of a key, oldest first; entries of one time in the order of their versions."""
+
+    @abstractmethod
+    def purge(self, older_than_ms: int, limit: int) -> int:
+        """Remove at most ``limit`` entries that are older, by the store's clock, than this age; return how many."""
+
+
+class DeadLetters(ABC):
+    """Messages that failed for good, kept for people."""
+
+    @abstractmethod
+    def add(self, letter: DeadLetter) -> None:
+        """Keep a letter. One with the id of a kept letter changes nothing."""
+
+    @abstractmethod
+    def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
+        """Return at most ``limit`` letters, newest first; with ``before``, those that follow this letter's id in that order."""
+
+    @abstractmethod
+    def get(self, id: str) -> DeadLetter | None:
+        """Return a letter, or ``None``."""
+
+    @abstractmethod
+    def remove(self, id: str) -> bool:
+        """Remove a letter; return whether it was there."""
+
+
+class Backend(ABC):
+    """One backend, open in one process: its ports, and what happens around them."""
+
+    sagas: SagaStore
+    outbox: Outbox
+    journal: Journal
+    dead: DeadLetters
+    #: The URL as it may be shown: without a password.
+    url: str
+
+    @abstractmethod
+    def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
+        """Make the backend ready, before anything is consumed; any number of workers may call it at once.
+
+        Creates what is missing if ``create_schema``, checks the stored layout's version, and refuses what cannot keep the
+        promise (an unsafe engine, one that ``processes`` worker processes cannot share).
+
+        Returns:
+            Warnings for the log, one sentence each.
+
+        Raises:
+            ConfigurationError: It cannot be used: says what to set.
+            StoreUnavailable: It cannot be reached.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every connection. A closed backend is not used again."""

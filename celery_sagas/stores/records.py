@@ -1,0 +1,149 @@
+"""What stores receive and return: encoded text and plain values, never live objects.
+
+All times are integer milliseconds since the epoch. Everything but a due time comes from the store's own clock.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+#: The property name that stands for the correlation key in a ``Lookup``.
+KEY: Final = "$key"
+#: The property name that stands for the instance's id in a ``Lookup`` (NP-09).
+ID: Final = "$id"
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where to look for an instance."""
+
+    names: tuple[str, ...]  #: the saga's stored name first, then its former names
+    property: str  #: ``KEY``, ``ID`` or the name of an alternate key
+    value: str  #: the canonical text
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """The message that is being handled, for the journal's look-up."""
+
+    steps: tuple[str, ...]  #: the step's name first, then its former names
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An instance as it was found; it is passed back verbatim to update or delete (PM-03)."""
+
+    id: str  #: surrogate, stable over all updates (PM-12, PM-13)
+    saga: str  #: the stored name, perhaps a former one
+    key: str
+    version: int  #: from 1, plus one with each update
+    schema_version: int
+    data: str  #: the state, as JSON text
+    pending: str  #: the pending map, as JSON text
+    created_at: int
+    updated_at: int
+    reserved_by: str = ""  #: the holder of a reservation that has not expired, else empty
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """An instance that is to be inserted; its version will be 1."""
+
+    id: str
+    names: tuple[str, ...]  #: the stored name first, then the former names that must not hold the same keys
+    key: str
+    schema_version: int
+    data: str
+    pending: str
+    keys: tuple[tuple[str, str], ...]  #: alternate keys as (property, value), sorted; a null one is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an update writes; the alternate keys come as a difference, sorted."""
+
+    names: tuple[str, ...]  #: the stored name first, then the former names that must not hold the added keys
+    schema_version: int
+    data: str
+    pending: str
+    added_keys: tuple[tuple[str, str], ...] = ()
+    removed_keys: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal: that a step handled a message, and what came of it."""
+
+    step: str
+    message_id: str
+    attempt: str  #: new for every run of the handler, so that a replay of a lost reply is told from a second run
+    outcome: str  #: "started", "handled", "completed", "ignored" or "missing"
+    saga: str
+    key: str  #: empty where the message named no key
+    instance_id: str  #: empty where there was no instance
+    version: int  #: of the instance after the message; 0 where there was none
+    detail: str  #: JSON text for people: what was sent, why it was ignored
+    at: int = 0  #: set by the store
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that a commit decides to send."""
+
+    id: str  #: of the row
+    kind: str  #: "sent", "scheduled" or "deadline"; completing the instance removes what is scheduled or a deadline
+    message_id: str  #: the task id under which it is published
+    task: str
+    payload: str  #: the frozen message, as JSON text; opaque to the store
+    due_at: int = 0  #: not to be published before; 0: at once
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a commit writes beside the instance."""
+
+    entry: Entry
+    outgoing: tuple[Outgoing, ...] = ()
+    owner: str = ""  #: the lease token under which this process will publish the outgoing rows
+    grace_ms: int = 0  #: how long that first lease lasts
+    holder: str = ""  #: the reservation under which the commit runs, else empty
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """An outgoing message under a lease."""
+
+    id: str
+    kind: str
+    message_id: str
+    task: str
+    payload: str
+    due_at: int
+    attempts: int  #: how often publishing it has failed
+    instance_id: str
+    step: str  #: the step that decided it
+    cause: str  #: the message id that decided it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to a find."""
+
+    record: Record | None
+    handled: Entry | None  #: the journal's entry of this very message, if it was handled before
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that failed for good."""
+
+    id: str
+    task: str
+    message_id: str
+    saga: str
+    key: str
+    error: str  #: the error's class name
+    text: str
+    traceback: str
+    payload: str  #: the message, as JSON text
+    at: int = 0  #: set by the store

@@ -1,0 +1,1 @@
+"""Celery: tasks, headers, signal receivers and the bootstep."""
