@@ -36,6 +36,10 @@ class ConfigurationError(SagaError):
         return _sentences(self.problem, self.remedy)
 
 
+class UnsafeBackend(ConfigurationError):
+    """Raised when a backend cannot keep the promise; ``saga_unsafe_backend = "warn"`` runs it all the same."""
+
+
 class DefinitionError(SagaError):
     """Raised when a saga or a step is declared wrongly: at import, or when the app is finalised."""
 
@@ -149,6 +153,20 @@ class KeyTaken(SagaError):
             f"{self.property}={self.value!r} of {self.saga} belongs to the live instance {self.instance_id}. "
             "An alternate key is unique among live instances."
         )
+
+
+class PublishError(SagaError):
+    """Raised when the broker did not confirm a message; it may have arrived all the same. The broker's error is the cause."""
+
+    retry = Retry.LATER
+
+    def __init__(self, reason: str, connection: bool = False) -> None:
+        super().__init__(reason, connection)
+        self.reason = reason
+        self.connection = connection  #: whether it says nothing about this message: the broker is away
+
+    def __str__(self) -> str:
+        return _sentences(f"The broker did not confirm the message: {self.reason}", "It may have arrived all the same")
 
 
 class StoreError(SagaError):

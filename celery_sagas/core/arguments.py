@@ -1,0 +1,204 @@
+"""The arguments of a message: encoded where it is sent, validated and converted where it is handled."""
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
+
+import typing_extensions
+from pydantic import BaseModel, ConfigDict, PydanticUndefinedAnnotation, PydanticUserError, SecretBytes, SecretStr, TypeAdapter
+from pydantic import ValidationError as DoesNotValidate
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreConfig, SchemaSerializer, SchemaValidator, to_json, to_jsonable_python
+
+from celery_sagas.core.codec import BUGS, validation_problems
+from celery_sagas.core.definition import unresolved
+from celery_sagas.errors import DefinitionError, InvalidMessage
+
+_NATIVE: Final = frozenset((str, int, float, bool, type(None)))
+_MUTABLE: Final = (list, dict, set, bytearray, BaseModel)
+#: What pydantic writes for a secret, which is then lost.
+_MASK: Final = "**********"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The message parameters of one step."""
+
+    step: str
+    annotations: Mapping[str, Any]  #: parameter to resolved annotation, in order
+    defaults: Mapping[str, Any]
+    keyword_only: frozenset[str]
+    _positional: tuple[str, ...]
+    _validator: SchemaValidator  #: of all arguments by name
+    _serializers: Mapping[str, SchemaSerializer]  #: of one argument by name
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Give each argument its parameter's name.
+
+        Raises:
+            InvalidMessage: There are too many, or one is given twice.
+        """
+        if len(args) > len(self._positional):
+            problem = f"it has {len(args)} positional arguments, and {len(self._positional)} are known"
+            raise InvalidMessage(self.step, [("", problem)])
+        bound = dict(zip(self._positional, args, strict=False))
+        if doubled := [(name, "it is given twice") for name in kwargs if name in bound]:
+            raise InvalidMessage(self.step, doubled)
+        bound.update(kwargs)
+        return bound
+
+    def validate(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as their annotations want them: fresh objects with every call, defaults filled in.
+
+        Raises:
+            InvalidMessage: An argument is missing, unknown, or does not fit its annotation.
+        """
+        try:
+            values = self._validator.validate_json(to_json(bound))
+        except DoesNotValidate as exc:
+            raise InvalidMessage(self.step, validation_problems(exc)) from exc
+        except BUGS as exc:
+            raise InvalidMessage(self.step, _not_json(bound) or [("", f"its validation raised {type(exc).__name__}")]) from exc
+        return {name: values[name] if name in values else _fresh(self.defaults.get(name)) for name in self.annotations}
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Turn arguments into what JSON has, by their annotations; what is JSON already stays as it is.
+
+        Raises:
+            InvalidMessage: A value cannot be encoded.
+        """
+        names = (*self._positional, *[""] * (len(args) - len(self._positional)))
+        return [self._encode(name, value) for name, value in zip(names, args, strict=False)], self._encode_named(kwargs)
+
+    def encode_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Do the same where an answer may still be put before the positional arguments."""
+        return [self._encode("", value) for value in args], self._encode_named(kwargs)
+
+    def _encode_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._encode(name, value) for name, value in kwargs.items()}
+
+    def _encode(self, name: str, value: Any) -> Any:
+        if type(value) in _NATIVE:
+            return value
+        try:
+            if _is_native(value):
+                return value
+            encoded = self._dump(name, value)
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise InvalidMessage(self.step, [(name, f"a {type(value).__name__} cannot be encoded as JSON")]) from exc
+        if _MASK in str(encoded) and _holds_secret(value):
+            raise InvalidMessage(self.step, [(name, "it holds a secret, which would be sent as asterisks: send its plain value")])
+        return encoded
+
+    def _dump(self, name: str, value: Any) -> Any:
+        if name not in self._serializers:
+            return to_jsonable_python(value, by_alias=True, round_trip=True)
+        dumped = self._serializers[name].to_python({name: value}, mode="json", by_alias=True, round_trip=True, warnings=False)
+        (encoded,) = dumped.values()
+        return encoded
+
+
+def arguments_of(step: str, function: Callable[..., Any], *, leading: int, known: Mapping[str, Any] | None = None) -> Arguments:
+    """Read a step's message parameters, resolving its annotations.
+
+    Args:
+        step: The step's name, for errors.
+        function: The handler.
+        leading: How many parameters come before the message: the state, and the task with ``bind=True``.
+        known: Names that annotations may use beside those of the handler's module.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[leading:]
+    hints = resolve_annotations(step, function, known)
+    annotations = {parameter.name: hints.get(parameter.name, Any) for parameter in parameters}
+    optional = {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+    _check_defaults(step, optional)
+    message = _schema(step, "its message", annotations, optional)
+    keyword_only = frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
+    return Arguments(
+        step=step,
+        annotations=annotations,
+        defaults=optional,
+        keyword_only=keyword_only,
+        _positional=tuple(name for name in annotations if name not in keyword_only),
+        _validator=SchemaValidator(message.core_schema, CoreConfig(hide_input_in_errors=True)),
+        _serializers={
+            name: SchemaSerializer(_schema(step, f"the argument {name!r}", {name: hint}, {}).core_schema)
+            for name, hint in annotations.items()
+        },
+    )
+
+
+def resolve_annotations(step: str, function: Callable[..., Any], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the annotations of a handler as objects; names are looked up where it was defined."""
+    try:
+        return typing.get_type_hints(inspect.unwrap(function), localns=dict(known or {}), include_extras=True)
+    except Exception as exc:  # the evaluation of an annotation may raise anything
+        raise unresolved(step, str(exc)) from exc
+
+
+def _schema(step: str, what: str, annotations: Mapping[str, Any], optional: Mapping[str, Any]) -> TypeAdapter[Any]:
+    """Return the adapter of a typed dictionary: pydantic validates it from JSON, whatever the parameters are called."""
+    try:
+        adapter = TypeAdapter[Any](_message_type(annotations, optional))
+        if not getattr(adapter, "pydantic_complete", True):
+            adapter.rebuild(raise_errors=True)
+    except PydanticUndefinedAnnotation as exc:
+        raise unresolved(step, f"{what} needs the name {exc.name!r}, which is not defined") from exc
+    except (PydanticUserError, TypeError) as exc:
+        problem = str(exc).partition("\n")[0]
+        raise DefinitionError(step, f"{what} has a type that pydantic cannot validate: {problem}") from exc
+    return adapter
+
+
+def _message_type(annotations: Mapping[str, Any], optional: Mapping[str, Any]) -> Any:
+    typed_dict: Any = typing_extensions.TypedDict
+    not_required: Any = typing_extensions.NotRequired
+    message = typed_dict(
+        "Message", {name: not_required[hint] if name in optional else hint for name, hint in annotations.items()}
+    )
+    message.__pydantic_config__ = ConfigDict(extra="forbid", populate_by_name=True)
+    return message
+
+
+def _check_defaults(step: str, defaults: Mapping[str, Any]) -> None:
+    for name, default in defaults.items():
+        if isinstance(default, FieldInfo):
+            raise DefinitionError(step, f"the default of {name!r} is a Field()", "Write name: Annotated[type, Field(…)] = default")
+
+
+def _fresh(default: Any) -> Any:
+    return deepcopy(default) if isinstance(default, _MUTABLE) else default
+
+
+def _is_native(value: object) -> bool:
+    """Whether JSON has the value as it is; a subclass (an enum of strings) does not count."""
+    if type(value) in _NATIVE:
+        return True
+    if type(value) is list:
+        return all(map(_is_native, value))
+    return type(value) is dict and all(type(key) is str and _is_native(item) for key, item in value.items())
+
+
+def _not_json(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
+    problems = []
+    for name, value in bound.items():
+        try:
+            to_json({name: value})
+        except (ValueError, RecursionError):
+            problems.append((name, f"a {type(value).__name__} cannot be encoded as JSON"))
+    return problems
+
+
+def _holds_secret(value: object) -> bool:
+    return any(isinstance(part, SecretStr | SecretBytes) for part in _parts(value))
+
+
+def _parts(value: object) -> Iterator[object]:
+    plain = TypeAdapter(type(value)).dump_python(value, warnings=False) if isinstance(value, BaseModel) else value
+    members = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list | tuple | set | frozenset) else ()
+    yield plain
+    for member in members:
+        yield from _parts(member)

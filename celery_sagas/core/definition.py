@@ -1,0 +1,137 @@
+"""What a saga class declares: its names, its keys and its schema version."""
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from pydantic import PydanticUndefinedAnnotation
+from pydantic.fields import FieldInfo
+
+from celery_sagas.core.correlation import SagaKeys
+from celery_sagas.core.keys import KeyProperty
+from celery_sagas.core.names import as_names, checked_names, snake_case
+from celery_sagas.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from celery_sagas.core.state import State
+
+#: Names that a saga's fields must leave to the library.
+RESERVED_FIELDS: Final = frozenset(
+    {"starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather"}
+    | {"find", "wait", "outcome", "upgrade", "saga", "_context"}
+)
+
+
+@dataclass(frozen=True)
+class SagaDefinition:
+    """A concrete saga, as its class keywords declare it."""
+
+    cls: "type[State]"
+    name: str
+    formerly: tuple[str, ...]
+    schema_version: int
+    correlate_by: tuple[str, ...]
+    also_by: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The stored name, then the former ones."""
+        return (self.name, *self.formerly)
+
+    @property
+    def location(self) -> tuple[str, str]:
+        """Module and qualified name: defining a saga again at the same place replaces it."""
+        return self.cls.__module__, self.cls.__qualname__
+
+    @cached_property
+    def keys(self) -> SagaKeys:
+        """The correlation properties; their annotations must be resolvable by now."""
+        resolve_fields(self.cls)
+        return SagaKeys(
+            saga=self.name,
+            key=tuple(self._property(name) for name in self.correlate_by),
+            alternates={name: self._property(name) for name in self.also_by},
+            formerly=self.formerly,
+        )
+
+    def _property(self, name: str) -> KeyProperty:
+        return KeyProperty(self.name, name, self.cls.model_fields[name], config=self.cls.model_config)
+
+
+def define(
+    cls: "type[State]",
+    *,
+    correlate_by: str | tuple[str, ...],
+    also_by: str | tuple[str, ...] | None,
+    name: str | None,
+    formerly: str | tuple[str, ...] | None,
+    schema_version: int,
+) -> SagaDefinition:
+    """Check the class keywords of a concrete saga and return its definition."""
+    subject = cls.__qualname__
+    key = as_names(correlate_by, of=subject, keyword="correlate_by")
+    alternates = as_names(also_by, of=subject, keyword="also_by")
+    _check_properties(cls, key, alternates)
+    if isinstance(schema_version, bool) or not isinstance(schema_version, int) or schema_version < 1:
+        raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1")
+    today, *earlier = checked_names(snake_case(cls.__name__) if name is None else name, formerly, of=subject)
+    return SagaDefinition(
+        cls=cls,
+        name=today,
+        formerly=tuple(earlier),
+        schema_version=schema_version,
+        correlate_by=key,
+        also_by=alternates,
+    )
+
+
+def check_field_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:
+    """Refuse fields that are named like something the library or pydantic has on every saga."""
+    for name in names:
+        if name in RESERVED_FIELDS or (name in taken and name != "model_config"):
+            raise DefinitionError(subject, f"a field may not be named {name!r}", "The name is reserved; choose another")
+
+
+def check_fields(subject: str, fields: Mapping[str, FieldInfo]) -> None:
+    """Refuse fields that are stored under another name than their own, or not at all."""
+    for name, info in fields.items():
+        if any(alias is not None for alias in (info.alias, info.validation_alias, info.serialization_alias)):
+            raise DefinitionError(subject, f"the field {name!r} has an alias", "Stored fields bear their own names: remove it")
+        if info.exclude:
+            raise DefinitionError(subject, f"the field {name!r} is excluded, so never stored", "Make it a PrivateAttr")
+
+
+def resolve_fields(cls: "type[State]") -> None:
+    """Resolve the forward references in a saga's fields.
+
+    Raises:
+        DefinitionError: A name does not exist at run time, or pydantic cannot validate what it stands for.
+    """
+    if cls.__pydantic_complete__:
+        return
+    try:
+        cls.model_rebuild(raise_errors=True)
+    except PydanticUndefinedAnnotation as exc:
+        raise unresolved(cls.__qualname__, f"name {exc.name!r} is not defined") from exc
+    except Exception as exc:  # the evaluation of an annotation may raise anything
+        raise unresolved(cls.__qualname__, str(exc)) from exc
+
+
+def unresolved(subject: str, problem: str) -> DefinitionError:
+    """Return the error for an annotation that cannot be resolved at run time."""
+    return DefinitionError(
+        subject, f"an annotation cannot be resolved: {problem}", "Import what it names at run time, outside TYPE_CHECKING"
+    )
+
+
+def _check_properties(cls: "type[State]", key: tuple[str, ...], alternates: tuple[str, ...]) -> None:
+    subject = cls.__qualname__
+    if not key:
+        raise DefinitionError(subject, "correlate_by is empty", "Name the field that is the key of an instance")
+    for name in (*key, *alternates):
+        if name not in cls.model_fields:
+            raise DefinitionError(subject, f"it has no field {name!r} to correlate by", f"Its fields: {', '.join(cls.model_fields)}")
+    doubled = {name for name in (*key, *alternates) if (*key, *alternates).count(name) > 1}
+    if doubled:
+        raise DefinitionError(subject, f"{', '.join(sorted(doubled))} stands twice in correlate_by and also_by")

@@ -1,0 +1,202 @@
+"""Correlation properties: which values may name an instance, and the one canonical text of each (PM-22, NP-07, T14)."""
+
+import json
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from enum import Enum, Flag
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, NewType, Union, get_args, get_origin
+from uuid import UUID
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from celery_sagas.errors import DefinitionError
+
+#: The longest canonical text, in characters: what every backend can index.
+TEXT_LIMIT: Final = 255
+
+
+class KeyProperty:
+    """A field of a saga by which its instances are found."""
+
+    def __init__(self, saga: str, field: str, info: FieldInfo, *, config: ConfigDict | None = None) -> None:
+        """Build the property once; its validator is kept.
+
+        Args:
+            saga: The saga's name, for error texts.
+            field: The field's name.
+            info: The field's declared type, constraints and transformers; forward references are resolved by now.
+            config: The saga's ``model_config``, which may change values too (``str_strip_whitespace``).
+
+        Raises:
+            DefinitionError: The declared type has no canonical text.
+        """
+        self.field = field
+        self.type, self._base = _key_types(saga, field, info.annotation)
+        declared: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+        self._adapter = TypeAdapter[object](declared, config=config)
+
+    def convert(self, value: object) -> object:
+        """Return a message's value as the field would hold it.
+
+        Raises:
+            ValueError: The value is null, a bool, or does not become the declared type without loss; or the field's own
+                validation refuses it; or it cannot be stored (see ``text``).
+        """
+        declared = self._declare(_CONVERSIONS[self._base](_plain(value)))
+        held = self._validate(declared)
+        if held != declared and self._validate(held) != held:
+            raise _no_key(value, f"the validation of {self.field} changes it each time anew")
+        self.text(held)
+        return held
+
+    def text(self, value: object) -> str:
+        """Return the canonical text of a value that the field holds; no two values share one.
+
+        Raises:
+            ValueError: The value is not of the declared type, or no store can keep its text: it is empty, longer than 255
+                characters, or contains U+0000 or half a surrogate pair.
+        """
+        plain = _plain(value)
+        if not isinstance(plain, self._base):
+            raise _no_key(value, f"it is no {self.type.__name__}")
+        return _storable(_to_str(plain))
+
+    def _declare(self, value: object) -> object:
+        if not issubclass(self.type, Enum):
+            return value
+        try:
+            return self.type(value)
+        except Exception as exc:  # an enum's own _missing_ may raise anything
+            raise _no_key(value, f"it is no {self.type.__name__}") from exc
+
+    def _validate(self, value: object) -> object:
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as exc:
+            raise _no_key(value, "; ".join(error["msg"] for error in exc.errors(include_url=False))) from exc
+        except Exception as exc:  # a validator of the field may raise anything
+            raise _no_key(value, f"the validation of {self.field} failed: {exc!r}") from exc
+
+
+def key_text(parts: Sequence[str]) -> str:
+    """Return the text of a correlation key: of one part itself, of several parts a compact JSON array.
+
+    Raises:
+        ValueError: It is longer than 255 characters in all.
+    """
+    return _limited(parts[0] if len(parts) == 1 else json.dumps(list(parts), ensure_ascii=False, separators=(",", ":")))
+
+
+def unwrap(annotation: Any) -> tuple[Any, tuple[object, ...]]:
+    """Take ``Annotated``, ``| None``, ``NewType`` and type aliases off an annotation, and collect what annotated it."""
+    if get_origin(annotation) is Annotated:
+        inner, marks = unwrap(annotation.__origin__)
+        return inner, marks + annotation.__metadata__
+    if isinstance(annotation, NewType):
+        return unwrap(annotation.__supertype__)
+    if type(annotation).__name__ == "TypeAliasType":  # of typing (3.12) or of typing_extensions
+        return unwrap(annotation.__value__)
+    members = [member for member in get_args(annotation) if member is not NoneType]
+    optional = get_origin(annotation) in (Union, UnionType) and len(members) == 1
+    return unwrap(members[0]) if optional else (annotation, ())
+
+
+def _key_types(saga: str, name: str, annotation: object) -> tuple[type, type]:
+    """Return the declared type and the type of its plain values."""
+    declared, _ = unwrap(annotation)
+    for base in _CONVERSIONS:
+        if declared is base or _is_enum_of(declared, base):
+            return declared, base
+    raise DefinitionError(
+        saga,
+        f"its correlation property {name} is declared as {_spelled(annotation)}, whose values have no canonical text",
+        f"Declare {name} as str, int, UUID, or an enum whose values are all str or all int; each may be `| None`.",
+    )
+
+
+def _is_enum_of(declared: object, base: type) -> bool:
+    if base is UUID or not isinstance(declared, type) or not issubclass(declared, Enum) or issubclass(declared, Flag):
+        return False
+    values = [member.value for member in declared]
+    return bool(values) and all(isinstance(value, base) and not isinstance(value, bool) for value in values)
+
+
+def _spelled(annotation: object) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
+def _plain(value: object) -> object:
+    plain = value.value if isinstance(value, Enum) else value
+    if plain is None:
+        raise _no_key(value, "it is null")
+    if isinstance(plain, bool):
+        raise _no_key(value, "it is a bool")
+    return plain
+
+
+def _to_str(value: object) -> str:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, UUID):
+        return str(value)
+    raise _lossy(value, str)
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        return int(value)
+    if isinstance(value, float | Decimal) and _is_exact(value) and value == int(value):
+        return int(value)
+    raise _lossy(value, int)
+
+
+def _is_exact(value: float | Decimal) -> bool:
+    if isinstance(value, float):
+        return abs(value) < 2**53  # beyond it neighbouring ints share a float; false for nan
+    return value.is_finite() and value.copy_abs() < 10**TEXT_LIMIT  # before int() spells out an exponent of millions
+
+
+def _to_uuid(value: object) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    try:
+        if isinstance(value, str) and (parsed := UUID(value)).hex in value.replace("-", "").lower():
+            return parsed  # UUID() alone also takes "0x…" and underscores, as int() does
+    except ValueError as exc:
+        raise _lossy(value, UUID) from exc
+    raise _lossy(value, UUID)
+
+
+def _lossy(value: object, declared: type) -> ValueError:
+    return _no_key(value, f"as a {type(value).__name__} it does not become {declared.__name__} without loss")
+
+
+def _no_key(value: object, why: str) -> ValueError:
+    return ValueError(f"{reprlib.repr(value)} is no key: {why}")
+
+
+def _storable(text: str) -> str:
+    if not text:  # most often a header or a form field that was not set: all such messages would meet in one instance
+        raise _no_key(text, "it is empty; a property without a value is None")
+    if "\0" in text or _SURROGATE.search(text):
+        raise _no_key(text, "it contains U+0000 or half a surrogate pair, which no store keeps")
+    return _limited(text)
+
+
+def _limited(text: str) -> str:
+    if len(text) > TEXT_LIMIT:
+        raise _no_key(text, f"it has {len(text)} characters, and a key has at most {TEXT_LIMIT}")
+    return text
+
+
+_DECIMAL: Final = re.compile(r"0|-?[1-9][0-9]*")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_CONVERSIONS: Final[Mapping[type, Callable[[object], object]]] = {str: _to_str, int: _to_int, UUID: _to_uuid}

@@ -1,0 +1,53 @@
+"""The one ordered table of sagas, steps and subscriptions of a process."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.errors import DefinitionError
+
+DefinitionT = TypeVar("DefinitionT", SagaDefinition, StepDefinition)
+Place: TypeAlias = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Registry:
+    """What was defined, in the order of definition; defining a thing again at the same place replaces it."""
+
+    sagas: dict[str, SagaDefinition] = field(default_factory=dict)
+    steps: dict[str, StepDefinition] = field(default_factory=dict)
+
+    def add_saga(self, saga: SagaDefinition) -> None:
+        """Register a saga under its name, and let no other saga have any of its names."""
+        _add(self.sagas, saga, (saga.location,), lambda other: (other.location,), "saga", "Set name=")
+
+    def add_step(self, step: StepDefinition) -> None:
+        """Register a step under its name, and let no other step have any of its names.
+
+        One function may be a step of several sagas, so a step is defined again by the same function for the same saga.
+        """
+        place = (step.location, step.saga.location)
+        _add(self.steps, step, place, lambda other: (other.location, other.saga.location), "step", "Rename one of them")
+
+    def steps_of(self, saga: SagaDefinition) -> Iterator[StepDefinition]:
+        """Return the steps of a saga, in the order of definition."""
+        return (step for step in self.steps.values() if step.saga.name == saga.name)
+
+
+def _add(
+    table: dict[str, DefinitionT], new: DefinitionT, place: Place, place_of: Callable[[DefinitionT], Place], kind: str, remedy: str
+) -> None:
+    others = [other for other in table.values() if place_of(other) != place]
+    for other in others:
+        if shared := set(new.names) & set(other.names):
+            taken = f"{min(shared)!r} is a name of the {kind} {'.'.join(other.location)}"
+            raise DefinitionError(".".join(new.location), taken, remedy)
+    for name in table.keys() - {other.name for other in others} - {new.name}:
+        del table[name]  # its earlier self had another name
+    table[new.name] = new
+
+
+#: Definitions are global to a process, as ``shared_task`` is: every app gets them.
+registry = Registry()

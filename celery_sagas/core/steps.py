@@ -1,0 +1,177 @@
+"""What a step declares, and the policies that choose what a message does."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, get_origin
+
+from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
+from celery_sagas.core.correlation import Rule, choose_rule
+from celery_sagas.core.definition import SagaDefinition, resolve_fields
+from celery_sagas.core.handlers import check_handler, check_if_missing, check_options, place_of
+from celery_sagas.core.names import checked_names
+from celery_sagas.errors import DefinitionError
+
+
+class IfExists(StrEnum):
+    """What a starter does when the instance is there already."""
+
+    HANDLE = "handle"
+    IGNORE = "ignore"
+    RAISE = "raise"
+
+
+class IfMissing(StrEnum):
+    """What a handler does when there is no instance."""
+
+    IGNORE = "ignore"
+    RAISE = "raise"
+    RETRY = "retry"
+
+
+class Decision(StrEnum):
+    """What becomes of a message, now that it is known whether its instance is there."""
+
+    BEGIN = "begin"
+    CONTINUE = "continue"
+    IGNORE = "ignore"
+    ALREADY_EXISTS = "already exists"
+    NOT_FOUND = "not found"
+    CALL_IF_MISSING = "call if_missing"
+
+
+@dataclass
+class StepDefinition:
+    """A step, as its decorator declares it."""
+
+    saga: SagaDefinition
+    name: str
+    formerly: tuple[str, ...]
+    function: Callable[..., Any]
+    starts: bool
+    bind: bool
+    policy: IfExists | IfMissing
+    by: Any
+    options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
+    if_missing: Callable[..., Any] | None = None  #: registered with ``@step.if_missing``
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The task name, then the former ones."""
+        return (self.name, *self.formerly)
+
+    @property
+    def location(self) -> tuple[str, str]:
+        """Module and qualified name: defining a step again at the same place replaces it."""
+        return self.function.__module__, self.function.__qualname__
+
+    @property
+    def state_position(self) -> int:
+        """The position of the state among the handler's parameters: after the task, with ``bind=True``."""
+        return 1 if self.bind else 0
+
+    @cached_property
+    def arguments(self) -> Arguments:
+        """The message's parameters; their annotations must be resolvable by now."""
+        _check_state_annotation(self)
+        return arguments_of(self.name, self.function, leading=self.state_position + 1, known=_known(self.saga))
+
+    @cached_property
+    def rule(self) -> Rule:
+        """How its messages find their instance."""
+        return choose_rule(self.saga.keys, step=self.name, parameters=self.arguments.annotations, starter=self.starts, by=self.by)
+
+    def resolve(self) -> None:
+        """Check everything that has to wait until annotations can be resolved.
+
+        Raises:
+            DefinitionError: The step, or its saga, is declared wrongly.
+        """
+        resolve_fields(self.saga.cls)
+        _ = self.rule
+
+    def use_if_missing(self, function: Callable[..., Any]) -> None:
+        """Run a function when the instance is missing, in the place of the policy."""
+        if self.starts:
+            raise DefinitionError(self.name, "a starter has no if_missing function", "It creates what is missing")
+        if self.policy is not IfMissing.IGNORE:
+            raise DefinitionError(self.name, f"it has if_missing={self.policy.value!r} already", "Use one of them")
+        check_if_missing(self.name, function, self.function, bind=self.bind)
+        self.if_missing = function
+
+    def decide(self, exists: bool) -> Decision:
+        """Choose what the message does (NS-03, NS-07, WV-09 to WV-12)."""
+        if self.starts:
+            return _decide_start(self.policy) if exists else Decision.BEGIN
+        if exists:
+            return Decision.CONTINUE
+        if self.if_missing is not None:
+            return Decision.CALL_IF_MISSING
+        return Decision.IGNORE if self.policy is IfMissing.IGNORE else Decision.NOT_FOUND
+
+
+def define_step(
+    saga: SagaDefinition | None,
+    function: Callable[..., Any],
+    *,
+    starts: bool,
+    policy: str,
+    by: Any,
+    formerly: str | tuple[str, ...] | None,
+    options: Mapping[str, Any],
+) -> StepDefinition:
+    """Check a step's declaration, as far as that needs no annotation, and return its definition."""
+    subject = place_of(function)
+    if saga is None:
+        raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
+    bind = bool(options.get("bind", False))
+    check_options(subject, options)
+    check_handler(subject, function, bind=bind)
+    name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
+    return StepDefinition(
+        saga=saga,
+        name=name,
+        formerly=tuple(earlier),
+        function=function,
+        starts=starts,
+        bind=bind,
+        policy=_policy(subject, starts, policy),
+        by=by,
+        options=options,
+    )
+
+
+def _decide_start(policy: IfExists | IfMissing) -> Decision:
+    return {
+        IfExists.HANDLE: Decision.CONTINUE,
+        IfExists.IGNORE: Decision.IGNORE,
+        IfExists.RAISE: Decision.ALREADY_EXISTS,
+    }[IfExists(policy)]
+
+
+def _policy(subject: str, starts: bool, policy: str) -> IfExists | IfMissing:
+    kind: type[IfExists] | type[IfMissing] = IfExists if starts else IfMissing
+    try:
+        return kind(policy)
+    except ValueError as exc:
+        option = "if_exists" if starts else "if_missing"
+        raise DefinitionError(subject, f"{option}={policy!r} is no policy", f"Known: {', '.join(kind)}") from exc
+
+
+def _check_state_annotation(step: StepDefinition) -> None:
+    parameter = list(inspect.signature(step.function).parameters)[step.state_position]
+    annotation = resolve_annotations(step.name, step.function, _known(step.saga)).get(parameter, Any)
+    wrong = isinstance(annotation, type) and get_origin(annotation) is None and not issubclass(step.saga.cls, annotation)
+    if wrong and annotation.__qualname__ != step.saga.cls.__qualname__:
+        raise DefinitionError(
+            step.name,
+            f"the parameter {parameter!r} is the state, but is annotated {annotation.__name__}",
+            f"def {step.function.__name__}({parameter}: {step.saga.cls.__name__}, …)",
+        )
+
+
+def _known(saga: SagaDefinition) -> dict[str, Any]:
+    """Return the names that a step's annotations may use wherever it is defined: its saga may be local to a function."""
+    return {saga.cls.__name__: saga.cls}
