@@ -4,12 +4,25 @@ All times are integer milliseconds since the epoch. Everything but a due time co
 """
 
 from dataclasses import dataclass
-from typing import Final
 
-#: The property name that stands for the correlation key in a ``Lookup``.
-KEY: Final = "$key"
-#: The property name that stands for the instance's id in a ``Lookup`` (NP-09).
-ID: Final = "$id"
+from celery_sagas.core.correlation import CORRELATION_KEY as KEY
+from celery_sagas.core.correlation import INSTANCE_ID as ID
+
+__all__ = [
+    "ID",
+    "KEY",
+    "Change",
+    "DeadLetter",
+    "Effects",
+    "Entry",
+    "Found",
+    "Handling",
+    "Lookup",
+    "NewRecord",
+    "Outgoing",
+    "OutboxRow",
+    "Record",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,59 @@
+"""The backend in memory: its ports over one state."""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.stores.memory.dead import MemoryDeadLetters
+from celery_sagas.stores.memory.journal import MemoryJournal
+from celery_sagas.stores.memory.outbox import MemoryOutbox
+from celery_sagas.stores.memory.sagas import MemorySagaStore
+from celery_sagas.stores.memory.state import Clock, State, wall_clock
+from celery_sagas.stores.ports import Backend
+
+_shared: dict[tuple[str, str], State] = {}
+_shared_lock = threading.Lock()
+
+
+class MemoryBackend(Backend):
+    """One backend in this process's memory.
+
+    ``memory://`` is private: every backend that is opened on it begins empty. ``memory://name`` is shared: all backends that
+    are opened on the same name in this process see the same data, each that of its prefix, until the process ends.
+
+    Args:
+        url: ``memory://`` or ``memory://name``.
+        prefix: Partitions the data of a shared name.
+        options: None are known.
+        clock: Returns the time in milliseconds since the epoch; this machine's if left out.
+    """
+
+    def __init__(self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Clock | None = None) -> None:
+        if options:
+            raise ConfigurationError(f"{url} knows no options, got {', '.join(sorted(options))}", "Leave them out")
+        self.url = url
+        state = _state_of(url, prefix)
+        clock = clock or wall_clock
+        self.sagas = MemorySagaStore(state, clock)
+        self.outbox = MemoryOutbox(state, clock)
+        self.journal = MemoryJournal(state, clock)
+        self.dead = MemoryDeadLetters(state, clock)
+
+    def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
+        if processes > 1:
+            raise UnsafeBackend(
+                f"{self.url} is one process's memory, and the worker runs {processes} processes",
+                "Set saga_backend to Redis or an SQL database, or run the worker with --pool=threads or --pool=solo",
+            )
+        return []
+
+    def close(self) -> None:
+        """Keep the data of a shared name; a private one ends with the backend."""
+
+
+def _state_of(url: str, prefix: str) -> State:
+    name = url.partition("://")[2].strip("/")
+    if not name:
+        return State()
+    with _shared_lock:
+        return _shared.setdefault((name, prefix), State())

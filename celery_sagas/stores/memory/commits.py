@@ -1,0 +1,53 @@
+"""What every commit in memory writes beside the instance: the journal entry and the outgoing rows.
+
+The functions expect that their caller holds the lock. Checks come before the first write, and no write can fail.
+"""
+
+from dataclasses import replace
+
+from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.stores.memory.rows import Row
+from celery_sagas.stores.memory.state import State
+from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
+
+
+def is_replay(state: State, entry: Entry) -> bool:
+    """Tell whether this very attempt has committed before.
+
+    Raises:
+        AlreadyHandled: Another attempt has.
+    """
+    handled = state.journal.get((entry.step, entry.message_id))
+    if handled is not None and handled.attempt != entry.attempt:
+        raise AlreadyHandled(entry.step, entry.message_id)
+    return handled is not None
+
+
+def check_rows(state: State, effects: Effects) -> None:
+    """Raise RevisionConflict if an outgoing row is there already, as a primary key would."""
+    if any(outgoing.id in state.outbox for outgoing in effects.outgoing):
+        raise RevisionConflict(effects.entry.saga, effects.entry.key, "unique")
+
+
+def write_effects(state: State, effects: Effects, now: int) -> None:
+    """Write the journal entry, and the outgoing rows under their first lease."""
+    entry = effects.entry
+    state.journal[entry.step, entry.message_id] = replace(entry, at=now)
+    for outgoing in effects.outgoing:
+        due_since = max(now, outgoing.due_at) + effects.grace_ms
+        state.outbox.add(Row(_message(outgoing, entry), due_since, effects.owner))
+
+
+def _message(outgoing: Outgoing, entry: Entry) -> OutboxRow:
+    return OutboxRow(
+        id=outgoing.id,
+        kind=outgoing.kind,
+        message_id=outgoing.message_id,
+        task=outgoing.task,
+        payload=outgoing.payload,
+        due_at=outgoing.due_at,
+        attempts=0,
+        instance_id=entry.instance_id,
+        step=entry.step,
+        cause=entry.message_id,
+    )

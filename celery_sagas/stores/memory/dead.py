@@ -1,0 +1,40 @@
+"""Dead letters in memory."""
+
+from dataclasses import replace
+
+from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.ports import DeadLetters
+from celery_sagas.stores.records import DeadLetter
+
+
+class MemoryDeadLetters(DeadLetters):
+    """Letters by id."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def add(self, letter: DeadLetter) -> None:
+        with self._state.lock:
+            self._state.letters.setdefault(letter.id, replace(letter, at=self._clock()))
+
+    def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
+        with self._state.lock:
+            letters = sorted(self._state.letters.values(), key=_age, reverse=True)
+            if before is not None:
+                last = self._state.letters.get(before)
+                letters = [letter for letter in letters if last is not None and _age(letter) < _age(last)]
+            return [replace(letter) for letter in letters[:limit]]
+
+    def get(self, id: str) -> DeadLetter | None:
+        with self._state.lock:
+            letter = self._state.letters.get(id)
+            return letter and replace(letter)
+
+    def remove(self, id: str) -> bool:
+        with self._state.lock:
+            return self._state.letters.pop(id, None) is not None
+
+
+def _age(letter: DeadLetter) -> tuple[int, str]:
+    return letter.at, letter.id

@@ -1,0 +1,98 @@
+"""How instances and their keys change in memory: each function makes all of its checks before its first write.
+
+The functions expect that their caller holds the lock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from celery_sagas.errors import RevisionConflict
+from celery_sagas.stores.memory.state import KeyPath, State
+from celery_sagas.stores.records import KEY, Change, NewRecord, Record
+
+#: The kinds of outgoing rows that end with their instance.
+BOUND_KINDS = ("scheduled", "deadline")
+
+
+def insert_instance(state: State, record: NewRecord, now: int) -> None:
+    """Insert an instance with its key and its alternate keys, if all of them are free."""
+    keys = ((KEY, record.key), *record.keys)
+    if record.id in state.instances or _taken(state, record.names, keys):
+        raise RevisionConflict(record.names[0], record.key, "unique")
+    state.instances[record.id] = _first_version(record, now)
+    _add_keys(state, record.names[0], record.id, keys)
+
+
+def update_instance(state: State, record: Record, change: Change, holder: str, now: int) -> None:
+    """Change the instance that was found, and its alternate keys by what is removed and added."""
+    current = _unchanged(state, record, holder, now)
+    if _taken(state, change.names, change.added_keys):
+        raise RevisionConflict(record.saga, record.key, "unique")
+    for path in _held(state, current, change.removed_keys):
+        del state.keys[path]
+    _add_keys(state, current.saga, current.id, change.added_keys)
+    state.instances[current.id] = _next_version(current, change, now)
+    state.reservations.pop(current.id, None)
+
+
+def delete_instance(state: State, record: Record, holder: str, now: int) -> None:
+    """Remove the instance that was found, its keys, and the outgoing rows that end with it."""
+    current = _unchanged(state, record, holder, now)
+    del state.instances[current.id]
+    state.reservations.pop(current.id, None)
+    state.keys = {path: id for path, id in state.keys.items() if id != current.id}
+    for row in state.outbox.of_instance(current.id):
+        if row.message.kind in BOUND_KINDS:
+            state.outbox.remove(row.message.id)
+
+
+def _unchanged(state: State, record: Record, holder: str, now: int) -> Record:
+    """Return the instance, or raise RevisionConflict: it has changed since, or somebody else has reserved it."""
+    current = state.instances.get(record.id)
+    if current is None or current.version != record.version:
+        raise RevisionConflict(record.saga, record.key, "version")
+    if state.reserved_by(record.id, now) not in ("", holder):
+        raise RevisionConflict(record.saga, record.key, "reserved")
+    return current
+
+
+def _taken(state: State, names: Sequence[str], keys: Sequence[tuple[str, str]]) -> bool:
+    """Tell whether one of the keys is held under any of the names."""
+    paths = ((name, *key) for name in names for key in keys)
+    return any(path in state.keys for path in paths)
+
+
+def _held(state: State, record: Record, keys: Sequence[tuple[str, str]]) -> list[KeyPath]:
+    """Return the paths of those keys that the instance holds itself."""
+    paths = [(record.saga, *key) for key in keys]
+    return [path for path in paths if state.keys.get(path) == record.id]
+
+
+def _add_keys(state: State, saga: str, id: str, keys: Sequence[tuple[str, str]]) -> None:
+    for property, value in keys:
+        state.keys[saga, property, value] = id
+
+
+def _first_version(record: NewRecord, now: int) -> Record:
+    return Record(
+        id=record.id,
+        saga=record.names[0],
+        key=record.key,
+        version=1,
+        schema_version=record.schema_version,
+        data=record.data,
+        pending=record.pending,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _next_version(current: Record, change: Change, now: int) -> Record:
+    return replace(
+        current,
+        version=current.version + 1,
+        schema_version=change.schema_version,
+        data=change.data,
+        pending=change.pending,
+        updated_at=now,
+    )

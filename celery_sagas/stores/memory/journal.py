@@ -1,0 +1,40 @@
+"""The journal in memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.ports import Journal
+from celery_sagas.stores.records import Entry
+
+
+class MemoryJournal(Journal):
+    """Entries in the order in which they were committed."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
+        with self._state.lock:
+            completed = [entry for entry in self._entries(names, key) if entry.outcome == "completed"]
+            newest = max(reversed(completed), key=lambda entry: entry.at, default=None)
+            return newest and replace(newest)
+
+    def history(self, names: Sequence[str], key: str, limit: int) -> list[Entry]:
+        with self._state.lock:
+            entries = sorted(self._entries(names, key), key=lambda entry: (entry.at, entry.version))
+            return [replace(entry) for entry in entries[max(0, len(entries) - limit) :]]
+
+    def purge(self, older_than_ms: int, limit: int) -> int:
+        with self._state.lock:
+            before = self._clock() - older_than_ms
+            old = (handling for handling, entry in self._state.journal.items() if entry.at < before)
+            purged = list(islice(old, limit))
+            for handling in purged:
+                del self._state.journal[handling]
+            return len(purged)
+
+    def _entries(self, names: Sequence[str], key: str) -> list[Entry]:
+        return [entry for entry in self._state.journal.values() if entry.saga in names and entry.key == key]

@@ -1,0 +1,67 @@
+"""Outgoing messages in memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from celery_sagas.stores.memory.rows import Row
+from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.records import Handling, OutboxRow
+
+#: How many characters of an error are kept.
+ERROR_CHARACTERS = 2_000
+
+
+class MemoryOutbox(Outbox):
+    """Outgoing rows in the order in which they fall due."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
+
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+        with self._state.lock:
+            now = self._clock()
+            due = (row for row in self._state.outbox.due(now) if _decided_by(row, cause))
+            rows = list(islice(due, limit))
+            for row in rows:
+                self._state.outbox.put(replace(row, due_since=now + lease_ms, token=token))
+            return [replace(row.message) for row in rows]
+
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        with self._state.lock:
+            rows = self._held(token, ids)
+            for row in rows:
+                self._state.outbox.remove(row.message.id)
+            return len(rows)
+
+    def release(self, token: str, ids: Sequence[str]) -> int:
+        with self._state.lock:
+            rows = self._held(token, ids)
+            now = self._clock()
+            for row in rows:
+                self._state.outbox.put(replace(row, due_since=max(now, row.message.due_at)))
+            return len(rows)
+
+    def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
+        with self._state.lock:
+            rows = self._held(token, [id])
+            for row in rows:
+                message = replace(row.message, attempts=row.message.attempts + 1)
+                due_since = self._clock() + delay_ms
+                self._state.outbox.put(replace(row, message=message, due_since=due_since, error=error[:ERROR_CHARACTERS]))
+            return bool(rows)
+
+    def count(self) -> int:
+        with self._state.lock:
+            return len(self._state.outbox)
+
+    def _held(self, token: str, ids: Sequence[str]) -> list[Row]:
+        """Return the rows, each once, whose lease is, or was last, this token's."""
+        rows = (self._state.outbox.held(id, token) for id in dict.fromkeys(ids))
+        return [row for row in rows if row is not None]
+
+
+def _decided_by(row: Row, cause: Handling | None) -> bool:
+    return cause is None or (row.message.cause == cause.message_id and row.message.step in cause.steps)

@@ -1,0 +1,70 @@
+"""Outgoing rows in memory, by id and in the order in which they fall due."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+from celery_sagas.stores.records import OutboxRow
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An outgoing row and its lease."""
+
+    message: OutboxRow
+    due_since: int  #: when its due time has come and its lease has ended
+    token: str  #: whose lease is, or was last, on it
+    error: str = ""  #: why publishing it failed last
+    position: int = 0  #: grows with each row that is added, so that rows of one time stay in their order
+
+
+class Rows:
+    """Rows in two views: a dictionary by id, and a sorted list that is read from its due end."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Row] = {}
+        self._by_time: list[tuple[int, int, str]] = []
+        self._positions = count()
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, row: Row) -> None:
+        """Add a row behind all rows that fall due at the same time."""
+        self.put(replace(row, position=next(self._positions)))
+
+    def put(self, row: Row) -> None:
+        """Put a row in the place of the one with its id."""
+        self.remove(row.message.id)
+        self._by_id[row.message.id] = row
+        insort(self._by_time, _place(row))
+
+    def remove(self, id: str) -> None:
+        """Remove a row, if it is there."""
+        row = self._by_id.pop(id, None)
+        if row is not None:
+            del self._by_time[bisect_left(self._by_time, _place(row))]
+
+    def held(self, id: str, token: str) -> Row | None:
+        """Return the row if its lease is, or was last, this token's."""
+        row = self._by_id.get(id)
+        return row if row is not None and row.token == token else None
+
+    def due(self, now: int) -> Iterator[Row]:
+        """Yield the rows that are due, the longest due first; rows that are not due cost nothing."""
+        for due_since, _, id in self._by_time:
+            if due_since > now:
+                return
+            yield self._by_id[id]
+
+    def of_instance(self, instance_id: str) -> list[Row]:
+        """Return the rows that an instance has decided."""
+        return [row for row in self._by_id.values() if row.message.instance_id == instance_id]
+
+
+def _place(row: Row) -> tuple[int, int, str]:
+    return row.due_since, row.position, row.message.id

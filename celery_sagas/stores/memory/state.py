@@ -1,0 +1,45 @@
+"""The data of one backend in memory: dictionaries of encoded text under one lock."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from celery_sagas.stores.memory.rows import Rows
+from celery_sagas.stores.records import DeadLetter, Entry, Record
+
+#: Returns the time in milliseconds since the epoch.
+Clock = Callable[[], int]
+#: A key or an alternate key: the stored name of the saga, the property (``KEY`` for the key itself) and the value.
+KeyPath = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Who has reserved an instance, and until when."""
+
+    holder: str
+    until: int
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that is stored under one prefix; whoever reads or writes it holds the lock."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    instances: dict[str, Record] = field(default_factory=dict)  #: by id
+    keys: dict[KeyPath, str] = field(default_factory=dict)  #: the id of the instance that holds a key
+    reservations: dict[str, Reservation] = field(default_factory=dict)  #: by the instance's id
+    journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
+    outbox: Rows = field(default_factory=Rows)
+    letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id
+
+    def reserved_by(self, id: str, now: int) -> str:
+        """Return the holder of a reservation that lasts, or an empty text."""
+        reservation = self.reservations.get(id)
+        return reservation.holder if reservation and reservation.until > now else ""
+
+
+def wall_clock() -> int:
+    """Return this machine's time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,41 @@
+"""The published contract of the stores: a backend's test is a subclass of each class, and one fixture.
+
+    class Fixtures:
+        @pytest.fixture
+        def new_backend(self) -> NewBackend:
+            return lambda prefix, clock: MyBackend("my://server", prefix=prefix, clock=clock)
+
+    class TestSagas(Fixtures, SagaStoreContract): ...
+    class TestOutbox(Fixtures, OutboxContract): ...
+    class TestJournal(Fixtures, JournalContract): ...
+    class TestDeadLetters(Fixtures, DeadLettersContract): ...
+    class TestBackend(Fixtures, BackendContract): ...
+    class TestInterleaving(Fixtures, InterleavingContract): ...
+
+``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(*(f"celery_sagas.testing.{name}" for name in ("contract", "machine", "samples", "view")))
+
+from celery_sagas.testing.clock import Clock  # noqa: E402
+from celery_sagas.testing.contract.backend import BackendContract  # noqa: E402
+from celery_sagas.testing.contract.dead import DeadLettersContract  # noqa: E402
+from celery_sagas.testing.contract.fixtures import NewBackend, OpenBackend  # noqa: E402
+from celery_sagas.testing.contract.interleaving import InterleavingContract  # noqa: E402
+from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
+from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
+from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
+
+__all__ = [
+    "BackendContract",
+    "Clock",
+    "DeadLettersContract",
+    "InterleavingContract",
+    "JournalContract",
+    "NewBackend",
+    "OpenBackend",
+    "OutboxContract",
+    "SagaStoreContract",
+]

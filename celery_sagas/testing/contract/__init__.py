@@ -1,0 +1,1 @@
+"""The contract, one file for each group of sentences of the ports."""

@@ -1,0 +1,178 @@
+"""``Backend``: readiness, and the prefix that partitions everything."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Handling
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.samples import (
+    HOUR,
+    MINUTE,
+    STEP,
+    by_id,
+    by_key,
+    by_tracking,
+    change,
+    claim,
+    complete,
+    conflict,
+    effects,
+    entry,
+    found,
+    handled,
+    ids,
+    is_there,
+    letter,
+    new_record,
+    outgoing,
+    send,
+    start,
+)
+from celery_sagas.testing.view import nothing_written, view
+
+T1 = (("tracking", "T1"),)
+
+
+class BackendContract(StoreFixtures):
+    """What every ``Backend`` must do."""
+
+    @pytest.fixture
+    def other(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> Backend:
+        """A backend on the same server under another prefix, which differs in its case alone."""
+        other = open_backend(prefix.upper())
+        other.prepare(create_schema=True, processes=1)
+        return other
+
+    def test_prepare_returns_warnings(self, backend: Backend) -> None:
+        """PM-20, NP-15."""
+        warnings = backend.prepare(create_schema=True, processes=1)
+        assert all(isinstance(warning, str) and warning for warning in warnings)
+
+    def test_prepare_keeps_what_is_stored(self, backend: Backend) -> None:
+        """PM-21: it may be called any number of times."""
+        start(backend, "42", outgoing(), keys=T1)
+        with nothing_written(backend):
+            backend.prepare(create_schema=True, processes=1)
+            backend.prepare(create_schema=False, processes=1)
+
+    def test_many_workers_prepare_at_once(self, open_backend: OpenBackend, prefix: str) -> None:
+        """PM-21."""
+        workers = [open_backend(prefix) for _ in range(4)]
+        with ThreadPoolExecutor(len(workers)) as threads:
+            done = [threads.submit(worker.prepare, create_schema=True, processes=1) for worker in workers]
+            for future in done:
+                future.result()
+        start(workers[0])
+        assert is_there(workers[-1], by_key())
+
+    def test_url_is_told(self, backend: Backend) -> None:
+        """PM-19."""
+        assert "://" in backend.url
+
+    def test_backend_works_after_a_refused_commit(self, backend: Backend) -> None:
+        """NP-03: an error leaves nothing behind on the connection."""
+        record = start(backend, keys=T1)
+        for _ in range(30):
+            with conflict("unique"):
+                start(backend)
+            with conflict("version"):
+                backend.sagas.update(replace(record, version=9), change(), effects(record))
+        assert found(backend, by_key()) == record
+
+    def test_what_one_process_commits_another_sees(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        """PM-16."""
+        start(backend, "42", outgoing(), keys=T1)
+        backend.dead.add(letter())
+        assert view(open_backend(prefix)) == view(backend)
+
+    def test_data_outlives_the_backend(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        """PM-19: what was committed is there when the next process opens the backend."""
+        start(backend, keys=T1)
+        before = view(backend)
+        backend.close()
+        assert view(open_backend(prefix)) == before
+
+    def test_instance_of_another_prefix_does_not_exist(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        record = start(backend, keys=T1)
+        for lookup in (by_key(), by_id(record.id), by_tracking("T1")):
+            assert not is_there(other, lookup)
+        assert not other.sagas.reserve(record, "me", MINUTE)
+        with conflict("version"):
+            other.sagas.update(record, change(), effects(record))
+        with conflict("version"):
+            other.sagas.delete(record, effects(record))
+        assert found(backend, by_key()) == record
+
+    def test_same_commits_are_made_under_each_prefix(self, backend: Backend, other: Backend) -> None:
+        """PM-14: keys, ids and messages of one prefix are free under another."""
+        new = new_record(keys=T1)
+        made = effects(None, outgoing(), line=entry(new))
+        kept = letter()
+        for each in (backend, other):
+            each.sagas.insert(new, made)
+            each.dead.add(kept)
+        assert view(other) == view(backend)
+        assert backend.outbox.count() == 1
+
+    def test_delete_touches_one_prefix(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        new = new_record(keys=T1)
+        made = effects(None, outgoing("scheduled"), outgoing("deadline"), line=entry(new))
+        for each in (backend, other):
+            each.sagas.insert(new, made)
+        with nothing_written(other):
+            complete(backend, found(backend, by_key()))
+        assert is_there(other, by_tracking("T1"))
+        assert not is_there(backend, by_tracking("T1"))
+
+    def test_update_and_reservation_touch_one_prefix(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        new = new_record(keys=T1)
+        for each in (backend, other):
+            each.sagas.insert(new, effects(new))
+        record = found(backend, by_key())
+        with nothing_written(other):
+            backend.sagas.reserve(record, "me", MINUTE)
+            backend.sagas.update(record, change(removed=T1), effects(record, holder="me"))
+            backend.sagas.reserve(record, "me", MINUTE)
+
+    def test_messages_of_another_prefix_are_not_handled(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        line = send(backend, outgoing(), line=entry(key="42", outcome="completed"))
+        assert handled(other, line) is None
+        assert other.journal.history(["order"], "42", 9) == []
+        assert other.journal.outcome_of(["order"], "42") is None
+
+    def test_rows_of_another_prefix_are_not_claimed(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        row = outgoing()
+        line = send(backend, row)
+        assert claim(other) == []
+        assert other.outbox.claim_due("relay", 9, MINUTE, Handling((STEP,), line.message_id)) == []
+        assert other.outbox.count() == 0
+        assert ids(claim(backend, "relay")) == [row.id]
+        assert other.outbox.confirm("relay", [row.id]) == 0
+        assert other.outbox.release("relay", [row.id]) == 0
+        assert not other.outbox.fail("relay", row.id, "broken", 0)
+        assert claim(backend) == []
+
+    def test_entries_of_another_prefix_are_not_purged(self, backend: Backend, other: Backend, clock: Clock) -> None:
+        """PM-14."""
+        line = send(backend)
+        clock.advance(HOUR)
+        assert other.journal.purge(1_000, 9) == 0
+        assert handled(backend, line) is not None
+
+    def test_letters_of_another_prefix_are_not_seen(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        kept = letter()
+        backend.dead.add(kept)
+        assert other.dead.list(9) == []
+        assert other.dead.get(kept.id) is None
+        assert not other.dead.remove(kept.id)
+        assert backend.dead.get(kept.id) is not None

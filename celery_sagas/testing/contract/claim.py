@@ -1,0 +1,165 @@
+"""``Outbox.claim_due``."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import pytest
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Handling, OutboxRow
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.samples import HOUR, MINUTE, STEP, claim, entry, ids, outgoing, send
+
+
+class ClaimContract(StoreFixtures):
+    """Claiming rows that are due."""
+
+    def test_claimed_row_is_what_was_committed(self, backend: Backend, clock: Clock) -> None:
+        """NS-11."""
+        row = outgoing("deadline", due_at=clock.now - 5, payload='{"args": [1]}')
+        line = send(backend, row)
+        assert claim(backend) == [
+            OutboxRow(
+                id=row.id,
+                kind="deadline",
+                message_id=row.message_id,
+                task="shop.ship",
+                payload='{"args": [1]}',
+                due_at=clock.now - 5,
+                attempts=0,
+                instance_id="",
+                step=line.step,
+                cause=line.message_id,
+            )
+        ]
+
+    def test_nothing_is_due_in_an_empty_outbox(self, backend: Backend) -> None:
+        """NS-11."""
+        assert claim(backend) == []
+
+    def test_row_is_due_when_its_due_time_has_come(self, backend: Backend, clock: Clock) -> None:
+        """NS-09."""
+        send(backend, outgoing("scheduled", due_at=clock.now + HOUR))
+        clock.advance(HOUR - 1)
+        assert claim(backend) == []
+        clock.advance(2)
+        assert len(claim(backend)) == 1
+
+    def test_row_without_a_due_time_is_due_at_once(self, backend: Backend) -> None:
+        """NS-11."""
+        send(backend, outgoing())
+        assert len(claim(backend)) == 1
+
+    def test_leased_row_is_not_due(self, backend: Backend, clock: Clock) -> None:
+        """NS-11: for nobody, not even for the token that holds the lease."""
+        send(backend, outgoing())
+        claim(backend, "one", lease_ms=1_000)
+        clock.advance(999)
+        assert claim(backend, "two") == []
+        assert claim(backend, "one") == []
+
+    def test_row_is_due_again_when_its_lease_has_ended(self, backend: Backend, clock: Clock) -> None:
+        """NS-11: whoever claimed it has died."""
+        row = outgoing()
+        send(backend, row)
+        claim(backend, "one", lease_ms=1_000)
+        clock.advance(1_001)
+        assert ids(claim(backend, "two")) == [row.id]
+
+    def test_claim_is_committed_before_it_returns(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        """NS-11."""
+        send(backend, outgoing())
+        assert len(claim(backend, "one")) == 1
+        assert claim(open_backend(prefix), "two") == []
+
+    def test_claim_takes_no_more_than_its_limit(self, backend: Backend) -> None:
+        """NS-11."""
+        rows = [outgoing() for _ in range(5)]
+        send(backend, *rows)
+        claims = [ids(claim(backend, "relay", limit=2)) for _ in range(4)]
+        assert [len(claimed) for claimed in claims] == [2, 2, 1, 0]
+        assert sorted(chain(*claims)) == sorted(ids(rows))
+
+    def test_longest_due_comes_first(self, backend: Backend, clock: Clock) -> None:
+        """NS-11: nothing at the head starves what is behind it."""
+        later, soon = outgoing(due_at=clock.now + HOUR), outgoing(due_at=clock.now + MINUTE)
+        send(backend, later, soon)
+        clock.advance(2 * MINUTE)
+        at_once = outgoing()
+        send(backend, at_once)
+        clock.advance(HOUR)
+        assert ids(claim(backend)) == [soon.id, at_once.id, later.id]
+
+    def test_limit_cuts_off_what_is_due_for_a_shorter_time(self, backend: Backend, clock: Clock) -> None:
+        """NS-11."""
+        rows = [outgoing(due_at=clock.now + n * MINUTE) for n in (3, 1, 2)]
+        send(backend, *rows)
+        clock.advance(HOUR)
+        assert ids(claim(backend, limit=2)) == [rows[1].id, rows[2].id]
+
+    def test_five_hundred_rows_come_in_the_order_of_their_due_times(self, backend: Backend, clock: Clock) -> None:
+        """NS-11."""
+        rows = [outgoing(due_at=clock.now + n) for n in range(500, 0, -1)]
+        send(backend, *rows)
+        clock.advance(HOUR)
+        assert ids(claim(backend)) == ids(rows)[::-1]
+
+    def test_rows_that_are_not_due_stand_in_nobodys_way(self, backend: Backend, clock: Clock) -> None:
+        """NS-09."""
+        send(backend, *(outgoing("scheduled", due_at=clock.now + HOUR) for _ in range(100)))
+        row = outgoing()
+        send(backend, row)
+        assert ids(claim(backend, limit=1)) == [row.id]
+
+    def test_claim_with_a_cause_takes_only_what_this_message_decided(self, backend: Backend) -> None:
+        """NS-11: whoever gets a duplicate finishes what the first run left."""
+        send(backend, outgoing())
+        row = outgoing()
+        line = send(backend, row)
+        cause = Handling((line.step,), line.message_id)
+        assert ids(backend.outbox.claim_due("me", 1, MINUTE, cause)) == [row.id]
+        assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
+
+    def test_claim_with_a_cause_knows_former_steps(self, backend: Backend) -> None:
+        """NS-11."""
+        row = outgoing()
+        line = send(backend, row, line=entry(step="order.old_name"))
+        cause = Handling((STEP, "order.old_name"), line.message_id)
+        assert ids(backend.outbox.claim_due("me", 9, MINUTE, cause)) == [row.id]
+
+    def test_claim_with_a_cause_leaves_what_another_step_decided(self, backend: Backend) -> None:
+        """NS-25."""
+        line = send(backend, outgoing())
+        send(backend, outgoing(), line=entry(step="parcel.pack", message_id=line.message_id))
+        claimed = backend.outbox.claim_due("me", 9, MINUTE, Handling(("parcel.pack",), line.message_id))
+        assert [row.step for row in claimed] == ["parcel.pack"]
+
+    def test_claim_with_a_cause_takes_only_what_is_due(self, backend: Backend, clock: Clock) -> None:
+        """NS-11."""
+        line = send(backend, outgoing(), outgoing(due_at=clock.now + HOUR), owner="first run", grace_ms=1_000)
+        cause = Handling((line.step,), line.message_id)
+        assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
+        clock.advance(1_001)
+        assert len(backend.outbox.claim_due("me", 9, MINUTE, cause)) == 1
+
+    @pytest.mark.parametrize("limit", [1, 7])
+    def test_claims_at_once_never_return_the_same_row(
+        self, backend: Backend, open_backend: OpenBackend, prefix: str, limit: int
+    ) -> None:
+        """NS-11."""
+        rows = [outgoing() for _ in range(60)]
+        send(backend, *rows)
+        relays = [open_backend(prefix) for _ in range(4)]
+        with ThreadPoolExecutor(len(relays)) as threads:
+            claims = [threads.submit(_drain, relay, f"relay {n}", limit) for n, relay in enumerate(relays)]
+            claimed = [id for claim in claims for id in claim.result()]
+        assert sorted(claimed) == sorted(ids(rows))
+
+
+def _drain(backend: Backend, token: str, limit: int) -> list[str]:
+    """Claim until nothing is left; a claim may find nothing while a rival holds the last rows, but never twice over."""
+    claimed: list[str] = []
+    while rows := claim(backend, token, limit=limit):
+        claimed += ids(rows)
+    return claimed

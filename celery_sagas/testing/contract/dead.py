@@ -1,0 +1,96 @@
+"""``DeadLetters``."""
+
+from dataclasses import replace
+
+import pytest
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.samples import letter
+
+
+class DeadLettersContract(StoreFixtures):
+    """What every ``DeadLetters`` must do (NS-04)."""
+
+    def test_letter_is_kept_with_the_stores_time(
+        self, backend: Backend, open_backend: OpenBackend, prefix: str, clock: Clock
+    ) -> None:
+        """NS-04."""
+        kept = letter()
+        backend.dead.add(kept)
+        assert open_backend(prefix).dead.get(kept.id) == replace(kept, at=clock.now)
+
+    def test_letter_with_a_kept_id_changes_nothing(self, backend: Backend, clock: Clock) -> None:
+        """NS-04: the reply was lost, the call is repeated."""
+        kept = letter()
+        backend.dead.add(kept)
+        clock.advance(1)
+        backend.dead.add(replace(kept, text="another text"))
+        assert backend.dead.list(9) == [replace(kept, at=clock.now - 1)]
+
+    def test_one_message_may_have_several_letters(self, backend: Backend) -> None:
+        """NS-04."""
+        kept = letter()
+        backend.dead.add(kept)
+        backend.dead.add(replace(kept, id=letter().id))
+        assert len(backend.dead.list(9)) == 2
+
+    def test_no_letters_are_an_empty_list(self, backend: Backend) -> None:
+        """NS-04."""
+        assert backend.dead.list(9) == []
+
+    def test_newest_letter_comes_first(self, backend: Backend, clock: Clock) -> None:
+        """NS-04."""
+        letters = _add(backend, clock, number=4, apart_ms=1)
+        assert backend.dead.list(9) == letters[::-1]
+
+    def test_list_is_cut_at_its_old_end(self, backend: Backend, clock: Clock) -> None:
+        """NS-04."""
+        letters = _add(backend, clock, number=4, apart_ms=1)
+        assert backend.dead.list(2) == letters[:1:-1]
+
+    @pytest.mark.parametrize("apart_ms", [1, 0])
+    def test_pages_follow_each_other(self, backend: Backend, clock: Clock, apart_ms: int) -> None:
+        """NS-04: also where letters were added at the same time."""
+        letters = _add(backend, clock, number=7, apart_ms=apart_ms)
+        pages = [backend.dead.list(3)]
+        while pages[-1]:
+            pages.append(backend.dead.list(3, before=pages[-1][-1].id))
+        assert [len(page) for page in pages] == [3, 3, 1, 0]
+        listed = [letter for page in pages for letter in page]
+        assert listed == backend.dead.list(9)
+        assert sorted(listed, key=repr) == sorted(letters, key=repr)
+
+    def test_unknown_letter_is_none(self, backend: Backend) -> None:
+        """NS-04."""
+        assert backend.dead.get("unknown") is None
+
+    def test_letter_is_removed_once(self, backend: Backend) -> None:
+        """NS-04."""
+        gone, kept = letter(), letter()
+        backend.dead.add(gone)
+        backend.dead.add(kept)
+        assert backend.dead.remove(gone.id)
+        assert not backend.dead.remove(gone.id)
+        assert backend.dead.get(gone.id) is None
+        assert [left.id for left in backend.dead.list(9)] == [kept.id]
+
+    def test_long_texts_are_kept_whole(self, backend: Backend) -> None:
+        """NS-04, NP-05."""
+        kept = letter(text="😀" * 50_000)
+        backend.dead.add(kept)
+        back = backend.dead.get(kept.id)
+        assert back is not None
+        assert (back.text, back.traceback) == (kept.text, kept.traceback)
+
+
+def _add(backend: Backend, clock: Clock, number: int, apart_ms: int) -> list[DeadLetter]:
+    letters = []
+    for _ in range(number):
+        clock.advance(apart_ms)
+        kept = letter()
+        backend.dead.add(kept)
+        letters.append(replace(kept, at=clock.now))
+    return letters

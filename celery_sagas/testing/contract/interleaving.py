@@ -1,0 +1,126 @@
+"""Atomicity: a rival's committed write is slipped in before each command of an operation.
+
+A race of many threads does not prove atomicity: it catches a broken store in one run of hundreds. Here every gap between two
+commands is tried, one after the other, and what comes out must be what one of the serial orders gives. The reference for
+the serial orders is the memory backend, whose operations are atomic by its lock.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import count
+
+import pytest
+
+from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailable
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.ports import Backend
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
+from celery_sagas.testing.contract.moves import RACES, Move, World
+
+#: The result of a side that wrote nothing because the database made it give way, or that was never run.
+GAVE_WAY = "gave way"
+
+#: The operation is side 0, the rival side 1. A rival that comes before the first command meets no lock.
+RIVAL_FIRST = (1, 0)
+#: Both orders, and what is left if one side or both gave way.
+ALL_ORDERS = (RIVAL_FIRST, (0, 1), (0,), (1,), ())
+
+#: What the operation and the rival returned or raised, and everything that can be observed afterwards.
+Outcome = tuple[object, object, object]
+
+
+class InterleavingContract(StoreFixtures):
+    """No write of a rival is lost, and none comes between the parts of an operation (PM-16, T6, T13)."""
+
+    def commands(self, backend: Backend, before: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call ``before`` before each command that this backend sends while the context lasts.
+
+        Override this. As it stands it serves a backend whose operations are one command each.
+        """
+        return _once(before)
+
+    @pytest.fixture
+    def new_rival(self, new_backend: NewBackend) -> NewBackend:
+        """Open a rival: it runs in the same thread, so it must give way at once where the operation holds a lock."""
+        return new_backend
+
+    @pytest.fixture
+    def rival(self, new_rival: NewBackend, prefix: str, clock: Clock) -> Iterator[Backend]:
+        """A rival's backend on the same data."""
+        rival = new_rival(prefix, clock)
+        yield rival
+        rival.close()
+
+    @pytest.mark.parametrize(("operation", "rivals"), RACES, ids=[operation.__name__ for operation, _ in RACES])
+    def test_outcome_is_that_of_a_serial_order(
+        self, backend: Backend, rival: Backend, clock: Clock, operation: Move, rivals: tuple[Move, ...]
+    ) -> None:
+        """PM-16, T6, T13."""
+        strange = [
+            f"{move.__name__} before command {position} of {operation.__name__}: {outcome}"
+            for move in rivals
+            for position, outcome, serial in self._outcomes(backend, rival, clock, operation, move)
+            if outcome not in serial
+        ]
+        assert not strange, "\n".join(strange)
+
+    def _outcomes(
+        self, backend: Backend, rival: Backend, clock: Clock, operation: Move, move: Move
+    ) -> Iterator[tuple[int, Outcome, list[Outcome]]]:
+        """Yield the outcome for each command that the move can come before, and the outcomes of the serial orders."""
+        for position in count(1):
+            world, now = World(), clock.now
+            world.arrange(backend, clock)
+            intruder = _Intruder(position, partial(_result, move, rival, world))
+            with self.commands(backend, intruder):
+                result = _result(operation, backend, world)
+            outcome = (result, intruder.result, world.aftermath(backend, clock))
+            if not intruder.came:
+                return
+            orders = ALL_ORDERS if position > 1 else (RIVAL_FIRST,)
+            yield position, outcome, [_serial_outcome(world, now, (operation, move), order) for order in orders]
+
+
+class _Intruder:
+    """Runs a rival's move before one command."""
+
+    def __init__(self, position: int, move: Callable[[], object]) -> None:
+        self._position = position
+        self._move = move
+        self._commands = 0
+        self.came = False
+        self.result: object = GAVE_WAY
+
+    def __call__(self) -> None:
+        self._commands += 1
+        if self._commands == self._position:
+            self.came = True
+            self.result = self._move()
+
+
+def _result(move: Move, backend: Backend, world: World) -> object:
+    try:
+        return move(backend, world)
+    except AlreadyHandled:
+        return "already handled"
+    except StoreUnavailable:
+        return GAVE_WAY
+    except RevisionConflict as exc:
+        return GAVE_WAY if exc.reason == "locked" else exc.reason
+
+
+def _serial_outcome(world: World, now: int, sides: tuple[Move, Move], order: tuple[int, ...]) -> Outcome:
+    """Return what comes of it if the sides in this order are all that runs."""
+    clock = Clock(now)
+    backend = MemoryBackend("memory://", prefix="reference", clock=clock)
+    world.arrange(backend, clock)
+    results = {side: _result(sides[side], backend, world) for side in order}
+    return results.get(0, GAVE_WAY), results.get(1, GAVE_WAY), world.aftermath(backend, clock)
+
+
+@contextmanager
+def _once(before: Callable[[], None]) -> Iterator[None]:
+    before()
+    yield

@@ -1,0 +1,157 @@
+"""``Journal``."""
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Entry
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import StoreFixtures
+from celery_sagas.testing.samples import (
+    HOUR,
+    NAMES,
+    by_key,
+    complete,
+    effects,
+    entry,
+    found,
+    handled,
+    is_there,
+    new_record,
+    outgoing,
+    send,
+    start,
+    update,
+)
+from celery_sagas.testing.view import OTHER
+
+
+class JournalContract(StoreFixtures):
+    """What every ``Journal`` must do."""
+
+    def test_outcome_is_the_entry_of_the_completion(self, backend: Backend) -> None:
+        """NS-10, T7."""
+        line = complete(backend, start(backend))
+        outcome = backend.journal.outcome_of(NAMES, "42")
+        assert outcome is not None
+        assert outcome == handled(backend, line)
+        assert (outcome.message_id, outcome.outcome, outcome.detail) == (line.message_id, "completed", line.detail)
+
+    def test_unknown_key_has_no_outcome(self, backend: Backend) -> None:
+        """T7: never existed is told from completed."""
+        complete(backend, start(backend))
+        assert backend.journal.outcome_of(NAMES, "43") is None
+        assert backend.journal.outcome_of((OTHER,), "42") is None
+
+    def test_instance_that_has_not_completed_has_no_outcome(self, backend: Backend) -> None:
+        """T7."""
+        update(backend, start(backend))
+        assert backend.journal.outcome_of(NAMES, "42") is None
+
+    def test_newest_outcome_counts(self, backend: Backend, clock: Clock) -> None:
+        """NS-10."""
+        complete(backend, start(backend))
+        clock.advance(1)
+        line = complete(backend, start(backend))
+        clock.advance(1)
+        start(backend)
+        outcome = backend.journal.outcome_of(NAMES, "42")
+        assert outcome is not None
+        assert outcome.message_id == line.message_id
+
+    def test_outcome_under_a_former_name_is_known(self, backend: Backend) -> None:
+        """PM-23."""
+        complete(backend, start(backend, names=("purchase",)))
+        outcome = backend.journal.outcome_of(NAMES, "42")
+        assert outcome is not None
+        assert outcome.saga == "purchase"
+        assert backend.journal.outcome_of(("order",), "42") is None
+
+    def test_completion_at_birth_has_an_outcome(self, backend: Backend) -> None:
+        """NS-22: the instance was never written."""
+        line = send(backend, line=entry(new_record(), outcome="completed"))
+        outcome = backend.journal.outcome_of(NAMES, "42")
+        assert outcome is not None
+        assert outcome.attempt == line.attempt
+
+    def test_history_is_oldest_first(self, backend: Backend, clock: Clock) -> None:
+        """T13."""
+        lines = [self._line_at(backend, clock, after=1) for _ in range(4)]
+        history = backend.journal.history(NAMES, "42", 9)
+        assert [line.message_id for line in history] == [line.message_id for line in lines]
+        assert [line.at for line in history] == [clock.now - 3, clock.now - 2, clock.now - 1, clock.now]
+
+    def _line_at(self, backend: Backend, clock: Clock, after: int, version: int = 0) -> Entry:
+        clock.advance(after)
+        return send(backend, line=entry(key="42", version=version))
+
+    def test_history_comes_with_whole_entries(self, backend: Backend) -> None:
+        """T13."""
+        line = complete(backend, start(backend))
+        assert backend.journal.history(NAMES, "42", 1) == [handled(backend, line)]
+
+    def test_history_of_one_time_is_in_the_order_of_versions(self, backend: Backend, clock: Clock) -> None:
+        """T13."""
+        for version in (3, 1, 2):
+            self._line_at(backend, clock, after=0, version=version)
+        assert [line.version for line in backend.journal.history(NAMES, "42", 9)] == [1, 2, 3]
+        assert [line.version for line in backend.journal.history(NAMES, "42", 2)] == [2, 3]
+
+    def test_time_comes_before_version(self, backend: Backend, clock: Clock) -> None:
+        """T8: a restarted instance is at version 1 again."""
+        for version in (2, 1):
+            self._line_at(backend, clock, after=1, version=version)
+        assert [line.version for line in backend.journal.history(NAMES, "42", 9)] == [2, 1]
+
+    def test_history_is_cut_at_its_old_end(self, backend: Backend, clock: Clock) -> None:
+        """T13."""
+        lines = [self._line_at(backend, clock, after=1) for _ in range(4)]
+        history = backend.journal.history(NAMES, "42", 2)
+        assert [line.message_id for line in history] == [line.message_id for line in lines[2:]]
+
+    def test_history_is_that_of_one_key(self, backend: Backend) -> None:
+        """PM-15."""
+        start(backend, "43")
+        start(backend, names=(OTHER,))
+        assert backend.journal.history(NAMES, "42", 9) == []
+
+    def test_history_spans_former_names(self, backend: Backend, clock: Clock) -> None:
+        """PM-23."""
+        complete(backend, start(backend, names=("purchase",)))
+        clock.advance(1)
+        start(backend)
+        assert [line.saga for line in backend.journal.history(NAMES, "42", 9)] == ["purchase", "purchase", "order"]
+        assert [line.saga for line in backend.journal.history(("order",), "42", 9)] == ["order"]
+
+    def test_old_entries_are_purged_and_younger_ones_stay(self, backend: Backend, clock: Clock) -> None:
+        """T13, T10."""
+        for _ in range(3):
+            self._line_at(backend, clock, after=0)
+        young = self._line_at(backend, clock, after=HOUR)
+        clock.advance(999)
+        assert backend.journal.purge(1_000, limit=9) == 3
+        assert [line.message_id for line in backend.journal.history(NAMES, "42", 9)] == [young.message_id]
+        clock.advance(2)
+        assert backend.journal.purge(1_000, limit=9) == 1
+
+    def test_purge_takes_no_more_than_its_limit(self, backend: Backend, clock: Clock) -> None:
+        """T10: a purge must not hold a lock on everything."""
+        for _ in range(5):
+            self._line_at(backend, clock, after=0)
+        clock.advance(HOUR)
+        assert [backend.journal.purge(1_000, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
+    def test_purge_touches_neither_instances_nor_rows(self, backend: Backend, clock: Clock) -> None:
+        """T13."""
+        start(backend, "42", outgoing())
+        clock.advance(HOUR)
+        assert backend.journal.purge(1_000, limit=9) == 1
+        assert is_there(backend, by_key())
+        assert backend.outbox.count() == 1
+
+    def test_purged_message_is_forgotten(self, backend: Backend, clock: Clock) -> None:
+        """T10: exactly once holds within the retention."""
+        line = send(backend)
+        clock.advance(HOUR)
+        backend.journal.purge(1_000, limit=9)
+        assert handled(backend, line) is None
+        new = new_record()
+        backend.sagas.insert(new, effects(line=entry(new, message_id=line.message_id)))
+        assert found(backend, by_key()).id == new.id

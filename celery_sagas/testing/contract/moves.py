@@ -1,0 +1,237 @@
+"""What the two sides of an interleaving do: moves in a small world whose every id is fixed, so that runs can be compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Effects, Handling, NewRecord, Outgoing, Record
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import (
+    MINUTE,
+    NAMES,
+    STEP,
+    Keys,
+    by_key,
+    by_tracking,
+    change,
+    effects,
+    entry,
+    found,
+    new_record,
+    outgoing,
+)
+
+#: Does something in a world; what it returns is compared.
+Move = Callable[[Backend, "World"], object]
+
+LEASE = 1_000
+_tags = count()
+
+
+@dataclass
+class World:
+    """An instance "42" with the tracking number "1", and the names of everything that a move may add.
+
+    Its two rows, sent and scheduled, are due; their lease was the token "one"'s, and has ended.
+    """
+
+    tag: str = field(default_factory=lambda: f" in world {next(_tags)}")
+    record: Record = field(init=False)  #: the instance "42" as both sides have found it
+
+    def __call__(self, name: str) -> str:
+        """Return a name that only this world has."""
+        return name + self.tag
+
+    def tracking(self, number: str) -> Keys:
+        """Return a tracking number as an alternate key."""
+        return (("tracking", self(number)),)
+
+    def instance(self, id: str, key: str, number: str = "", names: tuple[str, ...] = NAMES) -> NewRecord:
+        """Return an instance that may be inserted."""
+        return new_record(self(key), names=names, keys=self.tracking(number) if number else (), id=self(id))
+
+    def effects(self, about: NewRecord | Record | None, message: str, attempt: str, *rows: Outgoing, holder: str = "") -> Effects:
+        """Return the effects of a message."""
+        line = entry(about, message_id=self(message), attempt=attempt, key=self("42"))
+        return effects(None, *rows, line=line, owner="one", grace_ms=LEASE, holder=holder)
+
+    def row(self, id: str, kind: str = "sent") -> Outgoing:
+        """Return an outgoing row."""
+        row = outgoing(kind, id=self(id))
+        return Outgoing(row.id, kind, row.id, row.task, row.payload)
+
+    def arrange(self, backend: Backend, clock: Clock) -> None:
+        """Make the world."""
+        first = self.instance("first", "42", "1")
+        backend.sagas.insert(first, self.effects(first, "start", "1", self.row("sent"), self.row("scheduled", "scheduled")))
+        self.record = found(backend, by_key(self("42")))
+        clock.advance(LEASE + 1)
+
+    def aftermath(self, backend: Backend, clock: Clock) -> object:
+        """Return everything that can be observed, and empty the outbox."""
+        lookups = [by_key(self(key)) for key in ("42", "43", "44")] + [by_tracking(self(number)) for number in ("1", "2")]
+        records = [backend.sagas.find(lookup).record for lookup in lookups]
+        history = [sorted(map(repr, backend.journal.history(NAMES, self(key), 99))) for key in ("42", "43", "44")]
+        return records, history, [_drain(backend, clock, after) for after in (0, LEASE + 1, MINUTE)]
+
+
+def _drain(backend: Backend, clock: Clock, after: int) -> list[str]:
+    clock.advance(after)
+    rows = backend.outbox.claim_due("observer", 99, MINUTE)
+    backend.outbox.confirm("observer", [row.id for row in rows])
+    return sorted(map(repr, rows))
+
+
+def insert(backend: Backend, world: World) -> None:
+    """Start "43" with the tracking number "2"."""
+    record = world.instance("second", "43", "2")
+    backend.sagas.insert(record, world.effects(record, "start 43", "1", world.row("by insert")))
+
+
+def insert_in_another_attempt(backend: Backend, world: World) -> None:
+    """Handle the message of ``insert`` once more."""
+    record = world.instance("third", "43", "2")
+    backend.sagas.insert(record, world.effects(record, "start 43", "2", world.row("by second insert")))
+
+
+def insert_same_key(backend: Backend, world: World) -> None:
+    """Start "43" by another message."""
+    record = world.instance("fourth", "43")
+    backend.sagas.insert(record, world.effects(record, "also starts 43", "1"))
+
+
+def insert_same_tracking(backend: Backend, world: World) -> None:
+    """Start "44", which takes the tracking number "2"."""
+    record = world.instance("fifth", "44", "2")
+    backend.sagas.insert(record, world.effects(record, "start 44", "1"))
+
+
+def insert_under_former_name(backend: Backend, world: World) -> None:
+    """Start "43" with the tracking number "2", as a worker that runs older code does."""
+    record = world.instance("sixth", "43", "2", names=("purchase",))
+    backend.sagas.insert(record, world.effects(record, "start old 43", "1"))
+
+
+def update(backend: Backend, world: World) -> None:
+    """Change "42", and its tracking number from "1" to "2"."""
+    swap = change(data='"updated"', added=world.tracking("2"), removed=world.tracking("1"))
+    backend.sagas.update(world.record, swap, world.effects(world.record, "message", "1", world.row("by update")))
+
+
+def update_in_another_attempt(backend: Backend, world: World) -> None:
+    """Handle the message of ``update`` once more."""
+    again = world.effects(world.record, "message", "2", world.row("by second update"))
+    backend.sagas.update(world.record, change(data='"updated again"'), again)
+
+
+def update_by_another_message(backend: Backend, world: World) -> None:
+    """Change the same instance."""
+    made = world.effects(world.record, "another message", "1", world.row("by rival", "scheduled"))
+    backend.sagas.update(world.record, change(data='"updated by rival"'), made)
+
+
+def delete(backend: Backend, world: World) -> None:
+    """Complete "42"."""
+    backend.sagas.delete(world.record, world.effects(world.record, "completion", "1", world.row("by delete")))
+
+
+def delete_in_another_attempt(backend: Backend, world: World) -> None:
+    """Handle the message of ``update`` once more, and complete."""
+    backend.sagas.delete(world.record, world.effects(world.record, "message", "3", world.row("by second delete")))
+
+
+def restart(backend: Backend, world: World) -> None:
+    """Complete "42", and start it again: it is at version 1 under another id."""
+    backend.sagas.delete(world.record, world.effects(world.record, "restart", "1"))
+    record = world.instance("seventh", "42", "1")
+    backend.sagas.insert(record, world.effects(record, "start again", "1", world.row("by restart", "scheduled")))
+
+
+def record(backend: Backend, world: World) -> None:
+    """Handle the message of ``update`` without touching the instance."""
+    backend.sagas.record(world.effects(None, "message", "4", world.row("by record")))
+
+
+def reserve(backend: Backend, world: World) -> bool:
+    """Reserve "42"."""
+    return backend.sagas.reserve(world.record, "one", MINUTE)
+
+
+def reserve_for_another(backend: Backend, world: World) -> bool:
+    """Reserve "42" for somebody else."""
+    return backend.sagas.reserve(world.record, "two", MINUTE)
+
+
+def update_reserved(backend: Backend, world: World) -> None:
+    """Reserve "42", and change it."""
+    made = world.effects(world.record, "message of the holder", "1", holder="one")
+    backend.sagas.update(world.record, change(data='"updated by holder"'), made)
+
+
+def find(backend: Backend, world: World) -> object:
+    """Find "42", and whether the message of ``update`` was handled."""
+    return backend.sagas.find(by_key(world("42")), Handling((STEP,), world("message")))
+
+
+def find_by_tracking(backend: Backend, world: World) -> object:
+    """Find "42" by the number that ``update`` takes away from it."""
+    return backend.sagas.find(by_tracking(world("1")), Handling((STEP,), world("message")))
+
+
+def claim(backend: Backend, world: World) -> Sequence[str]:
+    """Claim both rows."""
+    return sorted(map(repr, backend.outbox.claim_due("one", 9, LEASE)))
+
+
+def claim_for_another(backend: Backend, world: World) -> Sequence[str]:
+    """Claim both rows for somebody else."""
+    return sorted(map(repr, backend.outbox.claim_due("two", 9, LEASE)))
+
+
+def confirm(backend: Backend, world: World) -> int:
+    """Remove both rows, whose lease was "one"'s."""
+    return backend.outbox.confirm("one", [world("sent"), world("scheduled")])
+
+
+def release(backend: Backend, world: World) -> int:
+    """Release both rows."""
+    return backend.outbox.release("one", [world("sent"), world("scheduled")])
+
+
+def fail(backend: Backend, world: World) -> bool:
+    """Count a failed attempt on one row."""
+    return backend.outbox.fail("one", world("sent"), "broken", MINUTE // 2)
+
+
+COMMITS: tuple[Move, ...] = (
+    insert,
+    insert_in_another_attempt,
+    update,
+    update_in_another_attempt,
+    delete,
+    record,
+    update_reserved,
+)
+RIVALS_OF_COMMITS: tuple[Move, ...] = (
+    *COMMITS,
+    insert_same_key,
+    insert_same_tracking,
+    insert_under_former_name,
+    update_by_another_message,
+    delete_in_another_attempt,
+    restart,
+    reserve,
+    reserve_for_another,
+)
+READS: tuple[Move, ...] = (find, find_by_tracking, reserve)
+RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, reserve_for_another, update_by_another_message)
+LEASES: tuple[Move, ...] = (claim, confirm, release, fail)
+RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, delete)
+
+#: Each operation with the moves that are slipped in before its commands.
+RACES: tuple[tuple[Move, tuple[Move, ...]], ...] = (
+    *((operation, RIVALS_OF_COMMITS) for operation in COMMITS),
+    *((operation, RIVALS_OF_READS) for operation in READS),
+    *((operation, RIVALS_OF_LEASES) for operation in LEASES),
+)

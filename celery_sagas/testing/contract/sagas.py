@@ -1,0 +1,15 @@
+"""``SagaStore``, in all of its parts."""
+
+from celery_sagas.testing.contract.commits import CommitContract
+from celery_sagas.testing.contract.delete import DeleteContract
+from celery_sagas.testing.contract.find import FindContract
+from celery_sagas.testing.contract.insert import InsertContract
+from celery_sagas.testing.contract.reserve import ReserveContract
+from celery_sagas.testing.contract.text import TextContract
+from celery_sagas.testing.contract.update import UpdateContract
+
+
+class SagaStoreContract(
+    FindContract, InsertContract, UpdateContract, DeleteContract, CommitContract, ReserveContract, TextContract
+):
+    """What every ``SagaStore`` must do."""

@@ -1,0 +1,201 @@
+"""A simple model of the stores: what a backend under test must answer, said as plainly as possible."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, OutboxRow, Record
+from celery_sagas.testing.clock import Clock
+
+#: What a commit comes to, beside the reasons of a RevisionConflict. An empty set of answers: nothing stands in its way.
+DONE = "done"
+ALREADY_HANDLED = "already handled"
+
+
+@dataclass
+class Instance:
+    """An instance, its alternate keys and who has reserved it."""
+
+    record: Record
+    keys: set[tuple[str, str]]
+    holder: str = ""
+    until: int = 0
+
+    def paths(self) -> set[tuple[str, str, str]]:
+        """Return everything that must be unique, under the name of the saga."""
+        return {(self.record.saga, *key) for key in {(KEY, self.record.key), *self.keys}}
+
+
+@dataclass
+class Row:
+    """An outgoing row and its lease."""
+
+    message: OutboxRow
+    due_since: int
+    token: str
+
+
+class Model:
+    """Lists and loops. A commit returns all answers that would be right, and does what follows if nothing is wrong."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.instances: dict[str, Instance] = {}
+        self.journal: dict[tuple[str, str], Entry] = {}
+        self.rows: dict[str, Row] = {}
+
+    def find(self, lookup: Lookup, handling: Handling) -> Found:
+        """Answer as ``SagaStore.find``."""
+        found = [self._shown(instance) for instance in self.instances.values() if _matches(instance, lookup)]
+        entries = [
+            self.journal[step, handling.message_id] for step in handling.steps if (step, handling.message_id) in self.journal
+        ]
+        return Found(found[0] if found else None, entries[0] if entries else None)
+
+    def insert(self, record: NewRecord, effects: Effects) -> set[str]:
+        """Answer as ``SagaStore.insert``."""
+        wrong = self._handled(effects.entry) or self._taken(record.names, {(KEY, record.key), *record.keys})
+        if wrong:
+            return wrong
+        texts, now = (record.schema_version, record.data, record.pending), self._clock()
+        self.instances[record.id] = Instance(
+            Record(record.id, record.names[0], record.key, 1, *texts, now, now), set(record.keys)
+        )
+        return self._write(effects)
+
+    def update(self, record: Record, change: Change, effects: Effects) -> set[str]:
+        """Answer as ``SagaStore.update``."""
+        wrong = self._handled(effects.entry) or (
+            self._changed(record, effects.holder) | self._taken(change.names, change.added_keys)
+        )
+        if wrong:
+            return wrong
+        instance = self.instances[record.id]
+        instance.keys = instance.keys - set(change.removed_keys) | set(change.added_keys)
+        instance.holder = ""
+        instance.record = replace(
+            instance.record,
+            version=record.version + 1,
+            schema_version=change.schema_version,
+            data=change.data,
+            pending=change.pending,
+            updated_at=self._clock(),
+        )
+        return self._write(effects)
+
+    def delete(self, record: Record, effects: Effects) -> set[str]:
+        """Answer as ``SagaStore.delete``."""
+        wrong = self._handled(effects.entry) or self._changed(record, effects.holder)
+        if wrong:
+            return wrong
+        del self.instances[record.id]
+        bound = [id for id, row in self.rows.items() if row.message.instance_id == record.id and row.message.kind != "sent"]
+        for id in bound:
+            del self.rows[id]
+        return self._write(effects)
+
+    def record(self, effects: Effects) -> set[str]:
+        """Answer as ``SagaStore.record``."""
+        return self._handled(effects.entry) or self._write(effects)
+
+    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
+        """Answer as ``SagaStore.reserve``."""
+        instance = self.instances.get(record.id)
+        if instance is None or self._shown(instance).reserved_by not in ("", holder):
+            return False
+        instance.holder, instance.until = holder, self._clock() + for_ms
+        return True
+
+    def due(self, cause: Handling | None = None) -> list[Row]:
+        """Return the rows that are due, the longest due first."""
+        due = [row for row in self.rows.values() if row.due_since <= self._clock() and _decided(row, cause)]
+        return sorted(due, key=lambda row: row.due_since)
+
+    def lease(self, ids: Iterable[str], token: str, lease_ms: int) -> None:
+        """Let the rows be claimed."""
+        for id in ids:
+            self.rows[id].token, self.rows[id].due_since = token, self._clock() + lease_ms
+
+    def held(self, token: str, ids: Sequence[str]) -> list[Row]:
+        """Return the rows whose lease is, or was last, this token's."""
+        return [row for id, row in self.rows.items() if id in ids and row.token == token]
+
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        """Answer as ``Outbox.confirm``."""
+        rows = self.held(token, ids)
+        for row in rows:
+            del self.rows[row.message.id]
+        return len(rows)
+
+    def release(self, token: str, ids: Sequence[str]) -> int:
+        """Answer as ``Outbox.release``."""
+        rows = self.held(token, ids)
+        for row in rows:
+            row.due_since = max(self._clock(), row.message.due_at)
+        return len(rows)
+
+    def fail(self, token: str, id: str, delay_ms: int) -> bool:
+        """Answer as ``Outbox.fail``."""
+        rows = self.held(token, [id])
+        for row in rows:
+            row.message = replace(row.message, attempts=row.message.attempts + 1)
+            row.due_since = self._clock() + delay_ms
+        return bool(rows)
+
+    def old(self, older_than_ms: int) -> list[tuple[str, str]]:
+        """Return what ``Journal.purge`` may take."""
+        return [handling for handling, entry in self.journal.items() if entry.at < self._clock() - older_than_ms]
+
+    def forget(self, handlings: Iterable[tuple[str, str]]) -> None:
+        """Let entries be purged."""
+        for handling in handlings:
+            del self.journal[handling]
+
+    def history(self, names: Sequence[str], key: str) -> list[Entry]:
+        """Answer as ``Journal.history`` without a limit; the order of one time and version is open."""
+        entries = [entry for entry in self.journal.values() if entry.saga in names and entry.key == key]
+        return sorted(entries, key=lambda entry: (entry.at, entry.version))
+
+    def _shown(self, instance: Instance) -> Record:
+        return replace(instance.record, reserved_by=instance.holder if instance.until > self._clock() else "")
+
+    def _handled(self, entry: Entry) -> set[str]:
+        before = self.journal.get((entry.step, entry.message_id))
+        if before is None:
+            return set()
+        return {DONE} if before.attempt == entry.attempt else {ALREADY_HANDLED}
+
+    def _changed(self, record: Record, holder: str) -> set[str]:
+        instance = self.instances.get(record.id)
+        if instance is None:
+            return {"version"}
+        stale = {"version"} if instance.record.version != record.version else set()
+        reserved = {"reserved"} if self._shown(instance).reserved_by not in ("", holder) else set()
+        return stale | reserved
+
+    def _taken(
+        self,
+        names: Sequence[str],
+        keys: Iterable[tuple[str, str]],
+    ) -> set[str]:
+        """Answer "unique" if somebody holds one of the keys."""
+        held = {path for instance in self.instances.values() for path in instance.paths()}
+        return {"unique"} if any((name, *key) in held for name in names for key in keys) else set()
+
+    def _write(self, effects: Effects) -> set[str]:
+        entry, now = effects.entry, self._clock()
+        self.journal[entry.step, entry.message_id] = replace(entry, at=now)
+        for new in effects.outgoing:
+            cause = (entry.instance_id, entry.step, entry.message_id)
+            message = OutboxRow(new.id, new.kind, new.message_id, new.task, new.payload, new.due_at, 0, *cause)
+            self.rows[new.id] = Row(message, max(now, new.due_at) + effects.grace_ms, effects.owner)
+        return {DONE}
+
+
+def _matches(instance: Instance, lookup: Lookup) -> bool:
+    if lookup.property == ID:
+        return instance.record.id == lookup.value and instance.record.saga in lookup.names
+    return any((name, lookup.property, lookup.value) in instance.paths() for name in lookup.names)
+
+
+def _decided(row: Row, cause: Handling | None) -> bool:
+    return cause is None or (row.message.step in cause.steps and row.message.cause == cause.message_id)

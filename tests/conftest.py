@@ -1,0 +1,43 @@
+"""What every test may ask for: real servers, each with a database of its own for this test session."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests import servers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Under xdist find PostgreSQL once, before the workers start: they inherit the variable and share the server."""
+    if getattr(config.option, "numprocesses", None):
+        found = servers.find("postgresql")
+        if isinstance(found, str):
+            os.environ[servers.SERVERS["postgresql"].variable] = found
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """A fresh PostgreSQL database."""
+    with servers.database("postgresql") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """A fresh MariaDB database."""
+    with servers.database("mariadb") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A Redis database that nobody else uses."""
+    with servers.database("redis") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url() -> str:
+    """A RabbitMQ broker, shared with others: name queues, exchanges and workers with ``servers.unique``."""
+    return servers.require("rabbitmq")
