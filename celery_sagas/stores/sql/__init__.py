@@ -1,0 +1,1 @@
+"""The backend in an SQL database: PostgreSQL, MariaDB, MySQL or SQLite."""

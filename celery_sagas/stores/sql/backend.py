@@ -1,0 +1,57 @@
+"""The backend in SQL: its ports over one database."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
+from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.dead import SqlDeadLetters
+from celery_sagas.stores.sql.journal import SqlJournal
+from celery_sagas.stores.sql.location import locate
+from celery_sagas.stores.sql.outbox import SqlOutbox
+from celery_sagas.stores.sql.sagas import SqlSagaStore
+from celery_sagas.stores.sql.schema import prepare_schema
+
+
+class SqlBackend(Backend):
+    """One backend in PostgreSQL, MariaDB, MySQL or SQLite.
+
+    Nothing is connected before the first operation. An engine does not survive a fork: each process opens its own backend.
+
+    Args:
+        url: An SQLAlchemy URL, with or without Celery's ``db+``.
+        prefix: Partitions the tables.
+        options: Those of ``celery_sagas.stores.sql.options``.
+        clock: Returns the time in milliseconds since the epoch; the server's if left out.
+    """
+
+    def __init__(
+        self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Callable[[], int] | None = None
+    ) -> None:
+        location = locate(url)
+        self.url = location.shown
+        self.database = Database(location, prefix, options or {}, clock)
+        self.sagas = SqlSagaStore(self.database)
+        self.outbox = SqlOutbox(self.database)
+        self.journal = SqlJournal(self.database)
+        self.dead = SqlDeadLetters(self.database)
+
+    def __repr__(self) -> str:
+        return f"SqlBackend({self.url!r})"
+
+    def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
+        location = self.database.location
+        if location.in_memory and processes > 1:
+            raise ConfigurationError(
+                f"{self.url} is one process's memory, and the worker runs {processes} processes",
+                "Let saga_backend name a file (sqlite:////path/to/file), or run the worker with --pool=threads or --pool=solo",
+            )
+        with self.database.connect() as connection:
+            warnings = CHECKS[self.database.name](connection)
+            prepare_schema(connection, self.database.dialect, location, create=create_schema)
+            check_table_engines(connection)
+            return warnings
+
+    def close(self) -> None:
+        self.database.close()

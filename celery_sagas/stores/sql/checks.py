@@ -1,0 +1,87 @@
+"""What a server must be set to, so that what was committed is kept."""
+
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection
+
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.sql.tables import metadata
+
+#: Older servers have no ``SKIP LOCKED``.
+_OLDEST_MYSQL = (8, 0, 1)
+_OLDEST_MARIADB = (10, 6)
+
+
+def _check_postgresql(connection: Connection) -> list[str]:
+    settings = connection.exec_driver_sql(
+        "SELECT current_setting('transaction_read_only'), current_setting('synchronous_commit'), current_setting('fsync')"
+    )
+    read_only, synchronous_commit, fsync = settings.one()
+    if read_only == "on":
+        raise _read_only("the server is a replica in recovery, or default_transaction_read_only is on")
+    warnings = []
+    if synchronous_commit == "off":
+        warnings.append("PostgreSQL runs with synchronous_commit=off: a crash of the server loses commits of the last moments.")
+    if fsync == "off":
+        warnings.append("PostgreSQL runs with fsync=off: a crash of the machine can destroy the database.")
+    return warnings
+
+
+def _check_mysql(connection: Connection) -> list[str]:
+    _check_mysql_version(connection)
+    settings = connection.exec_driver_sql("SELECT @@read_only, @@log_bin, @@binlog_format, @@innodb_flush_log_at_trx_commit")
+    read_only, log_bin, binlog_format, flush = settings.one()
+    if read_only:
+        raise _read_only("the server is a replica, or read_only is on")
+    if log_bin and binlog_format == "STATEMENT":
+        raise ConfigurationError(
+            "the server runs with binlog_format=STATEMENT, which allows no writes under READ COMMITTED",
+            "Set binlog_format=ROW on it",
+        )
+    if flush == 1:
+        return []
+    return [f"The server runs with innodb_flush_log_at_trx_commit={flush}: a crash loses commits of the last second."]
+
+
+def _check_mysql_version(connection: Connection) -> None:
+    is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+    oldest = _OLDEST_MARIADB if is_mariadb else _OLDEST_MYSQL
+    version = connection.dialect.server_version_info or ()
+    if version < oldest:
+        name, numbers = "MariaDB" if is_mariadb else "MySQL", ".".join(map(str, oldest))
+        raise ConfigurationError(f"the server is {name} {'.'.join(map(str, version))}", f"Use {name} {numbers} or later")
+
+
+def _check_sqlite(connection: Connection) -> list[str]:
+    (query_only,) = connection.exec_driver_sql("PRAGMA query_only").one()
+    if query_only:
+        raise _read_only("PRAGMA query_only is on")
+    return []
+
+
+def _read_only(why: str) -> ConfigurationError:
+    return ConfigurationError(f"the saga backend is read-only: {why}", "Let saga_backend name the primary server")
+
+
+#: By database: refuses a server that cannot keep the promise, and returns warnings about one that may not.
+CHECKS: Mapping[str, Callable[[Connection], list[str]]] = {
+    "postgresql": _check_postgresql,
+    "mysql": _check_mysql,
+    "sqlite": _check_sqlite,
+}
+
+
+def check_table_engines(connection: Connection) -> None:
+    """Refuse tables that somebody created, or a server converted, with an engine that knows no transactions."""
+    if connection.dialect.name != "mysql":
+        return
+    names = ", ".join(f"'{name}'" for name in metadata.tables)
+    rows = connection.exec_driver_sql(
+        f"SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN ({names})"  # noqa: S608
+    )
+    for table, engine in rows:
+        if engine != "InnoDB":
+            raise ConfigurationError(
+                f"the table {table} has the engine {engine}, which knows no transactions",
+                f"Run ALTER TABLE {table} ENGINE=InnoDB",
+            )

@@ -1,0 +1,69 @@
+"""How due rows are leased, so that two claims at once never get the same row."""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Integer, Select, Update, bindparam, select, update
+
+from celery_sagas.stores.sql.session import Row, Session
+from celery_sagas.stores.sql.statements import PREFIX, Values, bound, chunks, now, numbered, one_of
+from celery_sagas.stores.sql.tables import HAS_AVAILABLE_AT, outbox
+
+#: In the order of ``OutboxRow``'s fields.
+_ROW: list[ColumnElement[Any]] = [
+    outbox.c.id,
+    outbox.c.kind,
+    outbox.c.message_id,
+    outbox.c.task,
+    outbox.c.payload,
+    outbox.c.due_at,
+    outbox.c.attempts,
+    outbox.c.instance_id,
+    outbox.c.step,
+    outbox.c.cause,
+]
+
+
+def claim_in_one(session: Session, steps: int, values: Values) -> list[Row]:
+    """Claim rows on PostgreSQL."""
+    rows = session.fetch(_claim, (steps,), values)
+    return [row[:-1] for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
+
+
+def _claim(steps: int) -> Update:
+    """Lease due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
+    due = _due(steps, outbox.c.id, outbox.c.available_at).cte("due")
+    return (
+        update(outbox)
+        .where(outbox.c.prefix == PREFIX, outbox.c.id == due.c.id)
+        .values(_lease())
+        .returning(*_ROW, due.c.available_at)
+    )
+
+
+def claim_in_transaction(session: Session, steps: int, values: Values) -> list[Row]:
+    """Claim rows on databases whose ``UPDATE`` returns nothing."""
+    session.begin()
+    rows = session.fetch(_due, (steps,), values)
+    for ids in chunks([row[0] for row in rows]):
+        session.change(_lease_rows, (len(ids),), {**values, **numbered("id", ids)})
+    session.end("COMMIT")
+    return rows
+
+
+def _due(steps: int, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Select due rows, the longest due first, and pass over those that another claim is about to lease."""
+    is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), HAS_AVAILABLE_AT]
+    if steps:
+        is_due += [outbox.c.cause == bound(outbox.c.cause, "cause"), one_of(outbox.c.step, "step", steps)]
+    order = (outbox.c.available_at, outbox.c.id)
+    limit: BindParameter[int] = bindparam("limit", type_=Integer())
+    return select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+
+
+def _lease_rows(count: int) -> Update:
+    return update(outbox).where(outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count)).values(_lease())
+
+
+def _lease() -> dict[str, ColumnElement[Any]]:
+    lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
+    return {"token": bound(outbox.c.token, "token"), "available_at": now() + lease_ms}

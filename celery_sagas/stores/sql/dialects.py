@@ -1,0 +1,102 @@
+"""What differs between the databases around the statements: connecting, beginning, locking the schema."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.engine.interfaces import DBAPICursor
+
+#: Seconds after which a wait for another worker that creates the tables is given up.
+_SCHEMA_WAIT = 60
+#: Any number that nobody else is likely to use for an advisory lock.
+_SCHEMA_LOCK = 7_235_423_791
+
+
+@dataclass(frozen=True, slots=True)
+class SqlDialect:
+    """One kind of database."""
+
+    extra: str  #: the extra that installs the driver
+    paramstyle: str
+    connect_args: Callable[[Mapping[str, Any]], dict[str, Any]]
+    on_connect: Callable[[DBAPICursor], None]
+    has_clock: bool  #: whether the server has one that is not this machine's
+    begin: str
+    lock_schema: tuple[str, ...]
+    unlock_schema: tuple[str, ...]
+
+
+def _postgresql_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"autocommit": True, "connect_timeout": options["connect_timeout"], "client_encoding": "utf8"}
+
+
+def _mysql_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"autocommit": True, "connect_timeout": options["connect_timeout"], "charset": "utf8mb4"}
+
+
+def _sqlite_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"isolation_level": None, "timeout": options["busy_timeout"], "check_same_thread": False}
+
+
+def _set_up_postgresql(cursor: DBAPICursor) -> None:
+    """Leave the session as it is: every statement is its own transaction."""
+
+
+def _set_up_mysql(cursor: DBAPICursor) -> None:
+    """Refuse what does not fit instead of cutting it; let a retry see the winner; leave no hour of the year ambiguous."""
+    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    cursor.execute("SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00'")
+
+
+def _set_up_sqlite(cursor: DBAPICursor) -> None:
+    _use_write_ahead_log(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+
+
+def _use_write_ahead_log(cursor: DBAPICursor) -> None:
+    """Switch a new file to WAL; SQLite does not wait for others that open it at the same time, so wait here."""
+    for delay in (0.01, 0.05, 0.1, 0.5, 1.0):
+        cursor.execute("PRAGMA journal_mode")
+        if cursor.fetchone() != ("delete",):
+            return
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except Exception as exc:
+            if getattr(exc, "sqlite_errorname", "") != "SQLITE_BUSY":
+                raise
+            time.sleep(delay)
+
+
+DIALECTS: Mapping[str, SqlDialect] = {
+    "postgresql": SqlDialect(
+        extra="postgresql",
+        paramstyle="pyformat",
+        connect_args=_postgresql_arguments,
+        on_connect=_set_up_postgresql,
+        has_clock=True,
+        begin="BEGIN",
+        lock_schema=("BEGIN", f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"),
+        unlock_schema=("COMMIT",),
+    ),
+    "mysql": SqlDialect(
+        extra="mysql",
+        paramstyle="pyformat",
+        connect_args=_mysql_arguments,
+        on_connect=_set_up_mysql,
+        has_clock=True,
+        begin="BEGIN",
+        lock_schema=(f"SELECT GET_LOCK('celery_sagas', {_SCHEMA_WAIT})",),
+        unlock_schema=("SELECT RELEASE_LOCK('celery_sagas')",),
+    ),
+    "sqlite": SqlDialect(
+        extra="",
+        paramstyle="named",
+        connect_args=_sqlite_arguments,
+        on_connect=_set_up_sqlite,
+        has_clock=False,
+        begin="BEGIN IMMEDIATE",
+        lock_schema=("BEGIN IMMEDIATE",),
+        unlock_schema=("COMMIT",),
+    ),
+}

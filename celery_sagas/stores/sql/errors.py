@@ -1,0 +1,104 @@
+"""The one place where a driver's errors become the library's."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import NamedTuple
+
+from sqlalchemy.engine.interfaces import DBAPIModule
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.sql.location import Location
+
+
+class Fault(Enum):
+    """What a driver's error means."""
+
+    LOCKED = auto()  #: the victim of a deadlock or of a lock time-out
+    UNIQUE = auto()  #: something that was to be inserted is there already
+    REFUSED = auto()  #: the values themselves: they would be refused again
+    UNAVAILABLE = auto()  #: everything else
+
+
+#: By SQLSTATE (or its class, the first two characters) on PostgreSQL, by number on MySQL. What is not here goes by the
+#: exception's class.
+_FAULTS: Mapping[str | int | None, Fault] = {
+    "40001": Fault.LOCKED,  # serialization failure
+    "40P01": Fault.LOCKED,  # deadlock
+    "55P03": Fault.LOCKED,  # lock not available
+    1020: Fault.LOCKED,  # record has changed since last read
+    1205: Fault.LOCKED,  # lock wait time-out
+    1213: Fault.LOCKED,  # deadlock
+    "22": Fault.REFUSED,  # data exception
+    "54": Fault.REFUSED,  # program limit exceeded: too long for an index
+    1153: Fault.REFUSED,  # larger than max_allowed_packet
+    1366: Fault.REFUSED,  # incorrect string value
+}
+#: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
+_ENCODING_ERRORS = (UnicodeError, OverflowError)
+
+
+class Subject(NamedTuple):
+    """What a commit is about, for its ``RevisionConflict``."""
+
+    saga: str
+    key: str
+
+
+class Translator:
+    """Translates the errors of one driver at one location."""
+
+    def __init__(self, driver: DBAPIModule, location: Location) -> None:
+        self._driver = driver
+        self._location = location
+
+    @contextmanager
+    def translated(self, subject: Subject | None = None) -> Iterator[None]:
+        """Raise every error of the driver or its pool as a ``StoreError``.
+
+        Args:
+            subject: What is committed. Without it a conflict is a ``StoreUnavailable``: nobody would run anything again.
+        """
+        try:
+            yield
+        except DBAPIError as exc:
+            origin = exc.orig if isinstance(exc.orig, Exception) else exc
+            raise self._translate(origin, subject) from origin
+        except (self._driver.Error, PoolTimeout, *_ENCODING_ERRORS) as exc:
+            raise self._translate(exc, subject) from exc
+
+    def _translate(self, error: Exception, subject: Subject | None) -> StoreError:
+        fault = self.fault_of(error)
+        if subject is not None and fault in (Fault.LOCKED, Fault.UNIQUE):
+            return RevisionConflict(*subject, "locked" if fault is Fault.LOCKED else "unique")
+        if fault is Fault.REFUSED:
+            return StoreError(
+                f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."
+            )
+        return StoreUnavailable(self._location.shown, self._text(error))
+
+    def fault_of(self, error: Exception) -> Fault:
+        """Tell what an error means."""
+        code = _code(error)
+        fault = _FAULTS.get(code) or (_FAULTS.get(code[:2]) if isinstance(code, str) else None)
+        if fault is not None:
+            return fault
+        if isinstance(error, self._driver.IntegrityError):
+            return Fault.UNIQUE
+        return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
+
+    def _text(self, error: Exception) -> str:
+        """Return the first line: those that follow may repeat stored values."""
+        line = next(iter(str(error).splitlines()), "").rstrip(".")
+        return self._location.hide_secrets(f"{type(error).__name__}: {line}" if line else type(error).__name__)
+
+
+def _code(error: Exception) -> str | int | None:
+    """Return psycopg's SQLSTATE, or PyMySQL's number."""
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str):
+        return state
+    number = error.args[0] if error.args else None
+    return number if isinstance(number, int) else None

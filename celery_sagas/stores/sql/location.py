@@ -1,0 +1,85 @@
+"""Which database a URL names, and how the URL may be shown."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from celery_sagas.errors import ConfigurationError
+
+#: SQLAlchemy's name of the dialect, and the one driver that is supported, by the name in the URL.
+_DRIVERS = {
+    "postgresql": ("postgresql", "psycopg"),
+    "mysql": ("mysql", "pymysql"),
+    "mariadb": ("mysql", "pymysql"),
+    "sqlite": ("sqlite", "pysqlite"),
+}
+#: An argument in a URL's query whose name contains one of these is not shown.
+_SECRET_WORDS = ("pass", "pwd", "secret", "token")
+_HIDDEN = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A database's address; only ``shown`` may be shown."""
+
+    url: URL  #: with the driver
+    shown: str  #: as it was written, but for secrets
+    secrets: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Location({self.shown})"
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether this is an SQLite database that lives and dies with its connection."""
+        database = self.url.database or ":memory:"
+        return self.url.get_backend_name() == "sqlite" and (":memory:" in database or self.url.query.get("mode") == "memory")
+
+    def hide_secrets(self, text: str) -> str:
+        """Replace the URL's secrets, should a driver have repeated one in its text."""
+        for secret in self.secrets:
+            text = text.replace(secret, _HIDDEN)
+        return text
+
+
+def locate(url: str) -> Location:
+    """Parse a URL, with or without Celery's ``db+``.
+
+    Raises:
+        ConfigurationError: It is no URL, or names a database or a driver that is not supported. The text does not repeat
+            the URL, nor does an exception behind it: it may hold a password.
+    """
+    try:
+        given = make_url(url.removeprefix("db+"))
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            "the URL of the saga backend is malformed",
+            "Write it as dialect://user:password@host:port/database, with special characters in the password %-escaped",
+        ) from None
+    return Location(given.set(drivername=_driver_name(given)), _shown(given), _secrets(given))
+
+
+def _driver_name(url: URL) -> str:
+    name, _, driver = url.drivername.partition("+")
+    if name not in _DRIVERS:
+        raise ConfigurationError(f"the database {name} is not supported", f"Supported are {', '.join(_DRIVERS)}")
+    dialect, supported = _DRIVERS[name]
+    if driver not in ("", supported):
+        raise ConfigurationError(f"the driver {driver} is not supported", f"Begin the URL with {name}:// to use {supported}")
+    return f"{dialect}+{supported}"
+
+
+def _is_secret(argument: str) -> bool:
+    return any(word in argument.lower() for word in _SECRET_WORDS)
+
+
+def _shown(url: URL) -> str:
+    hidden = {argument: _HIDDEN for argument in url.query if _is_secret(argument)}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", _HIDDEN)
+
+
+def _secrets(url: URL) -> tuple[str, ...]:
+    values = [url.query[argument] for argument in url.query if _is_secret(argument)]
+    texts = [text for value in values for text in ((value,) if isinstance(value, str) else value)]
+    return tuple(text for text in (str(url.password or ""), *texts) if text)

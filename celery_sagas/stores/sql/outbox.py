@@ -1,0 +1,96 @@
+"""Outgoing messages in SQL."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Delete,
+    Select,
+    Update,
+    bindparam,
+    case,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy import literal_column as literal
+
+from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.records import Handling, OutboxRow
+from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction
+from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.statements import PREFIX, Build, bound, chunks, now, numbered, one_of
+from celery_sagas.stores.sql.tables import outbox
+
+#: How many characters of an error are kept.
+_ERROR_CHARACTERS = 2_000
+
+
+class SqlOutbox(Outbox):
+    """Outgoing rows in the table ``saga_outbox``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._claim = claim_in_one if database.name == "postgresql" else claim_in_transaction
+
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+        values: dict[str, object] = {"token": token, "limit": limit, "lease_ms": lease_ms}
+        steps = cause.steps if cause else ()
+        if cause:
+            values |= {"cause": cause.message_id, **numbered("step", steps)}
+        rows = self._database.run(lambda session: self._claim(session, len(steps), values))
+        return [OutboxRow(*row) for row in rows]
+
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        return self._change_rows(_delete_rows, token, ids)
+
+    def release(self, token: str, ids: Sequence[str]) -> int:
+        return self._change_rows(_release_rows, token, ids)
+
+    def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
+        values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
+        return self._database.change(_fail_row, (), values) > 0
+
+    def count(self) -> int:
+        ((count,),) = self._database.fetch(_count, (), {})
+        return int(count)
+
+    def _change_rows(self, build: Build, token: str, ids: Sequence[str]) -> int:
+        """Change the rows of a token in the order of their ids, as every other writer does: nobody waits in a circle."""
+        parts = chunks(sorted(set(ids)))
+        return sum(self._database.change(build, (len(part),), {"token": token, **numbered("id", part)}) for part in parts)
+
+
+def _delete_rows(count: int) -> Delete:
+    return delete(outbox).where(*_held(count))
+
+
+def _release_rows(count: int) -> Update:
+    due_again = case((outbox.c.due_at > now(), outbox.c.due_at), else_=now())
+    return update(outbox).where(*_held(count)).values(available_at=due_again)
+
+
+def _fail_row() -> Update:
+    delay_ms: BindParameter[int] = bindparam("delay_ms", type_=BigInteger())
+    return (
+        update(outbox)
+        .where(*_held(1))
+        .values(
+            attempts=outbox.c.attempts + literal("1"),
+            error=bound(outbox.c.error, "error"),
+            available_at=now() + delay_ms,
+        )
+    )
+
+
+def _held(count: int) -> list[ColumnElement[bool]]:
+    """Conditions: these rows, if the token's lease lasts or was the last."""
+    return [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
+
+
+def _count() -> Select[Any]:
+    return select(func.count()).select_from(outbox).where(outbox.c.prefix == PREFIX)

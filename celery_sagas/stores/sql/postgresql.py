@@ -1,0 +1,160 @@
+"""Commits for PostgreSQL: one statement, which is its own transaction.
+
+The instance comes first; everything else is inserted from its result, so that a stale commit writes nothing. No part of it may
+have an ``ON CONFLICT``: a key that is there already must undo the whole.
+"""
+
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Insert, bindparam, exists, func, select, true, tuple_
+from sqlalchemy import column as named
+from sqlalchemy import insert as insert_into
+from sqlalchemy import literal_column as literal
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from celery_sagas.stores.records import Change, Effects, NewRecord, Record
+from celery_sagas.stores.sql.effects import (
+    OUTGOING,
+    delete_rows_of_instance,
+    entry_columns,
+    entry_values,
+    lease_values,
+    outgoing_columns,
+)
+from celery_sagas.stores.sql.instances import (
+    change_values,
+    delete_instance,
+    delete_keys,
+    found_values,
+    insert_instance,
+    is_key_free,
+    new_values,
+    update_instance,
+)
+from celery_sagas.stores.sql.statements import PREFIX, Step, Values, bound, numbered, one_of
+from celery_sagas.stores.sql.tables import instance, journal, key, outbox
+
+_Keys = tuple[tuple[str, str], ...]
+
+
+def insert(record: NewRecord, effects: Effects) -> list[Step]:
+    """Commit a new instance."""
+    former = record.names[1:]
+    shape = (len(former), bool(record.keys), bool(effects.outgoing))
+    values = {**new_values(record), **_new_key_values(record.names, record.keys), **_effect_values(effects)}
+    return [Step(_insert, shape, values, is_required=True)]
+
+
+def _insert(former: int, adds: bool, sends: bool) -> Insert:
+    free = [*is_key_free(former), *_are_keys_free(former if adds else 0)]
+    changed = insert_instance(*free).returning(instance.c.id).cte("changed")
+    return _entry_of(changed, *([_added(changed)] if adds else []), *([_sent(changed)] if sends else []))
+
+
+def update(record: Record, change: Change, effects: Effects) -> list[Step]:
+    """Commit a change."""
+    former = change.names[1:] if change.added_keys else ()
+    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(effects.outgoing))
+    values = {
+        **change_values(record, change, effects),
+        **_new_key_values(change.names, change.added_keys),
+        **_key_values("old", change.removed_keys),
+        **_effect_values(effects),
+    }
+    return [Step(_update, shape, values, is_required=True)]
+
+
+def _update(former: int, adds: bool, removes: bool, sends: bool) -> Insert:
+    changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
+    keys = [*([_removed(changed)] if removes else []), *([_added(changed)] if adds else [])]
+    return _entry_of(changed, *keys, *([_sent(changed)] if sends else []))
+
+
+def delete(record: Record, effects: Effects) -> list[Step]:
+    """Commit the end of an instance."""
+    values = {**found_values(record, effects), **_effect_values(effects)}
+    return [Step(_delete, (bool(effects.outgoing),), values, is_required=True)]
+
+
+def _delete(sends: bool) -> Insert:
+    changed = delete_instance().returning(instance.c.id).cte("changed")
+    keys = delete_keys().where(_is_changed(changed)).cte("removed")
+    rows = delete_rows_of_instance().where(_is_changed(changed)).cte("ended")
+    return _entry_of(changed, keys, rows, *([_sent(changed)] if sends else []))
+
+
+def record(effects: Effects) -> list[Step]:
+    """Commit the effects alone."""
+    return [Step(_record, (bool(effects.outgoing),), _effect_values(effects))]
+
+
+def _record(sends: bool) -> Insert:
+    changed = select(literal("1").label("id")).cte("changed")
+    return _entry_of(changed, *([_sent(changed)] if sends else []))
+
+
+def _entry_of(changed: CTE, *others: CTE) -> Insert:
+    """Insert the journal's line, if there is a changed instance; beside the other parts of the statement."""
+    columns = entry_columns()
+    line = select(*columns.values()).select_from(changed)
+    return insert_into(journal).from_select(list(columns), line).add_cte(*others)
+
+
+def _sent(changed: CTE) -> CTE:
+    rows = _rows("outgoing", *(outbox.c[name] for name in OUTGOING))
+    columns = outgoing_columns(lambda column: rows.c[column.name])
+    return _insert_each(outbox, columns, changed, rows).cte("sent")
+
+
+def _added(changed: CTE) -> CTE:
+    rows = _rows("new", key.c.property, key.c.value)
+    columns: dict[str, ColumnElement[Any]] = {
+        "prefix": PREFIX,
+        "property": rows.c.property,
+        "value": rows.c.value,
+        "saga": bound(key.c.saga, "key_saga"),
+        "instance_id": changed.c.id,
+    }
+    return _insert_each(key, columns, changed, rows).cte("added")
+
+
+def _insert_each(table: Any, columns: dict[str, ColumnElement[Any]], changed: CTE, rows: TableValuedAlias) -> Insert:
+    return insert_into(table).from_select(list(columns), select(*columns.values()).select_from(changed.join(rows, true())))
+
+
+def _removed(changed: CTE) -> CTE:
+    rows = _rows("old", key.c.property, key.c.value)
+    is_old = tuple_(key.c.property, key.c.value).in_(select(rows.c.property, rows.c.value))
+    return delete_keys().where(is_old, _is_changed(changed)).cte("removed")
+
+
+def _is_changed(changed: CTE) -> ColumnElement[bool]:
+    return exists(literal("1")).select_from(changed)
+
+
+def _are_keys_free(former: int) -> list[ColumnElement[bool]]:
+    """Conditions: none of the new alternate keys is there under a former name."""
+    rows = _rows("new", key.c.property, key.c.value)
+    is_same = [key.c.prefix == PREFIX, key.c.property == rows.c.property, key.c.value == rows.c.value]
+    taken = exists(literal("1")).where(*is_same, one_of(key.c.saga, "former", former))
+    return [~taken] if former else []
+
+
+def _rows(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
+    """Return a table made of arrays, so that the statement is the same for any number of rows."""
+    arrays = [bindparam(f"{name}_{column.key}", type_=ARRAY(column.type)) for column in columns]
+    return func.unnest(*arrays).table_valued(*(named(str(column.key), column.type) for column in columns)).render_derived(name)
+
+
+def _new_key_values(names: tuple[str, ...], keys: _Keys) -> Values:
+    return {"key_saga": names[0], **numbered("former", names[1:]), **_key_values("new", keys)}
+
+
+def _key_values(name: str, keys: _Keys) -> Values:
+    return {f"{name}_property": [property for property, _ in keys], f"{name}_value": [value for _, value in keys]}
+
+
+def _effect_values(effects: Effects) -> Values:
+    columns = {f"outgoing_{name}": [getattr(row, name) for row in effects.outgoing] for name in OUTGOING}
+    return {**entry_values(effects.entry), **lease_values(effects), **columns}

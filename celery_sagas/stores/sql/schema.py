@@ -1,0 +1,85 @@
+"""The tables: created by whichever process is first, checked by all, printed for people."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Dialect, Insert, Table, insert, inspect, select
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
+
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.sql.dialects import SqlDialect
+from celery_sagas.stores.sql.location import Location, locate
+from celery_sagas.stores.sql.tables import LAYOUT, layout, metadata
+
+
+def prepare_schema(connection: Connection, dialect: SqlDialect, location: Location, *, create: bool) -> None:
+    """Create the tables that are missing, and check the layout of those that are there.
+
+    Raises:
+        ConfigurationError: The tables are missing and not to be created, or have another layout.
+    """
+    version = _stored_layout(connection)
+    if version is None and create:
+        with _locked(connection, dialect):
+            _create_missing(connection)
+        version = _stored_layout(connection)
+    if version is None:
+        raise ConfigurationError(
+            f"the saga tables are missing in {location.shown}",
+            "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints",
+        )
+    if version != LAYOUT:
+        raise ConfigurationError(
+            f"the saga tables in {location.shown} have the layout {version}, this release of celery-sagas needs {LAYOUT}",
+            "Use the release that made them, or let every saga complete and create new tables in another database",
+        )
+
+
+def _stored_layout(connection: Connection) -> int | None:
+    if not inspect(connection).has_table(layout.name):
+        return None
+    return connection.scalar(select(layout.c.version))
+
+
+def _create_missing(connection: Connection) -> None:
+    """Create what is missing; the layout's version comes last, so that what was interrupted is taken up again."""
+    if _stored_layout(connection) is not None:
+        return
+    for table in metadata.sorted_tables:
+        table.create(connection, checkfirst=True)
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
+    connection.execute(_insert_layout())
+
+
+@contextmanager
+def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
+    """Keep other processes from creating tables; a connection over which that fails is closed, which ends the lock."""
+    for statement in dialect.lock_schema:
+        connection.exec_driver_sql(statement)
+    is_done = False
+    try:
+        yield
+        for statement in dialect.unlock_schema:
+            connection.exec_driver_sql(statement)
+        is_done = True
+    finally:
+        if not is_done:
+            connection.invalidate()
+
+
+def ddl(url: str) -> str:
+    """Return the statements that create the tables, for the database that a URL, or only its scheme, names."""
+    location = locate(url if "://" in url else f"{url}://")
+    dialect: Dialect = location.url.get_dialect()()
+    statements = [str(element.compile(dialect=dialect)).strip() for table in metadata.sorted_tables for element in _create(table)]
+    statements.append(str(_insert_layout().compile(dialect=dialect, compile_kwargs={"literal_binds": True})))
+    return "".join(f"{statement};\n\n" for statement in statements)
+
+
+def _create(table: Table) -> list[ExecutableDDLElement]:
+    return [CreateTable(table), *map(CreateIndex, sorted(table.indexes, key=lambda index: str(index.name)))]
+
+
+def _insert_layout() -> Insert:
+    return insert(layout).values(version=LAYOUT)

@@ -1,0 +1,87 @@
+"""A connection of the pool, while one operation has it to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sqlalchemy.pool import PoolProxiedConnection
+
+from celery_sagas.stores.sql.statements import Build, Shape, Step, Values
+
+if TYPE_CHECKING:
+    from celery_sagas.stores.sql.database import Database
+
+Row: TypeAlias = Sequence[Any]
+
+
+class Session:
+    """Runs statements, each as a transaction of its own unless one is begun."""
+
+    def __init__(self, database: Database, connection: PoolProxiedConnection) -> None:
+        self._database = database
+        self._cursor = connection.cursor()
+        self._is_open = False
+
+    def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
+        """Run a statement and return its rows."""
+        self._run(build, shape, values)
+        return [_decoded(row) for row in self._cursor.fetchall()]
+
+    def change(self, build: Build, shape: Shape, values: Values) -> int:
+        """Run a statement and return how many rows it changed."""
+        self._run(build, shape, values)
+        return self._cursor.rowcount
+
+    def commit_steps(self, steps: Sequence[Step]) -> bool:
+        """Run the steps of a commit, all or none.
+
+        Returns:
+            ``False`` if nothing was written, because a required step changed no row.
+        """
+        if len(steps) == 1:
+            return self._take(steps[0])
+        self.begin()
+        for step in steps:
+            if not self._take(step):
+                self.end("ROLLBACK")
+                return False
+        self.end("COMMIT")
+        return True
+
+    def _take(self, step: Step) -> bool:
+        return self.change(step.build, step.shape, step.values) > 0 or not step.is_required
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._is_open = True
+        self._execute(self._database.dialect.begin)
+
+    def end(self, how: str) -> None:
+        """End the transaction with ``COMMIT`` or ``ROLLBACK``."""
+        self._execute(how)
+        self._is_open = False
+
+    def recover(self) -> bool:
+        """Undo what an error left open (MySQL keeps it, to be committed with what comes next); tell whether that worked."""
+        if not self._is_open:
+            return True
+        try:
+            self.end("ROLLBACK")
+        except self._database.driver.Error:
+            return False
+        return True
+
+    def _run(self, build: Build, shape: Shape, values: Values) -> None:
+        statement = self._database.statement(build, shape)
+        self._execute(statement.text, statement.bind(values))
+
+    def _execute(self, text: str, *parameters: dict[str, object]) -> None:
+        for observer in self._database.observers:
+            observer(text)
+        self._cursor.execute(text, *parameters)
+
+
+def _decoded(row: Row) -> Row:
+    """Return a row as text: MySQL returns what is compared byte by byte as bytes."""
+    return tuple(value.decode() if isinstance(value, bytes) else value for value in row)

@@ -1,0 +1,95 @@
+"""Statements: built with SQLAlchemy Core, compiled once, run as text on the driver's cursor."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, bindparam
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from celery_sagas.stores.sql.tables import metadata
+
+#: Makes a statement of a certain shape: how many names it compares with, whether it writes outgoing rows, …
+Build: TypeAlias = Callable[..., Executable]
+Shape: TypeAlias = tuple[str | int, ...]
+Values: TypeAlias = Mapping[str, object]
+T = TypeVar("T")
+
+#: How many rows a statement takes that is longer for each: few enough for the cache and for SQLite's 999 parameters.
+_AT_ONCE = 50
+
+#: The parameter of every statement that ``Database`` fills in.
+PREFIX: Final = bindparam("prefix", type_=metadata.tables["saga_instance"].c.prefix.type)
+
+
+class now(ColumnElement[int]):
+    """The store's clock, in milliseconds since the epoch."""
+
+    inherit_cache = True
+    type = BigInteger()
+
+
+#: The time at which the statement began. It stays the same within a statement, so that an index can be searched with it.
+_SERVER_CLOCKS = {
+    "postgresql": "floor(extract(epoch from statement_timestamp()) * 1000)::bigint",
+    "mysql": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+}
+
+
+@compiles(now)
+def _compile_now(element: now, compiler: SQLCompiler, *, server_clock: bool, **kwargs: Any) -> str:
+    if server_clock:
+        return _SERVER_CLOCKS[compiler.dialect.name]
+    return compiler.process(bindparam("now", type_=element.type), **kwargs)
+
+
+class Step(NamedTuple):
+    """One statement of a commit, with its values."""
+
+    build: Build
+    shape: Shape
+    values: Values
+    is_required: bool = False  #: whether the commit ends, undone, if this changes no row
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """The text of a compiled statement, with the parameters that are always the same."""
+
+    text: str
+    fixed: Mapping[str, object]
+    clock: Callable[[], int] | None  #: gives the parameter ``now``, if the statement has it
+
+    def bind(self, values: Values) -> dict[str, object]:
+        """Return all parameters."""
+        if self.clock is not None:
+            return {**self.fixed, **values, "now": self.clock()}
+        return {**self.fixed, **values}
+
+
+def compile_statement(statement: Executable, dialect: Dialect, prefix: str, clock: Callable[[], int] | None) -> Statement:
+    """Compile a statement; without a clock it asks the server's."""
+    compiled = statement.compile(dialect=dialect, compile_kwargs={"server_clock": clock is None})  # type: ignore[attr-defined]
+    fixed = {name: value for name, value in compiled.params.items() if value is not None}
+    return Statement(str(compiled), {**fixed, "prefix": prefix}, clock if "now" in compiled.params else None)
+
+
+def bound(column: ColumnElement[Any], name: str) -> BindParameter[Any]:
+    """Return a parameter of a column's type."""
+    return bindparam(name, type_=column.type)
+
+
+def one_of(column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+    """Compare a column with ``count`` parameters, which ``numbered`` fills in."""
+    return column.in_([bound(column, f"{name}_{number}") for number in range(count)])
+
+
+def numbered(name: str, values: Sequence[object]) -> dict[str, object]:
+    """Return the parameters of ``one_of``."""
+    return {f"{name}_{number}": value for number, value in enumerate(values)}
+
+
+def chunks(values: Sequence[T]) -> list[Sequence[T]]:
+    """Divide values into parts that one statement takes."""
+    return [values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE)]

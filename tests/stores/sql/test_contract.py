@@ -1,0 +1,75 @@
+"""The SQL backend keeps the contract of the stores, on each database."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.testing import (
+    BackendContract,
+    DeadLettersContract,
+    InterleavingContract,
+    JournalContract,
+    NewBackend,
+    OutboxContract,
+    SagaStoreContract,
+)
+from celery_sagas.testing.machine import MachineContract
+
+#: Make a rival give way where it meets a lock: it runs in the thread of the operation that holds it.
+_IMPATIENT: dict[str, dict[str, Any]] = {
+    "sqlite": {"busy_timeout": 0},
+    "postgresql": {"connect_args": {"options": "-c lock_timeout=10ms"}},
+    "mysql": {"connect_args": {"init_command": "SET SESSION innodb_lock_wait_timeout = 0"}},
+}
+
+
+class Sql:
+    """Backends on one database."""
+
+    @pytest.fixture
+    def new_backend(self, url: str) -> NewBackend:
+        return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock)
+
+
+class TestSagas(Sql, SagaStoreContract):
+    """The sagas."""
+
+
+class TestOutbox(Sql, OutboxContract):
+    """The outgoing rows."""
+
+
+class TestJournal(Sql, JournalContract):
+    """The journal."""
+
+
+class TestDeadLetters(Sql, DeadLettersContract):
+    """The dead letters."""
+
+
+class TestBackend(Sql, BackendContract):
+    """The backend."""
+
+
+class TestInterleaving(Sql, InterleavingContract):
+    """A rival before each statement, BEGIN and COMMIT included."""
+
+    @pytest.fixture
+    def new_rival(self, url: str) -> NewBackend:
+        return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock, options=_IMPATIENT[url.partition(":")[0].partition("+")[0]])
+
+    @contextmanager
+    def commands(self, backend: Backend, before: Callable[[], None]) -> Iterator[None]:
+        assert isinstance(backend, SqlBackend)
+        observers = backend.database.observers
+        observers.append(lambda _: before())
+        yield
+        observers.clear()
+
+
+class TestMachine(Sql, MachineContract):
+    """Many operations in any order."""
