@@ -1,0 +1,148 @@
+"""The commit of one run: what is written, made ready and handed to the store in one call."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import to_json
+
+from celery_sagas.core.codec import dump
+from celery_sagas.core.context import Sending
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.engine.alternates import alternates_of, difference, key_of, pending_with
+from celery_sagas.engine.instance import Instance
+from celery_sagas.engine.outcomes import Kind, Outcome
+from celery_sagas.errors import InvalidState
+from celery_sagas.stores.ports import SagaStore
+from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one commit."""
+
+    state_bytes: int
+    grace_ms: int  #: how long this process has to publish the outgoing rows
+
+
+@dataclass(slots=True)
+class Commit:
+    """What one run of one message writes; its attempt id tells a replay of it from another run."""
+
+    step: StepDefinition
+    sending: Sending
+    limits: Limits
+    owner: str  #: the lease token of this process
+    holder: str  #: of the reservation, if there is one
+    outgoing: tuple[Outgoing, ...] = ()
+    attempt: str = field(default_factory=lambda: uuid4().hex)
+    began: float = 0.0  #: when the store was called: the lease on the outgoing rows began later
+
+    def instance(self, store: SagaStore, instance: Instance, result: Any) -> Outcome:
+        """Write the instance as its handler left it: insert, update, delete, or nothing of it (NS-21, NS-22)."""
+        self._check_key(instance)
+        if instance.context.completed:
+            kind = Kind.COMPLETED
+            self._complete(store, instance)
+        elif instance.record is None:
+            kind = Kind.STARTED
+            self._insert(store, instance)
+        else:
+            kind = Kind.HANDLED
+            self._update(store, instance, instance.record)
+        return self._outcome(kind, instance.key, instance.id, _next_version(instance), instance.record is None, result=result)
+
+    def without_instance(
+        self, store: SagaStore, kind: Kind, key: str, instance_id: str, reason: str, result: Any = None
+    ) -> Outcome:
+        """Write that the message was handled, and what it sends, without a handler having run."""
+        store.record(self._effects(kind, key, instance_id, 0, reason))
+        return self._outcome(kind, key, instance_id, 0, False, reason, result)
+
+    def _insert(self, store: SagaStore, instance: Instance) -> None:
+        keys = alternates_of(instance.saga, instance.key, instance.state)
+        record = NewRecord(
+            id=instance.id,
+            names=instance.saga.names,
+            key=instance.key,
+            schema_version=instance.saga.schema_version,
+            data=self._data(instance),
+            pending=pending_with(keys),
+            keys=tuple(sorted(keys.items())),
+        )
+        store.insert(record, self._effects_of(Kind.STARTED, instance))
+
+    def _update(self, store: SagaStore, instance: Instance, record: Record) -> None:
+        keys = alternates_of(instance.saga, instance.key, instance.state)
+        added, removed = difference(instance.indexed, keys)
+        change = Change(
+            names=instance.saga.names,
+            schema_version=instance.saga.schema_version,
+            data=self._data(instance),
+            pending=pending_with(keys),
+            added_keys=added,
+            removed_keys=removed,
+        )
+        store.update(record, change, self._effects_of(Kind.HANDLED, instance))
+
+    def _complete(self, store: SagaStore, instance: Instance) -> None:
+        effects = self._effects_of(Kind.COMPLETED, instance)
+        if instance.record is None:
+            store.record(effects)
+        else:
+            store.delete(instance.record, effects)
+
+    def _data(self, instance: Instance) -> str:
+        data = dump(instance.saga, instance.key, instance.state, instance.unknown)
+        size = len(data.encode())
+        if size > self.limits.state_bytes:
+            problem = f"it has {size} bytes, saga_max_state_bytes allows {self.limits.state_bytes}"
+            raise InvalidState(instance.saga.name, instance.key, [("", problem)])
+        return data
+
+    def _check_key(self, instance: Instance) -> None:
+        if instance.context.completed and instance.record is None:
+            return
+        if key_of(instance.saga, instance.key, instance.state) != instance.key:
+            problem = "the correlation key was changed; it is the instance's for life"
+            raise InvalidState(instance.saga.name, instance.key, [(", ".join(instance.saga.correlate_by), problem)])
+
+    def _effects_of(self, kind: Kind, instance: Instance) -> Effects:
+        return self._effects(kind, instance.key, instance.id, _next_version(instance))
+
+    def _effects(self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "") -> Effects:
+        self.outgoing = tuple(
+            Outgoing(str(uuid4()), "sent", message.message_id, message.task, message.payload) for message in self.sending.messages
+        )
+        entry = Entry(
+            step=self.step.name,
+            message_id=self.sending.message_id,
+            attempt=self.attempt,
+            outcome=kind.value,
+            saga=self.step.saga.name,
+            key=key,
+            instance_id=instance_id,
+            version=version,
+            detail=_detail(self.sending, reason),
+        )
+        self.began = time.monotonic()
+        return Effects(entry, self.outgoing, self.owner, self.limits.grace_ms, self.holder)
+
+    def _outcome(
+        self, kind: Kind, key: str, instance_id: str, version: int, is_new: bool, reason: str = "", result: Any = None
+    ) -> Outcome:
+        return Outcome(
+            kind, self.step.saga.name, self.step.name, self.sending.message_id, key, instance_id, version, is_new, reason, result
+        )
+
+
+def _next_version(instance: Instance) -> int:
+    return 1 if instance.record is None else instance.record.version + 1
+
+
+def _detail(sending: Sending, reason: str) -> str:
+    detail: dict[str, object] = {"reason": reason} if reason else {}
+    if sending.messages:
+        detail["sent"] = [{"task": message.task, "id": message.message_id} for message in sending.messages]
+    return to_json(detail).decode()

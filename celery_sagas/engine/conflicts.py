@@ -1,0 +1,43 @@
+"""How a step runs again after a conflict: with jitter, and in the end under a reservation."""
+
+import random
+import time
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from celery_sagas.errors import RevisionConflict
+
+#: How long a reservation lasts if its holder dies. Milliseconds.
+RESERVATION_MS = 30_000
+#: Runs after the first reservation, before the message is put off.
+RESERVED_RUNS = 25
+_FIRST_PAUSE_S = 0.004
+_LONGEST_PAUSE_S = 0.25
+
+
+@dataclass
+class Conflicts:
+    """The conflicts that one delivery of a message has met."""
+
+    retries: int  #: runs before the instance is reserved
+    holder: str = field(default_factory=lambda: uuid4().hex)
+    seen: int = 0
+    unique: int = 0
+
+    @property
+    def reserving(self) -> bool:
+        """Whether the next run reserves the instance, so that its rivals yield."""
+        return self.seen > self.retries
+
+    def wait(self, conflict: RevisionConflict) -> None:
+        """Count a conflict and pause; once there were too many, raise it."""
+        self.seen += 1
+        self.unique += conflict.reason == "unique"
+        if self.seen > self.retries + RESERVED_RUNS:
+            raise conflict
+        time.sleep(pause(self.seen, random.random()))
+
+
+def pause(seen: int, chance: float) -> float:
+    """Return the seconds to wait after a number of conflicts; ``chance``, from 0 to 1, spreads rivals out."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**seen) * (0.25 + 0.75 * chance)

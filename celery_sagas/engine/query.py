@@ -1,0 +1,59 @@
+"""Questions from outside a step: read-only copies, and how an instance ended."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.keys import KeyProperty, key_text
+from celery_sagas.engine.instance import revive
+from celery_sagas.errors import CorrelationError, DefinitionError
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import KEY, Entry, Lookup
+
+
+def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Any:
+    """Return a fresh read-only copy of an instance, or ``None``."""
+    record = backend.sagas.find(lookup_of(saga, key, by)).record
+    return None if record is None else revive(saga, record, None, None).state
+
+
+def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Entry | None:
+    """Return the journal's last entry of the newest finished instance with this key."""
+    lookup = lookup_of(saga, key, by)
+    if lookup.property != KEY:
+        raise DefinitionError(saga.cls.__qualname__, f"the journal knows no {lookup.property}", _by_key(saga))
+    return backend.journal.outcome_of(saga.names, lookup.value)
+
+
+def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lookup:
+    """Return where to look for a key, or for properties by name (NP-08).
+
+    Raises:
+        DefinitionError: They are neither the correlation key nor one alternate key.
+        CorrelationError: A value is no key.
+    """
+    parts = {part.field: part for part in saga.keys.key}
+    if key is not None and not by:
+        values = key if len(parts) > 1 and isinstance(key, tuple) else (key,)
+        if len(values) == len(parts):
+            return Lookup(saga.names, KEY, _text(saga, parts, dict(zip(parts, values, strict=True))))
+    elif key is None and by.keys() == parts.keys():
+        return Lookup(saga.names, KEY, _text(saga, parts, by))
+    elif key is None and len(by) == 1 and by.keys() <= saga.keys.alternates.keys():
+        (name,) = by
+        return Lookup(saga.names, name, _text(saga, {name: saga.keys.alternates[name]}, by))
+    if key is None and not by:
+        raise CorrelationError(saga.name, "the key is null")
+    raise DefinitionError(saga.cls.__qualname__, f"it cannot be looked up by {', '.join(by) or repr(key)}", _by_key(saga))
+
+
+def _text(saga: SagaDefinition, parts: Mapping[str, KeyProperty], values: Mapping[str, object]) -> str:
+    try:
+        return key_text([part.text(part.convert(values[name])) for name, part in parts.items()])
+    except ValueError as exc:
+        raise CorrelationError(saga.name, f"{', '.join(parts)}: {exc}") from exc
+
+
+def _by_key(saga: SagaDefinition) -> str:
+    alternates = f", or by {' or '.join(saga.also_by)}" if saga.also_by else ""
+    return f"look it up by {' and '.join(saga.correlate_by)}{alternates}; others are declared with also_by="
