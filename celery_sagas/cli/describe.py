@@ -1,0 +1,52 @@
+"""``celery sagas describe``: the sagas of an app, their steps, and how each step's messages find their instance."""
+
+from typing import Any
+
+import click
+
+from celery_sagas.cli.app import app_of
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.registry import registry
+from celery_sagas.core.steps import StepDefinition
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[SAGA]...")
+@click.pass_context
+def describe(context: click.Context, names: tuple[str, ...]) -> None:
+    """Show sagas, their steps and their correlation rules; all of them, or those named."""
+    app_of(context).loader.import_default_modules()
+    app_of(context).finalize()
+    if unknown := set(names) - registry.sagas.keys():
+        raise click.ClickException(f"unknown saga {', '.join(sorted(unknown))}; known: {', '.join(registry.sagas) or 'none'}")
+    if not registry.sagas:
+        click.echo("No sagas are defined in the modules that the app imports.")
+    for saga in registry.sagas.values():
+        if not names or saga.name in names:
+            click.echo("\n".join([*lines_of(saga), ""]))
+
+
+def lines_of(saga: SagaDefinition) -> list[str]:
+    """Return the description of a saga."""
+    facts = {
+        "state": ".".join(saga.location),
+        "formerly": ", ".join(saga.formerly),
+        "schema version": str(saga.schema_version),
+        "key": " + ".join(saga.correlate_by),
+        "alternate keys": ", ".join(saga.also_by),
+    }
+    lines = [saga.name, *(f"  {name}: {value}" for name, value in facts.items() if value)]
+    for step in registry.steps_of(saga):
+        lines += ["", f"  {step.name}", *(f"    {name}: {value}" for name, value in _facts_of(step).items() if value)]
+    return lines
+
+
+def _facts_of(step: StepDefinition) -> dict[str, Any]:
+    policy = "if_exists" if step.starts else "if_missing"
+    chosen = f"{step.if_missing.__module__}.{step.if_missing.__qualname__}()" if step.if_missing else step.policy.value
+    return {
+        "kind": f"{'starts' if step.starts else 'handles'}, {policy}: {chosen}",
+        "message": ", ".join(step.arguments.annotations) or "no arguments",
+        "found by": step.rule.describe(),
+        "formerly": ", ".join(step.formerly),
+    }

@@ -1,0 +1,93 @@
+"""The ``saga_*`` settings of the Celery app's configuration."""
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+
+from celery_sagas.errors import ConfigurationError
+
+PREFIX = "saga_"
+#: The backend of an app that names none: the first run needs no server.
+DEFAULT_BACKEND = "sqlite:///celery-sagas.sqlite3"
+
+
+def _seconds(value: object) -> object:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds)]
+
+
+class Settings(BaseModel):
+    """Every setting, without its prefix ``saga_``; times are seconds, as numbers or ``timedelta``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    #: URL of the backend that keeps the state: any SQLAlchemy URL, with or without Celery's ``db+``, or ``memory://``.
+    backend: str = Field(default=DEFAULT_BACKEND, repr=False)
+    #: Options of the backend's client: for SQL, arguments of SQLAlchemy's ``create_engine``.
+    backend_options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    #: Partitions the backend: applications with different prefixes never see each other's rows.
+    prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)] = ""
+    #: Whether a starting worker creates the tables that are missing.
+    create_schema: bool = True
+    #: Runs of a step after conflicts, before the instance is reserved for the next run.
+    conflict_retries: int = Field(default=5, ge=0, le=1000)
+    #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
+    dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
+    #: The largest state, and the largest message that a step sends. Bytes of JSON.
+    max_state_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
+    #: What a worker does on a backend that cannot keep the promise: ``"refuse"`` to start, or ``"warn"``.
+    unsafe_backend: Literal["refuse", "warn"] = "refuse"
+
+
+class Configuration(Protocol):
+    """Celery's ``app.conf``, as far as it is read."""
+
+    @property
+    def prefix(self) -> str | None: ...
+    def keys(self) -> Iterable[object]: ...
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
+def read_settings(conf: Configuration) -> Settings:
+    """Read the settings of an app.
+
+    Args:
+        conf: The app's configuration, with Celery's namespace of all its settings (``CELERY_`` under Django) as ``prefix``.
+
+    Raises:
+        ConfigurationError: A value is wrong, or a ``saga_*`` name is unknown.
+    """
+    given = _given(conf)
+    if unknown := sorted(given.keys() - Settings.model_fields.keys()):
+        known = ", ".join(PREFIX + name for name in Settings.model_fields)
+        raise ConfigurationError(f"unknown setting {', '.join(PREFIX + name for name in unknown)}", f"Known: {known}.")
+    try:
+        return Settings.model_validate(given)
+    except ValidationError as exc:
+        problems = [f"{PREFIX}{_path(problem)}: {problem['msg']}" for problem in exc.errors(include_input=False)]
+        raise ConfigurationError("; ".join(problems), "The settings page lists every setting with its values.") from None
+
+
+def is_default_backend(conf: Configuration) -> bool:
+    """Whether the app names no backend of its own."""
+    return "backend" not in _given(conf)
+
+
+def _given(conf: Configuration) -> dict[str, Any]:
+    """Return the app's ``saga_*`` settings without their prefix: ``saga_backend``, or ``CELERY_SAGA_BACKEND`` under Django."""
+    namespaced = f"{conf.prefix or ''}{PREFIX}".upper()
+    given: dict[str, Any] = {}
+    for key in map(str, conf.keys()):
+        if key.startswith(PREFIX):
+            given[key.removeprefix(PREFIX)] = conf[key]
+        elif key.startswith(namespaced):
+            given[key.removeprefix(namespaced).lower()] = conf[key]
+    return given
+
+
+def _path(problem: Mapping[str, Any]) -> str:
+    return ".".join(str(part) for part in problem["loc"])

@@ -1,0 +1,49 @@
+"""What this library needs of Celery beyond its documented interface, in one place.
+
+``shared_task`` itself is made of these; their behaviour is pinned in ``tests/assumptions``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, _state
+from celery.local import PromiseProxy
+
+
+def current_app() -> Celery:
+    """Return the current app itself, not the proxy for it."""
+    app: Celery = _state.get_current_app()
+    return app
+
+
+def finalised_apps() -> list[Celery]:
+    """Return the live apps that have registered their tasks already."""
+    state: Any = _state
+    return [app for app in state._get_active_apps() if app.finalized]
+
+
+def on_finalise(callback: Callable[[Celery], None]) -> None:
+    """Have every app call back when it registers its tasks, in no known order."""
+    _state.connect_on_app_finalize(callback)
+
+
+def after_all_tasks(app: Any, callback: Callable[[Celery], None]) -> None:
+    """Have an app that is being finalised call back once all its other tasks are registered; errors pass through."""
+    promise: Any = PromiseProxy
+    app._pending.append(promise(callback, (app,)))
+
+
+def registered(app: Any, name: str) -> Any:
+    """Return the task of this name, or ``None``, without finalising the app."""
+    return app._tasks.get(name)
+
+
+def unregister(app: Any, name: str) -> None:
+    """Remove the task of this name, if there is one."""
+    app._tasks.pop(name, None)
+
+
+def add_task(app: Any, function: Callable[..., Any], **options: Any) -> None:
+    """Register a task now, as ``app.task`` does when the app is finalised."""
+    with app._finalize_mutex:
+        app._task_from_fun(function, **options)

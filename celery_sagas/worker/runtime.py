@@ -1,0 +1,99 @@
+"""What an app needs to handle messages, made once in each process and dropped after a fork."""
+
+import logging
+import os
+import threading
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from celery import Celery
+
+from celery_sagas.engine.commit import Limits
+from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.run import Services
+from celery_sagas.settings import Settings, is_default_backend, read_settings
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.freeze import freezer
+from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
+
+logger = logging.getLogger("celery_sagas")
+
+
+class Runtime:
+    """One app's backend, publisher and services in one process."""
+
+    def __init__(self, app: Celery) -> None:
+        self.settings = read_settings(app.conf)
+        self.backend = open_app_backend(app, self.settings)
+        self.publisher = EagerPublisher(app) if app.conf.task_always_eager else ConfirmedPublisher(app)
+        self.services = Services(
+            backend=self.backend,
+            dispatcher=Dispatcher(self.backend.outbox, self.publisher, self.settings.dispatch_grace),
+            freeze=freezer(app, self.settings.max_state_bytes),
+            limits=Limits(self.settings.max_state_bytes, int(self.settings.dispatch_grace * 1000)),
+            conflict_retries=self.settings.conflict_retries,
+        )
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.publisher.close()
+        self.backend.close()
+
+
+def open_app_backend(app: Celery, settings: Settings) -> Backend:
+    """Open the backend that an app's settings name; the file of the default one is named once in each process."""
+    if is_default_backend(app.conf) and os.getpid() not in _told:
+        _told.add(os.getpid())
+        logger.warning("saga_backend is not set: sagas are kept in %s", Path("celery-sagas.sqlite3").resolve())
+    return open_backend(settings.backend, prefix=settings.prefix, options=settings.backend_options)
+
+
+def runtime_of(app: Celery) -> Runtime:
+    """Return the app's runtime in this process.
+
+    Raises:
+        ConfigurationError: A setting is wrong, or the backend's driver is missing.
+    """
+    process, runtime = _runtimes.get(app, (0, None))
+    if runtime is None or process != os.getpid():
+        with _lock:
+            return _make(app)
+    return runtime
+
+
+def close_runtime(app: Celery) -> None:
+    """Close the app's runtime, if this process made one."""
+    with _lock:
+        process, runtime = _runtimes.pop(app, (0, None))
+    if runtime is None:
+        return
+    if process == os.getpid():
+        runtime.close()
+    else:
+        _inherited.append(runtime)
+
+
+def _make(app: Celery) -> Runtime:
+    process, runtime = _runtimes.get(app, (0, None))
+    if runtime is not None and process == os.getpid():
+        return runtime
+    if runtime is not None:
+        _inherited.append(runtime)
+    made = Runtime(app)
+    _runtimes[app] = (os.getpid(), made)
+    return made
+
+
+_lock = threading.Lock()
+_runtimes: WeakKeyDictionary[Celery, tuple[int, Runtime]] = WeakKeyDictionary()
+#: Runtimes of a parent process: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
+_inherited: list[Runtime] = []
+_told: set[int] = set()
+os.register_at_fork(after_in_child=lambda: _renew_lock())
+
+
+def _renew_lock() -> None:
+    """Replace the lock, which another thread of the parent may have held at the fork."""
+    global _lock
+    _lock = threading.Lock()

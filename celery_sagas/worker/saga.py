@@ -1,0 +1,207 @@
+"""``Saga``: the class that users derive from. Its fields are the state, its decorators make the steps."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+
+from celery_sagas.core.correlation import By
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.registry import registry
+from celery_sagas.core.state import State
+from celery_sagas.core.steps import define_step
+from celery_sagas.engine.query import copy_of, outcome_of
+from celery_sagas.errors import DefinitionError
+from celery_sagas.stores.records import Entry
+from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.step import Step, register
+
+if TYPE_CHECKING:
+    from celery import Task
+    from celery.canvas import Signature
+
+SagaT = TypeVar("SagaT", bound="Saga")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Names = str | tuple[str, ...]
+
+
+class Saga(State):
+    """The state of a long-running, correlated process, kept between the messages of its steps.
+
+    ``class Order(Saga, correlate_by="order_id", also_by="tracking")``. The class keywords:
+
+    * ``correlate_by``: the field that is the key of an instance, never null; several make one composite key. Without it the
+      class is abstract: fields and methods for others to inherit, no steps.
+    * ``also_by``: alternate keys, each unique among live instances; a null one is not indexed.
+    * ``name``: the stored name (default: the class name in snake case); ``formerly``: names that it had earlier.
+    * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
+    """
+
+    if not TYPE_CHECKING:
+
+        @classmethod
+        def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+            super().__pydantic_init_subclass__(**keywords)
+            if cls.__saga__ is not None:
+                registry.add_saga(cls.__saga__)
+
+    @overload
+    @classmethod
+    def starts(cls: type[SagaT], function: Callable[Concatenate[SagaT, P], R], /) -> Step[SagaT, P, R]: ...
+    @overload
+    @classmethod
+    def starts(
+        cls: type[SagaT],
+        *,
+        if_exists: Literal["handle", "ignore", "raise"] = ...,
+        by: By | None = ...,
+        formerly: Names | None = ...,
+        bind: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], Step[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def starts(
+        cls: type[SagaT],
+        *,
+        if_exists: Literal["handle", "ignore", "raise"] = ...,
+        by: By | None = ...,
+        formerly: Names | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[SagaT, P], R]], Step[SagaT, P, R]]: ...
+    @classmethod
+    def starts(
+        cls,
+        function: Any = None,
+        *,
+        if_exists: str = "handle",
+        by: By | None = None,
+        formerly: Names | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make a step that creates the instance if there is none (NS-03).
+
+        Args:
+            function: The handler: ``def step(state, …)``; what follows the state is the message.
+            if_exists: ``"handle"`` runs the handler on the instance that is there, ``"ignore"`` does nothing, ``"raise"``
+                raises ``SagaAlreadyExists``.
+            by: Where in the message the key stands, if its arguments do not bear the key's name.
+            formerly: Earlier task names of the step; messages under them are still handled.
+            **options: Celery's task options.
+
+        Raises:
+            DefinitionError: The step is declared wrongly.
+        """
+        return _decorator(cls.__saga__, function, starts=True, policy=if_exists, by=by, formerly=formerly, options=options)
+
+    @overload
+    @classmethod
+    def handles(cls: type[SagaT], function: Callable[Concatenate[SagaT, P], R], /) -> Step[SagaT, P, R]: ...
+    @overload
+    @classmethod
+    def handles(
+        cls: type[SagaT],
+        *,
+        if_missing: Literal["ignore", "raise", "retry"] = ...,
+        by: By | None = ...,
+        formerly: Names | None = ...,
+        bind: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], Step[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def handles(
+        cls: type[SagaT],
+        *,
+        if_missing: Literal["ignore", "raise", "retry"] = ...,
+        by: By | None = ...,
+        formerly: Names | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[SagaT, P], R]], Step[SagaT, P, R]]: ...
+    @classmethod
+    def handles(
+        cls,
+        function: Any = None,
+        *,
+        if_missing: str = "ignore",
+        by: By | None = None,
+        formerly: Names | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make a step that runs on an existing instance only.
+
+        Args:
+            function: The handler: ``def step(state, …)``; what follows the state is the message.
+            if_missing: ``"ignore"`` (visibly), ``"raise"`` raises ``SagaNotFound``, ``"retry"`` handles the message again
+                after ``default_retry_delay``, at most ``max_retries`` times. See also ``@step.if_missing``.
+            by: What the message is found by, or where in it the key stands.
+            formerly: Earlier task names of the step; messages under them are still handled.
+            **options: Celery's task options.
+
+        Raises:
+            DefinitionError: The step is declared wrongly.
+        """
+        return _decorator(cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, options=options)
+
+    def send(self, signature: "Signature[Any]") -> str:
+        """Send a message: stored with this step's commit, published after it, or not at all.
+
+        Args:
+            signature: Of one task, or a chain. It is encoded now: later changes of its arguments are not seen.
+
+        Returns:
+            The message's id; for a chain, its last task's. The same message handled again sends under the same id.
+
+        Raises:
+            TypeError: It is a group or a chord, or no signature.
+            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``.
+            MisuseError: No step runs on this object.
+        """
+        return self._in_step("send").require_sending("send").send(signature)
+
+    @classmethod
+    def find(cls, key: object = None, /, **by: object) -> Self | None:
+        """Return a fresh, read-only copy of an instance, or ``None`` (PM-02, PM-04).
+
+        Args:
+            key: The correlation key; a tuple of all parts for a composite one.
+            **by: An alternate key, ``tracking="1Z…"``, or the parts of the correlation key.
+
+        Raises:
+            DefinitionError: It is looked up by a property that is no key of the saga.
+            CorrelationError: The value is null or is no value of the key's type.
+            StoreError: The store is unavailable, or the instance cannot be read.
+        """
+        saga = _concrete(cls)
+        found: Self | None = copy_of(runtime_of(current_app()).backend, saga, key, by)
+        return found
+
+    @classmethod
+    def outcome(cls, key: object = None, /, **by: object) -> Entry | None:
+        """Return the last journal entry of the newest finished instance with this key, while it is remembered.
+
+        Args:
+            key: The correlation key; a tuple of all parts for a composite one.
+            **by: The parts of the correlation key by name.
+
+        Raises:
+            DefinitionError: The properties are not those of the correlation key.
+            CorrelationError: The value is null or is no value of the key's type.
+            StoreUnavailable: The store cannot be reached.
+        """
+        saga = _concrete(cls)
+        return outcome_of(runtime_of(current_app()).backend, saga, key, by)
+
+
+def _concrete(cls: type[State]) -> SagaDefinition:
+    if cls.__saga__ is None:
+        raise DefinitionError(cls.__qualname__, "the saga is abstract", "give it correlate_by=")
+    return cls.__saga__
+
+
+def _decorator(saga: SagaDefinition | None, function: Any, **declared: Any) -> Any:
+    def decorate(handler: Callable[..., Any]) -> Step[Any, Any, Any]:
+        return register(define_step(saga, handler, **declared))
+
+    return decorate if function is None else decorate(function)

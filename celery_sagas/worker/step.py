@@ -1,0 +1,108 @@
+"""What the step decorators return: a proxy for the step's task in the current app, as ``shared_task`` returns one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from celery import Celery
+from celery.local import Proxy
+
+from celery_sagas.core.registry import registry
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
+from celery_sagas.worker.tasks import install
+
+if TYPE_CHECKING:
+    from celery.canvas import Signature
+    from celery.result import AsyncResult
+
+StateT = TypeVar("StateT")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+if TYPE_CHECKING:
+
+    class Step(Generic[StateT, P, R]):
+        """A step of a saga: a Celery task whose message has the handler's parameters, without the state."""
+
+        name: str
+
+        def __init__(self, definition: StepDefinition) -> None: ...
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Handle the message here and now, under a fresh id. Refused inside a step."""
+
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R]":
+            """Publish a message."""
+
+        def apply_async(
+            self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+        ) -> "AsyncResult[R]":
+            """Publish a message with Celery's options (``countdown``, ``queue``, ``priority`` …)."""
+
+        def s(self, *args: Any, **kwargs: Any) -> "Signature[R]":
+            """Return a signature; it may be partial: an answer is put before its arguments."""
+
+        def si(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R]":
+            """Return an immutable signature: no answer is added to its arguments."""
+
+        def signature(self, args: Any = None, *positional: Any, **options: Any) -> "Signature[R]":
+            """Return a signature with Celery's options."""
+
+        @property
+        def handler(self) -> Callable[..., R]:
+            """The plain function, to be called with a state of one's own (in a test, say)."""
+
+        def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+            """Register what runs when the instance is missing: it gets a ``Missing``, then the message's arguments."""
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the Celery task."""
+
+else:
+
+    class Step(Proxy):
+        """A step of a saga: stands for its task in the current app."""
+
+        __slots__ = ("_definition",)
+
+        def __init__(self, definition: StepDefinition) -> None:
+            super().__init__(lambda: current_app().tasks[definition.name], __doc__=definition.function.__doc__)
+            object.__setattr__(self, "_definition", definition)
+
+        def __class_getitem__(cls, parameters: object) -> type["Step"]:
+            return cls
+
+        @property
+        def name(self) -> str:
+            return object.__getattribute__(self, "_definition").name
+
+        @property
+        def handler(self) -> Callable[..., Any]:
+            return object.__getattribute__(self, "_definition").function
+
+        def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+            object.__getattribute__(self, "_definition").use_if_missing(function)
+            return function
+
+
+def register(definition: StepDefinition) -> Step[Any, Any, Any]:
+    """Register a step with every app, now and to come, without touching any that is not finalised yet."""
+    registry.add_step(definition)
+    for app in finalised_apps():
+        install(app, definition)
+    return Step(definition)
+
+
+def install_all(app: Celery) -> None:
+    """Check the annotations of every step and register its tasks with an app that is being finalised."""
+    for definition in list(registry.steps.values()):
+        definition.resolve()
+        install(app, definition)
+
+
+def install_last(app: Celery) -> None:
+    """Have the steps installed behind all other tasks of an app, so that a clash of names is seen whoever comes first."""
+    after_all_tasks(app, install_all)
+
+
+on_finalise(install_last)
