@@ -1,0 +1,54 @@
+"""Run the Python examples of these pages and of the README as tests: each page is one program, read from top to bottom."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+import pytest
+from celery import Celery
+from sybil import Sybil
+from sybil.parsers.myst import PythonCodeBlockParser
+
+from celery_sagas.stores.urls import open_backend
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def begin(namespace: dict[str, Any]) -> None:
+    """Give a page's program a module name; a saga replaces its namesake of the page before, a plain task must not have one."""
+    scratch = TemporaryDirectory()
+    namespace.update(__name__="shop", start_worker=start_worker, leave=(os.getcwd(), scratch))
+    os.chdir(scratch.name)
+
+
+def end(namespace: dict[str, Any]) -> None:
+    """Remove the databases that a page has made."""
+    home, scratch = namespace["leave"]
+    os.chdir(home)
+    scratch.cleanup()
+
+
+def start_worker(app: Celery) -> None:
+    """Stand in for a worker: create the tables, and have every message handled where it is published."""
+    app.conf.task_always_eager = True
+    backend = open_backend(app.conf.saga_backend, prefix="", options={})
+    backend.prepare(create_schema=True, processes=1)
+    backend.close()
+
+
+EXAMPLES = Sybil(
+    path=str(ROOT),
+    patterns=["README.md", "docs/*.md"],
+    parsers=[PythonCodeBlockParser(doctest_optionflags=0)],
+    setup=begin,
+    teardown=end,
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect for the whole run: the README lies above this folder."""
+    plugin = ModuleType("examples")
+    plugin.pytest_collect_file = EXAMPLES.pytest()  # type: ignore[attr-defined]
+    config.pluginmanager.register(plugin)

@@ -1,0 +1,43 @@
+"""What the documentation must say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from celery_sagas.settings import PREFIX, Settings
+from celery_sagas.stores.sql.options import DEFAULTS
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def defaults_on(page: str) -> dict[str, str]:
+    """Return what the tables of a page say: each name with its default."""
+    return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", (DOCS / page).read_text(), flags=re.MULTILINE))
+
+
+def as_shown(default: object) -> str:
+    """Return a default as a table shows it: URLs without quotes."""
+    if default == "":
+        return "empty"
+    if isinstance(default, str):
+        return f"`{default}`" if "://" in default else f'`"{default}"`'
+    return f"`{default}`"
+
+
+def test_settings_page_lists_every_setting_and_no_other():
+    assert set(defaults_on("settings.md")) == {PREFIX + name for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_settings_page_tells_the_default(name):
+    assert defaults_on("settings.md")[PREFIX + name] == as_shown(getattr(Settings(), name))
+
+
+def test_stores_page_lists_every_option_with_its_default():
+    assert defaults_on("stores.md") == {name: as_shown(default) for name, default in DEFAULTS.items()}
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = re.findall(r"^(\w+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
+    assert set(listed) >= {page.stem for page in DOCS.glob("*.md")} - {"index"}
