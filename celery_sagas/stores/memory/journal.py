@@ -19,12 +19,12 @@ class MemoryJournal(Journal):
     def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
         with self._state.lock:
             completed = [entry for entry in self._entries(names, key) if entry.outcome == "completed"]
-            newest = max(reversed(completed), key=lambda entry: entry.at, default=None)
+            newest = max(completed, key=_age, default=None)
             return newest and replace(newest)
 
     def history(self, names: Sequence[str], key: str, limit: int) -> list[Entry]:
         with self._state.lock:
-            entries = sorted(self._entries(names, key), key=lambda entry: (entry.at, entry.version))
+            entries = sorted(self._entries(names, key), key=_age)
             return [replace(entry) for entry in entries[max(0, len(entries) - limit) :]]
 
     def purge(self, older_than_ms: int, limit: int) -> int:
@@ -38,3 +38,7 @@ class MemoryJournal(Journal):
 
     def _entries(self, names: Sequence[str], key: str) -> list[Entry]:
         return [entry for entry in self._state.journal.values() if entry.saga in names and entry.key == key]
+
+
+def _age(entry: Entry) -> tuple[int, int]:
+    return entry.at, entry.version

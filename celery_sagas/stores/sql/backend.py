@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
+from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.dead import SqlDeadLetters
 from celery_sagas.stores.sql.journal import SqlJournal
@@ -50,7 +50,6 @@ class SqlBackend(Backend):
         with self.database.connect() as connection:
             warnings = CHECKS[self.database.name](connection)
             prepare_schema(connection, self.database.dialect, location, create=create_schema)
-            check_table_engines(connection)
             return warnings
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.sql.tables import metadata
@@ -29,6 +30,7 @@ def _check_postgresql(connection: Connection) -> list[str]:
 
 def _check_mysql(connection: Connection) -> list[str]:
     _check_mysql_version(connection)
+    _check_table_engines(connection)
     settings = connection.exec_driver_sql("SELECT @@read_only, @@log_bin, @@binlog_format, @@innodb_flush_log_at_trx_commit")
     read_only, log_bin, binlog_format, flush = settings.one()
     if read_only:
@@ -52,15 +54,34 @@ def _check_mysql_version(connection: Connection) -> None:
         raise ConfigurationError(f"the server is {name} {'.'.join(map(str, version))}", f"Use {name} {numbers} or later")
 
 
+def _check_table_engines(connection: Connection) -> None:
+    """Refuse tables of ours that somebody created with, or converted to, an engine that knows no transactions."""
+    tables = connection.exec_driver_sql(
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB'"
+    )
+    for table, engine in tables:
+        if table in metadata.tables:
+            raise ConfigurationError(
+                f"the table {table} has the engine {engine}, which knows no transactions",
+                f"Run ALTER TABLE {table} ENGINE=InnoDB",
+            )
+
+
 def _check_sqlite(connection: Connection) -> list[str]:
-    (query_only,) = connection.exec_driver_sql("PRAGMA query_only").one()
-    if query_only:
-        raise _read_only("PRAGMA query_only is on")
+    """Try to write: SQLite tells no other way."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    try:
+        connection.exec_driver_sql("CREATE TABLE saga_probe (probe)")
+        connection.exec_driver_sql("ROLLBACK")
+    except DBAPIError as exc:
+        if getattr(exc.orig, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
+            raise _read_only("the file cannot be written") from exc
+        raise
     return []
 
 
 def _read_only(why: str) -> ConfigurationError:
-    return ConfigurationError(f"the saga backend is read-only: {why}", "Let saga_backend name the primary server")
+    return ConfigurationError(f"the saga backend is read-only: {why}", "Let saga_backend name a database that can be written")
 
 
 #: By database: refuses a server that cannot keep the promise, and returns warnings about one that may not.
@@ -69,19 +90,3 @@ CHECKS: Mapping[str, Callable[[Connection], list[str]]] = {
     "mysql": _check_mysql,
     "sqlite": _check_sqlite,
 }
-
-
-def check_table_engines(connection: Connection) -> None:
-    """Refuse tables that somebody created, or a server converted, with an engine that knows no transactions."""
-    if connection.dialect.name != "mysql":
-        return
-    names = ", ".join(f"'{name}'" for name in metadata.tables)
-    rows = connection.exec_driver_sql(
-        f"SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name IN ({names})"  # noqa: S608
-    )
-    for table, engine in rows:
-        if engine != "InnoDB":
-            raise ConfigurationError(
-                f"the table {table} has the engine {engine}, which knows no transactions",
-                f"Run ALTER TABLE {table} ENGINE=InnoDB",
-            )

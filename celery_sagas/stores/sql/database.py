@@ -84,29 +84,29 @@ class Database:
         is_sound = False
         try:
             session = Session(self, connection)
-            try:
-                result = work(session)
-            except self.driver.Error as exc:
-                if may_repeat and self._is_stale(connection, exc):
-                    raise _StaleConnection from exc
-                is_sound = session.recover()
-                raise
-            connection.info["has_worked"] = is_sound = True
+            result = work(session)
+            is_sound = True
+        except self.driver.Error as exc:
+            is_lost = self._is_lost(connection, exc)
+            if is_lost and may_repeat and "has_worked" in connection.info:
+                raise _StaleConnection from exc
+            is_sound = not is_lost and session.recover()
+            raise
+        else:
+            connection.info["has_worked"] = True
             return result
         finally:
             self._give_back(connection, is_sound)
 
-    def _is_stale(self, connection: PoolProxiedConnection, error: Any) -> bool:
-        """Tell whether a connection that had worked before was lost."""
+    def _is_lost(self, connection: PoolProxiedConnection, error: Any) -> bool:
         driver_connection: Any = connection.dbapi_connection
-        return "has_worked" in connection.info and self.engine.dialect.is_disconnect(error, driver_connection, None)
+        return self.engine.dialect.is_disconnect(error, driver_connection, None)
 
     def _give_back(self, connection: PoolProxiedConnection, is_sound: bool) -> None:
         """Return the connection to the pool, or close it: who knows what it would answer to the next statement."""
-        if not is_sound and self.location.in_memory:  # which would be lost with it, and is no conversation
+        if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
             connection.rollback()
-            is_sound = True
-        if is_sound:
+        if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step
             connection.close()
         else:
             connection.invalidate()

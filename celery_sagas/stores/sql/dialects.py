@@ -17,7 +17,6 @@ _SCHEMA_LOCK = 7_235_423_791
 class SqlDialect:
     """One kind of database."""
 
-    extra: str  #: the extra that installs the driver
     paramstyle: str
     connect_args: Callable[[Mapping[str, Any]], dict[str, Any]]
     on_connect: Callable[[DBAPICursor], None]
@@ -28,7 +27,7 @@ class SqlDialect:
 
 
 def _postgresql_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"autocommit": True, "connect_timeout": options["connect_timeout"], "client_encoding": "utf8"}
+    return {"autocommit": True, "connect_timeout": int(options["connect_timeout"]), "client_encoding": "utf8"}
 
 
 def _mysql_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +69,6 @@ def _use_write_ahead_log(cursor: DBAPICursor) -> None:
 
 DIALECTS: Mapping[str, SqlDialect] = {
     "postgresql": SqlDialect(
-        extra="postgresql",
         paramstyle="pyformat",
         connect_args=_postgresql_arguments,
         on_connect=_set_up_postgresql,
@@ -80,7 +78,6 @@ DIALECTS: Mapping[str, SqlDialect] = {
         unlock_schema=("COMMIT",),
     ),
     "mysql": SqlDialect(
-        extra="mysql",
         paramstyle="pyformat",
         connect_args=_mysql_arguments,
         on_connect=_set_up_mysql,
@@ -90,7 +87,6 @@ DIALECTS: Mapping[str, SqlDialect] = {
         unlock_schema=("SELECT RELEASE_LOCK('celery_sagas')",),
     ),
     "sqlite": SqlDialect(
-        extra="",
         paramstyle="named",
         connect_args=_sqlite_arguments,
         on_connect=_set_up_sqlite,

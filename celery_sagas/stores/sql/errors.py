@@ -1,16 +1,20 @@
 """The one place where a driver's errors become the library's."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy.engine.interfaces import DBAPIModule
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.location import Location
+
+if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
+    from sqlalchemy.engine.interfaces import DBAPIModule
 
 
 class Fault(Enum):
@@ -96,9 +100,8 @@ class Translator:
 
 
 def _code(error: Exception) -> str | int | None:
-    """Return psycopg's SQLSTATE, or PyMySQL's number."""
+    """Return PyMySQL's number (its SQLSTATE, where it has one, tells less), or psycopg's SQLSTATE."""
+    if error.args and isinstance(error.args[0], int):
+        return error.args[0]
     state = getattr(error, "sqlstate", None)
-    if isinstance(state, str):
-        return state
-    number = error.args[0] if error.args else None
-    return number if isinstance(number, int) else None
+    return state if isinstance(state, str) else None

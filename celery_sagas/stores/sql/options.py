@@ -20,7 +20,6 @@ DEFAULTS: Mapping[str, Any] = {
     "connect_timeout": 5,
     "busy_timeout": 5,  # SQLite only: how long to wait for another writer
     "connect_args": {},
-    "echo": False,
 }
 #: Every statement is its own transaction, or begins and ends one itself.
 _OURS = ("autocommit", "isolation_level", "execution_options")
@@ -39,7 +38,7 @@ def read_options(options: Mapping[str, object], location: Location) -> dict[str,
     if unknown := sorted(set(options) - set(DEFAULTS)):
         raise ConfigurationError(f"unknown option {', '.join(unknown)} of an SQL backend", f"Known are {', '.join(DEFAULTS)}")
     for name in set(options) - {"connect_args"}:
-        _check_type(name, options[name], bool if name == "echo" else int | float)
+        _check_type(name, options[name], int | float)
     return {**DEFAULTS, **options}
 
 
@@ -53,7 +52,7 @@ def _refuse_ours(given: Any) -> None:
 
 def _check_type(name: str, value: object, kind: Any) -> None:
     if not isinstance(value, kind):
-        expected = {bool: "True or False", Mapping: "a mapping"}.get(kind, "a number")
+        expected = "a mapping" if kind is Mapping else "a number"
         raise ConfigurationError(f"the option {name} must be {expected}, not {value!r}")
 
 
@@ -65,8 +64,6 @@ def make_engine(location: Location, dialect: SqlDialect, options: Mapping[str, A
         pool_reset_on_return=None,
         paramstyle=dialect.paramstyle,
         connect_args={**dialect.connect_args(options), **options["connect_args"]},
-        hide_parameters=True,
-        echo=options["echo"],
         **_pool(location, options),
     )
     event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection, entry))

@@ -23,6 +23,7 @@ from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Handling, OutboxRow
 from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction
 from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.effects import in_order
 from celery_sagas.stores.sql.statements import PREFIX, Build, bound, chunks, now, numbered, one_of
 from celery_sagas.stores.sql.tables import outbox
 
@@ -53,32 +54,34 @@ class SqlOutbox(Outbox):
 
     def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
         values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
-        return self._database.change(_fail_row, (), values) > 0
+        return self._database.change(_fail_row, (self._database.name,), values) > 0
 
     def count(self) -> int:
         ((count,),) = self._database.fetch(_count, (), {})
         return int(count)
 
     def _change_rows(self, build: Build, token: str, ids: Sequence[str]) -> int:
-        """Change the rows of a token in the order of their ids, as every other writer does: nobody waits in a circle."""
-        parts = chunks(sorted(set(ids)))
-        return sum(self._database.change(build, (len(part),), {"token": token, **numbered("id", part)}) for part in parts)
+        changed = 0
+        for part in chunks(sorted(set(ids))):
+            shape = (len(part), self._database.name)
+            changed += self._database.change(build, shape, {"token": token, **numbered("id", part)})
+        return changed
 
 
-def _delete_rows(count: int) -> Delete:
-    return delete(outbox).where(*_held(count))
+def _delete_rows(count: int, database: str) -> Delete:
+    return delete(outbox).where(*_held(count, database))
 
 
-def _release_rows(count: int) -> Update:
+def _release_rows(count: int, database: str) -> Update:
     due_again = case((outbox.c.due_at > now(), outbox.c.due_at), else_=now())
-    return update(outbox).where(*_held(count)).values(available_at=due_again)
+    return update(outbox).where(*_held(count, database)).values(available_at=due_again)
 
 
-def _fail_row() -> Update:
+def _fail_row(database: str) -> Update:
     delay_ms: BindParameter[int] = bindparam("delay_ms", type_=BigInteger())
     return (
         update(outbox)
-        .where(*_held(1))
+        .where(*_held(1, database))
         .values(
             attempts=outbox.c.attempts + literal("1"),
             error=bound(outbox.c.error, "error"),
@@ -87,9 +90,10 @@ def _fail_row() -> Update:
     )
 
 
-def _held(count: int) -> list[ColumnElement[bool]]:
+def _held(count: int, database: str) -> list[ColumnElement[bool]]:
     """Conditions: these rows, if the token's lease lasts or was the last."""
-    return [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
+    is_held = [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
+    return in_order(*is_held) if database == "postgresql" else is_held
 
 
 def _count() -> Select[Any]:

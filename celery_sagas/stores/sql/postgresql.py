@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import CTE, ColumnElement, Insert, bindparam, exists, func, select, true, tuple_
 from sqlalchemy import column as named
+from sqlalchemy import delete as delete_from
 from sqlalchemy import insert as insert_into
 from sqlalchemy import literal_column as literal
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -16,11 +17,12 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
 from celery_sagas.stores.sql.effects import (
     OUTGOING,
-    delete_rows_of_instance,
     entry_columns,
     entry_values,
+    in_order,
     lease_values,
     outgoing_columns,
+    rows_of_instance,
 )
 from celery_sagas.stores.sql.instances import (
     change_values,
@@ -80,7 +82,7 @@ def delete(record: Record, effects: Effects) -> list[Step]:
 def _delete(sends: bool) -> Insert:
     changed = delete_instance().returning(instance.c.id).cte("changed")
     keys = delete_keys().where(_is_changed(changed)).cte("removed")
-    rows = delete_rows_of_instance().where(_is_changed(changed)).cte("ended")
+    rows = delete_from(outbox).where(*in_order(*rows_of_instance(), _is_changed(changed))).cte("ended")
     return _entry_of(changed, keys, rows, *([_sent(changed)] if sends else []))
 
 

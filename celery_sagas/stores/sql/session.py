@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.pool import PoolProxiedConnection
 
 from celery_sagas.stores.sql.statements import Build, Shape, Step, Values
@@ -20,18 +21,16 @@ class Session:
 
     def __init__(self, database: Database, connection: PoolProxiedConnection) -> None:
         self._database = database
-        self._cursor = connection.cursor()
+        self._connection = connection
         self._is_open = False
 
     def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
         """Run a statement and return its rows."""
-        self._run(build, shape, values)
-        return [_decoded(row) for row in self._cursor.fetchall()]
+        return [_decoded(row) for row in self._run(build, shape, values).fetchall()]
 
     def change(self, build: Build, shape: Shape, values: Values) -> int:
         """Run a statement and return how many rows it changed."""
-        self._run(build, shape, values)
-        return self._cursor.rowcount
+        return self._run(build, shape, values).rowcount
 
     def commit_steps(self, steps: Sequence[Step]) -> bool:
         """Run the steps of a commit, all or none.
@@ -72,14 +71,16 @@ class Session:
             return False
         return True
 
-    def _run(self, build: Build, shape: Shape, values: Values) -> None:
+    def _run(self, build: Build, shape: Shape, values: Values) -> DBAPICursor:
         statement = self._database.statement(build, shape)
-        self._execute(statement.text, statement.bind(values))
+        return self._execute(statement.text, statement.bind(values))
 
-    def _execute(self, text: str, *parameters: dict[str, object]) -> None:
+    def _execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
         for observer in self._database.observers:
             observer(text)
-        self._cursor.execute(text, *parameters)
+        cursor = self._connection.cursor()
+        cursor.execute(text, *parameters)
+        return cursor
 
 
 def _decoded(row: Row) -> Row:

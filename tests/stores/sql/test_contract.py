@@ -60,7 +60,9 @@ class TestInterleaving(Sql, InterleavingContract):
 
     @pytest.fixture
     def new_rival(self, url: str) -> NewBackend:
-        return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock, options=_IMPATIENT[url.partition(":")[0].partition("+")[0]])
+        return lambda prefix, clock: SqlBackend(
+            url, prefix=prefix, clock=clock, options=_IMPATIENT[url.partition(":")[0].partition("+")[0]]
+        )
 
     @contextmanager
     def commands(self, backend: Backend, before: Callable[[], None]) -> Iterator[None]:

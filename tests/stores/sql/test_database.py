@@ -1,0 +1,417 @@
+"""What the SQL backend does with connections, statements and the server's clock."""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+from sqlalchemy import Executable, text
+
+from celery_sagas.errors import StoreError, StoreUnavailable
+from celery_sagas.stores.records import Handling
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.database import _StaleConnection
+from celery_sagas.stores.sql.session import Session
+from celery_sagas.testing.samples import (
+    MINUTE,
+    STEP,
+    by_key,
+    change,
+    claim,
+    complete,
+    conflict,
+    effects,
+    entry,
+    found,
+    ids,
+    is_there,
+    letter,
+    new_record,
+    outgoing,
+    send,
+    start,
+    update,
+)
+from tests.stores.sql.conftest import Open
+
+only_servers = pytest.mark.parametrize("url", ["postgresql", "mariadb"], indirect=True)
+
+
+class Interruption(BaseException):
+    """What no driver raises: a soft time limit, Ctrl-C."""
+
+
+@contextmanager
+def observed(backend: SqlBackend) -> Iterator[list[str]]:
+    """Collect the first word of each statement."""
+    statements: list[str] = []
+    backend.database.observers.append(lambda sql: statements.append(sql.split()[0]))
+    yield statements
+    backend.database.observers.pop()
+
+
+def connection_ids(backend: SqlBackend) -> list[int]:
+    """Return the server's id of the pooled connection; there is one."""
+    return [row[0] for row in backend.database.fetch(_select_connection_id(backend), (), {})]
+
+
+def _select_connection_id(backend: SqlBackend) -> Callable[[], Executable]:
+    function = {"postgresql": "pg_backend_pid()", "mysql": "connection_id()"}[backend.database.name]
+    return lambda: text(f"SELECT {function}")
+
+
+def kill(backend: SqlBackend, id: int) -> None:
+    """End a connection of somebody else, as a restart of the server does."""
+    statement = {"postgresql": f"SELECT pg_terminate_backend({id}, 5000)", "mysql": f"KILL {id}"}[backend.database.name]
+    with backend.database.connect() as connection:
+        connection.exec_driver_sql(statement)
+
+
+class TestStatements:
+    """How many statements an operation takes."""
+
+    #: find, and the commit of an update without keys and outgoing rows
+    EXPECTED: ClassVar = {
+        "postgresql": (["SELECT"], ["WITH"]),
+        "mysql": (["SELECT"], ["BEGIN", "UPDATE", "INSERT", "COMMIT"]),
+        "sqlite": (["SELECT"], ["BEGIN", "UPDATE", "INSERT", "COMMIT"]),
+    }
+
+    def test_find_is_one_and_an_update_at_most_four(self, sql: SqlBackend) -> None:
+        """The pool adds none: no ping, no rollback on return."""
+        record = start(sql)
+        of_find, of_update = self.EXPECTED[sql.database.name]
+        with observed(sql) as statements:
+            sql.sagas.find(by_key(), Handling((STEP,), "message"))
+        assert statements == of_find
+        with observed(sql) as statements:
+            sql.sagas.update(record, change(), effects(record))
+        assert statements == of_update
+
+    @pytest.mark.parametrize("url", ["mariadb"], indirect=True)
+    def test_server_counts_no_others(self, sql: SqlBackend) -> None:
+        """MariaDB counts what this session sends; the last one asks for the count."""
+        record = start(sql)
+
+        def count() -> Executable:
+            return text("SHOW SESSION STATUS LIKE 'Questions'")
+
+        before = int(sql.database.fetch(count, (), {})[0][1])
+        record = found(sql, by_key())
+        sql.sagas.update(record, change(), effects(record))
+        after = int(sql.database.fetch(count, (), {})[0][1])
+        assert after - before - 1 == 5
+
+    @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+    def test_whole_commit_is_one_statement_on_postgresql(self, sql: SqlBackend) -> None:
+        """Whatever it writes, and however many rows."""
+        with observed(sql) as statements:
+            new = new_record(keys=(("email", "T1"), ("tracking", "T1")))
+            sql.sagas.insert(new, effects(new, *(outgoing() for _ in range(100))))
+        assert statements == ["WITH"]
+        texts: list[str] = []
+        sql.database.observers.append(texts.append)
+        complete(
+            sql, update(sql, found(sql, by_key()), outgoing(), added=(("zone", "1"),), removed=(("email", "T1"),)), outgoing()
+        )
+        assert len([text for text in texts if text.startswith("WITH")]) == 2
+        assert not any("ON CONFLICT" in text for text in texts)
+
+    def test_values_are_never_part_of_the_text(self, sql: SqlBackend) -> None:
+        texts: list[str] = []
+        sql.database.observers.append(texts.append)
+        start(sql, "VALUE", outgoing(payload="VALUE"), keys=(("tracking", "VALUE"),), data="VALUE")
+        sql.dead.add(letter("VALUE"))
+        assert texts
+        assert not any("VALUE" in text.replace("VALUES", "") for text in texts)
+
+    def test_find_leaves_no_transaction_open(self, sql: SqlBackend, open_sql: Open) -> None:
+        rival = open_sql()
+        record = start(sql)
+        for _ in range(3):
+            assert found(sql, by_key()) == record
+            record = update(rival, record)
+
+    def test_threads_share_a_backend(self, sql: SqlBackend) -> None:
+        failures: list[BaseException] = []
+
+        def work(key: str) -> None:
+            try:
+                record = start(sql, key)
+                for _ in range(10):
+                    record = update(sql, record, outgoing())
+            except BaseException as exc:
+                failures.append(exc)
+
+        threads = [threading.Thread(target=work, args=(str(number),)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert sql.outbox.count() == 80
+
+
+class TestClock:
+    """Without a clock of the test's own."""
+
+    def test_servers_clock_is_used(self, sql: SqlBackend) -> None:
+        """Milliseconds since the epoch, in whatever time zone the server is."""
+        record = start(sql)
+        assert abs(record.created_at - time.time() * 1000) < 5_000
+
+    def test_leases_end_by_it(self, sql: SqlBackend) -> None:
+        send(sql, outgoing(), owner="me", grace_ms=MINUTE)
+        ready = outgoing()
+        send(sql, ready)
+        assert ids(claim(sql, "relay")) == [ready.id]
+        assert claim(sql, "relay") == []
+        assert sql.outbox.release("relay", [ready.id]) == 1
+        assert ids(claim(sql, "another")) == [ready.id]
+
+    def test_entries_age_by_it(self, sql: SqlBackend) -> None:
+        send(sql)
+        assert sql.journal.purge(MINUTE, 9) == 0
+        assert sql.journal.purge(-MINUTE, 9) == 1
+
+
+class TestLostConnections:
+    """A server that was restarted since the connection was last used."""
+
+    @only_servers
+    def test_find_does_not_notice(self, sql: SqlBackend, open_sql: Open) -> None:
+        record = start(sql)
+        (id,) = connection_ids(sql)
+        kill(open_sql(), id)
+        assert found(sql, by_key()) == record
+        assert connection_ids(sql) != [id]
+
+    @only_servers
+    def test_commit_does_not_notice(self, sql: SqlBackend, open_sql: Open) -> None:
+        record = start(sql)
+        (id,) = connection_ids(sql)
+        kill(open_sql(), id)
+        assert update(sql, record, outgoing()).version == 2
+        assert sql.outbox.count() == 1
+
+    @only_servers
+    def test_connection_lost_between_two_statements(self, sql: SqlBackend, open_sql: Open) -> None:
+        record = start(sql)
+        (id,) = connection_ids(sql)
+        killer = open_sql()
+
+        def kill_once(statement: str) -> None:
+            if "INSERT INTO saga_journal" in statement:
+                sql.database.observers.clear()
+                kill(killer, id)
+
+        sql.database.observers.append(kill_once)
+        assert update(sql, record).version == 2
+
+    @only_servers
+    def test_connection_lost_at_its_first_use_is_not_kept(self, sql: SqlBackend, open_sql: Open) -> None:
+        """A server that ends new connections is unavailable; no dead connection waits in the pool for its return."""
+        record, fresh = start(sql), open_sql()
+
+        def lose(session: Session) -> None:
+            kill(sql, session.fetch(_select_connection_id(fresh), (), {})[0][0])
+            session.fetch(_select_connection_id(fresh), (), {})
+
+        with pytest.raises(StoreUnavailable):
+            fresh.database.run(lose)
+        assert found(fresh, by_key()) == record
+
+    @pytest.mark.parametrize("write", ["insert", "update", "delete", "record"])
+    def test_commit_whose_reply_was_lost_is_made_once(self, sql: SqlBackend, monkeypatch: pytest.MonkeyPatch, write: str) -> None:
+        """The second run meets the journal's entry of the first one, of the same attempt."""
+        record, new = start(sql), new_record("43")
+        made = effects(None, outgoing(), line=entry(new if write == "insert" else record))
+        arguments: tuple[Any, ...] = {"insert": (new,), "update": (record, change()), "delete": (record,), "record": ()}[write]
+        with monkeypatch.context() as patch:
+            patch.setattr(sql.database, "_attempt", _losing_first_reply(sql.database._attempt))
+            getattr(sql.sagas, write)(*arguments, made)
+        assert sql.outbox.count() == 1
+        assert is_there(sql, by_key("43")) == (write == "insert")
+        assert sql.sagas.find(by_key(), Handling((made.entry.step,), made.entry.message_id)).handled is not None
+
+    @only_servers
+    def test_server_that_does_not_come_back_is_unavailable(self, sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        start(sql)
+
+        def refuse(work: object, *, may_repeat: bool) -> None:
+            if may_repeat:
+                raise _StaleConnection
+            raise sql.database.driver.OperationalError("server closed the connection")
+
+        monkeypatch.setattr(sql.database, "_attempt", refuse)
+        with pytest.raises(StoreUnavailable):
+            sql.sagas.find(by_key())
+
+
+def _losing_first_reply(attempt: Callable[..., object]) -> Callable[..., object]:
+    def lose(work: object, *, may_repeat: bool) -> object:
+        result = attempt(work, may_repeat=may_repeat)
+        if may_repeat:
+            raise _StaleConnection
+        return result
+
+    return lose
+
+
+class TestInterruption:
+    """An exception that is no driver's error, in the middle of an operation."""
+
+    @pytest.mark.parametrize(
+        ("url", "before"),
+        [
+            ("postgresql", "UPDATE saga_instance"),
+            *((url, before) for url in ("sqlite", "mariadb") for before in ("UPDATE", "INSERT INTO saga_journal", "COMMIT")),
+        ],
+        indirect=["url"],
+    )
+    def test_nothing_is_written_and_the_connection_is_closed(self, sql: SqlBackend, before: str) -> None:
+        record = start(sql, keys=(("tracking", "T1"),))
+        pool: Any = sql.database.engine.pool
+        assert pool.checkedin() == 1
+
+        def interrupt(statement: str) -> None:
+            if before in statement:
+                raise Interruption
+
+        sql.database.observers.append(interrupt)
+        with pytest.raises(Interruption):
+            sql.sagas.update(record, change(), effects(record, outgoing()))
+        sql.database.observers.clear()
+        used = sql.database.engine.raw_connection()
+        assert "has_worked" not in used.info
+        used.close()
+        assert found(sql, by_key()) == record
+        assert sql.outbox.count() == 0
+
+    @only_servers
+    def test_signal_during_a_statement(self, sql: SqlBackend) -> None:
+        """The answer that was not read must never be the answer to the next statement."""
+        record = start(sql)
+        (id,) = connection_ids(sql)
+        sleep = {"postgresql": "SELECT 'late' FROM pg_sleep(0.3)", "mysql": "SELECT 'late', SLEEP(0.3)"}[sql.database.name]
+
+        def select_late() -> Executable:
+            return text(sleep)
+
+        with _alarm(0.1), pytest.raises(Interruption):
+            sql.database.fetch(select_late, (), {})
+        assert connection_ids(sql) != [id]
+        assert found(sql, by_key()) == record
+
+    def test_memory_database_survives_it(self) -> None:
+        """Its connection is the database, and an interruption leaves at most a transaction behind."""
+        backend = SqlBackend("sqlite://", prefix="")
+        backend.prepare(create_schema=True, processes=1)
+        record = start(backend)
+
+        def interrupt(statement: str) -> None:
+            if statement == "COMMIT":
+                raise Interruption
+
+        backend.database.observers.append(interrupt)
+        with pytest.raises(Interruption):
+            backend.sagas.update(record, change(), effects(record))
+        backend.database.observers.clear()
+        assert found(backend, by_key()) == record
+        assert update(backend, record).version == 2
+        backend.close()
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+class TestErrorsLeaveNothingBehind:
+    """After every error the transaction is rolled back, before the connection goes to somebody else."""
+
+    @pytest.mark.parametrize("url", ["mariadb"], indirect=True)
+    def test_lock_time_out_writes_nothing(self, open_sql: Open) -> None:
+        """MariaDB's 1205 undoes the statement alone: what came before it would be committed with what comes next."""
+        options = {
+            "pool_size": 1,
+            "max_overflow": 0,
+            "connect_args": {"init_command": "SET SESSION innodb_lock_wait_timeout = 0"},
+        }
+        backend, rival = open_sql(options=options), open_sql()
+        backend.prepare(create_schema=True, processes=1)
+        record = start(backend)
+        line = entry(record)
+        with rival.database.connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            connection.exec_driver_sql(
+                "INSERT INTO saga_journal"
+                " (prefix, step, message_id, attempt, outcome, saga, `key`, instance_id, version, detail, at)"
+                " VALUES (%s, %s, %s, '', '', '', '', '', 0, '', 1)",
+                (backend.database._prefix, line.step, line.message_id),
+            )
+            with conflict("locked"):
+                backend.sagas.update(record, change(), effects(record, line=line))
+            connection.exec_driver_sql("ROLLBACK")
+        start(backend, "43")
+        assert found(rival, by_key()) == record
+
+    @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+    def test_busy_sqlite_is_unavailable(self, open_sql: Open) -> None:
+        backend, rival = open_sql(options={"busy_timeout": 0}), open_sql()
+        rival.prepare(create_schema=True, processes=1)
+        record = start(rival)
+        with rival.database.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            assert found(backend, by_key()) == record
+            with pytest.raises(StoreUnavailable, match="database is locked"):
+                backend.sagas.update(record, change(), effects(record))
+            connection.exec_driver_sql("ROLLBACK")
+        assert update(backend, record).version == 2
+
+    def test_exhausted_pool_is_unavailable(self, open_sql: Open) -> None:
+        backend = open_sql(options={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01})
+        backend.prepare(create_schema=True, processes=1)
+        taken = backend.database.engine.raw_connection()
+        with pytest.raises(StoreUnavailable) as caught:
+            backend.sagas.find(by_key())
+        assert caught.value.__cause__ is not None
+        taken.close()
+        assert not is_there(backend, by_key())
+
+    def test_values_that_no_database_takes_are_refused_for_good(self, sql: SqlBackend) -> None:
+        new = new_record("a lone surrogate: \ud800")
+        with pytest.raises(StoreError) as caught:
+            sql.sagas.insert(new, effects(new))
+        assert type(caught.value) is StoreError
+        start(sql)
+
+    @only_servers
+    def test_values_that_are_too_long_are_refused_for_good(self, sql: SqlBackend) -> None:
+        """SQLite has no limit."""
+        key = "".join(chr(random.Random(number).randrange(0x4E00, 0x9FFF)) for number in range(3_000))
+        new = new_record(key)
+        with pytest.raises(StoreError) as caught:
+            sql.sagas.insert(new, effects(new))
+        assert type(caught.value) is StoreError
+        assert caught.value.retry == "never"
+
+
+def test_close_closes_every_connection(open_sql: Open) -> None:
+    backend = open_sql()
+    backend.prepare(create_schema=True, processes=1)
+    pool: Any = backend.database.engine.pool
+    assert pool.checkedin() == 1
+    backend.close()
+    assert pool.checkedin() == 0

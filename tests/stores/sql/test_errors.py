@@ -1,0 +1,130 @@
+"""The table that translates drivers' errors, and what the texts may not hold."""
+
+import sqlite3
+
+import psycopg
+import pymysql
+import pytest
+
+from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.errors import Fault, Subject, Translator
+from celery_sagas.stores.sql.location import locate
+from celery_sagas.testing.samples import by_key
+
+_LOCATION = locate("postgresql://me:s3cret@host/shop")
+
+
+def _translator(driver: object) -> Translator:
+    return Translator(driver, _LOCATION)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (psycopg.errors.SerializationFailure(), Fault.LOCKED),
+        (psycopg.errors.DeadlockDetected(), Fault.LOCKED),
+        (psycopg.errors.LockNotAvailable(), Fault.LOCKED),
+        (psycopg.errors.UniqueViolation(), Fault.UNIQUE),
+        (psycopg.errors.NotNullViolation(), Fault.UNIQUE),
+        (psycopg.errors.StringDataRightTruncation(), Fault.REFUSED),
+        (psycopg.errors.UntranslatableCharacter(), Fault.REFUSED),
+        (psycopg.errors.ProgramLimitExceeded(), Fault.REFUSED),
+        (psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes"), Fault.REFUSED),
+        (psycopg.errors.AdminShutdown(), Fault.UNAVAILABLE),
+        (psycopg.errors.ReadOnlySqlTransaction(), Fault.UNAVAILABLE),
+        (psycopg.errors.UndefinedTable(), Fault.UNAVAILABLE),
+        (psycopg.OperationalError("connection refused"), Fault.UNAVAILABLE),
+        (psycopg.InterfaceError("the connection is closed"), Fault.UNAVAILABLE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
+)
+def test_psycopg(error: Exception, fault: Fault) -> None:
+    assert _translator(psycopg).fault_of(error) is fault
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"), Fault.LOCKED),
+        (pymysql.err.OperationalError(1213, "Deadlock found"), Fault.LOCKED),
+        (pymysql.err.OperationalError(1020, "Record has changed since last read"), Fault.LOCKED),
+        (pymysql.err.IntegrityError(1062, "Duplicate entry"), Fault.UNIQUE),
+        (pymysql.err.DataError(1406, "Data too long for column"), Fault.REFUSED),
+        (pymysql.err.OperationalError(1153, "Got a packet bigger than 'max_allowed_packet' bytes"), Fault.REFUSED),
+        (pymysql.err.OperationalError(1366, "Incorrect string value"), Fault.REFUSED),
+        (pymysql.err.OperationalError(2006, "MySQL server has gone away"), Fault.UNAVAILABLE),
+        (pymysql.err.OperationalError(1290, "running with the --read-only option"), Fault.UNAVAILABLE),
+        (pymysql.err.InterfaceError(0, ""), Fault.UNAVAILABLE),
+        (pymysql.err.ProgrammingError(1146, "Table does not exist"), Fault.UNAVAILABLE),
+    ],
+    ids=lambda value: str(value.args[0]) if isinstance(value, Exception) else value.name,
+)
+def test_pymysql(error: Exception, fault: Fault) -> None:
+    assert _translator(pymysql).fault_of(error) is fault
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (sqlite3.IntegrityError("UNIQUE constraint failed"), Fault.UNIQUE),
+        (sqlite3.DataError("string or blob too big"), Fault.REFUSED),
+        (sqlite3.OperationalError("database is locked"), Fault.UNAVAILABLE),
+        (sqlite3.OperationalError("attempt to write a readonly database"), Fault.UNAVAILABLE),
+        (sqlite3.OperationalError("22 values for 21 columns"), Fault.UNAVAILABLE),
+        (OverflowError("Python int too large to convert to SQLite INTEGER"), Fault.REFUSED),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"), Fault.REFUSED),
+    ],
+    ids=str,
+)
+def test_sqlite(error: Exception, fault: Fault) -> None:
+    assert _translator(sqlite3).fault_of(error) is fault
+
+
+@pytest.mark.parametrize("fault", [psycopg.errors.DeadlockDetected("deadlock"), psycopg.errors.UniqueViolation("taken")])
+def test_conflict_of_what_is_no_commit_is_unavailable(fault: Exception) -> None:
+    """Nobody would run it again from find."""
+    with pytest.raises(StoreUnavailable) as caught, _translator(psycopg).translated():
+        raise fault
+    assert caught.value.__cause__ is fault
+
+
+def test_conflict_of_a_commit_names_its_subject() -> None:
+    error = psycopg.errors.DeadlockDetected("deadlock")
+    with pytest.raises(RevisionConflict) as caught, _translator(psycopg).translated(Subject("order", "42")):
+        raise error
+    assert caught.value.args == ("order", "42", "locked")
+    assert caught.value.__cause__ is error
+
+
+def test_other_exceptions_pass() -> None:
+    with pytest.raises(LookupError), _translator(psycopg).translated():
+        raise LookupError
+
+
+@pytest.mark.parametrize("error", [psycopg.OperationalError("password s3cret is wrong\ndetail"), psycopg.DataError("s3cret")])
+def test_text_holds_no_password(error: Exception) -> None:
+    with pytest.raises(StoreError) as caught, _translator(psycopg).translated():
+        raise error
+    assert "s3cret" not in f"{caught.value} {caught.value!r} {caught.value.args}"
+    assert "detail" not in str(caught.value)
+
+
+def test_unreachable_server_is_unavailable_and_shows_no_secret() -> None:
+    backend = SqlBackend("db+postgresql://me:s3cret@127.0.0.1:1/shop?sslpassword=hush", prefix="")
+    for call in (lambda: backend.sagas.find(by_key()), lambda: backend.prepare(create_schema=True, processes=1)):
+        with pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, psycopg.OperationalError)
+        for secret in ("s3cret", "hush"):
+            assert secret not in f"{caught.value} {caught.value!r} {backend!r} {backend.url}"
+    assert backend.url == "postgresql://me:***@127.0.0.1:1/shop?sslpassword=***"
+    backend.close()
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:s3cret@host:s3cret/shop", "postgresql+s3cret", "//me:s3cret@host/shop"])
+def test_malformed_url_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        locate(url)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None

@@ -1,0 +1,227 @@
+"""Making an SQL database ready, and refusing one that cannot keep the promise."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, inspect
+
+from celery_sagas.errors import ConfigurationError, StoreUnavailable
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.checks import CHECKS
+from celery_sagas.stores.sql.location import locate
+from celery_sagas.stores.sql.schema import ddl
+from celery_sagas.stores.sql.tables import metadata
+from celery_sagas.testing.samples import by_key, found, start, update
+from tests import servers
+from tests.stores.sql.conftest import DATABASES
+
+_PREPARE = """
+import sys
+from celery_sagas.stores.sql.backend import SqlBackend
+backend = SqlBackend(sys.argv[1], prefix="")
+sys.stdin.readline()
+backend.prepare(create_schema=True, processes=2)
+backend.close()
+"""
+
+
+@pytest.fixture(params=DATABASES)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database without tables."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/empty.sqlite3"
+    else:
+        with servers.database(request.param) as url:
+            yield url
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[SqlBackend]:
+    """A backend on a database without tables."""
+    backend = SqlBackend(empty_url, prefix="")
+    yield backend
+    backend.close()
+
+
+def run(backend: SqlBackend, *statements: str) -> None:
+    """Run statements as an administrator would."""
+    with backend.database.connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+class TestSchema:
+    """Tables and their layout."""
+
+    def test_ten_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
+        """PM-21."""
+        command = [sys.executable, "-c", _PREPARE, empty_url]
+        workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(10)]
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+        errors = [worker.communicate(timeout=60)[1] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * 10, errors
+        empty.prepare(create_schema=False, processes=1)
+        start(empty)
+
+    def test_missing_tables_are_refused_if_they_are_not_to_be_created(self, empty: SqlBackend) -> None:
+        with pytest.raises(ConfigurationError, match="celery -A proj sagas schema"):
+            empty.prepare(create_schema=False, processes=1)
+
+    def test_printed_statements_make_the_same_schema(self, empty_url: str, empty: SqlBackend) -> None:
+        statements = [statement for statement in ddl(empty_url).split(";\n") if statement.strip()]
+        run(empty, *statements)
+        empty.prepare(create_schema=False, processes=1)
+        update(empty, start(empty, keys=(("tracking", "T1"),)))
+
+    def test_printing_needs_no_server(self) -> None:
+        for name in ("postgresql", "mysql", "mariadb", "sqlite", "db+postgresql://me:s3cret@nowhere/shop"):
+            text = ddl(name)
+            assert text.count("CREATE TABLE") == len(metadata.tables)
+            assert "s3cret" not in text
+        assert "ENGINE=InnoDB" in ddl("mariadb")
+
+    def test_another_layout_is_refused(self, empty: SqlBackend) -> None:
+        empty.prepare(create_schema=True, processes=1)
+        run(empty, "UPDATE saga_layout SET version = 99")
+        with pytest.raises(ConfigurationError, match="layout 99"):
+            empty.prepare(create_schema=True, processes=1)
+
+    def test_interrupted_creation_is_taken_up_again(self, empty_url: str, empty: SqlBackend) -> None:
+        """Without the layout's row, what is missing is created: a table, or one index of a table."""
+        empty.prepare(create_schema=True, processes=1)
+        on = " ON saga_journal" if empty.database.name == "mysql" else ""
+        run(empty, "DELETE FROM saga_layout", "DROP TABLE saga_key", f"DROP INDEX saga_journal_at{on}")
+        empty.prepare(create_schema=True, processes=1)
+        engine = create_engine(locate(empty_url).url)
+        indexes = [index["name"] for index in inspect(engine).get_indexes("saga_journal")]
+        assert "saga_journal_at" in indexes
+        assert "saga_key" in inspect(engine).get_table_names()
+        engine.dispose()
+
+    def test_every_table_is_partitioned_by_prefix(self) -> None:
+        assert {name for name, table in metadata.tables.items() if "prefix" not in table.c} == {"saga_layout"}
+
+    def test_failed_creation_releases_its_lock(self, empty: SqlBackend) -> None:
+        """A view stands in the way; once it is gone the next worker succeeds, without waiting."""
+        run(empty, "CREATE VIEW saga_dead AS SELECT 1 AS id")
+        with pytest.raises(StoreUnavailable):
+            empty.prepare(create_schema=True, processes=1)
+        run(empty, "DROP VIEW saga_dead")
+        another = SqlBackend(empty.database.location.url.render_as_string(hide_password=False), prefix="")
+        another.prepare(create_schema=True, processes=1)
+        another.close()
+
+
+class TestRefusals:
+    """Backends that cannot keep the promise."""
+
+    @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:shop?mode=memory&uri=true"])
+    def test_sqlite_in_memory_serves_one_process(self, url: str) -> None:
+        backend = SqlBackend(url, prefix="")
+        with pytest.raises(ConfigurationError, match="processes"):
+            backend.prepare(create_schema=True, processes=2)
+        backend.prepare(create_schema=True, processes=1)
+        assert update(backend, start(backend)) == found(backend, by_key())
+        backend.close()
+
+    def test_read_only_sqlite(self, tmp_path: Path) -> None:
+        path = tmp_path / "sagas.sqlite3"
+        writer = SqlBackend(f"sqlite:///{path}", prefix="")
+        writer.prepare(create_schema=True, processes=1)
+        writer.close()
+        reader = SqlBackend(f"sqlite:///file:{path}?mode=ro&uri=true", prefix="")
+        with pytest.raises(ConfigurationError, match="read-only"):
+            reader.prepare(create_schema=True, processes=1)
+        reader.close()
+
+    def test_read_only_postgresql(self, postgresql_url: str) -> None:
+        options = {"connect_args": {"options": "-c default_transaction_read_only=on"}}
+        backend = SqlBackend(postgresql_url, prefix="", options=options)
+        with pytest.raises(ConfigurationError, match="read-only"):
+            backend.prepare(create_schema=True, processes=1)
+        backend.close()
+
+    def test_table_without_transactions(self) -> None:
+        with servers.database("mariadb") as url:
+            backend = SqlBackend(url, prefix="")
+            run(backend, "CREATE TABLE saga_outbox (id INT) ENGINE=MyISAM")
+            with pytest.raises(ConfigurationError, match="saga_outbox has the engine MyISAM"):
+                backend.prepare(create_schema=True, processes=1)
+            backend.close()
+
+    @pytest.mark.parametrize(
+        ("settings", "problem"),
+        [
+            ({"read_only": 1}, "read-only"),
+            ({"log_bin": 1, "binlog_format": "STATEMENT"}, "binlog_format"),
+            ({"version": (10, 5, 29)}, "MariaDB 10.5.29"),
+            ({"version": (5, 7, 44), "is_mariadb": False}, "MySQL 5.7.44"),
+        ],
+        ids=["read only", "binlog format", "MariaDB", "MySQL"],
+    )
+    def test_mysql_server(self, settings: dict[str, Any], problem: str) -> None:
+        with pytest.raises(ConfigurationError, match=problem):
+            CHECKS["mysql"](_mysql(**settings))
+
+    @pytest.mark.parametrize(
+        ("options", "name"),
+        [
+            ({"isolation_level": "AUTOCOMMIT"}, "isolation_level"),
+            ({"execution_options": {"isolation_level": "AUTOCOMMIT"}}, "execution_options"),
+            ({"connect_args": {"autocommit": False}}, "autocommit"),
+            ({"pool_pre_ping": True}, "pool_pre_ping"),
+            ({"pool_size": "5"}, "pool_size"),
+            ({"connect_args": "connect_timeout=1"}, "connect_args"),
+        ],
+    )
+    def test_option(self, options: dict[str, object], name: str) -> None:
+        with pytest.raises(ConfigurationError, match=name):
+            SqlBackend("sqlite://", prefix="", options=options)
+
+    def test_option_in_the_url(self) -> None:
+        with pytest.raises(ConfigurationError, match="autocommit"):
+            SqlBackend("mysql://root@localhost/shop?autocommit=false", prefix="")
+
+
+class TestWarnings:
+    """Servers that may lose what was committed."""
+
+    def test_postgresql_without_synchronous_commit(self, postgresql_url: str) -> None:
+        options = {"connect_args": {"options": "-c synchronous_commit=off"}}
+        backend = SqlBackend(postgresql_url, prefix="", options=options)
+        (warning,) = backend.prepare(create_schema=True, processes=1)
+        assert "synchronous_commit=off" in warning
+        backend.close()
+
+    def test_mysql_that_flushes_once_a_second(self) -> None:
+        (warning,) = CHECKS["mysql"](_mysql(flush=2))
+        assert "innodb_flush_log_at_trx_commit=2" in warning
+        assert CHECKS["mysql"](_mysql()) == []
+
+
+def _mysql(
+    *,
+    version: tuple[int, ...] = (10, 11, 6),
+    is_mariadb: bool = True,
+    read_only: int = 0,
+    log_bin: int = 0,
+    binlog_format: str = "MIXED",
+    flush: int = 1,
+) -> Any:
+    """Return a connection to a server with these settings; those of the real one are everybody's."""
+    settings = (read_only, log_bin, binlog_format, flush)
+
+    class Rows(list[object]):
+        def one(self) -> object:
+            return settings
+
+    dialect = SimpleNamespace(server_version_info=version, is_mariadb=is_mariadb)
+    return SimpleNamespace(dialect=dialect, exec_driver_sql=lambda _: Rows())
