@@ -13,11 +13,14 @@ PREFIX = "saga_"
 DEFAULT_BACKEND = "sqlite:///celery-sagas.sqlite3"
 
 
-def _seconds(value: object) -> object:
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted, not a bool")  # noqa: TRY004  # pydantic takes no TypeError
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds)]
+Seconds = Annotated[float, BeforeValidator(_number)]
+Count = Annotated[int, BeforeValidator(_number)]
 
 
 class Settings(BaseModel):
@@ -34,11 +37,11 @@ class Settings(BaseModel):
     #: Whether a starting worker creates the tables that are missing.
     create_schema: bool = True
     #: Runs of a step after conflicts, before the instance is reserved for the next run.
-    conflict_retries: int = Field(default=5, ge=0, le=1000)
+    conflict_retries: Count = Field(default=5, ge=0, le=1000)
     #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
     dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
     #: The largest state, and the largest message that a step sends. Bytes of JSON.
-    max_state_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
+    max_state_bytes: Count = Field(default=1_000_000, ge=1_000, le=100_000_000)
     #: What a worker does on a backend that cannot keep the promise: ``"refuse"`` to start, or ``"warn"``.
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
 
@@ -49,6 +52,7 @@ class Configuration(Protocol):
     @property
     def prefix(self) -> str | None: ...
     def keys(self) -> Iterable[object]: ...
+    def get(self, key: str, default: Any, /) -> Any: ...
     def __getitem__(self, key: str, /) -> Any: ...
 
 
@@ -79,14 +83,20 @@ def is_default_backend(conf: Configuration) -> bool:
 
 def _given(conf: Configuration) -> dict[str, Any]:
     """Return the app's ``saga_*`` settings without their prefix: ``saga_backend``, or ``CELERY_SAGA_BACKEND`` under Django."""
-    namespaced = f"{conf.prefix or ''}{PREFIX}".upper()
+    keys = list(map(str, conf.keys()))  # first of all: the namespace is not known before the app is configured
     given: dict[str, Any] = {}
-    for key in map(str, conf.keys()):
+    for key in keys:
         if key.startswith(PREFIX):
             given[key.removeprefix(PREFIX)] = conf[key]
-        elif key.startswith(namespaced):
-            given[key.removeprefix(namespaced).lower()] = conf[key]
+        elif key.startswith(namespaced := _namespaced(conf.prefix or "")):
+            name = key.removeprefix(namespaced).lower()
+            given[name] = conf.get(PREFIX + name, conf[key])
     return given
+
+
+def _namespaced(namespace: str) -> str:
+    """Return the prefix of the settings under a namespace, in its case, as Celery does."""
+    return namespace + PREFIX if namespace and namespace.islower() else (namespace + PREFIX).upper()
 
 
 def _path(problem: Mapping[str, Any]) -> str:

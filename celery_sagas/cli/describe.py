@@ -8,6 +8,7 @@ from celery_sagas.cli.app import app_of
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
+from celery_sagas.errors import DefinitionError
 
 
 @click.command()
@@ -15,8 +16,11 @@ from celery_sagas.core.steps import StepDefinition
 @click.pass_context
 def describe(context: click.Context, names: tuple[str, ...]) -> None:
     """Show sagas, their steps and their correlation rules; all of them, or those named."""
-    app_of(context).loader.import_default_modules()
-    app_of(context).finalize()
+    try:
+        app_of(context).loader.import_default_modules()
+        app_of(context).finalize()
+    except DefinitionError as exc:
+        raise click.ClickException(str(exc)) from exc
     if unknown := set(names) - registry.sagas.keys():
         raise click.ClickException(f"unknown saga {', '.join(sorted(unknown))}; known: {', '.join(registry.sagas) or 'none'}")
     if not registry.sagas:

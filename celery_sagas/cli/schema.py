@@ -5,7 +5,7 @@ import click
 from celery_sagas.cli.app import app_of
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.settings import read_settings
-from celery_sagas.stores.urls import schema_of
+from celery_sagas.stores.urls import open_backend
 
 
 @click.command()
@@ -14,6 +14,9 @@ from celery_sagas.stores.urls import schema_of
 def schema(context: click.Context, backend: str | None) -> None:
     """Print the DDL of the app's backend, without connecting to it."""
     try:
-        click.echo(schema_of(backend or read_settings(app_of(context).conf).backend))
+        settings = read_settings(app_of(context).conf)
+        options = {} if backend else settings.backend_options
+        statements = open_backend(backend or settings.backend, prefix=settings.prefix, options=options).schema()
     except ConfigurationError as exc:
         raise click.ClickException(str(exc)) from exc
+    click.echo(statements or "This backend needs no schema.", nl=False)

@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreConfig, SchemaSerializer, SchemaValidator, to_json, to_jsonable_python
 
 from celery_sagas.core.codec import BUGS, validation_problems
-from celery_sagas.core.definition import unresolved
+from celery_sagas.core.definition import unresolved, unusable
 from celery_sagas.errors import DefinitionError, InvalidMessage
 
 _NATIVE: Final = frozenset((str, int, float, bool, type(None)))
@@ -148,8 +148,7 @@ def _schema(step: str, what: str, annotations: Mapping[str, Any], optional: Mapp
     except PydanticUndefinedAnnotation as exc:
         raise unresolved(step, f"{what} needs the name {exc.name!r}, which is not defined") from exc
     except (PydanticUserError, TypeError) as exc:
-        problem = str(exc).partition("\n")[0]
-        raise DefinitionError(step, f"{what} has a type that pydantic cannot validate: {problem}") from exc
+        raise unusable(step, what, exc) from exc
     return adapter
 
 
@@ -166,7 +165,9 @@ def _message_type(annotations: Mapping[str, Any], optional: Mapping[str, Any]) -
 def _check_defaults(step: str, defaults: Mapping[str, Any]) -> None:
     for name, default in defaults.items():
         if isinstance(default, FieldInfo):
-            raise DefinitionError(step, f"the default of {name!r} is a Field()", "Write name: Annotated[type, Field(…)] = default")
+            raise DefinitionError(
+                step, f"the default of {name!r} is a Field()", "Write name: Annotated[type, Field(…)] = default"
+            )
 
 
 def _fresh(default: Any) -> Any:
@@ -193,12 +194,13 @@ def _not_json(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _holds_secret(value: object) -> bool:
-    return any(isinstance(part, SecretStr | SecretBytes) for part in _parts(value))
+    return _has_secret(_ANY.dump_python(value, warnings=False))
 
 
-def _parts(value: object) -> Iterator[object]:
-    plain = TypeAdapter(type(value)).dump_python(value, warnings=False) if isinstance(value, BaseModel) else value
+def _has_secret(plain: object) -> bool:
+    """Whether a secret stands in what models and dataclasses were turned into."""
     members = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list | tuple | set | frozenset) else ()
-    yield plain
-    for member in members:
-        yield from _parts(member)
+    return isinstance(plain, SecretStr | SecretBytes) or any(map(_has_secret, members))
+
+
+_ANY: Final = TypeAdapter[Any](Any)

@@ -60,7 +60,7 @@ class Sending:
     def send(self, signature: object) -> str:
         """Encode a message now, to be stored with the commit and sent after it."""
         if self.closed:
-            raise MisuseError("send() was called after the step had ended", "call it while the step runs")
+            raise MisuseError("send() was called after the step had ended", "Call it while the step runs")
         message = self.freeze(signature, self._next_id)
         self.messages.append(message)
         return message.message_id
@@ -82,7 +82,7 @@ class StepContext:
     def require_sending(self, what: str) -> Sending:
         """Return the place where messages go, unless the state is a read-only copy or its step has ended."""
         if self.sending is None or self.sending.closed:
-            raise MisuseError(f"{what}() was called outside a step", "call it while a step of the saga runs")
+            raise MisuseError(f"{what}() was called outside a step", "Call it while a step of the saga runs")
         return self.sending
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from pydantic import PydanticUndefinedAnnotation
+from pydantic import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from celery_sagas.core.correlation import SagaKeys
@@ -114,8 +114,15 @@ def resolve_fields(cls: "type[State]") -> None:
         cls.model_rebuild(raise_errors=True)
     except PydanticUndefinedAnnotation as exc:
         raise unresolved(cls.__qualname__, f"name {exc.name!r} is not defined") from exc
+    except PydanticUserError as exc:
+        raise unusable(cls.__qualname__, "a field", exc) from exc
     except Exception as exc:  # the evaluation of an annotation may raise anything
         raise unresolved(cls.__qualname__, str(exc)) from exc
+
+
+def unusable(subject: str, what: str, error: Exception) -> DefinitionError:
+    """Return the error for a type that pydantic refuses."""
+    return DefinitionError(subject, f"{what} has a type that pydantic cannot validate: {str(error).partition(chr(10))[0]}")
 
 
 def unresolved(subject: str, problem: str) -> DefinitionError:
@@ -131,7 +138,9 @@ def _check_properties(cls: "type[State]", key: tuple[str, ...], alternates: tupl
         raise DefinitionError(subject, "correlate_by is empty", "Name the field that is the key of an instance")
     for name in (*key, *alternates):
         if name not in cls.model_fields:
-            raise DefinitionError(subject, f"it has no field {name!r} to correlate by", f"Its fields: {', '.join(cls.model_fields)}")
+            raise DefinitionError(
+                subject, f"it has no field {name!r} to correlate by", f"Its fields: {', '.join(cls.model_fields)}"
+            )
     doubled = {name for name in (*key, *alternates) if (*key, *alternates).count(name) > 1}
     if doubled:
         raise DefinitionError(subject, f"{', '.join(sorted(doubled))} stands twice in correlate_by and also_by")

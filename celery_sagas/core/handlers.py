@@ -41,6 +41,8 @@ def check_handler(subject: str, function: Callable[..., Any], *, bind: bool) -> 
         what = "the task and the state" if bind else "the state"
         raise DefinitionError(subject, f"it does not take {what} first", f"def {function.__name__}({_SHOWN[bind]}, …)")
     for parameter in parameters[leading:]:
+        if parameter.name == "self":
+            raise DefinitionError(subject, "a parameter of the message is named 'self'", "Celery calls the task that: rename it")
         if parameter.kind not in _NAMED:
             raise DefinitionError(
                 subject, f"the parameter {parameter} cannot be given by name", "Name every argument of the message"

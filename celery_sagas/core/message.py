@@ -7,7 +7,7 @@ from inspect import getattr_static
 from types import UnionType
 from typing import Any, Final, get_origin, get_type_hints
 
-from pydantic import AliasChoices, BaseModel
+from pydantic import AliasChoices, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
@@ -19,8 +19,11 @@ class SagaKey:
     """Mark the argument or message field that holds the saga's correlation key: ``Annotated[str, SagaKey]`` (WV-08)."""
 
 
-class Message(BaseModel, frozen=True, populate_by_name=True):
+class Message(BaseModel):
     """A frozen model that Celery can serialise wherever it stands: as an argument, in a list or in a result."""
+
+    # Not as class keywords: type checkers would take each subclass that does not repeat ``frozen=True`` for an error.
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -37,7 +37,12 @@ class Registry:
 
 
 def _add(
-    table: dict[str, DefinitionT], new: DefinitionT, place: Place, place_of: Callable[[DefinitionT], Place], kind: str, remedy: str
+    table: dict[str, DefinitionT],
+    new: DefinitionT,
+    place: Place,
+    place_of: Callable[[DefinitionT], Place],
+    kind: str,
+    remedy: str,
 ) -> None:
     others = [other for other in table.values() if place_of(other) != place]
     for other in others:

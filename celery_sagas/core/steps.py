@@ -163,8 +163,8 @@ def _policy(subject: str, starts: bool, policy: str) -> IfExists | IfMissing:
 def _check_state_annotation(step: StepDefinition) -> None:
     parameter = list(inspect.signature(step.function).parameters)[step.state_position]
     annotation = resolve_annotations(step.name, step.function, _known(step.saga)).get(parameter, Any)
-    wrong = isinstance(annotation, type) and get_origin(annotation) is None and not issubclass(step.saga.cls, annotation)
-    if wrong and annotation.__qualname__ != step.saga.cls.__qualname__:
+    known = isinstance(annotation, type) and get_origin(annotation) is None and annotation is not Any
+    if known and not issubclass(step.saga.cls, annotation) and annotation.__qualname__ != step.saga.cls.__qualname__:
         raise DefinitionError(
             step.name,
             f"the parameter {parameter!r} is the state, but is annotated {annotation.__name__}",

@@ -175,16 +175,23 @@ class Backend(ABC):
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         """Make the backend ready, before anything is consumed; any number of workers may call it at once.
 
-        Creates what is missing if ``create_schema``, then checks the stored layout's version, and last of all refuses what
-        cannot keep the promise: an unsafe engine, or one that ``processes`` worker processes cannot share.
+        Creates what is missing if ``create_schema``, checks the stored layout's version, and refuses what cannot keep the
+        promise: an unsafe engine, or one that ``processes`` worker processes cannot share.
 
         Returns:
             Warnings for the log, one sentence each.
 
         Raises:
-            UnsafeBackend: It cannot keep the promise; but for that it is ready.
+            UnsafeBackend: It cannot keep the promise.
             ConfigurationError: It cannot be used: says what to set.
             StoreUnavailable: It cannot be reached.
+        """
+
+    @abstractmethod
+    def schema(self) -> str:
+        """Return what ``prepare`` would create, as statements for a person to apply; empty where it creates nothing.
+
+        Nothing is connected.
         """
 
     @abstractmethod

@@ -19,8 +19,8 @@ __all__ = [
     "Handling",
     "Lookup",
     "NewRecord",
-    "Outgoing",
     "OutboxRow",
+    "Outgoing",
     "Record",
 ]
 

@@ -16,7 +16,15 @@ VALUES = ("x", "y", "z")
 PROPERTIES = ("email", "tracking")
 STEPS = ("order.place", "order.pay")
 TOKENS = ("one", "two")
-HOLDERS = ("", "me", "you")
+HOLDERS = ("me", "you")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An instance: the one that is found by the key now, or what was found some time ago."""
+
+    key: str
+    age: int
 
 
 @dataclass(frozen=True)
@@ -32,45 +40,107 @@ class Message:
     holder: str
 
     def effects(self, about: NewRecord | Record | None, outcome: str, now: int, first_row: int) -> Effects:
-        """Return the effects of the handling."""
+        """Return the effects of the handling; its rows are numbered."""
         line = entry(about, step=self.step, message_id=self.message_id, attempt=self.attempt, outcome=outcome)
-        rows = [self._row(number, kind, delay, now) for number, (kind, delay) in enumerate(self.rows, first_row)]
+        kinds = [(kind, delay) for kind, delay in self.rows if kind == "sent" or outcome != "completed"]
+        rows = [_row(number, kind, delay, now) for number, (kind, delay) in enumerate(kinds, first_row)]
         return Effects(line, tuple(rows), self.owner, self.grace_ms, self.holder)
 
-    def _row(self, number: int, kind: str, delay: int, now: int) -> Outgoing:
-        return outgoing(kind, id=f"row {number}", due_at=now + delay if delay else 0)
+
+def _row(number: int, kind: str, delay: int, now: int) -> Outgoing:
+    return outgoing(kind, id=f"row {number}", due_at=now + delay if delay else 0)
 
 
-keys = st.sampled_from(KEYS)
-tokens = st.sampled_from(TOKENS)
-seconds = st.integers(1, 6).map(lambda n: n * 1_000)
-durations = st.integers(0, 6).map(lambda n: n * 1_000 + 500)
-delays = st.one_of(st.just(0), durations)
-names = st.sampled_from([NAMES, NAMES[::-1]])
-positions = st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True)
-outcomes = st.sampled_from(["handled", "handled", "handled", "completed", "ignored"])
-steps = st.sampled_from(STEPS)
-message_ids = st.integers(1, 20).map("message {}".format)
-handlings = message_ids.map(lambda message_id: Handling(STEPS, message_id))
-#: How long ago an instance was found: mostly now.
-ages = st.sampled_from([0, 0, 0, 0, 1, 2, 3])
+@dataclass(frozen=True)
+class Handle:
+    """Insert, update, delete or record, as what was found suggests."""
+
+    how: str
+    subject: Subject
+    names: tuple[str, ...]
+    alternates: Keys
+    message: Message
 
 
-def alternates() -> st.SearchStrategy[Keys]:
-    """Draw alternate keys: at most one value for each property."""
-    values = st.tuples(*(st.none() | st.sampled_from(VALUES) for _ in PROPERTIES))
-    return values.map(lambda drawn: tuple((name, value) for name, value in zip(PROPERTIES, drawn, strict=True) if value))
+@dataclass(frozen=True)
+class Reserve:
+    """Reserve an instance."""
+
+    subject: Subject
+    holder: str
+    for_ms: int
 
 
-def messages(*kinds: str) -> st.SearchStrategy[Message]:
-    """Draw deliveries that decide rows of these kinds."""
-    return st.builds(
-        Message,
-        step=steps,
-        message_id=message_ids,
-        attempt=st.sampled_from(["1", "1", "2"]),
-        rows=st.lists(st.tuples(st.sampled_from(kinds), delays), max_size=3).map(tuple),
-        owner=tokens,
-        grace_ms=delays,
-        holder=st.sampled_from(HOLDERS),
-    )
+@dataclass(frozen=True)
+class Claim:
+    """Claim rows that are due."""
+
+    token: str
+    limit: int
+    lease_ms: int
+    cause: Handling | None
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Confirm, release or fail rows."""
+
+    how: str
+    token: str
+    rows: list[int]  #: counted from the newest
+    delay_ms: int
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Let time pass, and perhaps purge the journal."""
+
+    ms: int
+    purge_older_than_ms: int | None
+
+
+Play = Handle | Reserve | Claim | Settle | Wait
+
+_tokens = st.sampled_from(TOKENS)
+_durations = st.integers(0, 6).map(lambda n: n * 1_000 + 500)
+_delays = st.just(0) | _durations
+_message_ids = st.integers(1, 12).map("message {}".format)
+_subjects = st.builds(Subject, key=st.sampled_from(KEYS), age=st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
+_handlings = _message_ids.map(lambda message_id: Handling(STEPS, message_id))
+_values = st.tuples(*(st.none() | st.sampled_from(VALUES) for _ in PROPERTIES))
+_alternates = _values.map(lambda drawn: tuple((name, value) for name, value in zip(PROPERTIES, drawn, strict=True) if value))
+_messages = st.builds(
+    Message,
+    step=st.sampled_from(STEPS),
+    message_id=_message_ids,
+    attempt=st.sampled_from(["1", "2"]),
+    rows=st.lists(st.tuples(st.sampled_from(["sent", "scheduled", "deadline"]), _delays), max_size=2).map(tuple),
+    owner=_tokens,
+    grace_ms=_delays,
+    holder=st.sampled_from(["", *HOLDERS]),
+)
+_handles = st.builds(
+    Handle,
+    how=st.sampled_from(["handled", "handled", "handled", "completed", "ignored"]),
+    subject=_subjects,
+    names=st.sampled_from([NAMES, NAMES[::-1]]),
+    alternates=_alternates,
+    message=_messages,
+)
+_reserves = st.builds(Reserve, subject=_subjects, holder=st.sampled_from(HOLDERS), for_ms=_durations)
+_claims = st.builds(Claim, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _handlings)
+_settles = st.builds(
+    Settle,
+    how=st.sampled_from(["confirm", "release", "fail"]),
+    token=_tokens,
+    rows=st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True),
+    delay_ms=_durations,
+)
+_waits = st.builds(
+    Wait,
+    ms=st.integers(1, 6).map(lambda n: n * 1_000),
+    purge_older_than_ms=st.sampled_from([None, None, None, 4_500, 20_500]),
+)
+
+#: One play; most are about instances.
+plays: st.SearchStrategy[Play] = st.one_of(_handles, _handles, _handles, _handles, _reserves, _claims, _settles, _settles, _waits)

@@ -1,16 +1,11 @@
 """The worker's bootstep: the backend is made ready, or refused, before anything is consumed."""
 
-import logging
 from typing import Any
 
 from celery import bootsteps, signals
 
 from celery_sagas.core.registry import registry
-from celery_sagas.errors import UnsafeBackend
-from celery_sagas.settings import read_settings
-from celery_sagas.worker.runtime import open_app_backend
-
-logger = logging.getLogger("celery_sagas")
+from celery_sagas.worker.runtime import close_runtime, runtime_of
 
 
 class PrepareBackend(bootsteps.StartStopStep):
@@ -19,29 +14,15 @@ class PrepareBackend(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def start(self, worker: Any) -> None:
-        """Prepare the backend; an error ends the worker."""
-        if registry.sagas:
-            prepare(worker.app, processes=_processes(worker))
-
-
-def prepare(app: Any, *, processes: int) -> None:
-    """Make an app's backend ready over connections that are closed again.
-
-    Raises:
-        ConfigurationError: A setting is wrong, or the backend cannot keep the promise.
-        StoreUnavailable: It cannot be reached.
-    """
-    settings = read_settings(app.conf)
-    backend = open_app_backend(app, settings)
-    try:
-        for warning in backend.prepare(create_schema=settings.create_schema, processes=processes):
-            logger.warning("%s: %s", backend.url, warning)
-    except UnsafeBackend as exc:
-        if settings.unsafe_backend == "refuse":
-            raise
-        logger.warning("%s: %s", backend.url, exc)
-    finally:
-        backend.close()
+        """Prepare the backend; an error ends the worker. Connections are not kept for the pool's processes to inherit."""
+        if not registry.sagas:
+            return
+        processes = _processes(worker)
+        try:
+            runtime_of(worker.app).prepare(processes=processes)
+        finally:
+            if processes > 1:
+                close_runtime(worker.app)
 
 
 def _processes(worker: Any) -> int:

@@ -32,15 +32,17 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
         InvalidMessage: It cannot be encoded, or is too large.
     """
     sent = _checked(message).clone()
-    members = list(sent.tasks) if isinstance(sent, _chain) else [sent]
+    members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
     headers, parents = _headers_and_parents(app)
+    if isinstance(sent, _chain):
+        headers |= sent.options.pop("headers", None) or {}  # else they would replace those of the first member
     for member in members:
         options = member.options
         options["task_id"] = next_id()
         options["headers"] = {**headers, **(options.get("headers") or {})}
-        _make_times_absolute(options)
+    _make_times_absolute(members[0].options)  # the next of a chain counts from the end of the one before it
     if isinstance(sent, _chain):
-        sent.kwargs["tasks"] = members
+        sent["kwargs"] = {**sent.kwargs, "tasks": members}  # Celery 5.5 shares them with the chain that was cloned
         _make_times_absolute(sent.options)
     sent.options.update(parents)
     task = str(members[0].task)

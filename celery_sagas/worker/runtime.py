@@ -11,6 +11,7 @@ from celery import Celery
 from celery_sagas.engine.commit import Limits
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.run import Services
+from celery_sagas.errors import UnsafeBackend
 from celery_sagas.settings import Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
@@ -34,6 +35,24 @@ class Runtime:
             limits=Limits(self.settings.max_state_bytes, int(self.settings.dispatch_grace * 1000)),
             conflict_retries=self.settings.conflict_retries,
         )
+
+    def prepare(self, *, processes: int) -> None:
+        """Make the backend ready: create missing tables, refuse what is unsafe.
+
+        Args:
+            processes: How many processes handle this app's messages on it.
+
+        Raises:
+            ConfigurationError: The backend cannot be used, or cannot keep the promise.
+            StoreUnavailable: It cannot be reached.
+        """
+        try:
+            for warning in self.backend.prepare(create_schema=self.settings.create_schema, processes=processes):
+                logger.warning("%s: %s", self.backend.url, warning)
+        except UnsafeBackend as exc:
+            if self.settings.unsafe_backend == "refuse":
+                raise
+            logger.warning("%s: %s", self.backend.url, exc)
 
     def close(self) -> None:
         """Close every connection."""
@@ -81,6 +100,8 @@ def _make(app: Celery) -> Runtime:
     if runtime is not None:
         _inherited.append(runtime)
     made = Runtime(app)
+    if app.conf.task_always_eager:
+        made.prepare(processes=1)  # there is no worker that could
     _runtimes[app] = (os.getpid(), made)
     return made
 

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
+from celery import Task
+from celery.local import Proxy
+
 from celery_sagas.core.correlation import By
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
@@ -13,10 +16,9 @@ from celery_sagas.errors import DefinitionError
 from celery_sagas.stores.records import Entry
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.step import Step, register
+from celery_sagas.worker.step import BoundStep, Step, register
 
 if TYPE_CHECKING:
-    from celery import Task
     from celery.canvas import Signature
 
 SagaT = TypeVar("SagaT", bound="Saga")
@@ -59,7 +61,7 @@ class Saga(State):
         formerly: Names | None = ...,
         bind: Literal[True],
         **options: Any,
-    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], Step[SagaT, P, R]]: ...
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], BoundStep[SagaT, P, R]]: ...
     @overload
     @classmethod
     def starts(
@@ -108,7 +110,7 @@ class Saga(State):
         formerly: Names | None = ...,
         bind: Literal[True],
         **options: Any,
-    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], Step[SagaT, P, R]]: ...
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], BoundStep[SagaT, P, R]]: ...
     @overload
     @classmethod
     def handles(
@@ -196,12 +198,16 @@ class Saga(State):
 
 def _concrete(cls: type[State]) -> SagaDefinition:
     if cls.__saga__ is None:
-        raise DefinitionError(cls.__qualname__, "the saga is abstract", "give it correlate_by=")
+        raise DefinitionError(cls.__qualname__, "the saga is abstract", "Give it correlate_by=")
     return cls.__saga__
 
 
 def _decorator(saga: SagaDefinition | None, function: Any, **declared: Any) -> Any:
     def decorate(handler: Callable[..., Any]) -> Step[Any, Any, Any]:
+        if issubclass(type(handler), Task | Proxy):  # isinstance() would make the proxy look up its task
+            raise DefinitionError(
+                "the step", "it is a task already", "Decorate the plain function; every task option may be given to the step"
+            )
         return register(define_step(saga, handler, **declared))
 
     return decorate if function is None else decorate(function)

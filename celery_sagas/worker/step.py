@@ -1,13 +1,14 @@
 """What the step decorators return: a proxy for the step's task in the current app, as ``shared_task`` returns one."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from celery import Celery
 from celery.local import Proxy
 
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
+from celery_sagas.engine.outcomes import Missing
 from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
 from celery_sagas.worker.tasks import install
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 StateT = TypeVar("StateT")
 P = ParamSpec("P")
 R = TypeVar("R")
+R2 = TypeVar("R2")
 
 if TYPE_CHECKING:
 
@@ -49,14 +51,21 @@ if TYPE_CHECKING:
             """Return a signature with Celery's options."""
 
         @property
-        def handler(self) -> Callable[..., R]:
+        def handler(self) -> Callable[Concatenate[StateT, P], R]:
             """The plain function, to be called with a state of one's own (in a test, say)."""
 
-        def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def if_missing(self, function: Callable[Concatenate[Missing, P], R2]) -> Callable[Concatenate[Missing, P], R2]:
             """Register what runs when the instance is missing: it gets a ``Missing``, then the message's arguments."""
 
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the Celery task."""
+
+    class BoundStep(Step[StateT, P, R]):
+        """A step whose handler gets the task first."""
+
+        @property
+        def handler(self) -> Callable[Concatenate[Any, StateT, P], R]:  # type: ignore[override]
+            """The plain function, to be called with a task and a state of one's own."""
 
 else:
 
@@ -83,6 +92,8 @@ else:
         def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
             object.__getattribute__(self, "_definition").use_if_missing(function)
             return function
+
+    BoundStep = Step
 
 
 def register(definition: StepDefinition) -> Step[Any, Any, Any]:

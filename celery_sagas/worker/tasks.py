@@ -79,20 +79,18 @@ class StepTask(_Task):
         args, kwargs = self.step.arguments.encode(args or (), kwargs or {})
         return super().apply_async(args, kwargs, *positional, **options)
 
-    def signature(self, args: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
+    def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
         """Return a signature, its arguments encoded; those of a partial one, to which an answer may be added, by their types."""
         encode = self.step.arguments.encode if options.get("immutable") else self.step.arguments.encode_partial
-        if args or options.get("kwargs"):
-            args, options["kwargs"] = encode(args or (), options.get("kwargs") or {})
-        return super().signature(args, *positional, **options)
+        return super().signature(*encode(args or (), kwargs or {}), *positional, **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""
-        return self.signature(args, kwargs=kwargs)
+        return self.signature(args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return an immutable signature: no answer is added to its arguments."""
-        return self.signature(args, kwargs=kwargs, immutable=True)
+        return self.signature(args, kwargs, immutable=True)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
@@ -115,7 +113,7 @@ class StepTask(_Task):
         if check is not None:
             check(*args, **kwargs)
 
-    def _call(self, function: Any, first: Any, **arguments: Any) -> Any:
+    def _call(self, function: Any, first: Any, /, **arguments: Any) -> Any:
         """Call a handler, which gets the task first if it is bound; an ``if_missing`` function never does."""
         if self.step.bind and function is self.step.function:
             return function(self, first, **arguments)
@@ -156,7 +154,7 @@ def _base(base: "type[Task[Any, Any]]") -> "type[Task[Any, Any]]":
 def _run_of(step: StepDefinition) -> Any:
     """Return the function that Celery takes for the step: the message's parameters, without the state."""
 
-    def run(self: StepTask, *args: Any, **kwargs: Any) -> Any:
+    def run(self: StepTask, /, *args: Any, **kwargs: Any) -> Any:
         return self.handle(args, kwargs)
 
     functools.update_wrapper(run, step.function)

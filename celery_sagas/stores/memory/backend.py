@@ -47,6 +47,9 @@ class MemoryBackend(Backend):
             )
         return []
 
+    def schema(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Keep the data of a shared name; a private one ends with the backend."""
 

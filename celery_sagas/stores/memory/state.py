@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from celery_sagas.stores.memory.rows import Rows
@@ -26,7 +27,7 @@ class Reservation:
 class State:
     """Everything that is stored under one prefix; whoever reads or writes it holds the lock."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
     instances: dict[str, Record] = field(default_factory=dict)  #: by id
     keys: dict[KeyPath, str] = field(default_factory=dict)  #: the id of the instance that holds a key
     reservations: dict[str, Reservation] = field(default_factory=dict)  #: by the instance's id

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import UnsafeBackend
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.sql.checks import CHECKS
+from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.dead import SqlDeadLetters
 from celery_sagas.stores.sql.journal import SqlJournal
 from celery_sagas.stores.sql.location import locate
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas import SqlSagaStore
-from celery_sagas.stores.sql.schema import prepare_schema
+from celery_sagas.stores.sql.schema import ddl, prepare_schema
 
 
 class SqlBackend(Backend):
@@ -42,15 +42,19 @@ class SqlBackend(Backend):
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         location = self.database.location
+        with self.database.connect() as connection:
+            warnings = CHECKS[self.database.name](connection)
+            check_table_engines(connection)
+            prepare_schema(connection, self.database.dialect, location, create=create_schema)
         if location.in_memory and processes > 1:
-            raise ConfigurationError(
+            raise UnsafeBackend(
                 f"{self.url} is one process's memory, and the worker runs {processes} processes",
                 "Let saga_backend name a file (sqlite:////path/to/file), or run the worker with --pool=threads or --pool=solo",
             )
-        with self.database.connect() as connection:
-            warnings = CHECKS[self.database.name](connection)
-            prepare_schema(connection, self.database.dialect, location, create=create_schema)
-            return warnings
+        return warnings
+
+    def schema(self) -> str:
+        return ddl(self.database.location)
 
     def close(self) -> None:
         self.database.close()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.stores.sql.tables import metadata
 
 #: Older servers have no ``SKIP LOCKED``.
@@ -30,7 +30,6 @@ def _check_postgresql(connection: Connection) -> list[str]:
 
 def _check_mysql(connection: Connection) -> list[str]:
     _check_mysql_version(connection)
-    _check_table_engines(connection)
     settings = connection.exec_driver_sql("SELECT @@read_only, @@log_bin, @@binlog_format, @@innodb_flush_log_at_trx_commit")
     read_only, log_bin, binlog_format, flush = settings.one()
     if read_only:
@@ -54,14 +53,16 @@ def _check_mysql_version(connection: Connection) -> None:
         raise ConfigurationError(f"the server is {name} {'.'.join(map(str, version))}", f"Use {name} {numbers} or later")
 
 
-def _check_table_engines(connection: Connection) -> None:
-    """Refuse tables of ours that somebody created with, or converted to, an engine that knows no transactions."""
+def check_table_engines(connection: Connection) -> None:
+    """Refuse tables of ours that somebody created with, or converted to, an engine that knows no transactions (MySQL)."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return
     tables = connection.exec_driver_sql(
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB'"
     )
     for table, engine in tables:
         if table in metadata.tables:
-            raise ConfigurationError(
+            raise UnsafeBackend(
                 f"the table {table} has the engine {engine}, which knows no transactions",
                 f"Run ALTER TABLE {table} ENGINE=InnoDB",
             )

@@ -23,6 +23,7 @@ class Fault(Enum):
     LOCKED = auto()  #: the victim of a deadlock or of a lock time-out
     UNIQUE = auto()  #: something that was to be inserted is there already
     REFUSED = auto()  #: the values themselves: they would be refused again
+    NO_TABLE = auto()  #: nobody has created our tables
     UNAVAILABLE = auto()  #: everything else
 
 
@@ -35,6 +36,8 @@ _FAULTS: Mapping[str | int | None, Fault] = {
     1020: Fault.LOCKED,  # record has changed since last read
     1205: Fault.LOCKED,  # lock wait time-out
     1213: Fault.LOCKED,  # deadlock
+    "42P01": Fault.NO_TABLE,  # undefined table
+    1146: Fault.NO_TABLE,  # no such table
     "22": Fault.REFUSED,  # data exception
     "54": Fault.REFUSED,  # program limit exceeded: too long for an index
     1153: Fault.REFUSED,  # larger than max_allowed_packet
@@ -42,6 +45,8 @@ _FAULTS: Mapping[str | int | None, Fault] = {
 }
 #: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
 _ENCODING_ERRORS = (UnicodeError, OverflowError)
+
+_NO_TABLE = "it has no saga tables: start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
 
 
 class Subject(NamedTuple):
@@ -81,7 +86,8 @@ class Translator:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."
             )
-        return StoreUnavailable(self._location.shown, self._text(error))
+        problem = _NO_TABLE if fault is Fault.NO_TABLE else self._text(error)
+        return StoreUnavailable(self._location.shown, problem)
 
     def fault_of(self, error: Exception) -> Fault:
         """Tell what an error means."""
@@ -91,6 +97,8 @@ class Translator:
             return fault
         if isinstance(error, self._driver.IntegrityError):
             return Fault.UNIQUE
+        if str(error).startswith("no such table: saga_"):  # SQLite has no number for it
+            return Fault.NO_TABLE
         return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
 
     def _text(self, error: Exception) -> str:

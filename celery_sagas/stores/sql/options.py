@@ -53,7 +53,7 @@ def _refuse_ours(given: Any) -> None:
 def _check_type(name: str, value: object, kind: Any) -> None:
     if not isinstance(value, kind):
         expected = "a mapping" if kind is Mapping else "a number"
-        raise ConfigurationError(f"the option {name} must be {expected}, not {value!r}")
+        raise ConfigurationError(f"the option {name} must be {expected}, not of type {type(value).__name__}")
 
 
 def make_engine(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:

@@ -8,7 +8,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.sql.dialects import SqlDialect
-from celery_sagas.stores.sql.location import Location, locate
+from celery_sagas.stores.sql.location import Location
 from celery_sagas.stores.sql.tables import LAYOUT, layout, metadata
 
 
@@ -68,9 +68,8 @@ def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
             connection.invalidate()
 
 
-def ddl(url: str) -> str:
-    """Return the statements that create the tables, for the database that a URL, or only its scheme, names."""
-    location = locate(url if "://" in url else f"{url}://")
+def ddl(location: Location) -> str:
+    """Return the statements that create the tables in the database at a location."""
     dialect: Dialect = location.url.get_dialect()()
     statements = [str(element.compile(dialect=dialect)).strip() for table in metadata.sorted_tables for element in _create(table)]
     statements.append(str(_insert_layout().compile(dialect=dialect, compile_kwargs={"literal_binds": True})))

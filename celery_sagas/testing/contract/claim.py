@@ -160,6 +160,6 @@ class ClaimContract(StoreFixtures):
 def _drain(backend: Backend, token: str, limit: int) -> list[str]:
     """Claim until nothing is left; a claim may find nothing while a rival holds the last rows, but never twice over."""
     claimed: list[str] = []
-    while rows := claim(backend, token, limit=limit):
+    while (rows := claim(backend, token, limit=limit)) and not set(ids(rows)) & set(claimed):
         claimed += ids(rows)
-    return claimed
+    return claimed + ids(rows)

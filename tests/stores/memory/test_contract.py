@@ -1,10 +1,15 @@
 """The memory backend keeps the contract of the stores."""
 
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+from hypothesis import settings
 
 from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.memory.sagas import MemorySagaStore
+from celery_sagas.stores.ports import Backend
 from celery_sagas.testing import (
     BackendContract,
     DeadLettersContract,
@@ -14,7 +19,7 @@ from celery_sagas.testing import (
     OutboxContract,
     SagaStoreContract,
 )
-from celery_sagas.testing.machine import MachineContract
+from celery_sagas.testing.machine import BOUNDED, MachineContract
 
 
 class Memory:
@@ -47,8 +52,34 @@ class TestBackend(Memory, BackendContract):
 
 
 class TestInterleaving(Memory, InterleavingContract):
-    """Every operation is one command: a rival comes before it or after it."""
+    """A rival before each taking of the lock: whatever is done under it is one command."""
+
+    @contextmanager
+    def commands(self, backend: Backend, before: Callable[[], None]) -> Iterator[None]:
+        assert isinstance(backend.sagas, MemorySagaStore)
+        state = backend.sagas._state
+        lock = state.lock
+        state.lock = Watched(lock, before)
+        yield
+        state.lock = lock
+
+
+class Watched:
+    """A lock that says when it is about to be taken."""
+
+    def __init__(self, lock: AbstractContextManager[bool], before: Callable[[], None]) -> None:
+        self._lock = lock
+        self._before = before
+
+    def __enter__(self) -> None:
+        self._before()
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(None, None, None)
 
 
 class TestMachine(Memory, MachineContract):
-    """Many operations in any order."""
+    """Many operations in any order; here they cost little."""
+
+    bounds = settings(BOUNDED, max_examples=40)

@@ -76,17 +76,17 @@ class TestSchema:
             empty.prepare(create_schema=False, processes=1)
 
     def test_printed_statements_make_the_same_schema(self, empty_url: str, empty: SqlBackend) -> None:
-        statements = [statement for statement in ddl(empty_url).split(";\n") if statement.strip()]
+        statements = [statement for statement in ddl(locate(empty_url)).split(";\n") if statement.strip()]
         run(empty, *statements)
         empty.prepare(create_schema=False, processes=1)
         update(empty, start(empty, keys=(("tracking", "T1"),)))
 
     def test_printing_needs_no_server(self) -> None:
         for name in ("postgresql", "mysql", "mariadb", "sqlite", "db+postgresql://me:s3cret@nowhere/shop"):
-            text = ddl(name)
+            text = ddl(locate(f"{name}://"))
             assert text.count("CREATE TABLE") == len(metadata.tables)
             assert "s3cret" not in text
-        assert "ENGINE=InnoDB" in ddl("mariadb")
+        assert "ENGINE=InnoDB" in ddl(locate("mariadb://"))
 
     def test_another_layout_is_refused(self, empty: SqlBackend) -> None:
         empty.prepare(create_schema=True, processes=1)

@@ -1,0 +1,138 @@
+"""The backend is made ready, or refused, before a worker consumes anything."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.concurrency import prefork, solo, thread
+
+from celery_sagas import Saga
+from celery_sagas.errors import ConfigurationError, StoreUnavailable, UnsafeBackend
+from celery_sagas.worker.bootstep import PrepareBackend, add_bootstep
+from tests.apps import NewApp, backend_of
+
+
+@pytest.fixture
+def saga(app: Celery) -> Any:
+    """A saga, without which there is nothing to prepare."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None: ...
+
+    return Order
+
+
+def worker_of(app: Celery, pool: Any = thread.TaskPool, concurrency: int = 4) -> Any:
+    """Return what the step needs of a worker."""
+    return SimpleNamespace(app=app, pool_cls=pool, concurrency=concurrency)
+
+
+def start(worker: Any) -> None:
+    """Start the step."""
+    PrepareBackend(worker).start(worker)
+
+
+def test_is_added_to_a_worker_that_begins(app: Celery) -> None:
+    """Once, however often that is."""
+    for _ in range(2):
+        add_bootstep(sender=SimpleNamespace(app=app))
+
+    assert list(app.steps["worker"]) == [PrepareBackend]
+    assert any("celery_sagas.bootstep" in str(key) for key, _ in [receiver[:2] for receiver in signals.worker_init.receivers])
+
+
+def test_creates_the_tables(new_app: NewApp, saga: Any, tmp_path: Path) -> None:
+    """They are there when the first message comes."""
+    app = new_app()
+    app.conf.saga_backend = f"sqlite:///{tmp_path}/sagas.sqlite3"
+
+    start(worker_of(app, prefork.TaskPool))
+
+    assert saga.find("42") is None
+
+
+def test_does_not_create_the_tables_if_told_so(new_app: NewApp, saga: Any, tmp_path: Path) -> None:
+    """``saga_create_schema=False``."""
+    app = new_app(saga_create_schema=False)
+    app.conf.saga_backend = f"sqlite:///{tmp_path}/sagas.sqlite3"
+
+    with pytest.raises(ConfigurationError):
+        start(worker_of(app))
+
+
+def test_without_sagas_nothing_is_opened(app: Celery) -> None:
+    """NP-14."""
+    app.conf.saga_backend = "nosuch://"
+
+    start(worker_of(app))
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_unsafe_backend_ends_the_worker(app: Celery, saga: Any, concurrency: int) -> None:
+    """Each process of a pool would have a memory of its own; the parent, too."""
+    with pytest.raises(UnsafeBackend, match="processes"):
+        start(worker_of(app, prefork.TaskPool, concurrency))
+
+
+@pytest.mark.parametrize("pool", [thread.TaskPool, solo.TaskPool])
+def test_pool_of_one_process(app: Celery, saga: Any, pool: Any) -> None:
+    """However many threads it has."""
+    start(worker_of(app, pool))
+
+
+def test_unsafe_backend_is_warned_of_if_told_so(new_app: NewApp, saga: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """``saga_unsafe_backend="warn"``."""
+    app = new_app(saga_unsafe_backend="warn")
+
+    start(worker_of(app, prefork.TaskPool))
+
+    assert "processes" in caplog.text
+
+
+def test_only_unsafety_can_be_overridden(new_app: NewApp, saga: Any) -> None:
+    """Not a wrong setting."""
+    app = new_app(saga_unsafe_backend="warn")
+    app.conf.saga_backend = "nosuch://"
+
+    with pytest.raises(ConfigurationError):
+        start(worker_of(app))
+
+
+def test_unreachable_backend_ends_the_worker(app: Celery, saga: Any, tmp_path: Path) -> None:
+    """Before anything is consumed."""
+    app.conf.saga_backend = f"sqlite:///{tmp_path}/missing/sagas.sqlite3"
+
+    with pytest.raises((StoreUnavailable, ConfigurationError)):
+        start(worker_of(app))
+
+
+def test_warnings_are_logged_and_connections_closed(
+    app: Celery, saga: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the parent process are not for its children."""
+    backend = backend_of(app)
+    closed: list[str] = []
+    asked: list[dict[str, Any]] = []
+
+    def prepare_backend(**options: Any) -> list[str]:
+        asked.append(options)
+        return ["It is slow."]
+
+    monkeypatch.setattr(backend, "prepare", prepare_backend)
+    monkeypatch.setattr(backend, "close", lambda: closed.append("closed"))
+
+    start(worker_of(app, prefork.TaskPool, 3))
+
+    assert asked == [{"create_schema": True, "processes": 3}]
+    assert closed == ["closed"]
+    assert f"{backend.url}: It is slow." in caplog.text
+
+
+def test_is_started_after_the_pool() -> None:
+    """Children of the pool inherit no connection."""
+    assert "celery.worker.components:Pool" in PrepareBackend.requires
