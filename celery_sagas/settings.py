@@ -28,9 +28,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    #: URL of the backend that keeps the state: any SQLAlchemy URL, with or without Celery's ``db+``, or ``memory://``.
+    #: URL of the backend that keeps the state: SQLite, PostgreSQL, MariaDB or MySQL, with or without Celery's ``db+``, or
+    #: ``memory://``.
     backend: str = Field(default=DEFAULT_BACKEND, repr=False)
-    #: Options of the backend's client: for SQL, arguments of SQLAlchemy's ``create_engine``.
+    #: Options of the backend; those of SQL are listed on the page of stores.
     backend_options: dict[str, Any] = Field(default_factory=dict, repr=False)
     #: Partitions the backend: applications with different prefixes never see each other's rows.
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)] = ""
