@@ -13,7 +13,8 @@ from pydantic import ValidationError as DoesNotValidate
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreConfig, SchemaSerializer, SchemaValidator, to_json, to_jsonable_python
 
-from celery_sagas.core.codec import BUGS, validation_problems
+from celery_sagas.core.bugs import BUGS
+from celery_sagas.core.codec import validation_problems
 from celery_sagas.core.definition import unresolved, unusable
 from celery_sagas.errors import DefinitionError, InvalidMessage
 

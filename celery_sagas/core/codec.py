@@ -7,6 +7,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.comparison import differences
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.state import State
@@ -14,8 +15,6 @@ from celery_sagas.errors import InvalidState, NewerState, UnreadableState
 
 Problems = list[tuple[str, str]]
 
-#: What broken code raises, in validators that are the user's say; an interruption, such as a time limit, is none of them.
-BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 #: An error names so many problems: a message may have a million.
 _MAX_PROBLEMS: Final = 20
 _MAX_PATH_CHARACTERS: Final = 200

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from celery_sagas.core.bugs import BUGS
+
 Difference = tuple[str, str]
 
 
@@ -39,7 +41,7 @@ def _differ(path: str, kept: object, loaded: object) -> Iterator[Difference]:
 def _equal(left: object, right: object) -> bool:
     try:
         return bool(left == right)
-    except Exception:  # the comparison is the user's code: what cannot be compared cannot be shown to be the same
+    except BUGS:  # the comparison is the user's code: what cannot be compared cannot be shown to be the same
         return False
 
 

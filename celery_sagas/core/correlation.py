@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias
 
+from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.keys import KeyProperty, key_text, unwrap
 from celery_sagas.core.message import Message, SagaKey, members_of, missing_part, read_path
 from celery_sagas.errors import CorrelationError, DefinitionError
@@ -78,7 +79,7 @@ class ArgumentRule:
     def _value(self, part: KeyProperty, source: Source, arguments: Mapping[str, object]) -> object:
         try:
             return part.convert(source.read(MappingProxyType(arguments)))
-        except Exception as exc:  # a function of by=, or a property of a model, may raise anything
+        except BUGS as exc:
             reason = str(exc) if isinstance(exc, ValueError) else repr(exc)
             raise CorrelationError(self.step, f"{part.field} from {source.description}: {reason}") from exc
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from celery_sagas.core.bugs import BUGS
 from celery_sagas.errors import DefinitionError
 
 #: The longest canonical text, in characters: what every backend can index.
@@ -70,7 +71,7 @@ class KeyProperty:
             return value
         try:
             return self.type(value)
-        except Exception as exc:  # an enum's own _missing_ may raise anything
+        except BUGS as exc:
             raise _no_key(value, f"it is no {self.type.__name__}") from exc
 
     def _validate(self, value: object) -> object:
@@ -78,7 +79,7 @@ class KeyProperty:
             return self._adapter.validate_python(value)
         except ValidationError as exc:
             raise _no_key(value, "; ".join(error["msg"] for error in exc.errors(include_url=False))) from exc
-        except Exception as exc:  # a validator of the field may raise anything
+        except BUGS as exc:
             raise _no_key(value, f"the validation of {self.field} failed: {exc!r}") from exc
 
 

@@ -82,7 +82,8 @@ class StepTask(_Task):
     def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
         """Return a signature, its arguments encoded; those of a partial one, to which an answer may be added, by their types."""
         encode = self.step.arguments.encode if options.get("immutable") else self.step.arguments.encode_partial
-        return super().signature(*encode(args or (), kwargs or {}), *positional, **options)
+        encoded, named = encode(args or (), kwargs or {})
+        return super().signature(tuple(encoded), named, *positional, **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""

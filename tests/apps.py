@@ -1,0 +1,240 @@
+"""Celery apps for tests: each with a broker and a backend of its own, and a worker that takes one message at a time."""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from queue import Empty
+from typing import Any, Protocol
+
+import pytest
+from celery import Celery, _state
+from celery.concurrency.solo import TaskPool
+from celery.worker.request import Request
+
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.session import current_session
+from celery_sagas.stores.ports import Backend, SagaStore
+from celery_sagas.worker.runtime import close_runtime, runtime_of
+
+
+class NewApp(Protocol):
+    """Makes an app; the last one made is the current app."""
+
+    def __call__(self, *, eager: bool = False, **settings: Any) -> Celery: ...
+
+
+@pytest.fixture
+def definitions() -> Iterator[None]:
+    """Sagas, steps and shared tasks of this test alone: definitions are global to a process, and ``app.task`` is shared too."""
+    kept, shared = (dict(registry.sagas), dict(registry.steps)), set(_state._on_app_finalizers)
+    registry.sagas.clear()
+    registry.steps.clear()
+    yield
+    registry.sagas, registry.steps = kept
+    _state._on_app_finalizers.intersection_update(shared)
+
+
+@pytest.fixture
+def new_app(definitions: None) -> Iterator[NewApp]:
+    """Apps of this test alone; afterwards none of them is current, active or has a connection."""
+    apps: list[Celery] = []
+
+    def make(*, eager: bool = False, **settings: Any) -> Celery:
+        app = Celery(f"test-{len(apps)}", broker="memory://", backend="cache+memory://", task_cls=settings.pop("task_cls", None))
+        app.conf.update(
+            saga_backend=f"memory://{uuid.uuid4()}",
+            task_default_queue=f"queue-{uuid.uuid4()}",
+            task_always_eager=eager,
+            task_eager_propagates=eager,
+            **settings,
+        )
+        apps.append(app)
+        return app
+
+    before = _state._get_current_app() if _state.default_app else None
+    yield make
+    for app in apps:
+        close_runtime(app)
+        app.close()
+    _state._set_current_app(before)
+    assert current_session() is None, "a session was left open"
+
+
+@pytest.fixture
+def app(new_app: NewApp) -> Celery:
+    """An app whose messages wait in a queue for the worker."""
+    return new_app()
+
+
+@pytest.fixture
+def eager(new_app: NewApp) -> Celery:
+    """An app that runs every task at once, and lets errors pass."""
+    return new_app(eager=True)
+
+
+@pytest.fixture
+def worker(app: Celery) -> "Worker":
+    """A worker of the app."""
+    return Worker(app)
+
+
+def backend_of(app: Celery) -> Backend:
+    """Return the backend that an app has open."""
+    return runtime_of(app).backend
+
+
+@dataclass
+class Delivered:
+    """What became of one delivery of a message."""
+
+    task: str
+    id: str
+    headers: Mapping[str, Any]
+    args: Any
+    kwargs: Any
+    fate: str = "kept"  #: "acked", "rejected", "requeued", or "kept" by the broker
+    error: BaseException | None = None
+
+
+@dataclass
+class Worker:
+    """Takes messages off an app's queue and runs them as a worker's pool does, whatever their eta."""
+
+    app: Celery
+    done: list[Delivered] = field(default_factory=list)
+
+    def waiting(self) -> list[Delivered]:
+        """Return the messages in the queue, which stay there."""
+        with self.app.connection_for_read() as connection, connection.SimpleQueue(self.app.conf.task_default_queue) as queue:
+            return [_delivered(message) for message in _take_all(queue)]
+
+    def run(self, limit: int = 50) -> list[Delivered]:
+        """Run messages until none is left; return what became of them."""
+        begun = len(self.done)
+        for _ in range(limit):
+            if self.step() is None:
+                return self.done[begun:]
+        raise AssertionError(f"more than {limit} messages: {[delivered.task for delivered in self.done[begun:]]}")
+
+    def one(self) -> Delivered:
+        """Run one message."""
+        delivered = self.step()
+        assert delivered is not None, "the queue is empty"
+        return delivered
+
+    def step(self) -> Delivered | None:
+        """Run one message, if there is one."""
+        with self.app.connection_for_read() as connection, connection.SimpleQueue(self.app.conf.task_default_queue) as queue:
+            try:
+                message = queue.get_nowait()
+            except Empty:
+                return None
+            delivered = _delivered(message)
+            self._execute(message, delivered)
+            if delivered.fate == "kept":
+                message.requeue()
+        self.done.append(delivered)
+        return delivered
+
+    def deliver_again(self, delivered: Delivered) -> Delivered:
+        """Deliver a message once more, as a broker may that did not see it acknowledged."""
+        headers = {name: value for name, value in delivered.headers.items() if name.startswith("saga_")}
+        self.app.send_task(delivered.task, delivered.args, delivered.kwargs, task_id=delivered.id, headers=headers)
+        return self.one()
+
+    def _execute(self, message: Any, delivered: Delivered) -> None:
+        self.app.set_current()
+
+        def ack(*_: object) -> None:
+            message.ack()
+            delivered.fate = "acked"
+
+        def reject(_logger: object, _errors: object, requeue: bool = False) -> None:
+            message.reject(requeue=False)  # a requeued message would come again at once
+            delivered.fate = "requeued" if requeue else "rejected"
+
+        request = Request(message, app=self.app, on_ack=ack, on_reject=reject, hostname="test", eventer=_NoEvents())
+        failed = request.on_failure
+
+        def on_failure(failure: Any, **options: Any) -> Any:
+            delivered.error = getattr(failure.exception, "exc", failure.exception)
+            return failed(failure, **options)
+
+        request.on_failure = on_failure  # type: ignore[method-assign]
+        request.execute_using_pool(TaskPool(app=self.app))
+
+
+class _NoEvents:
+    enabled = False
+
+    def send(self, *_: object, **__: object) -> None:
+        """Send nothing."""
+
+
+def _take_all(queue: Any) -> list[Any]:
+    messages = []
+    while True:
+        try:
+            messages.append(queue.get_nowait())
+        except Empty:
+            break
+    for message in messages:
+        message.requeue()
+    return messages
+
+
+def _delivered(message: Any) -> Delivered:
+    args, kwargs, _ = message.payload
+    return Delivered(message.headers["task"], message.headers["id"], dict(message.headers), args, kwargs)
+
+
+class Interposed(SagaStore):
+    """A real store, before or after whose operations something else happens: a rival's write, or a failure."""
+
+    def __init__(self, inner: SagaStore) -> None:
+        self.inner = inner
+        self.calls: list[str] = []
+        self.before: dict[str, list[Callable[[], None]]] = {}
+        self.after: dict[str, list[Callable[[], None]]] = {}
+
+    def once_before(self, operation: str, *actions: Callable[[], None]) -> None:
+        """Have an action happen before the next call, another before the one after it, and so on."""
+        self.before.setdefault(operation, []).extend(actions)
+
+    def once_after(self, operation: str, *actions: Callable[[], None]) -> None:
+        """Have an action happen after the next call, another after the one after it, and so on."""
+        self.after.setdefault(operation, []).extend(actions)
+
+    def find(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("find", *args, **kwargs)
+
+    def insert(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("insert", *args, **kwargs)
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("update", *args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("delete", *args, **kwargs)
+
+    def record(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("record", *args, **kwargs)
+
+    def reserve(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("reserve", *args, **kwargs)
+
+    def _call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        if waiting := self.before.get(operation):
+            waiting.pop(0)()
+        self.calls.append(operation)
+        result = getattr(self.inner, operation)(*args, **kwargs)
+        if waiting := self.after.get(operation):
+            waiting.pop(0)()
+        return result
+
+
+def interposed(app: Celery) -> Interposed:
+    """Interpose on the store that an app has open."""
+    backend = backend_of(app)
+    backend.sagas = store = Interposed(backend.sagas)
+    return store

@@ -1,0 +1,449 @@
+"""What we believe of Celery and kombu (design, section 8): where one of these fails, so do we."""
+
+import inspect
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from celery import Celery, Task, _state, shared_task, signals
+from celery.app import trace
+from celery.exceptions import Ignore, Reject, Retry
+from celery.local import PromiseProxy
+from celery.utils.dispatch import Signal
+from kombu.utils.json import dumps, loads
+
+from celery_sagas.worker import internals
+from tests.apps import NewApp, Worker
+
+
+class Failure(Exception):
+    """What a task raises."""
+
+
+class TestInternals:
+    """What ``shared_task`` is made of, and ``worker/internals.py`` leans on."""
+
+    def test_current_app_is_the_app_itself(self, app: Celery) -> None:
+        assert internals.current_app() is app
+        assert type(internals.current_app()) is Celery
+
+    def test_apps_that_are_finalised(self, new_app: NewApp) -> None:
+        first, second = new_app(), new_app()
+        first.finalize()
+
+        assert first in internals.finalised_apps()
+        assert second not in internals.finalised_apps()
+        first.close()
+        assert first not in internals.finalised_apps()
+
+    def test_every_app_calls_back_when_it_is_finalised(self, new_app: NewApp) -> None:
+        seen: list[Celery] = []
+        internals.on_finalise(seen.append)
+        first, second = new_app(), new_app()
+        assert seen == []
+
+        first.finalize()
+        second.finalize()
+        assert seen == [first, second]
+
+    def test_callbacks_have_no_order(self) -> None:
+        """So that one table of our own has it."""
+        assert isinstance(_state._on_app_finalizers, set)
+
+    def test_last_callback_comes_after_all_tasks(self, app: Celery) -> None:
+        seen: list[list[str]] = []
+        internals.on_finalise(
+            lambda app: internals.after_all_tasks(app, lambda app: seen.append(sorted(app._tasks))) if not seen else None
+        )
+
+        @app.task(name="pending")
+        def pending() -> None: ...
+
+        @shared_task(name="shared")
+        def shared() -> None: ...
+
+        app.finalize()
+        assert {"pending", "shared"} <= set(seen[0])
+
+    def test_errors_of_the_last_callback_pass(self, app: Celery) -> None:
+        def fail(app: Celery) -> None:
+            raise Failure
+
+        internals.after_all_tasks(app, fail)
+
+        with pytest.raises(Failure):
+            app.finalize()
+
+    def test_looking_at_registered_tasks_finalises_nothing(self, app: Celery) -> None:
+        assert internals.registered(app, "x") is None
+        assert not app.finalized
+        internals.unregister(app, "x")
+
+    def test_added_task_is_bound_and_complete(self, app: Celery) -> None:
+        def function(self: Any, x: int) -> Any:
+            return self.name, x
+
+        app.finalize()
+        internals.add_task(app, function, name="added", bind=True, max_retries=7)
+
+        task = app.tasks["added"]
+        assert (task.app, task.max_retries, task(1)) == (app, 7, ("added", 1))
+        internals.unregister(app, "added")
+        assert "added" not in app.tasks
+
+    def test_registering_a_name_again_keeps_the_first(self, app: Celery) -> None:
+        """So that we remove it before."""
+        app.finalize()
+        for value in (1, 2):
+            internals.unregister(app, "again")
+            internals.add_task(app, self.returning(value), name="again")
+
+        assert app.tasks["again"]() == 2
+
+    @staticmethod
+    def returning(value: int) -> Any:
+        """Return a function: Celery takes no lambda."""
+
+        def function() -> int:
+            return value
+
+        return function
+
+    def test_promise_is_evaluated_when_the_app_is_finalised(self, app: Celery) -> None:
+        seen: list[str] = []
+        app._pending.append(PromiseProxy(seen.append, ("evaluated",)))
+        app.finalize()
+
+        assert seen == ["evaluated"]
+
+    def test_app_task_is_shared_with_every_app(self, new_app: NewApp) -> None:
+        first, second = new_app(), new_app()
+
+        @first.task(name="of the first")
+        def task() -> None: ...
+
+        assert "of the first" in second.tasks
+
+
+class TestRun:
+    """How a step's ``run`` looks to Celery."""
+
+    @staticmethod
+    def wrapped(function: Any) -> Any:
+        """Wrap a function as a step is wrapped."""
+
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return args, kwargs
+
+        parameters = list(inspect.signature(function).parameters.values())
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        run.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
+        return run
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "fits"),
+        [
+            ((1,), {}, True),
+            ((1, 2), {}, True),
+            ((1,), {"b": 2, "c": 3}, True),
+            ((), {"a": 1}, True),
+            ((), {}, False),
+            ((1, 2, 3), {}, False),
+            ((1,), {"a": 1}, False),
+            ((1,), {"d": 1}, False),
+        ],
+    )
+    def test_signature_of_run_is_checked_at_the_call(
+        self, app: Celery, args: tuple[Any, ...], kwargs: dict[str, Any], fits: bool
+    ) -> None:
+        def function(a: int, b: int = 0, *, c: int = 0) -> None: ...
+
+        app.finalize()
+        internals.add_task(app, self.wrapped(function), name="wrapped", bind=True)
+        task = app.tasks["wrapped"]
+
+        if fits:
+            task.apply_async(args, kwargs)
+        else:
+            with pytest.raises(TypeError):
+                task.apply_async(args, kwargs)
+
+    def test_wrapping_run_keeps_the_fast_path(self, app: Celery) -> None:
+        """Celery calls ``run`` itself unless ``__call__`` is overridden."""
+
+        class Custom(Task):
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                return super().__call__(*args, **kwargs)
+
+        app.finalize()
+        internals.add_task(app, self.wrapped(print), name="wrapped", bind=True)
+        internals.add_task(app, self.wrapped(print), name="custom", bind=True, base=Custom)
+
+        assert not trace.task_has_custom(app.tasks["wrapped"], "__call__")
+        assert trace.task_has_custom(app.tasks["custom"], "__call__")
+
+    def test_direct_call_has_no_id(self, app: Celery) -> None:
+        @app.task(bind=True)
+        def task(self: Any) -> Any:
+            return self.request.id, self.request.called_directly, self.request.is_eager
+
+        assert task() == (None, True, False)
+
+    def test_eager_call_has_an_id_and_its_headers_apart(self, eager: Celery) -> None:
+        @eager.task(bind=True)
+        def task(self: Any) -> Any:
+            request = self.request
+            return request.id is not None, request.called_directly, request.is_eager, request.headers, request.get("x")
+
+        assert task.apply_async(headers={"x": 1}).get() == (True, False, True, {"x": 1}, None)
+
+    def test_retry_needs_positional_arguments_of_signature(self) -> None:
+        """``signature_from_request`` passes args, kwargs and options by position."""
+        source = inspect.getsource(Task.signature_from_request)
+        assert "args, kwargs, options, type=self" in " ".join(source.split())
+
+
+class TestSignals:
+    """The bracket around a task, and what a receiver cannot do."""
+
+    def test_prerun_and_postrun_bracket_every_end(self, app: Celery, worker: Worker) -> None:
+        seen: list[str] = []
+
+        def prerun(task_id: str, **_: Any) -> None:
+            seen.append("prerun")
+
+        def postrun(task_id: str, **_: Any) -> None:
+            seen.append("postrun")
+
+        @app.task(name="task")
+        def task(number: int) -> None:
+            seen.append("run")
+            if number:
+                raise [None, Failure(), Ignore(), Reject(), Retry()][number]  # type: ignore[misc]
+
+        signals.task_prerun.connect(prerun)
+        signals.task_postrun.connect(postrun)
+        try:
+            for number in range(5):
+                task.delay(number)
+            worker.run()
+            task.apply((1,))
+        finally:
+            signals.task_prerun.disconnect(prerun)
+            signals.task_postrun.disconnect(postrun)
+
+        assert seen == ["prerun", "run", "postrun"] * 6
+
+    def test_request_is_there_in_both(self, app: Celery, worker: Worker) -> None:
+        seen: list[Any] = []
+
+        def receiver(task: Any, **_: Any) -> None:
+            task.request.__dict__.setdefault("mine", object())
+            seen.append((task.request.id, task.request.__dict__["mine"]))
+
+        @app.task(name="task")
+        def task() -> None: ...
+
+        for signal in (signals.task_prerun, signals.task_postrun):
+            signal.connect(receiver)
+        sent = task.delay()
+        worker.run()
+        for signal in (signals.task_prerun, signals.task_postrun):
+            signal.disconnect(receiver)
+
+        assert seen[0] == seen[1]
+        assert seen[0][0] == sent.id
+
+    def test_receivers_errors_are_swallowed(self, caplog: pytest.LogCaptureFixture) -> None:
+        signal = Signal(name="test")
+
+        def fail(**_: Any) -> None:
+            raise Failure
+
+        signal.connect(fail)
+        signal.send(sender=None)
+
+        assert "Failure" in caplog.text
+
+    def test_dispatch_uid_connects_once(self) -> None:
+        seen: list[int] = []
+        signal = Signal(name="test")
+        for number in range(2):
+            signal.connect(lambda number=number, **_: seen.append(number), dispatch_uid="one", weak=False)
+        signal.send(sender=None)
+
+        assert len(seen) == 1
+
+    def test_publishing_tells_the_id_and_takes_headers(self, app: Celery, worker: Worker) -> None:
+        def receiver(headers: dict[str, Any], **_: Any) -> None:
+            headers["seen"] = headers["id"]
+
+        signals.before_task_publish.connect(receiver)
+        try:
+            sent = app.send_task("task")
+        finally:
+            signals.before_task_publish.disconnect(receiver)
+
+        assert worker.waiting()[0].headers["seen"] == sent.id
+
+    def test_publishing_is_not_told_in_eager_mode(self, eager: Celery) -> None:
+        seen: list[Any] = []
+
+        def receiver(**_: Any) -> None:
+            seen.append(1)
+
+        @eager.task
+        def task() -> None: ...
+
+        signals.before_task_publish.connect(receiver)
+        task.delay()
+        signals.before_task_publish.disconnect(receiver)
+
+        assert seen == []
+
+    def test_worker_init_comes_before_the_blueprint(self) -> None:
+        """And after the task modules: a bootstep that is added then is the worker's."""
+        seen = subprocess.run([sys.executable, "-W", "ignore", "-c", _WORKER], capture_output=True, text=True, check=True)
+        at_init, order = json.loads(seen.stdout.splitlines()[-1])
+
+        assert at_init == {"blueprint": False, "finalized": True}
+        assert order.index("Pool") < order.index("Added") < order.index("Consumer")
+
+
+class TestMessages:
+    """What survives, and what becomes of a delivery."""
+
+    def test_custom_headers_survive_retry(self, app: Celery, worker: Worker) -> None:
+        @app.task(name="task", bind=True)
+        def task(self: Any) -> None:
+            raise self.retry()
+
+        sent = task.apply_async(headers={"tenant": "t"})
+        worker.one()
+
+        (again,) = worker.waiting()
+        assert (again.id, again.headers["tenant"], again.headers["retries"]) == (sent.id, "t", 1)
+
+    @pytest.mark.parametrize(
+        ("error", "fate"),
+        [(None, "acked"), (Failure(), "acked"), (Ignore(), "acked"), (Reject(), "rejected"), (Reject(requeue=True), "requeued")],
+    )
+    def test_fate_of_a_delivery(self, app: Celery, worker: Worker, error: Exception | None, fate: str) -> None:
+        @app.task(name="task", acks_late=True)
+        def task() -> None:
+            if error is not None:
+                raise error
+
+        task.delay()
+        assert worker.one().fate == fate
+
+    def test_autoretry_wraps_outside_run_and_spares_ignore_alone(self, app: Celery, worker: Worker) -> None:
+        """``Reject`` is caught, so that we name it in ``dont_autoretry_for``."""
+
+        @app.task(name="task", autoretry_for=(Exception,), default_retry_delay=0, max_retries=1)
+        def task(number: int) -> None:
+            raise [Ignore(), Reject(requeue=True)][number]
+
+        task.delay(0)
+        assert worker.one().fate == "acked"
+        assert worker.waiting() == []
+        task.delay(1)
+        worker.one()
+        assert len(worker.waiting()) == 1
+        assert task._orig_run is not task.run
+
+    def test_failed_publish_of_retry_rejects_without_requeue(
+        self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The message is lost: ours is not put off by ``retry()``."""
+
+        @app.task(name="task", bind=True, acks_late=True)
+        def task(self: Any) -> None:
+            def fail(*_: Any, **__: Any) -> None:
+                raise OSError
+
+            monkeypatch.setattr(type(self), "apply_async", fail)
+            raise self.retry()
+
+        task.delay()
+        assert worker.one().fate == "rejected"
+
+    def test_worker_gives_the_headers_in_the_request(self, app: Celery, worker: Worker) -> None:
+        seen: list[Any] = []
+
+        @app.task(name="task", bind=True)
+        def task(self: Any) -> None:
+            seen.append((self.request.get("tenant"), self.request.headers, self.request.get("missing")))
+
+        task.apply_async(headers={"tenant": "t"})
+        worker.run()
+
+        assert seen == [("t", {"tenant": "t"}, None)]
+
+
+class TestJson:
+    """kombu's encoder, and the result backend."""
+
+    def test_objects_with_json_method(self) -> None:
+        class Money:
+            def __json__(self) -> dict[str, int]:
+                return {"cents": 5}
+
+        assert json.loads(dumps([Money()])) == [{"cents": 5}]
+
+    @pytest.mark.parametrize("value", [Decimal("9.90"), datetime(2030, 1, 1, tzinfo=UTC)])
+    def test_values_that_come_back(self, value: object) -> None:
+        assert loads(dumps([value])) == [value]
+
+    def test_dictionaries_that_are_decoded_specially(self) -> None:
+        assert loads('{"__type__": "decimal", "__value__": "1"}') == Decimal(1)
+
+    def test_result_backend_rebuilds_errors_from_their_arguments(self, app: Celery) -> None:
+        backend = app.backend
+        error = backend.exception_to_python(json.loads(json.dumps(backend.prepare_exception(_Valued("a", 5), serializer="json"))))
+
+        assert type(error) is _Valued
+        assert (error.name, error.number) == ("a", 5)
+
+    def test_settings_of_the_user_are_read_with_their_namespace(self, new_app: NewApp) -> None:
+        class Settings:
+            CELERY_SAGA_BACKEND = "memory://x"
+
+        app = new_app()
+        django = Celery("django", set_as_current=False)
+        django.config_from_object(Settings, namespace="CELERY")
+
+        assert "CELERY_SAGA_BACKEND" in list(django.conf.keys())  # first of all: it configures the app
+        assert django.conf["CELERY_SAGA_BACKEND"] == "memory://x"
+        assert django.conf.prefix == "CELERY_"
+        assert not app.conf.prefix
+        django.close()
+
+
+_WORKER = """
+import json
+from celery import Celery, bootsteps, signals
+
+class Added(bootsteps.StartStopStep):
+    requires = ("celery.worker.components:Pool",)
+
+@signals.worker_init.connect
+def receiver(sender, **_):
+    seen.update(blueprint=sender.blueprint is not None, finalized=sender.app.finalized)
+    sender.app.steps["worker"].add(Added)
+
+seen = {}
+worker = Celery(broker="memory://").Worker(pool="solo", hostname="test@test")
+print(json.dumps([seen, [type(step).__name__ for step in worker.blueprint.order]]))
+"""
+
+
+class _Valued(Exception):
+    def __init__(self, name: str, number: int) -> None:
+        super().__init__(name, number)
+        self.name = name
+        self.number = number

@@ -1,0 +1,116 @@
+"""``celery sagas describe``."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from celery_sagas import Message, Missing, Saga
+from celery_sagas.cli import sagas
+
+
+class Paid(Message):
+    """An event."""
+
+    id: str
+
+
+def run(app: Celery, *arguments: str) -> Result:
+    """Run a command as ``celery -A app sagas …`` does."""
+    return CliRunner().invoke(sagas, list(arguments), obj=SimpleNamespace(app=app))
+
+
+@pytest.fixture
+def shop(app: Celery) -> Any:
+    """Two sagas."""
+
+    class Order(Saga, correlate_by=("shop", "number"), also_by="tracking", formerly="purchase", schema_version=3):
+        shop: str
+        number: int
+        tracking: str | None = None
+
+    @Order.starts(if_exists="ignore", formerly="shop.place")
+    def place(order: Order, shop: str, number: int) -> None: ...
+
+    @Order.handles(by={"tracking": "parcel.code"})
+    def delivered(order: Order, parcel: dict[str, str]) -> None: ...
+
+    @delivered.if_missing
+    def unknown_parcel(missing: Missing, parcel: dict[str, str]) -> None: ...
+
+    @Order.handles(if_missing="retry")
+    def nudge(order: Order) -> None: ...
+
+    class Invoice(Saga, correlate_by="number"):
+        number: str
+
+    @Invoice.handles
+    def paid(invoice: Invoice, event: Paid) -> None: ...
+
+
+def test_everything(app: Celery, shop: Any) -> None:
+    """Sagas, steps and correlation rules."""
+    result = run(app, "describe")
+
+    assert result.exit_code == 0, result.output
+    lines = [line.strip() for line in result.output.splitlines()]
+    for line in (
+        "order",
+        "formerly: purchase",
+        "schema version: 3",
+        "key: shop + number",
+        "alternate keys: tracking",
+        "order.place",
+        "kind: starts, if_exists: ignore",
+        "message: shop, number",
+        "found by: shop from argument shop, number from argument number",
+        "formerly: shop.place",
+        "order.delivered",
+        "found by: tracking from parcel.code",
+        "order.nudge",
+        "kind: handles, if_missing: retry",
+        "message: no arguments",
+        "found by: shop and number from the causation header",
+        "invoice",
+        "found by: number from event.id",
+    ):
+        assert line in lines
+    assert "unknown_parcel()" in result.output
+
+
+def test_those_that_are_named(app: Celery, shop: Any) -> None:
+    """And no others."""
+    result = run(app, "describe", "invoice")
+
+    assert "invoice.paid" in result.output
+    assert "order" not in result.output
+
+
+def test_unknown_name(app: Celery, shop: Any) -> None:
+    """It says what there is."""
+    result = run(app, "describe", "invoice", "oder")
+
+    assert result.exit_code != 0
+    assert "unknown saga oder; known: order, invoice" in result.output
+
+
+def test_no_saga(app: Celery) -> None:
+    """Perhaps a module is not imported."""
+    assert "No sagas are defined" in run(app, "describe").output
+
+
+def test_wrong_definition_is_shown_without_a_traceback(app: Celery) -> None:
+    """A command's reader wants the sentence."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, number: int) -> None: ...
+
+    result = run(app, "describe")
+
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: order.place: a starter must name its instance")

@@ -1,0 +1,177 @@
+"""The engine without Celery: a real store in memory, and a publisher that keeps what it is given."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from celery_sagas.core.context import Frozen
+from celery_sagas.core.state import State
+from celery_sagas.core.steps import StepDefinition, define_step
+from celery_sagas.engine import conflicts
+from celery_sagas.engine.commit import Limits
+from celery_sagas.engine.dispatch import Dispatcher, Message
+from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.run import Delivery, Services
+from celery_sagas.engine.session import Session, close_session, open_session
+from celery_sagas.engine.unit_of_work import handle
+from celery_sagas.errors import PublishError
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import KEY, Entry, Handling, Lookup, Record
+from celery_sagas.testing.clock import Clock
+from tests.apps import Interposed
+
+GRACE_S = 30.0
+
+
+class Order(State, correlate_by="order_id", also_by=("tracking", "email")):
+    """An order."""
+
+    order_id: str
+    total: int = 0
+    tracking: str | None = None
+    email: str | None = None
+    note: str = ""
+
+
+class Boom(Exception):
+    """What a handler raises."""
+
+
+class Recorder:
+    """A publisher that keeps what it is given, or fails."""
+
+    inline = False
+
+    def __init__(self) -> None:
+        self.published: list[Message] = []
+        self.errors: list[PublishError | None] = []
+
+    def publish(self, message: Message) -> None:
+        """Keep a message, or raise the next error."""
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        self.published.append(message)
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of what was published, in order."""
+        return [message.message_id for message in self.published]
+
+
+class Engine:
+    """The services of one process over one backend."""
+
+    def __init__(self, backend: MemoryBackend, *, conflict_retries: int = 5, state_bytes: int = 1_000_000) -> None:
+        self.backend = backend
+        self.publisher = Recorder()
+        self.session: Session | None = None  #: of the last message, as it ended
+        dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
+        self.services = Services(backend, dispatcher, _freeze, Limits(state_bytes, int(GRACE_S * 1000)), conflict_retries)
+
+    def handle(
+        self, step: StepDefinition, *, id: str | None = None, causation: Mapping[str, str] | None = None, **arguments: Any
+    ) -> Outcome:
+        """Handle a message, under a new id if none is given."""
+        self.session = session = open_session(id or str(uuid4()), causation or {})
+        try:
+            return handle(self.services, step, Delivery(session.message_id, arguments, session, _call))
+        finally:
+            close_session(session)
+
+    def interpose(self) -> Interposed:
+        """Let something happen around the operations of this engine's store, and not of the rivals'."""
+        backend = SimpleNamespace(**vars(self.backend))
+        backend.sagas = store = Interposed(self.backend.sagas)
+        services = self.services
+        self.services = Services(backend, services.dispatcher, services.freeze, services.limits, services.conflict_retries)  # type: ignore[arg-type]
+        return store
+
+    def record(self, key: str = "42", property: str = KEY) -> Record | None:
+        """Look an order up."""
+        return self.backend.sagas.find(Lookup(("order",), property, key)).record
+
+    def data(self, key: str = "42") -> dict[str, Any]:
+        """Return an order's stored fields."""
+        record = self.record(key)
+        assert record is not None, f"there is no order {key}"
+        data: dict[str, Any] = json.loads(record.data)
+        return data
+
+    def entries(self, key: str = "42") -> list[Entry]:
+        """Return the journal of an order."""
+        return self.backend.journal.history(["order"], key, 100)
+
+    def entry(self, step: StepDefinition, id: str) -> Entry | None:
+        """Return the journal's entry of a message."""
+        return self.backend.sagas.find(Lookup(("order",), KEY, "none"), Handling((step.name,), id)).handled
+
+
+def starter(
+    function: Callable[..., Any], *, if_exists: str = "handle", saga: type[State] = Order, by: Any = None
+) -> StepDefinition:
+    """Make a starter of a function."""
+    return define_step(saga.__saga__, function, starts=True, policy=if_exists, by=by, formerly=None, options={})
+
+
+def handler(
+    function: Callable[..., Any],
+    *,
+    if_missing: str = "ignore",
+    saga: type[State] = Order,
+    by: Any = None,
+    formerly: str | None = None,
+) -> StepDefinition:
+    """Make a handler of a function."""
+    return define_step(saga.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, options={})
+
+
+def send(order: State, message: object) -> str:
+    """Send a message from a handler."""
+    assert order._context is not None
+    return order._context.require_sending("send").send(message)
+
+
+def _freeze(message: object, next_id: Callable[[], str]) -> Frozen:
+    return Frozen(next_id(), str(message), json.dumps(message))
+
+
+def _call(function: Any, first: Any, **arguments: Any) -> Any:
+    return function(first, **arguments)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The store's clock."""
+    return Clock()
+
+
+@pytest.fixture
+def backend(clock: Clock) -> MemoryBackend:
+    """A backend in memory."""
+    return MemoryBackend("memory://", prefix="", clock=clock)
+
+
+@pytest.fixture
+def engine(backend: MemoryBackend) -> Engine:
+    """The engine under test."""
+    return Engine(backend)
+
+
+@pytest.fixture
+def rival(backend: MemoryBackend) -> Engine:
+    """Another process on the same backend."""
+    return Engine(backend, conflict_retries=0)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses after conflicts, which are not slept."""
+    slept: list[float] = []
+    monkeypatch.setattr(conflicts, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+    return slept

@@ -1,0 +1,207 @@
+"""Publishing what was committed: at once, and never at the cost of the message that decided it."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.errors import PublishError, StoreUnavailable
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import Effects, Entry, Handling, Outgoing
+from celery_sagas.testing.clock import Clock
+from tests.engine.conftest import GRACE_S, Boom, Engine, Order, Recorder, send, starter
+
+ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
+ALONE = PublishError("it is too large", False)
+AWAY = PublishError("the broker is away", True)
+
+
+@pytest.fixture
+def publisher() -> Recorder:
+    """A publisher."""
+    return Recorder()
+
+
+@pytest.fixture
+def dispatcher(backend: MemoryBackend, publisher: Recorder) -> Dispatcher:
+    """A dispatcher whose clock stands at 1000 s, with three rows under its lease."""
+    dispatcher = Dispatcher(backend.outbox, publisher, GRACE_S, clock=lambda: 1000.0)
+    entry = Entry("order.place", "m1", "a", "started", "order", "42", "i", 1, "{}")
+    backend.sagas.record(Effects(entry, ROWS, dispatcher.owner, int(GRACE_S * 1000)))
+    return dispatcher
+
+
+def test_publishes_in_order_and_confirms(dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend) -> None:
+    """The rows are gone afterwards."""
+    dispatcher.dispatch(ROWS, 1000.0)
+
+    assert publisher.ids == ["id-a", "id-b", "id-c"]
+    assert backend.outbox.count() == 0
+
+
+def test_bad_message_does_not_stop_the_next(
+    dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It alone stays."""
+    publisher.errors = [None, ALONE]
+
+    dispatcher.dispatch(ROWS, 1000.0)
+
+    assert publisher.ids == ["id-a", "id-c"]
+    assert backend.outbox.count() == 1
+    assert "id-b was not confirmed by the broker and stays in the outbox: it is too large" in caplog.text
+
+
+def test_absent_broker_is_asked_once(dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend) -> None:
+    """The others would wait for their time-outs in vain."""
+    publisher.errors = [None, AWAY]
+
+    dispatcher.dispatch(ROWS, 1000.0)
+
+    assert publisher.ids == ["id-a"]
+    assert backend.outbox.count() == 2
+
+
+@pytest.mark.parametrize(("age_s", "published"), [(GRACE_S / 2, 3), (GRACE_S / 2 + 0.01, 0)])
+def test_stops_at_half_the_grace(dispatcher: Dispatcher, publisher: Recorder, age_s: float, published: int) -> None:
+    """Whoever claims the rows when the lease has ended must be alone."""
+    dispatcher.dispatch(ROWS, 1000.0 - age_s)
+
+    assert len(publisher.published) == published
+
+
+def test_grace_counts_from_before_the_commit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's reply may have been slow: the lease began when the store wrote."""
+    now = [100.0]
+    monkeypatch.setattr("celery_sagas.engine.commit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    seen: list[float] = []
+    monkeypatch.setattr(Dispatcher, "dispatch", lambda self, rows, began: seen.append(began))
+
+    def place(order: Order, order_id: str) -> None:
+        now[0] = 200.0  # the handler's time does not count
+        send(order, "charge")
+
+    def slow() -> None:
+        now[0] = 300.0
+
+    engine.interpose().once_before("insert", slow)
+    engine.handle(starter(place), order_id="42")
+
+    assert seen == [200.0]
+
+
+def test_failed_confirm_is_logged(
+    dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The messages are published: at worst they are sent again."""
+
+    class Outbox:
+        def confirm(self, token: str, ids: Sequence[str]) -> int:
+            raise StoreUnavailable("store", "away")
+
+    dispatcher.outbox = Outbox()  # type: ignore[assignment]
+
+    dispatcher.dispatch(ROWS, 1000.0)
+
+    assert len(publisher.published) == 3
+    assert "3 published messages could not be removed from the outbox" in caplog.text
+
+
+def test_nothing_to_send_asks_nobody(dispatcher: Dispatcher) -> None:
+    """Two round trips; a third only for a step that sends."""
+    dispatcher.outbox = None  # type: ignore[assignment]
+
+    dispatcher.dispatch((), 1000.0)
+
+
+def test_failed_publish_does_not_fail_the_message(engine: Engine) -> None:
+    """Its effect is committed."""
+
+    def place(order: Order, order_id: str) -> None:
+        send(order, "charge")
+
+    engine.publisher.errors = [AWAY]
+
+    assert engine.handle(starter(place), order_id="42").is_new
+    assert engine.backend.outbox.count() == 1
+
+
+def test_nothing_is_published_before_the_commit(engine: Engine) -> None:
+    """It may be refused."""
+    published_at_commit: list[int] = []
+
+    def place(order: Order, order_id: str) -> None:
+        send(order, "charge")
+        assert engine.publisher.published == []
+
+    engine.interpose().once_before("insert", lambda: published_at_commit.append(len(engine.publisher.published)))
+    engine.handle(starter(place), order_id="42")
+
+    assert published_at_commit == [0]
+    assert len(engine.publisher.published) == 1
+
+
+class TestInline:
+    """In eager mode publishing runs the task here and now."""
+
+    @pytest.fixture(autouse=True)
+    def inline(self, publisher: Recorder) -> None:
+        publisher.inline = True
+
+    def test_rows_are_removed_first(self, dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend) -> None:
+        seen: list[int] = []
+        publisher.publish = lambda message: seen.append(backend.outbox.count())  # type: ignore[method-assign]
+
+        dispatcher.dispatch(ROWS, 0.0)
+
+        assert seen == [0, 0, 0]
+
+    def test_errors_are_the_callers(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
+        publisher.errors = [Boom()]  # type: ignore[list-item]
+
+        with pytest.raises(Boom):
+            dispatcher.dispatch(ROWS, 1000.0)
+
+
+class TestLeftovers:
+    """Of an earlier run of a message."""
+
+    HANDLING = Handling(("order.place",), "m1")
+
+    def test_lease_that_lasts(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
+        dispatcher.dispatch_leftovers(self.HANDLING)
+
+        assert publisher.published == []
+
+    def test_lease_that_ended(
+        self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock.advance(int(GRACE_S * 1000))
+        caplog.set_level("INFO", "celery_sagas")
+
+        dispatcher.dispatch_leftovers(self.HANDLING)
+
+        assert publisher.ids == ["id-a", "id-b", "id-c"]
+        assert backend.outbox.count() == 0
+        assert "publishing 3 messages that message m1 left" in caplog.text
+
+    def test_store_that_is_away_fails_the_duplicate(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is put off, not acknowledged."""
+
+        def place(order: Order, order_id: str) -> None: ...
+
+        def away(*_: Any) -> None:
+            raise StoreUnavailable("store", "away")
+
+        engine.handle(starter(place), order_id="42", id="m1")
+        monkeypatch.setattr(engine.backend.outbox, "claim_due", away)
+
+        with pytest.raises(StoreUnavailable):
+            engine.handle(starter(place), order_id="42", id="m1")
+
+
+def test_each_process_has_a_token(backend: MemoryBackend, publisher: Recorder) -> None:
+    """The lease is one process's."""
+    assert Dispatcher(backend.outbox, publisher, 1).owner != Dispatcher(backend.outbox, publisher, 1).owner

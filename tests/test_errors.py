@@ -1,0 +1,108 @@
+"""Every error passes through pickle and Celery's result backends, and says when to retry."""
+
+import inspect
+import pickle
+
+import pytest
+from celery import Celery
+from celery.backends.base import Backend
+
+from celery_sagas import errors
+from celery_sagas.errors import Retry, SagaError
+
+#: Arguments of every class: plain JSON values, as the library passes them.
+SAMPLES = {
+    errors.SagaError: ("text",),
+    errors.ConfigurationError: ("saga_prefix is empty", "Set it to a name"),
+    errors.UnsafeBackend: ("Redis may evict sagas", "Set maxmemory-policy to noeviction"),
+    errors.DefinitionError: ("Order", "correlate_by names no field", "Name one of: order_id"),
+    errors.MisuseError: ("a step was called inside a step", "Use order.send"),
+    errors.MessageError: ("text",),
+    errors.InvalidMessage: ("order.place_order", [["total", "Input should be a valid decimal"], ["", "Unexpected argument"]]),
+    errors.InvalidState: ("order", "42", [["total", "Field required"]]),
+    errors.CorrelationError: ("order.place_order", "order_id is null"),
+    errors.SagaNotFound: ("order", "tracking", "1Z", True),
+    errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),
+    errors.KeyTaken: ("order", "tracking", "1Z", "3f1c"),
+    errors.PublishError: ("ConnectionError: refused", True),
+    errors.StoreError: ("text",),
+    errors.RevisionConflict: ("order", "42", "version"),
+    errors.AlreadyHandled: ("order.place_order", "9b2e"),
+    errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
+    errors.NewerState: ("order", "42", 3, 2),
+    errors.UnreadableState: ("order", "42", "Field required: total"),
+}
+
+RETRY = {
+    Retry.AT_ONCE: {errors.RevisionConflict},
+    Retry.DONE: {errors.AlreadyHandled},
+    Retry.LATER: {errors.PublishError, errors.StoreUnavailable, errors.NewerState},
+}
+
+
+def _classes() -> list[type[SagaError]]:
+    members = [member for _, member in inspect.getmembers(errors, inspect.isclass)]
+    return [member for member in members if issubclass(member, SagaError)]
+
+
+def _sample(cls: type[SagaError]) -> SagaError:
+    assert cls in SAMPLES, f"{cls.__name__} has no sample: add its arguments to SAMPLES in {__file__}"
+    return cls(*SAMPLES[cls])
+
+
+def _assert_same(back: BaseException, error: SagaError) -> None:
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert back.args == error.args
+    assert vars(back) == vars(error)
+
+
+each_class = pytest.mark.parametrize("cls", _classes(), ids=lambda cls: cls.__name__)
+
+
+@each_class
+def test_error_survives_pickle(cls):
+    """Prefork pools and pickle result backends pass errors on."""
+    error = _sample(cls)
+    _assert_same(pickle.loads(pickle.dumps(error)), error)
+
+
+@each_class
+def test_error_survives_celerys_json_backend(cls):
+    """Celery rebuilds an exception as ``cls(*exc.args)`` from JSON."""
+    with Celery(set_as_current=False) as app:
+        backend = Backend(app=app, url="disabled://", serializer="json")
+        error = _sample(cls)
+        stored = backend.decode(backend.encode(backend.prepare_exception(error)))
+        _assert_same(backend.exception_to_python(stored), error)
+
+
+@each_class
+def test_error_passes_its_arguments_on_unchanged(cls):
+    """So that ``cls(*exc.args)`` is the same error."""
+    assert _sample(cls).args == SAMPLES[cls]
+
+
+@each_class
+def test_retry_is_a_property_of_the_class(cls):
+    """Never, unless the table above says otherwise."""
+    expected = next((retry for retry, classes in RETRY.items() if cls in classes), Retry.NEVER)
+    assert cls.retry is expected
+
+
+@each_class
+def test_text_is_a_sentence(cls):
+    """What happened, and what to do next."""
+    text = str(_sample(cls))
+    assert text == "text" or text.endswith(".")
+    assert "None" not in text
+
+
+@pytest.mark.parametrize(
+    "cls", [errors.ConfigurationError, errors.MisuseError, errors.DefinitionError], ids=lambda cls: cls.__name__
+)
+def test_remedy_may_be_left_out(cls):
+    """Then the text ends with the problem."""
+    error = cls(*SAMPLES[cls][:-1])
+    _assert_same(pickle.loads(pickle.dumps(error)), error)
+    assert str(error).endswith(f"{SAMPLES[cls][-2]}.")

@@ -1,0 +1,50 @@
+"""Sagas as type checkers see them. Checked, never run; each ``ignore`` is an error that must be found.
+
+No checker looks at class keywords where there is a metaclass, as pydantic's: a wrong one is a ``DefinitionError`` at import.
+"""
+
+from decimal import Decimal
+from typing import Any, assert_type
+
+from celery_sagas import Saga, SagaView
+
+
+class Base(Saga):
+    """An abstract saga."""
+
+    note: str = ""
+
+
+class Order(Base, correlate_by="order_id", also_by=("tracking",), name="order", formerly="purchase", schema_version=2):
+    """A concrete one, with every class keyword."""
+
+    order_id: str
+    total: Decimal
+    tracking: str | None = None
+
+    @classmethod
+    def upgrade(cls, data: dict[str, Any], schema_version: int) -> dict[str, Any]:
+        return data | {"total": schema_version}
+
+
+def attributes(order: Order) -> None:
+    assert_type(order.order_id, str)
+    assert_type(order.total, Decimal)
+    assert_type(order.note, str)
+    assert_type(order.saga, SagaView)
+    assert_type(order.saga.is_new, bool)
+    order.total = Decimal(3)
+    order.total = "3"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    order.saga = None  # type: ignore[assignment, misc]  # pyright: ignore[reportAttributeAccessIssue]
+    order.complete()
+    print(order.totl)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+
+def queries() -> None:
+    assert_type(Order.find("42"), Order | None)
+    assert_type(Order.find(tracking="1Z"), Order | None)
+    assert_type(Base.find("42"), Base | None)
+    print(Order.find("42").total)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+    outcome = Order.outcome("42")
+    if outcome is not None:
+        assert_type(outcome.instance_id, str)

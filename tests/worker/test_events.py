@@ -1,0 +1,291 @@
+"""Events: one message, fanned out by a worker to each step that subscribes."""
+
+from typing import Annotated, Any
+
+import pytest
+from celery import Celery
+
+from celery_sagas import Message, Saga, SagaKey, publish, signals
+from celery_sagas.errors import PublishError, SagaError
+from celery_sagas.worker.events import PUBLISH, event_name, subscribers
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker, backend_of
+
+
+class Shipped(Message):
+    """An event."""
+
+    order_id: str
+    parcel_id: str
+
+
+class ShippedFar(Shipped):
+    """A more special event."""
+
+
+class Lost(Message):
+    """An event that nobody wants."""
+
+    order_id: str
+
+
+@pytest.fixture
+def sagas(app: Celery) -> Any:
+    """Two sagas that subscribe to one event, and steps that do not."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+        seen: list[str] = []
+
+    class Parcel(Saga, correlate_by="parcel_id"):
+        parcel_id: str
+
+    @Order.starts
+    def order_shipped(order: Order, event: Shipped) -> None:
+        assert order.saga.message is not None
+        order.seen.append(order.saga.message.id)
+
+    @Parcel.starts
+    def parcel_shipped(parcel: Parcel, event: Shipped | None) -> None: ...
+
+    @Order.handles
+    def far(order: Order, event: ShippedFar) -> None:
+        order.seen.append("far")
+
+    @Order.handles
+    def two_arguments(order: Order, event: Shipped, note: str = "") -> None:
+        raise AssertionError("it subscribes to nothing")
+
+    @Order.handles
+    def many(order: Order, event: list[Shipped], key: Annotated[str, SagaKey] = "42") -> None:
+        raise AssertionError("it subscribes to nothing")
+
+    return Order, Parcel
+
+
+EVENT = Shipped(order_id="42", parcel_id="7")
+
+
+class TestPublish:
+    """Outside a step it is published at once, confirmed; inside one it joins the commit."""
+
+    def test_outside_is_one_message(self, worker: Worker, sagas: Any) -> None:
+        message_id = publish(EVENT)
+
+        (message,) = worker.waiting()
+        assert (message.task, message.id) == (PUBLISH, message_id)
+        assert message.args == [event_name(Shipped), {"order_id": "42", "parcel_id": "7"}]
+
+    def test_outside_needs_no_subscriber(self, worker: Worker, app: Celery) -> None:
+        """A web process has imported no step."""
+        publish(EVENT)
+
+        assert len(worker.waiting()) == 1
+
+    @pytest.mark.parametrize("event", [None, "text", {"order_id": "42"}, Shipped])
+    def test_only_messages(self, app: Celery, event: Any) -> None:
+        with pytest.raises(TypeError, match="takes a Message"):
+            publish(event)
+
+    def test_inside_joins_the_commit(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        order, parcel = sagas
+        waiting_in_handler: list[int] = []
+
+        @order.starts
+        def ship(order: Any, order_id: str, fail: bool = False) -> None:
+            publish(EVENT)
+            waiting_in_handler.append(len(worker.waiting()))
+            if fail:
+                raise KeyError
+
+        ship.delay("43", fail=True)
+        worker.run()
+        assert backend_of(app).outbox.count() == 0
+        assert [done.task for done in worker.done] == ["order.ship"]
+
+        ship.delay("43")
+        worker.run()
+        assert waiting_in_handler == [0, 0]
+        assert parcel.find("7") is not None
+
+    def test_inside_the_id_is_derived(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        ids: list[str] = []
+
+        @sagas[0].starts
+        def ship(order: Any, order_id: str) -> None:
+            ids.append(publish(EVENT))
+            if len(ids) == 1:
+                raise KeyError
+
+        for _ in range(2):
+            ship.apply_async(("43",), task_id="m1")
+        worker.run()
+
+        assert ids[0] == ids[1]
+
+    def test_in_a_plain_task_is_published_at_once_and_caused(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        @app.task(name="scan")
+        def scan() -> None:
+            publish(EVENT)
+
+        scan.apply_async(headers={"saga_causation": {"order": "x"}})
+        worker.one()
+
+        (message,) = worker.waiting()
+        assert message.headers["saga_causation"] == {"order": "x"}
+
+    def test_broker_that_is_away_is_an_error_of_the_tree(self, app: Celery, sagas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise ConnectionRefusedError("nobody listens")
+
+        publisher = runtime_of(app).publisher
+        monkeypatch.setattr(type(app.tasks[PUBLISH]), "apply_async", fail)
+        assert publisher is runtime_of(app).publisher
+
+        with pytest.raises(PublishError, match="did not confirm the message: ConnectionRefusedError") as raised:
+            publish(EVENT)
+
+        assert isinstance(raised.value, SagaError)
+        assert isinstance(raised.value.__cause__, ConnectionRefusedError)
+        assert raised.value.connection
+
+
+class TestFanOut:
+    """One task for each subscriber: a retry and a commit of its own (NS-25)."""
+
+    def test_each_subscriber_gets_a_task(self, worker: Worker, sagas: Any) -> None:
+        order, parcel = sagas
+        publish(EVENT)
+        worker.one()
+
+        assert [message.task for message in worker.waiting()] == ["order.order_shipped", "parcel.parcel_shipped"]
+        worker.run()
+        assert (order.find("42") is None, parcel.find("7") is None) == (False, False)
+
+    def test_one_that_fails_leaves_the_other_alone(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        order, parcel = sagas
+
+        @order.starts
+        def breaks(order: Any, event: Shipped) -> None:
+            raise KeyError
+
+        publish(EVENT)
+        worker.run()
+
+        assert [type(done.error) for done in worker.done if done.task == "order.breaks"] == [KeyError]
+        assert parcel.find("7") is not None
+
+    def test_ids_are_derived(self, worker: Worker, sagas: Any) -> None:
+        """A fan-out that runs twice reaches each subscriber once."""
+        order, _ = sagas
+        publish(EVENT)
+        worker.run()
+        worker.deliver_again(worker.done[0])
+        worker.run()
+
+        messages = [done for done in worker.done if done.task == "order.order_shipped"]
+        assert len(messages) == 2
+        assert len({message.id for message in messages}) == 1
+        assert order.find("42").seen == [messages[0].id]
+        assert len({done.id for done in worker.done}) == 3
+
+    def test_exact_class_only(self, worker: Worker, sagas: Any) -> None:
+        order, parcel = sagas
+        publish(EVENT)
+        worker.run()
+        publish(ShippedFar(order_id="42", parcel_id="8"))
+        worker.run()
+
+        assert order.find("42").seen[1:] == ["far"]
+        assert parcel.find("8") is None
+
+    def test_no_subscriber_is_visible(self, worker: Worker, sagas: Any, caplog: pytest.LogCaptureFixture) -> None:
+        seen: list[tuple[str, str]] = []
+
+        def receiver(sender: Any, event: str, message_id: str, **_: Any) -> None:
+            seen.append((event, message_id))
+
+        signals.event_unhandled.connect(receiver)
+        message_id = publish(Lost(order_id="42"))
+        delivered = worker.one()
+        signals.event_unhandled.disconnect(receiver)
+
+        assert delivered.error is None
+        assert seen == [(event_name(Lost), message_id)]
+        assert f"{event_name(Lost)}[{message_id}] has no subscriber" in caplog.text
+
+    def test_event_that_does_not_fit_any_more_fails_in_the_step(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        app.tasks[PUBLISH].delay(event_name(Shipped), {"order_id": "42"})
+        worker.run()
+
+        assert {type(done.error).__name__ for done in worker.done[1:]} == {"InvalidMessage"}
+
+    def test_broker_that_goes_away_puts_the_event_off(
+        self, app: Celery, worker: Worker, sagas: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        order, parcel = sagas
+        publisher = runtime_of(app).publisher
+        publish_signature, errors = publisher.publish_signature, [None, PublishError("away", True), None, None, None]
+
+        def sometimes(sent: Any) -> None:
+            if error := errors.pop(0):
+                raise error
+            publish_signature(sent)
+
+        message_id = publish(EVENT)
+        monkeypatch.setattr(publisher, "publish_signature", sometimes)
+        assert worker.one().fate == "acked"
+        assert sorted(message.task for message in worker.waiting()) == [PUBLISH, "order.order_shipped"]
+        assert [message.id for message in worker.waiting() if message.task == PUBLISH] == [message_id]
+        worker.run()
+
+        assert len(order.find("42").seen) == 1
+        assert parcel.find("7") is not None
+
+    def test_belongs_to_the_instance_that_published(self, worker: Worker) -> None:
+        class Invoice(Saga, correlate_by="number"):
+            number: str
+            shipped: bool = False
+
+        class Note(Message):
+            text: str
+
+        @Invoice.starts
+        def invoice(invoice: Invoice, number: str) -> None:
+            publish(Note(text="x"))
+
+        @Invoice.handles
+        def noted(invoice: Invoice, note: Note) -> None:
+            invoice.shipped = True
+
+        invoice.delay("1")
+        worker.run()
+
+        found = Invoice.find("1")
+        assert found is not None
+        assert found.shipped
+
+    def test_is_acknowledged_late(self, app: Celery) -> None:
+        """Nothing is acknowledged unless it is published."""
+        task = app.tasks[PUBLISH]
+        assert (task.acks_late, task.reject_on_worker_lost, task.ignore_result) == (True, True, True)
+
+
+def test_subscribers_of_a_starter_and_in_order(app: Celery, sagas: Any) -> None:
+    """The order of definition."""
+    assert [step.name for step in subscribers(event_name(Shipped))] == ["order.order_shipped", "parcel.parcel_shipped"]
+
+
+def test_eager(new_app: NewApp) -> None:
+    """All of it at once."""
+    new_app(eager=True)
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def shipped(order: Order, event: Shipped) -> None: ...
+
+    publish(EVENT)
+
+    assert Order.find("42") is not None

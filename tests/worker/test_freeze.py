@@ -1,0 +1,369 @@
+"""What a step sends is encoded at the call, with ids, headers and parents of its own."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from itertools import count
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.canvas import Signature
+
+from celery_sagas import Message, Saga
+from celery_sagas.core.context import Frozen
+from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
+from celery_sagas.worker.freeze import frozen, thawed
+from tests.apps import NewApp, Worker, backend_of
+
+
+@pytest.fixture
+def plain(app: Celery) -> Any:
+    """A plain task."""
+
+    @app.task(name="plain")
+    def plain(*args: Any, **kwargs: Any) -> Any: ...
+
+    return plain
+
+
+@pytest.fixture
+def freeze(app: Celery) -> Callable[[object], Frozen]:
+    """Encode a message outside a task; ids are counted."""
+    ids = count()
+    return lambda message: frozen(app, message, lambda: f"id-{next(ids)}", 10_000)
+
+
+def thaw(app: Celery, message: Frozen) -> Signature[Any]:
+    """Decode it."""
+    return thawed(app, message.payload)
+
+
+class TestWhatCanBeSent:
+    """One-task signatures and chains only."""
+
+    def test_signature(self, app: Celery, plain: Any, freeze: Any) -> None:
+        message = freeze(plain.s(1, b="2"))
+
+        assert (message.message_id, message.task) == ("id-0", "plain")
+        sent = thaw(app, message)
+        assert (sent.task, list(sent.args), sent.kwargs, sent.options["task_id"]) == ("plain", [1], {"b": "2"}, "id-0")
+
+    def test_values_that_celery_can_send(self, app: Celery, plain: Any, freeze: Any) -> None:
+        class Event(Message):
+            text: str
+
+        values = [Decimal("9.99"), datetime(2030, 1, 1, tzinfo=UTC), [Event(text="x")]]
+
+        assert list(thaw(app, freeze(plain.s(*values))).args) == [*values[:2], [{"text": "x"}]]
+
+    @pytest.mark.parametrize("kind", ["group", "chord", "chunks", "chain of a group", "chain of a chord"])
+    def test_groups_are_refused(self, plain: Any, freeze: Any, kind: str) -> None:
+        message = {
+            "group": lambda: group(plain.s(), plain.s()),
+            "chord": lambda: chord([plain.s(), plain.s()], plain.s()),
+            "chunks": lambda: plain.chunks([(1,), (2,)], 1),
+            "chain of a group": lambda: plain.s() | group(plain.s(), plain.s()),
+            "chain of a chord": lambda: plain.s() | group(plain.s(), plain.s()) | plain.s(),
+        }[kind]()
+
+        with pytest.raises(TypeError, match="one task or a chain, not a group, chord"):
+            freeze(message)
+
+    @pytest.mark.parametrize("message", [None, "plain", 5, {"task": "plain"}])
+    def test_anything_else_is_refused(self, freeze: Any, message: object) -> None:
+        with pytest.raises(TypeError, match=r"such as task\.s"):
+            freeze(message)
+
+    def test_task_itself_is_refused(self, plain: Any, freeze: Any) -> None:
+        with pytest.raises(TypeError, match=r"such as task\.s"):
+            freeze(plain)
+
+    def test_empty_chain_is_refused(self, app: Celery, freeze: Any) -> None:
+        with pytest.raises(TypeError):
+            freeze(chain(app=app))
+
+    @pytest.mark.parametrize("value", [object(), [{1, 2, object()}], lambda: None])
+    def test_value_that_is_no_json(self, plain: Any, freeze: Any, value: object) -> None:
+        with pytest.raises(InvalidMessage, match=r"plain.*cannot be encoded as JSON"):
+            freeze(plain.s(value))
+
+    def test_too_large(self, plain: Any, freeze: Any) -> None:
+        freeze(plain.s("x" * 9_000))
+
+        with pytest.raises(InvalidMessage, match=r"saga_max_state_bytes allows 10000"):
+            freeze(plain.s("x" * 10_000))
+
+
+class TestChains:
+    """Each member has an id of its own; the last one's is the chain's."""
+
+    def test_ids_and_headers(self, app: Celery, plain: Any, freeze: Any) -> None:
+        message = freeze(plain.s(1) | plain.s(2).set(headers={"tenant": "t"}) | plain.s(3))
+
+        members = thaw(app, message).tasks
+        assert [member.options["task_id"] for member in members] == ["id-0", "id-1", "id-2"]
+        assert (message.message_id, message.task) == ("id-2", "plain")
+        assert members[1].options["headers"] == {"tenant": "t"}
+
+    def test_every_member_is_caused_by_the_step(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> str:
+            return order.send(plain.si(1) | plain.si(2))
+
+        place.apply_async(("42",), task_id="m1")
+        worker.run()
+
+        first, second = worker.done[1:]
+        order = Order.find("42")
+        assert order is not None
+        for member in (first, second):
+            assert member.headers["saga_cause"] == "m1"
+            assert member.headers["saga_causation"] == {"order": order.saga.id}
+            assert member.headers["root_id"] == "m1"
+        assert (first.headers["parent_id"], second.headers["parent_id"]) == ("m1", first.id)
+
+    def test_headers_of_the_chain(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send((plain.si(1) | plain.si(2)).set(headers={"tenant": "t"}))
+
+        place.delay("42")
+        worker.run()
+
+        for member in worker.done[1:]:
+            assert member.headers["tenant"] == "t"
+            assert member.headers["saga_cause"] == worker.done[0].id
+
+    def test_delays_of_later_members_count_from_the_one_before(self, app: Celery, plain: Any, freeze: Any) -> None:
+        """As Celery has it."""
+        members = thaw(app, freeze(plain.s(1).set(countdown=10) | plain.s(2).set(countdown=20, expires=30))).tasks
+
+        assert "countdown" not in members[0].options
+        assert (members[1].options["countdown"], members[1].options["expires"]) == (20, 30)
+        assert "eta" not in members[1].options
+
+
+class TestOptions:
+    """They are kept, and times are absolute: the message may be published later."""
+
+    def test_countdown_becomes_absolute(self, app: Celery, plain: Any, freeze: Any) -> None:
+        before = datetime.now(UTC)
+        options = thaw(app, freeze(plain.s().set(countdown=60))).options
+
+        assert "countdown" not in options
+        assert timedelta(seconds=60) <= options["eta"] - before < timedelta(seconds=62)
+
+    @pytest.mark.parametrize("expires", [60, 60.5])
+    def test_expires_becomes_absolute(self, app: Celery, plain: Any, freeze: Any, expires: float) -> None:
+        before = datetime.now(UTC)
+        options = thaw(app, freeze(plain.s().set(expires=expires))).options
+
+        assert timedelta(seconds=expires) <= options["expires"] - before < timedelta(seconds=62)
+
+    def test_of_a_chain_too(self, app: Celery, plain: Any, freeze: Any) -> None:
+        options = thaw(app, freeze((plain.s(1) | plain.s(2)).set(countdown=60, expires=90))).options
+
+        assert "countdown" not in options
+        assert options["expires"] - options["eta"] == timedelta(seconds=30)
+
+    def test_absolute_times_stay(self, app: Celery, plain: Any, freeze: Any) -> None:
+        at = datetime(2030, 1, 1, tzinfo=UTC)
+        options = thaw(app, freeze(plain.s().set(eta=at, expires=at))).options
+
+        assert (options["eta"], options["expires"]) == (at, at)
+
+    def test_others_reach_the_broker(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send(
+                plain.s("x").set(
+                    link=plain.si("linked"),
+                    link_error=plain.si("failed"),
+                    headers={"tenant": "t", "saga_causation": {"parcel": "theirs"}},
+                    priority=4,
+                    time_limit=9,
+                    countdown=60,
+                    expires=90,
+                    shadow="seen as",
+                )
+            )
+
+        place.delay("42")
+        worker.one()
+        (message,) = worker.waiting()
+
+        assert (message.headers["tenant"], message.headers["timelimit"][0], message.headers["shadow"]) == ("t", 9, "seen as")
+        assert message.headers["saga_causation"] == {"parcel": "theirs"}
+        due, expires = (datetime.fromisoformat(message.headers[name]) for name in ("eta", "expires"))
+        assert expires - due == timedelta(seconds=30)
+        worker.run()
+        assert [done.args for done in worker.done[1:]] == [["x"], ["linked"]]
+
+    def test_root_and_parent_are_the_steps(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send(plain.si())
+
+        place.apply_async(("42",), task_id="m1", root_id="root")
+        worker.one()
+
+        (message,) = worker.waiting()
+        assert (message.headers["root_id"], message.headers["parent_id"]) == ("root", "m1")
+
+
+class TestEncodedAtTheCall:
+    """Later changes are not seen."""
+
+    def test_arguments(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            items: list[str] = []
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.items.append("book")
+            order.send(plain.s(order.items))
+            order.items.append("pen")
+
+        place.delay("42")
+        worker.run()
+
+        assert worker.done[-1].args == [["book"]]
+
+    @pytest.mark.parametrize("kind", ["signature", "chain"])
+    def test_signature_is_the_callers(self, plain: Any, freeze: Any, kind: str) -> None:
+        signature = plain.s(1).set(countdown=5, headers={"a": 1})
+        sent = signature if kind == "signature" else signature | plain.s(2)
+        members = [sent] if kind == "signature" else list(sent.tasks)
+        before = [(tuple(member.args), dict(member.options)) for member in members]
+
+        assert freeze(sent).payload != freeze(sent).payload  # other ids
+
+        after = [sent] if kind == "signature" else list(sent.tasks)
+        for seen in (members, after):
+            assert [(tuple(member.args), dict(member.options)) for member in seen] == before
+
+    def test_same_signature_twice_is_two_messages(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            sent = plain.si("x")
+            assert order.send(sent) != order.send(sent)
+
+        place.delay("42")
+        worker.run()
+
+        assert len({done.id for done in worker.done}) == 3
+
+    def test_what_cannot_be_encoded_fails_the_step(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str, what: str) -> None:
+            order.send(plain.si("first"))
+            order.send(plain.si({"object": object(), "large": "x" * 2_000_000}[what]))
+
+        place.delay("42", "object")
+        place.delay("42", "large")
+
+        assert [type(done.error) for done in worker.run()] == [InvalidMessage, InvalidMessage]
+        assert Order.find("42") is None
+        assert backend_of(app).outbox.count() == 0
+
+
+class TestSend:
+    """``order.send``."""
+
+    def test_to_a_step_of_the_saga(self, app: Celery, worker: Worker) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            total: Decimal = Decimal(0)
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send(add.s(order_id, Decimal("1.5")))
+            order.send(add.si(order_id=order_id, total=Decimal(2)))
+
+        @Order.handles
+        def add(order: Order, order_id: str, total: Decimal) -> None:
+            order.total += total
+
+        place.delay("42")
+        worker.run()
+
+        order = Order.find("42")
+        assert order is not None
+        assert order.total == Decimal("3.5")
+
+    def test_returns_the_message_id(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        ids: list[str] = []
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            ids.append(order.send(plain.si("a")))
+            ids.append(order.send(plain.si("b") | plain.si("c")))
+
+        place.delay("42")
+        worker.run()
+
+        assert ids == [next(done.id for done in worker.done if done.args == [text]) for text in ("a", "c")]
+
+    def test_outside_a_step(self, app: Celery, worker: Worker, plain: Any) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        kept: list[Order] = []
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            kept.append(order)
+
+        place.delay("42")
+        worker.run()
+        copy = Order.find("42")
+        assert copy is not None
+
+        for order in (Order(order_id="42"), copy, kept[0]):
+            with pytest.raises(MisuseError, match="outside a step"):
+                order.send(plain.si())
+        assert worker.waiting() == []
+
+    def test_limit_is_the_setting(self, new_app: NewApp) -> None:
+        app = new_app(saga_max_state_bytes=1_000)
+
+        @app.task(name="plain")
+        def plain(text: str) -> None: ...
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            text: str = ""
+
+        @Order.starts
+        def place(order: Order, order_id: str, sent: int, kept: int) -> None:
+            order.send(plain.s("x" * sent))
+            order.text = "x" * kept
+
+        place("41", 100, 100)
+        with pytest.raises(InvalidMessage):
+            place("42", 1_000, 0)
+        with pytest.raises(InvalidState):
+            place("42", 0, 1_000)

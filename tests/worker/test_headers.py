@@ -1,0 +1,257 @@
+"""Causation: which instances caused a message, handed on by tasks that know nothing of sagas."""
+
+from typing import Any
+
+import pytest
+from celery import Celery, chain
+
+from celery_sagas import Saga
+from celery_sagas.errors import CorrelationError
+from celery_sagas.worker.headers import CAUSATION, CAUSE
+from tests.apps import Worker
+
+
+@pytest.fixture
+def order(app: Celery) -> Any:
+    """A saga with a starter that sends, and a handler that names no key."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+        receipts: list[str] = []
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.send(charge.si(order_id))
+
+    @Order.handles
+    def charged(order: Order, receipt: str) -> None:
+        order.receipts.append(receipt)
+
+    @app.task(name="charge")
+    def charge(order_id: str) -> str:
+        charged.delay(f"r{order_id}")
+        return order_id
+
+    Order.place, Order.charged, Order.charge = place, charged, charge  # type: ignore[attr-defined]
+    return Order
+
+
+def id_of(order: Any, key: str = "42") -> str:
+    """Return an instance's id."""
+    instance_id: str = order.find(key).saga.id
+    return instance_id
+
+
+class TestHandedOn:
+    """Plain participants hand the correlation on (NS-15, WV-07)."""
+
+    def test_leads_a_handler_without_key_to_its_instance(self, worker: Worker, order: Any) -> None:
+        order.place.delay("41")
+        order.place.delay("42")
+        worker.run()
+
+        assert [order.find(key).receipts for key in ("41", "42")] == [["r41"], ["r42"]]
+
+    def test_names_the_instance_and_the_cause(self, worker: Worker, order: Any) -> None:
+        placed = order.place.delay("42")
+        worker.one()
+        (charge,) = worker.waiting()
+
+        assert charge.headers[CAUSATION] == {"order": id_of(order)}
+        assert charge.headers[CAUSE] == placed.id
+        worker.one()
+        (charged,) = worker.waiting()
+        assert charged.headers[CAUSATION] == {"order": id_of(order)}
+        assert charged.headers[CAUSE] == charge.id
+
+    def test_through_any_number_of_tasks(self, app: Celery, worker: Worker, order: Any) -> None:
+        @app.task(name="relay")
+        def relay(count: int) -> None:
+            (relay.si(count - 1) if count else order.charged.si("far")).delay()
+
+        @order.starts
+        def begin(order: Any, order_id: str) -> None:
+            order.send(relay.si(3))
+
+        begin.delay("42")
+        worker.run()
+
+        assert order.find("42").receipts == ["far"]
+
+    @pytest.mark.parametrize("how", ["link", "chain", "sent chain", "retry", "replace"])
+    def test_through_what_follows_a_task(self, app: Celery, worker: Worker, order: Any, how: str) -> None:
+        @app.task(name="pay", bind=True, default_retry_delay=0)
+        def pay(self: Any) -> str:
+            if how == "retry" and not self.request.retries:
+                raise self.retry()
+            if how == "replace":
+                raise self.replace(other.si())
+            return "paid"
+
+        @app.task(name="other")
+        def other() -> str:
+            return "paid"
+
+        @order.starts
+        def begin(order: Any, order_id: str) -> None:
+            sent = pay.si()
+            if how in ("link", "retry"):
+                sent.set(link=charged.s())
+            elif how == "chain":
+                sent = later.si()
+            else:
+                sent = chain(sent, charged.s())
+            order.send(sent)
+
+        @app.task(name="later")
+        def later() -> None:
+            chain(pay.si(), charged.s()).delay()
+
+        charged = order.charged
+        begin.delay("42")
+        worker.run()
+
+        assert [done.error for done in worker.done if done.task == "order.charged"] == [None]
+        assert order.find("42").receipts == ["paid"]
+
+    def test_of_another_saga_never_leads_here(self, worker: Worker, order: Any) -> None:
+        class Parcel(Saga, correlate_by="parcel_id"):
+            parcel_id: str
+
+        @Parcel.starts
+        def pack(parcel: Parcel, parcel_id: str) -> None:
+            parcel.send(order.charged.si("r"))
+
+        pack.delay("1")
+        worker.run()
+
+        assert isinstance(worker.done[-1].error, CorrelationError)
+        assert "no instance of order caused it" in str(worker.done[-1].error)
+
+    def test_of_several_sagas_are_all_handed_on(self, worker: Worker, order: Any) -> None:
+        class Parcel(Saga, correlate_by="parcel_id"):
+            parcel_id: str
+
+        @Parcel.starts
+        def pack(parcel: Parcel, parcel_id: str) -> None:
+            parcel.send(order.charged.si("packed"))
+
+        @order.starts
+        def begin(order: Any, order_id: str) -> None:
+            order.send(pack.si("1"))
+
+        begin.delay("42")
+        worker.run()
+
+        assert order.find("42").receipts == ["packed"]
+        parcel = Parcel.find("1")
+        assert parcel is not None
+        assert worker.done[-1].headers[CAUSATION] == {"order": id_of(order), "parcel": parcel.saga.id}
+
+    def test_of_a_completed_instance_reaches_no_later_one(self, worker: Worker, order: Any) -> None:
+        """It is an id, not a key."""
+
+        @order.handles
+        def cancel(order: Any, order_id: str) -> None:
+            order.complete()
+
+        order.place.delay("42")
+        worker.one()
+        cancel("42")
+        order.place("42")
+        charged = [delivered for delivered in worker.run() if delivered.task == "order.charged"]
+
+        assert len(charged) == 2
+        assert order.find("42").receipts == ["r42"]
+
+
+class TestStamping:
+    """It never overwrites a header that is there, and never stamps a message with its own id."""
+
+    def test_message_from_outside_has_none(self, worker: Worker, order: Any) -> None:
+        order.place.delay("42")
+
+        assert not {CAUSE, CAUSATION} & worker.waiting()[0].headers.keys()
+
+    def test_plain_message_of_a_plain_task_names_its_cause(self, app: Celery, worker: Worker) -> None:
+        @app.task(name="first")
+        def first() -> None:
+            app.send_task("second")
+
+        sent = first.delay()
+        worker.one()
+
+        (second,) = worker.waiting()
+        assert second.headers[CAUSE] == sent.id
+        assert CAUSATION not in second.headers
+
+    @pytest.mark.parametrize("header", [{CAUSATION: {"order": "theirs"}}, {CAUSE: "theirs"}])
+    def test_headers_that_are_there_stay(self, app: Celery, worker: Worker, order: Any, header: dict[str, Any]) -> None:
+        @app.task(name="first")
+        def first() -> None:
+            app.send_task("second", headers=header)
+
+        first.apply_async(headers={CAUSATION: {"order": "mine"}})
+        worker.one()
+
+        (second,) = worker.waiting()
+        assert {name: second.headers.get(name) for name in header} == header
+        assert second.headers.get(CAUSATION, {}) != {"order": "mine"}
+
+    def test_retry_is_not_its_own_cause(self, app: Celery, worker: Worker) -> None:
+        @app.task(name="first", bind=True)
+        def first(self: Any) -> None:
+            raise self.retry()
+
+        first.delay()
+        worker.one()
+
+        assert CAUSE not in worker.waiting()[0].headers
+
+    def test_outside_a_task_nothing_is_stamped_after_one_ran(self, app: Celery, worker: Worker, order: Any) -> None:
+        order.place.delay("42")
+        worker.run()
+        order.place.delay("43")
+
+        assert CAUSE not in worker.waiting()[0].headers
+
+    def test_at_most_eight(self, worker: Worker, order: Any) -> None:
+        """The newest; this message's own among them."""
+        causation = {f"saga-{n}": str(n) for n in range(10)}
+        order.place.apply_async(("42",), headers={CAUSATION: causation})
+        worker.one()
+
+        (charge,) = worker.waiting()
+        assert charge.headers[CAUSATION] == {f"saga-{n}": str(n) for n in range(3, 10)} | {"order": id_of(order)}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "text",
+        5,
+        None,
+        [],
+        [["order", "1"]],
+        {"order": 5},
+        {"order": None},
+        {"order": ""},
+        {"order": "x" * 256},
+        {"": "1"},
+        {"order": {}},
+    ],
+    ids=repr,
+)
+def test_malformed_header_is_ignored(worker: Worker, order: Any, header: object) -> None:
+    """Anybody may send anything."""
+    order.charged.apply_async(("r",), headers={CAUSATION: header})
+
+    assert isinstance(worker.one().error, CorrelationError)
+
+
+def test_unknown_instance_is_missing(worker: Worker, order: Any) -> None:
+    """A causation is no proof that the instance is still there."""
+    order.charged.apply_async(("r",), headers={CAUSATION: {"order": "gone"}})
+
+    delivered = worker.one()
+    assert (delivered.error, delivered.fate) == (None, "acked")

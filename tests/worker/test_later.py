@@ -1,0 +1,284 @@
+"""Later: the message is published again under its id, and this delivery of it is given up."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_sagas import Missing, Saga
+from celery_sagas.errors import NewerState, PublishError, RevisionConflict, SagaNotFound, StoreUnavailable, UnreadableState
+from celery_sagas.worker import later
+from celery_sagas.worker.headers import PUT_OFF
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import Delivered, Worker, backend_of, interposed
+
+AWAY = StoreUnavailable("sqlite://", "it is away")
+
+
+@pytest.fixture
+def order(app: Celery) -> type[Saga]:
+    """A saga whose starter counts."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+        total: int = 0
+
+    @Order.starts(autoretry_for=(Exception,))
+    def place(order: Order, order_id: str, total: int = 1) -> None:
+        order.total += total
+
+    Order.place = place  # type: ignore[attr-defined]
+    return Order
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    """Return what raises an error."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def delay_of(message: Delivered) -> float:
+    """Return the seconds until a message is due."""
+    return (datetime.fromisoformat(message.headers["eta"]) - datetime.now(UTC)).total_seconds()
+
+
+class TestPutOff:
+    """The store cannot serve the message now."""
+
+    @pytest.mark.parametrize("operation", ["find", "insert"])
+    @pytest.mark.parametrize("error", [AWAY, NewerState("order", "42", 2, 1)], ids=lambda error: type(error).__name__)
+    def test_message_comes_again(
+        self, app: Celery, worker: Worker, order: Any, operation: str, error: Exception, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """``autoretry_for`` does not count it as a retry."""
+        interposed(app).once_before(operation, failing(error))
+        order.place.apply_async(("42",), {"total": 5}, headers={"tenant": "t"}, task_id="m1", priority=3)
+
+        delivered = worker.one()
+        (again,) = worker.waiting()
+
+        assert isinstance(delivered.error, Ignore)
+        assert delivered.fate == "acked"
+        assert (again.id, again.args, again.kwargs) == ("m1", ["42"], {"total": 5})
+        assert (again.headers["retries"], again.headers[PUT_OFF], again.headers["tenant"]) == (0, 1, "t")
+        assert again.headers["root_id"] == delivered.headers["root_id"]
+        assert "saga_cause" not in again.headers
+        assert "order.place[m1] is put off by" in caplog.text
+        worker.run()
+        found = order.find("42")
+        assert (found.total, found.saga.version) == (5, 1)
+
+    def test_positional_arguments_links_and_chain_are_kept(self, app: Celery, worker: Worker, order: Any) -> None:
+        @app.task(name="noted")
+        def noted(*args: Any) -> None: ...
+
+        interposed(app).once_before("find", failing(AWAY))
+        (order.place.s("42", 7).set(link=noted.si("link"), link_error=noted.si("error"), expires=600) | noted.si("chain")).delay()
+        worker.one()
+        (again,) = worker.waiting()
+        worker.run()
+
+        assert again.headers["expires"] is not None
+        assert order.find("42").total == 7
+        assert sorted(done.args for done in worker.done if done.task == "noted") == [["chain"], ["link"]]
+
+    def test_retry_count_is_kept(self, app: Celery, worker: Worker, order: Any) -> None:
+        interposed(app).once_before("find", failing(AWAY))
+        order.place.apply_async(("42",), retries=2)
+        worker.one()
+
+        assert worker.waiting()[0].headers["retries"] == 2
+
+    def test_delay_grows_to_a_limit(self, app: Celery, worker: Worker, order: Any) -> None:
+        """Far below every broker's time-out."""
+        interposed(app).once_before("find", *[failing(AWAY)] * 9)
+        order.place.delay("42")
+        delays = []
+        for count in range(9):
+            worker.one()
+            (again,) = worker.waiting()
+            assert again.headers[PUT_OFF] == count + 1
+            delays.append(delay_of(again))
+
+        for count, delay in enumerate(delays):
+            longest = min(30.0, 2.0**count)
+            assert longest / 2 - 0.5 < delay <= longest
+
+    def test_conflicts_that_outlast_everything(
+        self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("celery_sagas.engine.conflicts.pause", lambda seen, chance: 0)
+        interposed(app).once_before("insert", *[failing(RevisionConflict("order", "42", "locked"))] * 31)
+        order.place.delay("42")
+
+        assert isinstance(worker.one().error, Ignore)
+        assert len(worker.waiting()) == 1
+        worker.run()
+        assert order.find("42").total == 1
+
+    def test_unreadable_state_is_not_put_off(self, app: Celery, worker: Worker, order: Any) -> None:
+        """It never becomes readable by itself."""
+        interposed(app).once_before("find", failing(UnreadableState("order", "42", "no JSON")))
+        order.place.delay("42")
+
+        assert isinstance(worker.one().error, UnreadableState)
+        assert worker.waiting() == []
+
+    def test_broker_that_is_away_too_keeps_the_message(
+        self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Celery's ``retry()`` would lose it; so would ``autoretry_for``, which catches ``Reject``."""
+
+        def fail(*_: Any) -> None:
+            raise PublishError("away", True)
+
+        order.place.delay("42")
+        interposed(app).once_before("find", failing(AWAY))
+        monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", fail)
+
+        delivered = worker.one()
+
+        assert isinstance(delivered.error, Reject)
+        assert delivered.fate == "requeued"
+        assert "could not be published again, the broker keeps it: away" in caplog.text
+
+    def test_direct_call_raises(self, app: Celery, order: Any) -> None:
+        interposed(app).once_before("find", failing(AWAY))
+
+        with pytest.raises(StoreUnavailable):
+            order.place("42")
+
+    def test_store_that_is_away_when_a_handler_looks_something_up(self, app: Celery, worker: Worker, order: Any) -> None:
+        @order.starts
+        def look(state: Any, order_id: str) -> None:
+            order.find("other")
+
+        look.delay("42")
+        interposed(app).once_before("find", lambda: None, failing(AWAY))
+
+        assert isinstance(worker.one().error, Ignore)
+        worker.run()
+        assert order.find("42") is not None
+
+
+class TestRetryOfWhatIsMissing:
+    """``if_missing="retry"``: the message may have overtaken the one that starts its instance (NS-04)."""
+
+    @pytest.fixture
+    def saga(self, app: Celery) -> Any:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            paid: bool = False
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None: ...
+
+        @Order.handles(if_missing="retry", max_retries=2, default_retry_delay=5)
+        def pay(order: Order, order_id: str) -> None:
+            order.paid = True
+
+        Order.place, Order.pay = place, pay  # type: ignore[attr-defined]
+        return Order
+
+    def test_comes_again_under_its_id(self, app: Celery, worker: Worker, saga: Any) -> None:
+        saga.pay.apply_async(("42",), task_id="m1", headers={"tenant": "t"})
+
+        delivered = worker.one()
+        (again,) = worker.waiting()
+
+        assert isinstance(delivered.error, Ignore)
+        assert (again.id, again.headers["retries"], again.headers["tenant"]) == ("m1", 1, "t")
+        assert 4 < delay_of(again) <= 5
+        assert backend_of(app).journal.history(["order"], "42", 10) == []
+
+    def test_is_handled_when_the_instance_is_there(self, app: Celery, worker: Worker, saga: Any) -> None:
+        saga.pay.delay("42")
+        worker.one()
+        saga.place.delay("42")
+        worker.run()
+
+        assert saga.find("42").paid
+
+    def test_raises_in_the_end(self, app: Celery, worker: Worker, saga: Any) -> None:
+        saga.pay.delay("42")
+
+        delivered = worker.run()
+
+        assert [message.headers["retries"] for message in delivered] == [0, 1, 2]
+        assert [type(message.error) for message in delivered] == [Ignore, Ignore, SagaNotFound]
+        assert delivered[-1].fate == "acked"
+
+    def test_store_that_is_away_does_not_count(self, app: Celery, worker: Worker, saga: Any) -> None:
+        saga.pay.delay("42")
+        interposed(app).once_before("find", lambda: None, failing(AWAY))
+
+        delivered = worker.run()
+
+        assert [message.headers["retries"] for message in delivered] == [0, 1, 1, 2]
+        assert [message.headers.get(PUT_OFF, 0) for message in delivered] == [0, 0, 1, 1]
+
+    def test_without_limit(self, app: Celery, worker: Worker, saga: Any) -> None:
+        @saga.handles(if_missing="retry", max_retries=None, default_retry_delay=0)
+        def cancel(order: Any, order_id: str) -> None: ...
+
+        cancel.apply_async(("42",), retries=1000)
+
+        assert isinstance(worker.one().error, Ignore)
+
+    def test_direct_call_raises(self, saga: Any) -> None:
+        with pytest.raises(SagaNotFound):
+            saga.pay("42")
+
+    def test_raise_fails_at_once(self, worker: Worker, saga: Any) -> None:
+        @saga.handles(if_missing="raise")
+        def cancel(order: Any, order_id: str) -> None: ...
+
+        cancel.delay("42")
+
+        assert isinstance(worker.one().error, SagaNotFound)
+        assert worker.waiting() == []
+
+    def test_raise_with_autoretry_is_celerys_retry(self, worker: Worker, saga: Any) -> None:
+        @saga.handles(if_missing="raise", autoretry_for=(SagaNotFound,), max_retries=1, default_retry_delay=0)
+        def cancel(order: Any, order_id: str) -> None: ...
+
+        cancel.delay("42")
+
+        assert [message.headers["retries"] for message in worker.run()] == [0, 1]
+
+    def test_function_for_what_is_missing_through_a_worker(self, app: Celery, worker: Worker, saga: Any) -> None:
+        @app.task(name="noted")
+        def noted(text: str) -> None: ...
+
+        @saga.handles(bind=True)
+        def cancel(self: Any, order: Any, order_id: str) -> None: ...
+
+        @cancel.if_missing
+        def refuse(missing: Missing, order_id: str) -> None:
+            missing.send(noted.si(f"no {missing.saga} {order_id}"))
+
+        cancel.delay("42")
+        worker.run()
+
+        assert worker.done[-1].args == ["no order 42"]
+
+
+@pytest.mark.parametrize("count", [-1, "x", None, 10**9, 1.5])
+def test_malformed_count_is_none(app: Celery, worker: Worker, order: Any, count: object) -> None:
+    """A header may hold anything."""
+    interposed(app).once_before("find", failing(AWAY))
+    order.place.apply_async(("42",), headers={PUT_OFF: count})
+    worker.one()
+
+    assert worker.waiting()[0].headers[PUT_OFF] == 1
+
+
+def test_longest_delay_is_below_the_brokers_timeouts() -> None:
+    """RabbitMQ's consumer time-out is half an hour, Redis' visibility time-out an hour, by default."""
+    assert later._LONGEST_DELAY_S <= 60

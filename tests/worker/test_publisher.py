@@ -1,0 +1,225 @@
+"""Publishing with confirms and deadlines, over connections of our own."""
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_sagas import Saga
+from celery_sagas.errors import PublishError
+from celery_sagas.worker import publisher
+from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker, backend_of, interposed
+
+
+class Interrupted:
+    """A signature whose publishing is interrupted; it keeps the connection."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.connections: list[Any] = []
+
+    def apply_async(self, producer: Any, **_: Any) -> None:
+        """Begin to publish."""
+        producer.connection.ensure_connection()
+        assert producer.connection.connected
+        self.connections.append(producer.connection)
+        raise self.error
+
+
+@pytest.fixture
+def silent_broker() -> Iterator[str]:
+    """A Redis server that accepts connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+
+
+@pytest.mark.parametrize(
+    "error", [SoftTimeLimitExceeded(), KeyboardInterrupt(), SystemExit(1), KeyError("x"), OSError("gone")], ids=repr
+)
+def test_interrupted_connection_is_not_used_again(app: Celery, worker: Worker, error: BaseException) -> None:
+    """The next command would read the answer to this one."""
+    confirmed = ConfirmedPublisher(app)
+    interrupted: Any = Interrupted(error)
+
+    with pytest.raises(PublishError if isinstance(error, Exception) else type(error)):
+        confirmed.publish_signature(interrupted)
+
+    assert not interrupted.connections[0].connected
+    confirmed.publish_signature(app.signature("plain", task_id="m1"))
+    assert [message.id for message in worker.waiting()] == ["m1"]
+    confirmed.close()
+
+
+def test_connection_is_kept_while_all_is_well(app: Celery) -> None:
+    """One for each thread that publishes, not one for each message."""
+    confirmed = ConfirmedPublisher(app)
+    connections = []
+    for _ in range(3):
+        with confirmed._producer() as producer:
+            producer.connection.ensure_connection()
+            connections.append(producer.connection)
+
+    assert connections[0].connected
+    assert len({id(connection) for connection in connections}) == 1
+    confirmed.close()
+    assert not connections[0].connected
+
+
+def test_failures_use_up_no_pool(new_app: NewApp) -> None:
+    """A producer comes back whatever happened."""
+    confirmed = ConfirmedPublisher(new_app(broker_pool_limit=1))
+    interrupted: Any = Interrupted(OSError("gone"))
+
+    for _ in range(3):
+        with pytest.raises(PublishError, match="gone"):
+            confirmed.publish_signature(interrupted)
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1])
+def test_any_pool_limit(new_app: NewApp, limit: int | None) -> None:
+    """Celery's setting."""
+    app = new_app(broker_pool_limit=limit)
+    confirmed = ConfirmedPublisher(app)
+    for _ in range(3):
+        confirmed.publish_signature(app.signature("plain"))
+    confirmed.close()
+
+    assert len(Worker(app).waiting()) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "connection"),
+    [(OSError("x"), True), (SoftTimeLimitExceeded(), True), (ValueError("x"), False), (KeyError("x"), False)],
+)
+def test_errors_of_the_connection_are_told_from_those_of_a_message(app: Celery, error: Exception, connection: bool) -> None:
+    """The former end the sweep."""
+    interrupted: Any = Interrupted(error)
+
+    with pytest.raises(PublishError) as raised:
+        ConfirmedPublisher(app).publish_signature(interrupted)
+
+    assert raised.value.connection is connection
+    assert raised.value.__cause__ is error
+
+
+def test_row_that_cannot_be_read(app: Celery) -> None:
+    """It says nothing about the broker."""
+
+    class Row:
+        id = message_id = task = "x"
+        payload = "{"
+
+    with pytest.raises(PublishError, match="its row cannot be read") as raised:
+        ConfirmedPublisher(app).publish(Row())
+    assert not raised.value.connection
+
+
+def test_silent_broker_has_a_deadline(new_app: NewApp, silent_broker: str) -> None:
+    """``send_task`` blocked for over a minute."""
+    app = new_app(broker_url=silent_broker, broker_transport_options={"socket_timeout": 0.2, "socket_connect_timeout": 0.2})
+    confirmed = ConfirmedPublisher(app)
+    began = time.monotonic()
+
+    with pytest.raises(PublishError) as raised:
+        confirmed.publish_signature(app.signature("plain"))
+
+    assert raised.value.connection
+    assert time.monotonic() - began < 5
+
+
+def test_absent_broker_does_not_fail_a_step(new_app: NewApp) -> None:
+    """What it sends stays in the outbox."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    app = new_app(broker_url=f"redis://127.0.0.1:{port}/0")
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.send(app.signature("plain"))
+        order.send(app.signature("plain"))
+
+    began = time.monotonic()
+    place("42")
+
+    assert Order.find("42") is not None
+    assert backend_of(app).outbox.count() == 2
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("broker", "options"),
+    [
+        ("amqp://", {"confirm_publish": True, "read_timeout": DEADLINE_S, "write_timeout": DEADLINE_S}),
+        ("redis://", {"socket_timeout": DEADLINE_S, "socket_connect_timeout": DEADLINE_S}),
+        ("memory://", {}),
+    ],
+)
+def test_deadlines_of_each_broker(new_app: NewApp, broker: str, options: dict[str, Any]) -> None:
+    """Without ``confirm_publish`` a message that never reached RabbitMQ was reported sent."""
+    confirmed = ConfirmedPublisher(new_app(broker_url=broker))
+
+    connection = confirmed._connections.connection
+    assert connection.transport_options == options
+    assert connection.connect_timeout == DEADLINE_S
+
+
+def test_amqp_confirms_have_a_deadline(new_app: NewApp) -> None:
+    """With confirms, and without it, the call blocked."""
+    assert ConfirmedPublisher(new_app(broker_url="amqp://"))._options == {"confirm_timeout": DEADLINE_S}
+
+
+def test_options_of_the_user_go_first(new_app: NewApp) -> None:
+    """They know their broker."""
+    options = {"socket_timeout": 1, "global_keyprefix": "x"}
+    confirmed = ConfirmedPublisher(new_app(broker_url="redis://", broker_transport_options=options))
+
+    assert confirmed._connections.connection.transport_options == {"socket_connect_timeout": DEADLINE_S, **options}
+
+
+def test_deadlines_leave_room_for_both_tries_in_the_default_grace() -> None:
+    """A publish that began in time ends before the lease does."""
+    assert 2 * DEADLINE_S + publisher._RETRY_POLICY["interval_max"] < 30 / 2
+
+
+def test_through_redis(new_app: NewApp, redis_url: str) -> None:
+    """A real broker, and a time-out in the middle of a command."""
+    app = new_app(broker_url=redis_url)
+    worker = Worker(app)
+
+    @app.task(name="plain")
+    def plain(text: str) -> None: ...
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.send(plain.si(order_id))
+
+    interrupted: Any = Interrupted(SoftTimeLimitExceeded())
+    with pytest.raises(PublishError):
+        runtime_of(app).publisher.publish_signature(interrupted)
+    interposed(app)
+    place.delay("42")
+    worker.run()
+
+    assert [done.args for done in worker.done] == [["42"], ["42"]]
+    assert backend_of(app).outbox.count() == 0
+
+
+def test_eager_apps_publish_inline(eager: Celery) -> None:
+    """And have nothing to close."""
+    eager_publisher = runtime_of(eager).publisher
+
+    assert isinstance(eager_publisher, EagerPublisher)
+    assert eager_publisher.inline
+    eager_publisher.close()
