@@ -106,7 +106,7 @@ class CorrelationError(MessageError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"The message for the step {self.step} names no instance: {self.problem}. Nothing was stored or sent."
+        return f"{self.step} is not told which instance is meant: {self.problem}. Nothing was stored or sent."
 
 
 class SagaNotFound(SagaError):

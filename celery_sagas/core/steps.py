@@ -9,7 +9,7 @@ from typing import Any, get_origin
 
 from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
 from celery_sagas.core.correlation import Rule, choose_rule
-from celery_sagas.core.definition import SagaDefinition, resolve_fields
+from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.handlers import check_handler, check_if_missing, check_options, place_of
 from celery_sagas.core.names import checked_names
 from celery_sagas.errors import DefinitionError
@@ -89,7 +89,6 @@ class StepDefinition:
         Raises:
             DefinitionError: The step, or its saga, is declared wrongly.
         """
-        resolve_fields(self.saga.cls)
         _ = self.rule
 
     def use_if_missing(self, function: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from celery_sagas.errors import RevisionConflict
 
-#: How long a reservation lasts if its holder dies. Milliseconds.
+#: How long a reservation lasts at least if its holder dies. Milliseconds.
 RESERVATION_MS = 30_000
 #: Runs after the first reservation, before the message is put off.
 RESERVED_RUNS = 25
@@ -23,19 +23,28 @@ class Conflicts:
     holder: str = field(default_factory=lambda: uuid4().hex)
     seen: int = 0
     unique: int = 0
+    longest_s: float = 0.0  #: of the runs so far
+    began: float = field(default_factory=lambda: time.monotonic())  #: when the present run did
 
     @property
     def reserving(self) -> bool:
         """Whether the next run reserves the instance, so that its rivals yield."""
         return self.seen > self.retries
 
+    @property
+    def reservation_ms(self) -> int:
+        """How long the instance is reserved for: twice what a run took, so that a slow handler does not starve."""
+        return max(RESERVATION_MS, int(2000 * self.longest_s))
+
     def wait(self, conflict: RevisionConflict) -> None:
         """Count a conflict and pause; once there were too many, raise it."""
         self.seen += 1
         self.unique += conflict.reason == "unique"
+        self.longest_s = max(self.longest_s, time.monotonic() - self.began)
         if self.seen > self.retries + RESERVED_RUNS:
             raise conflict
         time.sleep(pause(self.seen, random.random()))
+        self.began = time.monotonic()
 
 
 def pause(seen: int, chance: float) -> float:

@@ -43,7 +43,7 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
         (name,) = by
         return Lookup(saga.names, name, _text(saga, {name: saga.keys.alternates[name]}, by))
     if key is None and not by:
-        raise CorrelationError(saga.name, "the key is null")
+        raise CorrelationError(f"{saga.cls.__qualname__}.find()", "the key is null")
     raise DefinitionError(saga.cls.__qualname__, f"it cannot be looked up by {', '.join(by) or repr(key)}", _by_key(saga))
 
 
@@ -51,7 +51,7 @@ def _text(saga: SagaDefinition, parts: Mapping[str, KeyProperty], values: Mappin
     try:
         return key_text([part.text(part.convert(values[name])) for name, part in parts.items()])
     except ValueError as exc:
-        raise CorrelationError(saga.name, f"{', '.join(parts)}: {exc}") from exc
+        raise CorrelationError(f"{saga.cls.__qualname__}.find()", f"{', '.join(parts)}: {exc}") from exc
 
 
 def _by_key(saga: SagaDefinition) -> str:

@@ -9,7 +9,7 @@ from celery_sagas.core.context import MessageView, Sending, TypeOfFreeze
 from celery_sagas.core.steps import Decision, StepDefinition
 from celery_sagas.engine.alternates import alternates_of, difference
 from celery_sagas.engine.commit import Commit, Limits
-from celery_sagas.engine.conflicts import RESERVATION_MS, Conflicts
+from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.instance import Instance, begin, revive
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
@@ -108,7 +108,7 @@ class Run:
         if record is None or found.handled is not None or self.step.decide(exists=True) is not Decision.CONTINUE:
             return found  # nothing of the instance will be written
         if conflicts.reserving and record.reserved_by != conflicts.holder:
-            if not sagas.reserve(record, conflicts.holder, RESERVATION_MS):
+            if not sagas.reserve(record, conflicts.holder, conflicts.reservation_ms):
                 raise RevisionConflict(record.saga, record.key, "reserved")
             return sagas.find(self.lookup, handling)
         if record.reserved_by not in ("", conflicts.holder):
@@ -161,7 +161,9 @@ class Run:
         try:
             self.services.backend.sagas.reserve(record, self.conflicts.holder, 0)
         except StoreError as exc:
-            logger.warning("%s %r stays reserved for at most %d ms: %s", record.saga, record.key, RESERVATION_MS, exc)
+            logger.warning(
+                "%s %r stays reserved for at most %d ms: %s", record.saga, record.key, self.conflicts.reservation_ms, exc
+            )
 
     def _without_handler(self, decision: Decision, record: Record | None) -> Outcome:
         if record is None:

@@ -12,7 +12,8 @@
     class TestBackend(Fixtures, BackendContract): ...
     class TestInterleaving(Fixtures, InterleavingContract): ...
 
-``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis.
+A store whose operations are several commands overrides ``commands`` in ``TestInterleaving`` (and ``new_rival``, if the operation
+holds locks in between). ``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis.
 """
 
 import pytest

@@ -40,11 +40,11 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
         options = member.options
         options["task_id"] = next_id()
         options["headers"] = {**headers, **(options.get("headers") or {})}
+    members[0].options.update(parents)
     _make_times_absolute(members[0].options)  # the next of a chain counts from the end of the one before it
     if isinstance(sent, _chain):
         sent["kwargs"] = {**sent.kwargs, "tasks": members}  # Celery 5.5 shares them with the chain that was cloned
         _make_times_absolute(sent.options)
-    sent.options.update(parents)
     task = str(members[0].task)
     return Frozen(members[-1].options["task_id"], task, _encode(task, sent, max_bytes))
 

@@ -74,8 +74,6 @@ class StepTask(_Task):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """Publish a message, its arguments encoded by their annotations."""
-        if self.typing:
-            self._check_arguments(*(args or ()), **(kwargs or {}))
         args, kwargs = self.step.arguments.encode(args or (), kwargs or {})
         return super().apply_async(args, kwargs, *positional, **options)
 
@@ -107,12 +105,6 @@ class StepTask(_Task):
             yield opened
         finally:
             close_session(opened)
-
-    def _check_arguments(self, *args: Any, **kwargs: Any) -> None:
-        """Raise ``TypeError`` for missing or unknown arguments, as Celery does, before they are encoded."""
-        check: Any = getattr(self, "__header__", None)
-        if check is not None:
-            check(*args, **kwargs)
 
     def _call(self, function: Any, first: Any, /, **arguments: Any) -> Any:
         """Call a handler, which gets the task first if it is bound; an ``if_missing`` function never does."""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
-from pydantic import BaseModel, Field, SecretBytes, SecretStr, computed_field, field_validator
+from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, SecretBytes, SecretStr, computed_field, field_validator
 from typing_extensions import TypedDict
 
 from celery_sagas.core.arguments import arguments_of
@@ -335,6 +335,20 @@ def test_json_mode():
 def test_value_of_another_type_than_annotated_is_judged_on_arrival():
     assert problems_of(lambda: through_celery(one(Line), Part("a"))).keys() >= {"value.sku"}
     assert through_celery(one(Line | Part), Part("a")) == {"value": Part("a")}
+
+
+class Money:
+    """A class that pydantic does not know."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+def test_type_that_only_its_annotation_can_write():
+    arguments = one(Annotated[Money, PlainValidator(Money), PlainSerializer(lambda money: money.cents)])
+    assert through_celery(arguments, Money(3))["value"].cents == 3
+    assert through_celery(arguments, value=Money(3))["value"].cents == 3
+    assert problems_of(lambda: arguments.encode_partial([Money(3)], {})) == {"": "a Money cannot be encoded as JSON"}
 
 
 def test_partial_signature():

@@ -172,6 +172,13 @@ def test_if_missing_function_that_cannot_take_the_message(function):
     assert step.if_missing is None
 
 
+def test_if_missing_function_of_a_step_without_arguments():
+    define(alone, starts=False).use_if_missing(lambda missing: None)
+
+
+def alone(order: Order): ...
+
+
 def test_if_missing_function_never_gets_the_task():
     define(bound, starts=False, bind=True).use_if_missing(lambda missing, order_id: None)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.engine.conflicts import RESERVED_RUNS, Conflicts, pause
+from celery_sagas.engine.conflicts import RESERVATION_MS, RESERVED_RUNS, Conflicts, pause
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import KeyTaken, RevisionConflict, SagaAlreadyExists, SagaNotFound, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -222,6 +222,18 @@ class TestAlternateKeys:
         assert engine.handle(TRACK, order_id="42", tracking="T1").kind is Kind.STARTED
         assert store.calls == ["find", "insert", "find", "insert", "find", "find", "insert"]
 
+    def test_another_conflict_is_no_first_failure(self, engine: Engine, rival: Engine) -> None:
+        """Only a second uniqueness failure is looked into."""
+        engine.handle(TRACK, order_id="41", tracking="T1")
+        engine.handle(PLACE, order_id="42")
+        store = engine.interpose()
+        store.once_before("update", call(lambda: rival.handle(ADD_TEN, order_id="42")))
+
+        with pytest.raises(KeyTaken):
+            engine.handle(TRACK, order_id="42", tracking="T1")
+
+        assert store.calls == [*["find", "update"] * 3, "find"]
+
     def test_freed_before_the_second_run(self, engine: Engine, rival: Engine) -> None:
         engine.handle(TRACK, order_id="41", tracking="T1")
         engine.handle(PLACE, order_id="42")
@@ -345,6 +357,27 @@ class TestReservation:
 
         assert engine.handle(step, order_id="42").kind is Kind.IGNORED
         assert store.calls == ["find", "record"]
+
+    @pytest.mark.parametrize(("took_s", "lasts_ms"), [(0.5, RESERVATION_MS), (100, 200_000)])
+    def test_lasts_as_long_as_the_handler_needs(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch, took_s: float, lasts_ms: int
+    ) -> None:
+        now = [0.0]
+        monkeypatch.setattr("celery_sagas.engine.conflicts.time.monotonic", lambda: now[0])
+        reserved: list[int] = []
+        reserve = engine.backend.sagas.reserve
+        monkeypatch.setattr(
+            engine.backend.sagas, "reserve", lambda record, holder, ms: (reserved.append(ms), reserve(record, holder, ms))[1]
+        )
+
+        def slow(order: Order, order_id: str) -> None:
+            now[0] += took_s
+
+        engine.handle(PLACE, order_id="42")
+        engine.interpose().once_before("update", *[self.attack(engine, [])] * 3)
+        engine.handle(handler(slow), order_id="42")
+
+        assert reserved == [lasts_ms]
 
     def test_of_another_is_waited_for(self, engine: Engine, clock: Clock, pauses: list[float]) -> None:
         """The handler does not run in vain meanwhile."""

@@ -572,7 +572,7 @@ class TestPolicies:
         outcome = engine.handle(step, receipt="r", causation={"order": "gone"}, id="m1")
 
         assert (outcome.kind, outcome.instance_id) == (Kind.IGNORED, "gone")
-        with pytest.raises(SagaNotFound, match="id='gone'"):
+        with pytest.raises(SagaNotFound, match="with id='gone'"):
             engine.handle(handler(charged, if_missing="raise"), receipt="r", causation={"order": "gone"})
 
     def test_function_for_what_is_missing(self, engine: Engine) -> None:

@@ -12,8 +12,10 @@ from celery.canvas import Signature
 
 from celery_sagas import Message, Saga
 from celery_sagas.core.context import Frozen
-from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
+from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError, PublishError
+from celery_sagas.stores.records import Outgoing
 from celery_sagas.worker.freeze import frozen, thawed
+from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 
 
@@ -222,6 +224,34 @@ class TestOptions:
 
         (message,) = worker.waiting()
         assert (message.headers["root_id"], message.headers["parent_id"]) == ("root", "m1")
+
+    @pytest.mark.parametrize("kind", ["signature", "chain"])
+    def test_root_and_parent_are_the_steps_whoever_publishes(
+        self, app: Celery, worker: Worker, plain: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send(plain.si() if kind == "signature" else plain.si() | plain.si())
+
+        def fail(*_: Any) -> None:
+            raise PublishError("away", True)
+
+        publisher = runtime_of(app).publisher
+        with monkeypatch.context() as patched:
+            patched.setattr(publisher, "publish_signature", fail)
+            place.apply_async(("42",), task_id="m1", root_id="root")
+            worker.one()
+        rows: list[Outgoing] = [row.message for row in backend_of(app).outbox._state.outbox._by_id.values()]  # type: ignore[attr-defined]
+        assert worker.waiting() == []
+        publisher.publish(rows[0])
+
+        (message,) = worker.waiting()
+        assert (message.headers["root_id"], message.headers["parent_id"]) == ("root", "m1")
+        assert message.headers["saga_cause"] == "m1"
+        assert backend_of(app).outbox.count() == 1
 
 
 class TestEncodedAtTheCall:

@@ -6,6 +6,7 @@ import pytest
 from celery import Celery, chain
 
 from celery_sagas import Saga
+from celery_sagas.engine.session import close_session, open_session
 from celery_sagas.errors import CorrelationError
 from celery_sagas.worker.headers import CAUSATION, CAUSE
 from tests.apps import Worker
@@ -223,6 +224,31 @@ class TestStamping:
 
         (charge,) = worker.waiting()
         assert charge.headers[CAUSATION] == {f"saga-{n}": str(n) for n in range(3, 10)} | {"order": id_of(order)}
+
+    def test_at_most_eight_through_a_plain_task(self, app: Celery, worker: Worker) -> None:
+        @app.task(name="first")
+        def first() -> None:
+            app.send_task("second")
+
+        first.apply_async(headers={CAUSATION: {f"saga-{n}": str(n) for n in range(10)}})
+        worker.one()
+
+        assert worker.waiting()[0].headers[CAUSATION] == {f"saga-{n}": str(n) for n in range(2, 10)}
+
+    def test_message_of_a_worker_inherits_nothing_from_what_runs_around_it(self, worker: Worker, order: Any) -> None:
+        """It was published: whoever published it could stamp it."""
+        order.place("42")
+        order.charged.delay("r")
+        around = open_session("around", {"order": id_of(order)})
+        try:
+            delivered = worker.step()
+            while delivered is not None and delivered.task != "order.charged":
+                delivered = worker.step()
+        finally:
+            close_session(around)
+
+        assert delivered is not None
+        assert isinstance(delivered.error, CorrelationError)
 
 
 @pytest.mark.parametrize(

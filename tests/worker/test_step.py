@@ -170,15 +170,15 @@ class TestNames:
 
     @pytest.mark.filterwarnings("ignore::UserWarning")
     @pytest.mark.parametrize("first", ["plain", "step"])
-    @pytest.mark.parametrize("kind", ["app", "shared"])
+    @pytest.mark.parametrize("kind", ["app", "app alone", "shared"])
     def test_clash_with_a_plain_task(self, app: Celery, first: str, kind: str) -> None:
         """On every Celery version, whoever comes first."""
 
         def plain() -> None:
-            decorate = app.task if kind == "app" else shared_task
-
-            @decorate(name="order.place")
             def task() -> None: ...
+
+            options: dict[str, Any] = {"shared": False} if kind == "app alone" else {}
+            (shared_task if kind == "shared" else app.task)(name="order.place", **options)(task)
 
         for what in (plain, define) if first == "plain" else (define, plain):
             what()

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
+from pydantic import PlainSerializer, PlainValidator
 
 from celery_sagas import Message, Outcome, Saga, signals
 from celery_sagas.errors import InvalidMessage, InvalidState, KeyTaken, MisuseError, SagaAlreadyExists
@@ -138,6 +139,16 @@ class Gift(Message):
     sizes: list[Size]
 
 
+class Money:
+    """A class that pydantic does not know."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+Price = Annotated[Money, PlainValidator(Money), PlainSerializer(lambda money: money.cents)]
+
+
 class TestArguments:
     """Encoded where they are sent, converted where they are handled."""
 
@@ -190,6 +201,26 @@ class TestArguments:
         worker.run()
 
         assert seen == [{"order_id": "42", **self.VALUES}]
+
+    def test_encoded_by_their_annotations(self, app: Celery, worker: Worker) -> None:
+        """Not by their types, wherever their place is known."""
+        seen: list[Money] = []
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str, price: Price) -> None:
+            seen.append(price)
+
+        place.delay("42", Money(1))
+        place.si("42", Money(2)).delay()
+        place.s("42", price=Money(3)).delay()
+        with pytest.raises(InvalidMessage, match="Money cannot be encoded"):
+            place.s("42", Money(4))  # an answer may still come before them
+        worker.run()
+
+        assert [(type(price), price.cents) for price in seen] == [(Money, 1), (Money, 2), (Money, 3)]
 
     def test_positional(self, worker: Worker, seen: list[dict[str, Any]]) -> None:
         self.place.delay("42", *list(self.VALUES.values())[:4], size=Size(4))
@@ -625,6 +656,24 @@ class TestBases:
 
         assert place.special is True
         assert isinstance(app.tasks["order.place"], StepTask)
+
+    def test_run_that_the_settings_wrap(self, new_app: NewApp, caplog: pytest.LogCaptureFixture) -> None:
+        """Celery wraps what ``__wrapped__`` names: that must not be the handler."""
+
+        def around(run: Any) -> Any:
+            return lambda self, *args: ("around", run(self, *args))
+
+        new_app(task_annotations={"order.place": {"@run": around}})
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> str:
+            return "placed"
+
+        assert place("42") == ("around", "placed")
+        assert Order.find("42") is not None
 
     def test_annotations_of_the_settings(self, new_app: NewApp) -> None:
         app = new_app(task_annotations={"order.place": {"rate_limit": "5/s"}})

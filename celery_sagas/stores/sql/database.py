@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Pool
 from sqlalchemy.pool import PoolProxiedConnection
 
+from celery_sagas.errors import StoreError
 from celery_sagas.stores.sql.dialects import DIALECTS
 from celery_sagas.stores.sql.errors import Subject, Translator
 from celery_sagas.stores.sql.location import Location
@@ -71,13 +72,27 @@ class Database:
             work: The operation.
             subject: What a commit is about.
         """
-        with self._errors.translated(subject):
-            pool = self.engine.pool
-            try:
-                return self._attempt(work, may_repeat=True)
-            except _StaleConnection:
+        pool, is_over = self.engine.pool, False
+        try:
+            with self._errors.translated(subject):
+                result = self._run(work, pool)
+            is_over = True
+        except StoreError:
+            is_over = True
+            raise
+        else:
+            return result
+        finally:
+            if not is_over and not self.location.in_memory:
+                # A time limit struck, perhaps inside the pool, which would miss a connection ever after.
                 self._drop(pool)
-            return self._attempt(work, may_repeat=False)
+
+    def _run(self, work: Callable[[Session], T], pool: Pool) -> T:
+        try:
+            return self._attempt(work, may_repeat=True)
+        except _StaleConnection:
+            self._drop(pool)
+        return self._attempt(work, may_repeat=False)
 
     def _attempt(self, work: Callable[[Session], T], *, may_repeat: bool) -> T:
         connection = self.engine.raw_connection()
@@ -112,7 +127,7 @@ class Database:
             connection.invalidate()
 
     def _drop(self, pool: Pool) -> None:
-        """Leave the stale pool behind, unless another thread has done so."""
+        """Leave a pool behind, unless another thread has done so."""
         if self.engine.pool is pool:
             self.engine.dispose()
 

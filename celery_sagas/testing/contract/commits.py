@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.errors import AlreadyHandled
+from celery_sagas.errors import AlreadyHandled, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Effects, Entry, NewRecord, Record
 from celery_sagas.testing.clock import Clock
@@ -193,6 +193,16 @@ class CommitContract(StoreFixtures):
         line = send(backend, line=entry(step="parcel.pack"))
         commit(backend, record, effects(line=entry(_subject(commit, record), message_id=line.message_id)))
         assert handled(backend, line) is not None
+
+    @each_commit
+    def test_commit_that_fails_in_its_last_part_writes_nothing(self, backend: Backend, record: Record, commit: Commit) -> None:
+        """PM-16: all of its parts or none; here a row has an id that is there already."""
+        row = outgoing()
+        send(backend, row)
+        line = _line(commit, record)
+        with nothing_written(backend), pytest.raises(StoreError):
+            commit(backend, record, effects(None, outgoing(), row, line=line))
+        assert handled(backend, line) is None
 
     @each_change
     def test_stale_commit_leaves_no_journal_entry(self, backend: Backend, record: Record, commit: Commit) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import QueuePool
 
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.sql.backend import SqlBackend
@@ -33,6 +34,14 @@ class Sql:
     @pytest.fixture
     def new_backend(self, url: str) -> NewBackend:
         return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock)
+
+    @pytest.fixture(autouse=True)
+    def every_connection_is_given_back(self, backend: Backend) -> Iterator[None]:
+        assert isinstance(backend, SqlBackend)
+        yield
+        pool = backend.database.engine.pool
+        assert isinstance(pool, QueuePool)
+        assert pool.checkedout() == 0
 
 
 class TestSagas(Sql, SagaStoreContract):

@@ -1,0 +1,66 @@
+"""``python -m example_project``: run the shop, show what happens, and tell by the exit code whether all of it was right."""
+
+import signal
+import sys
+import time
+
+import click
+from kombu.exceptions import OperationalError
+from kombu.utils.url import maybe_sanitize_url
+from rich.console import Console
+
+from celery_sagas.errors import SagaError
+from example_project import display
+from example_project.premises import Premises
+from example_project.scenarios import plan
+from example_project.shop import Day, run
+from example_project.worker import ShopError
+
+
+@click.command()
+@click.option("--orders", type=click.IntRange(min=1), default=60, show_default=True, help="How many orders are placed.")
+@click.option("--broker", help="The broker's URL, such as amqp:// or redis://.  [default: files in a temporary folder]")
+@click.option("--backend", help="The saga backend's URL, such as postgresql://.  [default: SQLite in that folder]")
+@click.option("--concurrency", type=click.IntRange(min=1), default=2, show_default=True, help="Processes of the worker.")
+@click.option("--timeout", type=click.FloatRange(min=1), default=120, show_default=True, help="Seconds that it may take.")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but a summary as JSON.")
+def main(orders: int, broker: str | None, backend: str | None, concurrency: int, timeout: float, as_json: bool) -> None:
+    """Run a shop on a Celery worker of its own, and check that every order is in the state that it must be in."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the worker, too
+    console, planned, began = Console(quiet=as_json), plan(orders), time.monotonic()
+    try:
+        with Premises(broker, backend) as premises:
+            announce(console, premises, orders)
+            with display.LiveProgress(planned, console) as progress:
+                day = run(planned, premises, concurrency=concurrency, timeout=timeout, watch=progress.show)
+            premises.keep = bool(day.problems)
+    except (ShopError, SagaError, OperationalError) as exc:
+        raise click.ClickException(str(exc)) from exc
+    if as_json:
+        click.echo(display.summary(day, time.monotonic() - began))
+    report(console, day, premises, time.monotonic() - began)
+    sys.exit(1 if day.problems else 0)
+
+
+def announce(console: Console, premises: Premises, orders: int) -> None:
+    """Say what is about to happen, without the passwords."""
+    console.print(f"{orders} orders and a worker; its queue and saga_prefix: {premises.name}")
+    console.print(f"broker: {maybe_sanitize_url(premises.broker) if premises.broker else premises.folder}")
+    console.print(f"state: {maybe_sanitize_url(premises.backend) if premises.backend else premises.folder}", "", sep="\n")
+
+
+def report(console: Console, day: Day, premises: Premises, seconds: float) -> None:
+    """Show how the day went."""
+    console.print(display.outcomes(day), display.books(day), "", sep="\n")
+    if day.busiest:
+        console.print(display.timeline(day.busiest), "")
+    for problem in day.problems:
+        console.print(f"[red]{problem}")
+    if day.problems:
+        console.print(f"Look at saga_prefix {premises.name!r} of the backend, and at {premises.folder}, which was kept.")
+    else:
+        console.print(f"[green]All {len(day.looks)} orders are in the state that they must be in, after {seconds:.1f} s.")
+
+
+if __name__ == "__main__":
+    main()

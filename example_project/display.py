@@ -1,0 +1,76 @@
+"""What the shop shows: progress, outcomes, the timeline of an order, and the summary for machines."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from example_project.checks import Look
+from example_project.journal import Entry
+from example_project.scenarios import SCENARIOS, Planned
+from example_project.shop import Day
+
+
+class LiveProgress(Progress):
+    """A bar for each kind of order."""
+
+    def __init__(self, planned: Sequence[Planned], console: Console) -> None:
+        super().__init__(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)
+        kinds = Counter(order.scenario.name for order in planned)
+        self._bars: dict[str, TaskID] = {kind: self.add_task(kind, total=count) for kind, count in kinds.items()}
+
+    def show(self, looks: Sequence[Look]) -> None:
+        """Move the bars."""
+        ended = Counter(look.planned.scenario.name for look in looks if look.ended)
+        for kind, bar in self._bars.items():
+            self.update(bar, completed=ended[kind])
+
+
+def outcomes(day: Day) -> Table:
+    """Return the table of outcomes, by kind of order."""
+    table = Table("order", "placed", "delivered", "declined", "cancelled", "messages", title="Outcomes")
+    for scenario in SCENARIOS:
+        looks = [look for look in day.looks if look.planned.scenario == scenario]
+        states = Counter(look.state for look in looks)
+        counts = [len(looks), *(states[state] for state in ("delivered", "declined", "cancelled"))]
+        table.add_row(scenario.name, *map(str, [*counts, sum(len(look.journal) for look in looks)]))
+    return table
+
+
+def timeline(journal: Sequence[Entry]) -> Table:
+    """Return what happened to an order."""
+    table = Table("ms", "step", "came to", "version", "sent", title=f"Order {journal[0].key}, from its journal")
+    for entry in journal:
+        detail = json.loads(entry.detail)
+        sent = ", ".join(message["task"].rpartition(".")[2] for message in detail.get("sent", []))
+        came_to = f"{entry.outcome} ({detail['reason']})" if "reason" in detail else entry.outcome
+        table.add_row(f"{entry.at - journal[0].at:+}", entry.step.rpartition(".")[2], came_to, str(entry.version or ""), sent)
+    return table
+
+
+def books(day: Day) -> str:
+    """Return in a sentence what was counted."""
+    found = day.books
+    return (
+        f"The till counted {found.payments} payments, {found.taken} in all. "
+        f"The bank was called {found.calls} times, charged {found.charged} cards and refunded {found.refunded}: {found.balance}."
+    )
+
+
+def summary(day: Day, seconds: float) -> str:
+    """Return the day as JSON, for machines."""
+    return json.dumps(
+        {
+            "ok": not day.problems,
+            "problems": day.problems,
+            "orders": len(day.looks),
+            "outcomes": Counter(look.state for look in day.looks),
+            "books": asdict(day.books),
+            "seconds": round(seconds, 1),
+        },
+        default=str,
+    )

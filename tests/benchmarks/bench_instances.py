@@ -1,0 +1,131 @@
+"""The time of a step beside a thousand live instances, and beside a million: store and engine, in this process."""
+
+import statistics
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from sqlalchemy import text
+
+from celery_sagas import Saga
+from celery_sagas.engine.run import Delivery
+from celery_sagas.engine.session import close_session, open_session
+from celery_sagas.engine.unit_of_work import handle
+from celery_sagas.worker.runtime import close_runtime, runtime_of
+from tests import servers
+from tests.benchmarks.conftest import Report
+from tests.integration.conftest import ENGINES
+
+FEW, MANY = 1_000, 1_000_000
+#: The instances that messages go to: the same number beside few as beside many, evenly among the others.
+BUSY = 500
+#: Of each size in turn, and how often.
+BLOCK, BLOCKS = 100, 40
+
+
+class Crowded(Saga, correlate_by="name"):
+    """One of many."""
+
+    name: str
+    value: int = 0
+
+
+@Crowded.starts
+def crowd(crowded: Crowded, name: str) -> None:
+    """Count."""
+    crowded.value += 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_step_beside_a_million_instances(report: Report, tmp_path: Path, engine: str) -> None:
+    with ExitStack() as stack:
+        few, many = [stack.enter_context(_crowd(engine, tmp_path, size)) for size in (FEW, MANY)]
+        for steps in (few, many):
+            steps.run(BUSY)  # every instance has been touched
+        for _ in range(BLOCKS):
+            few.run(BLOCK)
+            many.run(BLOCK)
+        ratio = statistics.median(many.blocks[1:]) / statistics.median(few.blocks[1:])
+        report(
+            f"step beside {MANY} instances against {FEW}, {engine}",
+            f"{ratio:.2f}  ({_microseconds(many)} against {_microseconds(few)} µs)",
+            "<= 1.15",
+            ratio <= 1.15,
+        )
+
+
+class Steps:
+    """Messages to instances in one database."""
+
+    def __init__(self, app: Celery, size: int) -> None:
+        self._services = runtime_of(app).services
+        self._step: Any = app.tasks["crowded.crowd"].step
+        self._names = [f"instance {number * (size // BUSY)}" for number in range(BUSY)]
+        self._next = 0
+        self.blocks: list[float] = []  #: seconds
+
+    def run(self, count: int) -> None:
+        """Handle messages, and note the time of the median one."""
+        times = []
+        for _ in range(count):
+            name = self._names[self._next % BUSY]
+            self._next += 7
+            times.append(self._handle(name))
+        self.blocks.append(statistics.median(times))
+
+    def _handle(self, name: str) -> float:
+        session = open_session(str(uuid.uuid4()), {})
+        delivery = Delivery(session.message_id, {"name": name}, session, lambda function, first, **rest: function(first, **rest))
+        began = time.perf_counter()
+        outcome = handle(self._services, self._step, delivery)
+        took = time.perf_counter() - began
+        close_session(session)
+        assert outcome.kind == "handled"
+        return took
+
+
+def _microseconds(steps: Steps) -> int:
+    return round(statistics.median(steps.blocks[1:]) * 1e6)
+
+
+@contextmanager
+def _crowd(engine: str, folder: Path, size: int) -> Iterator[Steps]:
+    """Fill a database of its own with copies of a real row."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{folder}/{size}.sqlite3" if engine == "sqlite" else stack.enter_context(servers.database(engine))
+        app = Celery(servers.unique("app"), broker="memory://", set_as_current=True)
+        app.conf.saga_backend = url
+        backend: Any = runtime_of(app).backend
+        stack.callback(close_runtime, app)
+        backend.prepare(create_schema=True, processes=1)
+        crowd(name="instance")
+        with backend.database.connect() as connection:
+            for statement in _copies(engine, size):
+                connection.execute(text(statement))
+        yield Steps(app, size)
+
+
+def _copies(engine: str, size: int) -> list[str]:
+    numbers = {
+        "postgresql": f"SELECT generate_series AS n FROM generate_series(0, {size - 1})",
+        "mariadb": f"SELECT seq AS n FROM seq_0_to_{size - 1}",
+        "sqlite": f"WITH RECURSIVE r(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM r WHERE n < {size - 1}) SELECT n FROM r",
+    }[engine]
+    copied = (
+        "prefix, {id}, saga, {key}, version, schema_version, replace(data, '\"instance\"', {state}), pending, "
+        "created_at, updated_at, reserved_by, reserved_until"
+    )
+    number = "CAST(n AS CHAR)" if engine == "mariadb" else "CAST(n AS TEXT)"
+    join = f"concat('instance ', {number})" if engine == "mariadb" else f"'instance ' || {number}"
+    state = f"""concat('"instance ', {number}, '"')""" if engine == "mariadb" else f"""'"instance ' || {number} || '"'"""
+    unlike = {"postgresql": "gen_random_uuid()::text", "mariadb": "uuid()", "sqlite": "lower(hex(randomblob(16)))"}[engine]
+    select = copied.format(id=unlike, key=join, state=state)
+    analyze = {"postgresql": "VACUUM ANALYZE saga_instance", "mariadb": "ANALYZE TABLE saga_instance", "sqlite": "ANALYZE"}[
+        engine
+    ]
+    return [f"INSERT INTO saga_instance SELECT {select} FROM saga_instance, ({numbers}) AS numbers", analyze]

@@ -1,0 +1,52 @@
+"""What the benchmarks measured, as one table at the end."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import deploy  # noqa: F401
+
+APPS = Path(__file__).resolve().parent / "apps"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure."""
+
+    what: str
+    figure: str
+    target: str
+    is_met: bool | None  #: ``None`` where there is no target
+
+    def __str__(self) -> str:
+        verdict = {True: "met", False: "MISSED", None: ""}[self.is_met]
+        return f"{self.what:<58}{self.figure:>34}  {self.target:<22}{verdict}"
+
+
+Report = Callable[..., None]
+_lines: list[Line] = []
+
+
+@pytest.fixture
+def report() -> Iterator[Report]:
+    """Return a function that adds a line to the table; a target that was missed fails the benchmark at its end."""
+    missed: list[Line] = []
+
+    def add(what: str, figure: str, target: str = "", is_met: bool | None = None) -> None:
+        line = Line(what, figure, target, is_met)
+        _lines.append(line)
+        if is_met is False:
+            missed.append(line)
+
+    yield add
+    assert not missed, "\n".join(map(str, missed))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table."""
+    if _lines:
+        terminalreporter.section("benchmarks")
+        for line in _lines:
+            terminalreporter.write_line(str(line))

@@ -1,0 +1,56 @@
+"""The app of a test's worker: configured by the test, and noting what the test wants to know."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+
+FOLDER = Path(os.environ["CELERY_SAGAS_TEST_FOLDER"])
+
+
+def make_app() -> Celery:
+    """Return an app with the settings that the test gave."""
+    app = Celery("integration")
+    app.conf.update(json.loads(os.environ["CELERY_SAGAS_TEST_SETTINGS"]))
+    return app
+
+
+def note(what: str, line: str) -> None:
+    """Note a line under a name; one write, so that processes do not mix theirs."""
+    descriptor = os.open(FOLDER / f"{what}.notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def first_time(what: str) -> bool:
+    """Tell whether no process of this deployment has asked for this before."""
+    try:
+        (FOLDER / f"{what}.once").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+@signals.task_failure.connect
+def note_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_: object) -> None:
+    """Note a task that failed."""
+    note("failures", f"{getattr(sender, 'name', sender)}[{task_id}] {exception!r}")
+
+
+@signals.worker_ready.connect
+def note_ready(**_: object) -> None:
+    """Tell the test that this worker consumes; do not outlive it."""
+    threading.Thread(target=end_with_test, daemon=True).start()
+    Path(os.environ["CELERY_SAGAS_TEST_READY"]).touch()
+
+
+def end_with_test() -> None:
+    """End this worker and its pool if the test's process ends without having done so."""
+    os.read(0, 1)  # sys.stdin is closed by the pool's processes, whose copy of its lock this thread would hold
+    os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,62 @@
+"""Counters whose steps are interrupted, as a soft time limit does it: by an exception out of a signal handler, anywhere.
+
+A time limit of Celery's own is counted in the worker's main process, far too coarsely for a step of some milliseconds.
+"""
+
+import random
+import signal
+from typing import Any
+
+from celery import signals
+from celery.exceptions import SoftTimeLimitExceeded
+from counters import add_and_tell
+from counters import app as app
+from deployed import note
+
+from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.tasks import StepTask
+
+#: When a step is interrupted at the earliest and at the latest: by magnitudes, since machines differ. Seconds.
+FIRST_S, LAST_S = 0.0001, 0.05
+#: How often one message is interrupted at most.
+MOST_RETRIES = 3
+
+_handle = StepTask.handle
+
+
+def handle(self: StepTask, args: Any, kwargs: Any) -> Any:
+    """Handle a message, interrupted at a random moment of it; a message that was interrupted often is left alone."""
+    note_pool()
+    if self.name != add_and_tell.name or (self.request.retries or 0) >= MOST_RETRIES:
+        return _handle(self, args, kwargs)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, FIRST_S * (LAST_S / FIRST_S) ** random.random())
+        try:
+            return _handle(self, args, kwargs)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except SoftTimeLimitExceeded as exc:
+        note("interrupted", self.request.id)
+        raise self.retry(exc=exc, countdown=0, max_retries=None) from exc
+
+
+def note_pool() -> None:
+    """Note a connection that the run before this one has not given back."""
+    pool = runtime_of(app).backend.database.engine.pool
+    if pool.checkedout():
+        note("unsound", pool.status())
+
+
+def interrupt(*_: object) -> None:
+    """Do what Celery does at a soft time limit."""
+    raise SoftTimeLimitExceeded
+
+
+@signals.worker_process_init.connect
+@signals.worker_ready.connect
+def arm(**_: object) -> None:
+    """Prepare this process."""
+    signal.signal(signal.SIGALRM, interrupt)
+
+
+StepTask.handle = handle

@@ -1,0 +1,79 @@
+"""A broker that cannot be reached when a step publishes: the step succeeds, and what it sends waits in the outbox."""
+
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.conftest import Deploy
+from tests.integration.counting import ADD, ADD_AND_TELL, TOLD
+from tests.integration.proxy import Proxy
+from tests.integration.worker import Deployment, Worker, wait_until
+
+#: The lease of the rows that a commit writes. Seconds.
+GRACE = 3.0
+
+
+def _deployment(deploy: Deploy, broker: str, proxy: Proxy) -> Deployment:
+    """Return a deployment whose workers consume directly and publish through the proxy."""
+    deployment = deploy("counters", broker, "sqlite", saga_dispatch_grace=GRACE)
+    deployment.settings["broker_read_url"] = deployment.broker
+    deployment.settings["broker_write_url"] = proxy.url
+    return deployment
+
+
+@pytest.mark.parametrize("how", ["refuse", "silence"])
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+def test_what_a_step_sends_waits_in_the_outbox(deploy: Deploy, proxied: Callable[[str], Proxy], broker: str, how: str) -> None:
+    proxy = proxied(broker)
+    deployment = _deployment(deploy, broker, proxy)
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send(ADD_AND_TELL, name="a", amount=1)
+    deployment.wait_handled(TOLD, 1)  # the publisher is connected
+    getattr(proxy, how)()
+    message_id = deployment.send(ADD_AND_TELL, task_id=str(uuid.uuid4()), name="a", amount=2)
+    worker.wait_logged(f"add_and_tell[{message_id}] succeeded")
+    assert deployment.state("counter", "a") == {"name": "a", "value": 3, "count": 2}
+    assert deployment.backend.outbox.count() == 1
+    if how == "refuse":
+        proxy.accept()
+    else:
+        proxy.cut()
+        proxy.speak()
+    _redeliver_until_told(deployment, worker, message_id)
+    assert deployment.state("tally", "a") == {"name": "a", "value": 3, "count": 2}
+    assert deployment.backend.outbox.count() == 0
+    assert deployment.handled(ADD_AND_TELL) == 2
+    assert deployment.failures() == []
+
+
+def _redeliver_until_told(deployment: Deployment, worker: Worker, message_id: str) -> None:
+    """Deliver a message again; once the lease of what it left has ended, that is published."""
+    attempts = 0
+
+    def told() -> bool:
+        nonlocal attempts
+        if worker.log.count(f"add_and_tell[{message_id}] succeeded") == attempts + 1:
+            attempts += 1
+            deployment.send(ADD_AND_TELL, task_id=message_id, name="a", amount=2)
+        return deployment.handled(TOLD) == 2 and deployment.backend.outbox.count() == 0
+
+    wait_until(told, deployment.describe)
+
+
+def test_a_message_that_cannot_be_put_off_stays_with_the_broker(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
+    """The store and the broker are away at the same time."""
+    broker, store = proxied("rabbitmq"), proxied("postgresql")
+    deployment = deploy("counters", "rabbitmq", "postgresql")
+    deployment.settings["broker_read_url"] = deployment.broker
+    deployment.settings["broker_write_url"] = broker.url
+    deployment.settings["saga_backend"] = store.url
+    worker = deployment.start("prefork", 1).wait_ready()
+    store.refuse()
+    broker.refuse()
+    deployment.send(ADD, name="a", amount=1)
+    worker.wait_logged("could not be published again, the broker keeps it")
+    store.accept()
+    deployment.wait_handled(ADD, 1)
+    assert deployment.state("counter", "a") == {"name": "a", "value": 1, "count": 1}
+    assert deployment.failures() == []

@@ -1,0 +1,60 @@
+"""Workers that are killed: what a message decided counts once, and is told once, whenever its process died."""
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import ENGINES, Deploy
+from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
+
+#: How kombu's Redis transport gives the messages of a killed worker to others: when, and how often it looks. Seconds.
+VISIBILITY = {
+    "visibility_timeout": 2,
+    "unacked_restore_interval": 0.5,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 1,
+}
+INCREMENTS = 400
+KILLS = 3
+POINTS = [f"{when} {stage}" for stage in ("find", "commit", "publish", "confirm") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "broker", "settings"),
+    [
+        ("sqlite", "redis", {"broker_transport_options": VISIBILITY}),
+        ("postgresql", "rabbitmq", {}),
+        ("postgresql", "redis", {"broker_transport_options": VISIBILITY}),
+        ("mariadb", "rabbitmq", {}),
+    ],
+)
+def test_nothing_is_lost_or_doubled_when_workers_are_killed(
+    deploy: Deploy, engine: str, broker: str, settings: dict[str, Any]
+) -> None:
+    deployment = deploy("counters", broker, engine, **settings)
+    told = deployment.route(TOLD)
+    wanted = increments(INCREMENTS, counters=20)
+    worker = deployment.start("prefork", 4).wait_ready()
+    sent = send_all(deployment, ADD_AND_TELL, wanted)
+    chance = random.Random(engine)
+    for kill in range(1, KILLS + 1):
+        deployment.wait_handled(ADD_AND_TELL, kill * INCREMENTS // (KILLS + 2) + chance.randint(0, 40))
+        worker.kill()
+        worker = deployment.start("prefork", 4).wait_ready()
+    # kombu loses what it has popped from Redis and not yet noted, so the sender repeats everything: each message has its id
+    for message_id, (name, amount) in zip(sent, wanted, strict=True):
+        deployment.send(ADD_AND_TELL, task_id=message_id, name=name, amount=amount)
+    deployment.start("prefork", 2, queue=told).wait_ready()
+    assert_conserved(deployment, wanted)
+
+
+@pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES), ("postgresql", "redis")])
+def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, engine: str, broker: str) -> None:
+    deployment = deploy("kill_points", broker, engine)
+    worker = deployment.start("prefork", len(POINTS)).wait_ready()
+    wanted = [(point, amount) for amount in (1, 10) for point in POINTS]
+    send_all(deployment, ADD_AND_TELL, wanted)
+    assert_conserved(deployment, wanted)
+    assert {path.stem for path in deployment.folder.glob("*.once")} == set(POINTS)
+    assert worker.is_running

@@ -1,0 +1,286 @@
+"""Real worker processes, and what they share: a broker, a queue of its own, a backend and a prefix of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from celery import Celery, signature
+from kombu.exceptions import ChannelError
+from kombu.utils.json import loads
+from sqlalchemy import text
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import KEY, Entry, Lookup
+from celery_sagas.stores.urls import open_backend
+from tests.servers import unique
+
+#: Where the worker processes find their app modules, wherever they run.
+APPS = Path(__file__).resolve().parent / "apps"
+#: Seconds that anything may take at most: generous, since it is only waited for by a test that is about to fail.
+DEADLINE_S = 60.0
+_POLL_S = 0.05
+_LOG_TAIL = 4_000
+#: Later than the end of any lease. Milliseconds.
+_MUCH_LATER_MS = 3_600_000
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> T:
+    """Return the first true value of a condition; fail with ``what`` if there is none within the deadline."""
+    give_up = time.monotonic() + deadline_s
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > give_up:
+            raise AssertionError(f"not within {deadline_s:.0f} s: {what if isinstance(what, str) else what()}")
+        time.sleep(_POLL_S)
+
+
+class Worker:
+    """One ``celery worker``, in a process group of its own."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
+        self.name = unique("worker")
+        self._log = folder / f"{self.name}.log"
+        self._ready = folder / f"{self.name}.ready"
+        environment = {**environment, "CELERY_SAGAS_TEST_READY": str(self._ready)}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "celery", *command, "--hostname", f"{self.name}@localhost"],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.PIPE,  # which ends with this process: see ``apps/deployed.py``
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The main process."""
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """Everything that it has written."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it consumes."""
+        return self._ready.exists()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its main process has not ended."""
+        return self._process.poll() is None
+
+    def wait_ready(self, deadline_s: float = DEADLINE_S) -> "Worker":
+        """Wait until it consumes."""
+        wait_until(lambda: self.is_ready or not self.is_running, self._describe, deadline_s)
+        assert self.is_running, self._describe()
+        return self
+
+    def wait_logged(self, text: str, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until its log contains a text."""
+        wait_until(lambda: text in self.log, lambda: f"{text!r} in the log of {self._describe()}", deadline_s)
+
+    def wait_ended(self, deadline_s: float = DEADLINE_S) -> int:
+        """Wait until it has ended by itself, and return its exit code."""
+        wait_until(lambda: not self.is_running, lambda: f"the end of {self._describe()}", deadline_s)
+        return self._process.returncode
+
+    def children(self) -> list[int]:
+        """Return the processes of its pool."""
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [int(pid) for pid in listed]
+
+    def stop(self) -> int:
+        """End it as a user does, and return its exit code."""
+        self._process.terminate()
+        return self.wait_ended()
+
+    def kill(self) -> None:
+        """End it, its pool included, as a crash does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def _describe(self) -> str:
+        return f"{self.name} (exit code {self._process.poll()}):\n{self.log[-_LOG_TAIL:]}"
+
+
+@dataclass
+class Deployment:
+    """One broker's queue and one backend's prefix, seen from outside and shared by the workers that are started on it."""
+
+    broker: str
+    backend_url: str
+    folder: Path
+    app: str  #: a module in ``apps``
+    settings: dict[str, Any] = field(default_factory=dict)  #: of the workers
+    name: str = field(default_factory=lambda: unique("sagas"))  #: of the queue and the prefix
+    paths: list[str] = field(default_factory=list)  #: where the workers look for modules first
+    workers: list[Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.client = Celery(self.name, set_as_current=False)
+        self.client.conf.update(self._common())
+        self.queues = [self.name]
+        #: Its clock is ahead: no lease of a worker lasts.
+        self.later: Backend = self._open(lambda: time.time_ns() // 1_000_000 + _MUCH_LATER_MS)
+        self.backend: Backend = self._open(None)
+
+    def _common(self) -> dict[str, Any]:
+        common: dict[str, Any] = {
+            "broker_url": self.broker,
+            "task_default_queue": self.name,
+            "saga_backend": self.backend_url,
+            "saga_prefix": self.name,
+        }
+        if self.broker.startswith("filesystem"):
+            folder = self.folder / "broker"
+            folder.mkdir(exist_ok=True)
+            folders = {name: str(folder) for name in ("data_folder_in", "data_folder_out", "control_folder")}
+            common["broker_transport_options"] = {**folders, "polling_interval": 0.05}
+        return common
+
+    def _open(self, clock: Callable[[], int] | None) -> Backend:
+        return open_backend(self.backend_url, prefix=self.name, options={}, clock=clock)
+
+    def route(self, task: str) -> str:
+        """Give a task a queue of its own, and return its name."""
+        queue = f"{self.name}-{len(self.queues)}"
+        self.queues.append(queue)
+        self.settings["task_routes"] = {**self.settings.get("task_routes", {}), task: {"queue": queue}}
+        self.client.conf.task_routes = self.settings["task_routes"]
+        return queue
+
+    # Workers
+
+    def start(self, pool: str = "prefork", concurrency: int = 2, *options: str, queue: str = "", **environment: str) -> Worker:
+        """Start a worker; see ``Worker.wait_ready``."""
+        level = environment.pop("level", "INFO")
+        command = ["-A", self.app, "worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        worker = Worker([*command, *quiet, *options], {**self._environment(), **environment}, self.folder)
+        self.workers.append(worker)
+        return worker
+
+    def _environment(self) -> dict[str, str]:
+        given = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        settings = {
+            **self._common(),
+            "worker_enable_remote_control": False,
+            "worker_prefetch_multiplier": 1,
+            "worker_lost_wait": 0.2,  # seconds until the message of a pool process that died is rejected
+            "broker_connection_retry_on_startup": True,
+            **self.settings,
+        }
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*self.paths, str(APPS), *given]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "CELERY_SAGAS_TEST_SETTINGS": json.dumps(settings),
+            "CELERY_SAGAS_TEST_FOLDER": str(self.folder),
+        }
+
+    # Messages
+
+    def send(self, task: str, task_id: str | None = None, **arguments: Any) -> str:
+        """Publish a message."""
+        sent = self.client.send_task(task, kwargs=arguments, task_id=task_id, ignore_result=True)
+        return str(sent.id)
+
+    def queued(self) -> int:
+        """Count the messages that wait in the queues."""
+        return sum(map(self._queued, self.queues))
+
+    def _queued(self, queue: str) -> int:
+        with self.client.connection_for_read() as connection, connection.channel() as channel:
+            try:
+                return int(channel.queue_declare(queue, passive=True).message_count)
+            except ChannelError:  # on Redis there is no empty queue
+                return 0
+
+    # State
+
+    def prepare(self) -> None:
+        """Create the tables, for a look at them before the first worker has."""
+        self.backend.prepare(create_schema=True, processes=1)
+
+    def state(self, saga: str, key: str) -> dict[str, Any] | None:
+        """Return the stored state of an instance."""
+        record = self.backend.sagas.find(Lookup((saga,), KEY, key)).record
+        return None if record is None else json.loads(record.data)
+
+    def history(self, saga: str, key: str) -> list[Entry]:
+        """Return the journal of an instance."""
+        return self.backend.journal.history((saga,), key, 100_000)
+
+    def outcome(self, saga: str, key: str) -> Entry | None:
+        """Return the last entry of a finished instance."""
+        return self.backend.journal.outcome_of((saga,), key)
+
+    def handled(self, step: str) -> int:
+        """Count the journal's entries of a step."""
+        count = "SELECT count(*) FROM saga_journal WHERE prefix = :prefix AND step = :step"
+        database: Any = self.backend
+        with database.database.connect() as connection:
+            return int(connection.scalar(text(count), {"prefix": self.name, "step": step}))
+
+    def wait_handled(self, step: str, count: int, deadline_s: float = DEADLINE_S) -> None:
+        """Wait until a step has handled a number of messages."""
+        wait_until(lambda: self.handled(step) >= count, lambda: f"{count} of {step}\n{self.describe(step)}", deadline_s)
+
+    def relay(self) -> int:
+        """Publish what workers left in the outbox, leases or not, as a relay does; return how many rows there were."""
+        rows = self.later.outbox.claim_due("relay of the tests", 10_000, 1)
+        for row in rows:
+            signature(loads(row.payload), app=self.client).apply_async()
+        self.later.outbox.confirm("relay of the tests", [row.id for row in rows])
+        return len(rows)
+
+    # What went wrong
+
+    def failures(self) -> list[str]:
+        """Return the tasks that failed."""
+        return self.noted("failures")
+
+    def noted(self, what: str) -> list[str]:
+        """Return the lines that the workers' processes have noted under a name."""
+        notes = self.folder / f"{what}.notes"
+        return notes.read_text().splitlines() if notes.exists() else []
+
+    def describe(self, step: str = "") -> str:
+        """Describe where things stand, for a failed test."""
+        counts = f"handled: {self.handled(step)}, " if step else ""
+        logs = "\n".join(f"--- {worker.name}\n{worker.log[-_LOG_TAIL:]}" for worker in self.workers)
+        return f"{counts}failures: {self.failures()[:5]}\n{logs}"
+
+    # The end
+
+    def close(self) -> None:
+        """End the workers, at once, and remove what a shared broker would keep."""
+        for worker in self.workers:
+            worker.kill()
+        if self.broker.startswith("amqp"):
+            self._delete_queues()
+        self.client.close()
+        self.backend.close()
+        self.later.close()
+
+    def _delete_queues(self) -> None:
+        with self.client.connection_for_write() as connection, connection.channel() as channel:
+            for name in self.queues:
+                channel.queue_delete(name)
+                channel.exchange_delete(name)
