@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from uuid import NAMESPACE_OID, UUID, uuid5
 
+from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import MisuseError
 
 
@@ -34,8 +34,9 @@ class SagaView:
 class Frozen:
     """A message that a handler decided to send, encoded at the call."""
 
-    message_id: str
-    task: str
+    message_id: str  #: under which it is published; of a chain, its first task's
+    answer_id: str  #: of the task whose answer is the message's; of a chain, its last task's
+    task: str  #: the name of the task that is published
     payload: str  #: JSON text
 
 
@@ -63,12 +64,12 @@ class Sending:
             raise MisuseError("send() was called after the step had ended", "Call it while the step runs")
         message = self.freeze(signature, self._next_id)
         self.messages.append(message)
-        return message.message_id
+        return message.answer_id
 
     def _next_id(self) -> str:
         name = f"{self.step}/{self._drawn}"
         self._drawn += 1
-        return str(uuid5(_namespace(self.message_id), name))
+        return derived_id(self.message_id, name)
 
 
 @dataclass(slots=True)
@@ -84,10 +85,3 @@ class StepContext:
         if self.sending is None or self.sending.closed:
             raise MisuseError(f"{what}() was called outside a step", "Call it while a step of the saga runs")
         return self.sending
-
-
-def _namespace(message_id: str) -> UUID:
-    try:
-        return UUID(message_id)
-    except ValueError:
-        return uuid5(NAMESPACE_OID, message_id)

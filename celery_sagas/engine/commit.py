@@ -113,7 +113,8 @@ class Commit:
 
     def _effects(self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "") -> Effects:
         self.outgoing = tuple(
-            Outgoing(str(uuid4()), "sent", message.message_id, message.task, message.payload) for message in self.sending.messages
+            Outgoing(f"{self.attempt}-{number:05}", "sent", message.message_id, message.task, message.payload)
+            for number, message in enumerate(self.sending.messages)  # ids in the order of the calls, in which rows are claimed
         )
         entry = Entry(
             step=self.step.name,

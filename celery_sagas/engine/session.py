@@ -20,6 +20,7 @@ class Session:
     causation: dict[str, str] = field(default_factory=dict)  #: saga name to instance id
     sending: Sending | None = None  #: where messages go while a step's handler runs
     outer: "Session | None" = None  #: the session that this one is nested in
+    published: int = 0  #: events that a task other than a step has published
 
     def belongs_to(self, saga: str, instance_id: str) -> None:
         """Let what this message causes be correlated with an instance."""

@@ -2,16 +2,18 @@
 
 import logging
 from typing import Any, get_origin
-from uuid import UUID, uuid4, uuid5
+from uuid import uuid4
 
 from celery import Celery, Task
+from kombu.utils.json import dumps
 
 from celery_sagas import signals
+from celery_sagas.core.ids import derived_id
 from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.session import current_session
+from celery_sagas.engine.session import Session, current_session
 from celery_sagas.errors import PublishError
 from celery_sagas.worker.internals import add_task, current_app, on_finalise
 from celery_sagas.worker.later import put_off
@@ -47,7 +49,7 @@ def publish(event: Message) -> str:
     session = current_session()
     if session is not None and session.sending is not None:
         return session.sending.send(message)
-    message_id = str(uuid4())
+    message_id = _message_id(session, message)
     runtime_of(app).publisher.publish_signature(message.set(task_id=message_id))
     return message_id
 
@@ -72,7 +74,7 @@ def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any]) -> None:
     publisher = runtime_of(self.app).publisher
     for step in steps:
         task = self.app.tasks[step.name]
-        sent = task.si(data).set(task_id=str(uuid5(_namespace(message_id), step.name)))
+        sent = task.si(data).set(task_id=derived_id(message_id, step.name))
         try:
             publisher.publish_signature(sent)
         except PublishError as exc:
@@ -88,19 +90,20 @@ def install_fan_out(app: Celery) -> None:
     )
 
 
+def _message_id(session: Session | None, message: Any) -> str:
+    """Return a new id; in a task, one that the task publishes the same event under when it is delivered again."""
+    if session is None:
+        return str(uuid4())
+    session.published += 1
+    return derived_id(session.message_id, f"{PUBLISH}/{session.published}/{dumps(message.args)}")
+
+
 def _events_of(step: StepDefinition) -> set[str]:
     annotations = list(step.arguments.annotations.values())
     if len(annotations) != 1:
         return set()
     kind, _ = unwrap(annotations[0])
     return {event_name(kind)} if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Message) else set()
-
-
-def _namespace(message_id: str) -> UUID:
-    try:
-        return UUID(message_id)
-    except ValueError:
-        return uuid5(UUID(int=0), message_id)
 
 
 on_finalise(install_fan_out)

@@ -46,7 +46,8 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
         sent["kwargs"] = {**sent.kwargs, "tasks": members}  # Celery 5.5 shares them with the chain that was cloned
         _make_times_absolute(sent.options)
     task = str(members[0].task)
-    return Frozen(members[-1].options["task_id"], task, _encode(task, sent, max_bytes))
+    ids = [member.options["task_id"] for member in members]
+    return Frozen(ids[0], ids[-1], task, _encode(task, sent, max_bytes))
 
 
 def thawed(app: Celery, payload: str) -> Signature[Any]:

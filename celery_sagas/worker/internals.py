@@ -16,6 +16,13 @@ def current_app() -> Celery:
     return app
 
 
+def is_finalised() -> bool:
+    """Whether the current app has registered its tasks; asking neither makes an app nor finalises one."""
+    state: Any = _state
+    app = getattr(state._tls, "current_app", None) or state.default_app
+    return app is not None and bool(app.finalized)
+
+
 def finalised_apps() -> list[Celery]:
     """Return the live apps that have registered their tasks already."""
     state: Any = _state

@@ -9,8 +9,8 @@ from celery.local import Proxy
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.outcomes import Missing
-from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
-from celery_sagas.worker.tasks import install
+from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, is_finalised, on_finalise
+from celery_sagas.worker.tasks import StepTask, install
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -80,6 +80,11 @@ else:
 
         def __class_getitem__(cls, parameters: object) -> type["Step"]:
             return cls
+
+        @property
+        def __class__(self) -> type:
+            """The task's class; before the app is finalised a stand-in: pydantic asks this of whatever it finds in a module."""
+            return self._get_class() if is_finalised() else StepTask
 
         @property
         def name(self) -> str:

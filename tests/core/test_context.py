@@ -11,13 +11,13 @@ from celery_sagas.errors import MisuseError
 def freeze(signature, next_id):
     """Draw an id for each character, as a chain does for each of its tasks; the last one is the message's."""
     ids = [next_id() for _ in signature]
-    return Frozen(ids[-1], signature, "{}")
+    return Frozen(ids[0], ids[-1], signature, "{}")
 
 
 def sent(*signatures, step="order.place", message_id="6f1f9a9e-9a54-4b9b-b9b5-6f4a4a2f0b52"):
     sending = Sending(step, message_id, freeze)
     ids = [sending.send(signature) for signature in signatures]
-    assert [message.message_id for message in sending.messages] == ids
+    assert [message.answer_id for message in sending.messages] == ids
     return ids
 
 

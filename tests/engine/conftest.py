@@ -138,7 +138,8 @@ def send(order: State, message: object) -> str:
 
 
 def _freeze(message: object, next_id: Callable[[], str]) -> Frozen:
-    return Frozen(next_id(), str(message), json.dumps(message))
+    message_id = next_id()
+    return Frozen(message_id, message_id, str(message), json.dumps(message))
 
 
 def _call(function: Any, first: Any, **arguments: Any) -> Any:

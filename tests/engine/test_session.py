@@ -19,7 +19,7 @@ def closed() -> Iterator[None]:
 
 def sending(step: str = "order.place") -> Sending:
     """Return what a handler sends with."""
-    return Sending(step, "m1", lambda message, next_id: Frozen(next_id(), "task", "{}"))
+    return Sending(step, "m1", lambda message, next_id: Frozen(next_id(), "", "task", "{}"))
 
 
 def test_sessions_nest() -> None:

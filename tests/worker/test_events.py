@@ -82,6 +82,29 @@ class TestPublish:
 
         assert len(worker.waiting()) == 1
 
+    def test_by_a_participant_that_runs_again(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        """The same events have the same ids, so that their subscribers drop the repeat; other events have others."""
+        choices = iter(["7", "7", "8"])
+
+        @app.task
+        def carrier() -> None:
+            publish(Shipped(order_id="42", parcel_id=next(choices)))
+            publish(EVENT)
+            publish(EVENT)
+
+        carrier.delay()
+        first = worker.run()[0]
+        for _ in range(2):
+            worker.deliver_again(first)
+            worker.run()
+        ids = [done.id for done in worker.done if done.task == PUBLISH]
+        assert len(ids) == 9
+        assert ids[0:3] == ids[3:6]
+        assert len(set(ids)) == 4
+        order, parcel = sagas
+        assert len(order.find("42").seen) == 4
+        assert parcel.find("8") is not None
+
     @pytest.mark.parametrize("event", [None, "text", {"order_id": "42"}, Shipped])
     def test_only_messages(self, app: Celery, event: Any) -> None:
         with pytest.raises(TypeError, match="takes a Message"):

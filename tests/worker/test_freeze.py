@@ -105,7 +105,7 @@ class TestChains:
 
         members = thaw(app, message).tasks
         assert [member.options["task_id"] for member in members] == ["id-0", "id-1", "id-2"]
-        assert (message.message_id, message.task) == ("id-2", "plain")
+        assert (message.message_id, message.answer_id, message.task) == ("id-0", "id-2", "plain")
         assert members[1].options["headers"] == {"tenant": "t"}
 
     def test_every_member_is_caused_by_the_step(self, app: Celery, worker: Worker, plain: Any) -> None:
