@@ -5,13 +5,18 @@ from typing import Any
 from celery import bootsteps, signals
 
 from celery_sagas.core.registry import registry
-from celery_sagas.worker.runtime import close_runtime, runtime_of
+from celery_sagas.worker.runtime import close_runtime, runtime_of, tell_default_backend
 
 
 class PrepareBackend(bootsteps.StartStopStep):
     """Creates missing tables and refuses an unsafe backend. The worker's consumer starts after all other steps."""
 
     requires = ("celery.worker.components:Pool",)
+
+    def create(self, worker: Any) -> None:
+        """Say where sagas are kept by default, before the pool's processes are made: each of them would say it again."""
+        if registry.sagas:
+            tell_default_backend(worker.app)
 
     def start(self, worker: Any) -> None:
         """Prepare the backend; an error ends the worker. Connections are not kept for the pool's processes to inherit."""

@@ -35,6 +35,8 @@ class Runtime:
             limits=Limits(self.settings.max_state_bytes, int(self.settings.dispatch_grace * 1000)),
             conflict_retries=self.settings.conflict_retries,
         )
+        if app.conf.task_always_eager:
+            self.prepare(processes=1)  # there is no worker that could
 
     def prepare(self, *, processes: int) -> None:
         """Make the backend ready: create missing tables, refuse what is unsafe.
@@ -61,11 +63,16 @@ class Runtime:
 
 
 def open_app_backend(app: Celery, settings: Settings) -> Backend:
-    """Open the backend that an app's settings name; the file of the default one is named once in each process."""
-    if is_default_backend(app.conf) and os.getpid() not in _told:
-        _told.add(os.getpid())
-        logger.warning("saga_backend is not set: sagas are kept in %s", Path("celery-sagas.sqlite3").resolve())
+    """Open the backend that an app's settings name."""
+    tell_default_backend(app)
     return open_backend(settings.backend, prefix=settings.prefix, options=settings.backend_options)
+
+
+def tell_default_backend(app: Celery) -> None:
+    """Name the file in which an app keeps its sagas if it names no backend: once, also if the process forks afterwards."""
+    if not _told and is_default_backend(app.conf):
+        _told.append(True)
+        logger.warning("saga_backend is not set: sagas are kept in %s", Path("celery-sagas.sqlite3").resolve())
 
 
 def runtime_of(app: Celery) -> Runtime:
@@ -100,8 +107,6 @@ def _make(app: Celery) -> Runtime:
     if runtime is not None:
         _inherited.append(runtime)
     made = Runtime(app)
-    if app.conf.task_always_eager:
-        made.prepare(processes=1)  # there is no worker that could
     _runtimes[app] = (os.getpid(), made)
     return made
 
@@ -110,7 +115,7 @@ _lock = threading.Lock()
 _runtimes: WeakKeyDictionary[Celery, tuple[int, Runtime]] = WeakKeyDictionary()
 #: Runtimes of a parent process: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
 _inherited: list[Runtime] = []
-_told: set[int] = set()
+_told: list[bool] = []
 os.register_at_fork(after_in_child=lambda: _renew_lock())
 
 

@@ -163,7 +163,7 @@ def test_default_backend_is_named_once(
 ) -> None:
     """Whoever falls back on it says so, with the file's absolute path."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runtimes, "_told", set())
+    monkeypatch.setattr(runtimes, "_told", [])
     fallback = Celery("fallback", broker="memory://", set_as_current=False)
 
     for _ in range(2):
