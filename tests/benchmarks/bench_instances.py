@@ -125,7 +125,5 @@ def _copies(engine: str, size: int) -> list[str]:
     state = f"""concat('"instance ', {number}, '"')""" if engine == "mariadb" else f"""'"instance ' || {number} || '"'"""
     unlike = {"postgresql": "gen_random_uuid()::text", "mariadb": "uuid()", "sqlite": "lower(hex(randomblob(16)))"}[engine]
     select = copied.format(id=unlike, key=join, state=state)
-    analyze = {"postgresql": "VACUUM ANALYZE saga_instance", "mariadb": "ANALYZE TABLE saga_instance", "sqlite": "ANALYZE"}[
-        engine
-    ]
-    return [f"INSERT INTO saga_instance SELECT {select} FROM saga_instance, ({numbers}) AS numbers", analyze]
+    analyze = {"postgresql": "VACUUM ANALYZE", "mariadb": "ANALYZE TABLE", "sqlite": "ANALYZE"}[engine]
+    return [f"INSERT INTO saga_instance SELECT {select} FROM saga_instance, ({numbers}) AS numbers", f"{analyze} saga_instance"]

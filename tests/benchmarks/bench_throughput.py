@@ -10,7 +10,7 @@ from tests.integration.conftest import Deploy
 from tests.integration.counting import increments
 from tests.integration.worker import Deployment, Worker, wait_until
 
-MESSAGES = 6_000
+MESSAGES = 5_000
 COUNTERS = 250
 ROUNDS = 5
 
@@ -56,9 +56,15 @@ def _rate(deployment: Deployment, task: str, pool: str) -> float:
 
 
 def _times(deployment: Deployment, worker: Worker) -> list[tuple[float, float, int]]:
-    """End the worker when the queue is empty; it completes what it has begun."""
-    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    """End the worker when everything is done."""
+    wait_until(lambda: deployment.queued() == 0 and _unacknowledged(deployment) == 0, deployment.describe, deadline_s=120)
     assert worker.stop() == 0
     notes = deployment.noted("completed")
     Path(deployment.folder / "completed.notes").unlink()
     return [(float(first), float(last), int(count)) for first, last, count in map(str.split, notes)]
+
+
+def _unacknowledged(deployment: Deployment) -> int:
+    """Count the messages that kombu's Redis transport has delivered, and that are not done."""
+    with deployment.client.connection_for_read() as connection, connection.channel() as channel:
+        return int(channel.client.zcard(channel.unacked_index_key))
