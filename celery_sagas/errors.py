@@ -78,7 +78,7 @@ class InvalidMessage(MessageError):
         self.problems = problems  #: pairs of path and text
 
     def __str__(self) -> str:
-        return f"The message does not fit the step {self.step}: {_problems(self.problems)}. Nothing was stored or sent."
+        return f"The message does not fit {self.step}: {_problems(self.problems)}. Nothing was stored or sent."
 
 
 class InvalidState(MessageError):
@@ -203,6 +203,27 @@ class AlreadyHandled(StoreError):
 
     def __str__(self) -> str:
         return f"The message {self.message_id} was already handled by {self.step}."
+
+
+class StillUnsent(StoreError):
+    """Raised when a message was handled before, and what it sends has not been published yet.
+
+    Another process has it under a lease. If that process is dead, the repeat of the message publishes it later.
+    """
+
+    retry = Retry.LATER
+
+    def __init__(self, step: str, message_id: str, rows: int) -> None:
+        super().__init__(step, message_id, rows)
+        self.step = step
+        self.message_id = message_id
+        self.rows = rows
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step} has handled the message {self.message_id}, and {self.rows} messages that it sends are not published "
+            "yet, or not confirmed."
+        )
 
 
 class StoreUnavailable(StoreError):

@@ -28,6 +28,7 @@ SAMPLES = {
     errors.StoreError: ("text",),
     errors.RevisionConflict: ("order", "42", "version"),
     errors.AlreadyHandled: ("order.place_order", "9b2e"),
+    errors.StillUnsent: ("order.place", "m1", 3),
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
     errors.NewerState: ("order", "42", 3, 2),
     errors.UnreadableState: ("order", "42", "Field required: total"),
@@ -36,7 +37,7 @@ SAMPLES = {
 RETRY = {
     Retry.AT_ONCE: {errors.RevisionConflict},
     Retry.DONE: {errors.AlreadyHandled},
-    Retry.LATER: {errors.PublishError, errors.StoreUnavailable, errors.NewerState},
+    Retry.LATER: {errors.PublishError, errors.StillUnsent, errors.StoreUnavailable, errors.NewerState},
 }
 
 

@@ -19,15 +19,16 @@ def describe(context: click.Context, names: tuple[str, ...]) -> None:
     try:
         app_of(context).loader.import_default_modules()
         app_of(context).finalize()
+        lines = [line for saga in _chosen(names) for line in (*lines_of(saga), "")]
     except DefinitionError as exc:
         raise click.ClickException(str(exc)) from exc
+    click.echo("\n".join(lines or ["No sagas are defined in the modules that the app imports."]))
+
+
+def _chosen(names: tuple[str, ...]) -> list[SagaDefinition]:
     if unknown := set(names) - registry.sagas.keys():
         raise click.ClickException(f"unknown saga {', '.join(sorted(unknown))}; known: {', '.join(registry.sagas) or 'none'}")
-    if not registry.sagas:
-        click.echo("No sagas are defined in the modules that the app imports.")
-    for saga in registry.sagas.values():
-        if not names or saga.name in names:
-            click.echo("\n".join([*lines_of(saga), ""]))
+    return [saga for saga in registry.sagas.values() if not names or saga.name in names]
 
 
 def lines_of(saga: SagaDefinition) -> list[str]:

@@ -73,8 +73,8 @@ def define(
     key = as_names(correlate_by, of=subject, keyword="correlate_by")
     alternates = as_names(also_by, of=subject, keyword="also_by")
     _check_properties(cls, key, alternates)
-    if isinstance(schema_version, bool) or not isinstance(schema_version, int) or schema_version < 1:
-        raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1")
+    if isinstance(schema_version, bool) or not isinstance(schema_version, int) or not 1 <= schema_version < 2**31:
+        raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1 to 2,147,483,647")
     today, *earlier = checked_names(snake_case(cls.__name__) if name is None else name, formerly, of=subject)
     return SagaDefinition(
         cls=cls,

@@ -39,6 +39,8 @@ class KeyProperty:
         self.type, self._base = _key_types(saga, field, info.annotation)
         declared: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
         self._adapter = TypeAdapter[object](declared, config=config)
+        #: Whether a value of exactly the declared type is held as it is: nothing constrains or transforms it.
+        self._is_plain = info.annotation in (str, int, UUID) and not info.metadata and not set(config or ()) - _HARMLESS
 
     def convert(self, value: object) -> object:
         """Return a message's value as the field would hold it.
@@ -47,6 +49,9 @@ class KeyProperty:
             ValueError: The value is null, a bool, or does not become the declared type without loss; or the field's own
                 validation refuses it; or it cannot be stored (see ``text``).
         """
+        if self._is_plain and type(value) is self.type:
+            self.text(value)
+            return value
         declared = self._declare(_CONVERSIONS[self._base](_plain(value)))
         held = self._validate(declared)
         if held != declared and self._validate(held) != held:
@@ -61,6 +66,8 @@ class KeyProperty:
             ValueError: The value is not of the declared type, or no store can keep its text: it is empty, longer than 255
                 characters, or contains U+0000 or half a surrogate pair.
         """
+        if type(value) is str and self.type is str:
+            return _storable(value)
         plain = _plain(value)
         if not isinstance(plain, self._base):
             raise _no_key(value, f"it is no {self.type.__name__}")
@@ -198,6 +205,8 @@ def _limited(text: str) -> str:
     return text
 
 
+#: The settings of a model that change no value.
+_HARMLESS: Final = frozenset(("extra", "hide_input_in_errors", "protected_namespaces", "title"))
 _DECIMAL: Final = re.compile(r"0|-?[1-9][0-9]*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _CONVERSIONS: Final[Mapping[type, Callable[[object], object]]] = {str: _to_str, int: _to_int, UUID: _to_uuid}

@@ -37,7 +37,8 @@ def indexed(pending: str) -> Keys:
 
     They are kept with the record rather than read off the state: ``also_by`` may have changed since it was written.
     """
-    keys: Keys = from_json(pending).get("keys", {})
+    stored = from_json(pending)
+    keys: Keys = stored.get("keys", {}) if isinstance(stored, dict) else {}
     return keys
 
 

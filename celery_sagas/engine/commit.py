@@ -2,8 +2,9 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
+from secrets import token_hex
 from typing import Any
-from uuid import uuid4
 
 from pydantic_core import to_json
 
@@ -16,6 +17,9 @@ from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.errors import InvalidState
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
+
+#: All messages of one commit together may be so many times as large as the largest state.
+STATES_IN_MESSAGES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Commit:
     owner: str  #: the lease token of this process
     holder: str  #: of the reservation, if there is one
     outgoing: tuple[Outgoing, ...] = ()
-    attempt: str = field(default_factory=lambda: uuid4().hex)
+    attempt: str = field(default_factory=partial(token_hex, 16))
     began: float = 0.0  #: when the store was called: the lease on the outgoing rows began later
 
     def instance(self, store: SagaStore, instance: Instance, result: Any) -> Outcome:
@@ -111,7 +115,18 @@ class Commit:
     def _effects_of(self, kind: Kind, instance: Instance) -> Effects:
         return self._effects(kind, instance.key, instance.id, _next_version(instance))
 
+    def _check_size_of_messages(self, key: str) -> None:
+        """A commit that no database takes would be put off for ever."""
+        size = sum(len(message.payload.encode()) for message in self.sending.messages)
+        allowed = self.limits.state_bytes * STATES_IN_MESSAGES
+        if size > allowed:
+            problem = (
+                f"its messages have {size} bytes in all; {STATES_IN_MESSAGES} times saga_max_state_bytes, {allowed}, are allowed"
+            )
+            raise InvalidState(self.step.saga.name, key, [("", problem)])
+
     def _effects(self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "") -> Effects:
+        self._check_size_of_messages(key)
         self.outgoing = tuple(
             Outgoing(f"{self.attempt}-{number:05}", "sent", message.message_id, message.task, message.payload)
             for number, message in enumerate(self.sending.messages)  # ids in the order of the calls, in which rows are claimed

@@ -3,7 +3,8 @@
 import random
 import time
 from dataclasses import dataclass, field
-from uuid import uuid4
+from functools import partial
+from secrets import token_hex
 
 from celery_sagas.errors import RevisionConflict
 
@@ -11,6 +12,8 @@ from celery_sagas.errors import RevisionConflict
 RESERVATION_MS = 30_000
 #: Runs after the first reservation, before the message is put off.
 RESERVED_RUNS = 25
+#: Conflicts over a key that nobody holds, before it is taken for one that an edit by hand has left behind.
+ORPHANED_AFTER = 10
 _FIRST_PAUSE_S = 0.004
 _LONGEST_PAUSE_S = 0.25
 
@@ -20,7 +23,7 @@ class Conflicts:
     """The conflicts that one delivery of a message has met."""
 
     retries: int  #: runs before the instance is reserved
-    holder: str = field(default_factory=lambda: uuid4().hex)
+    holder: str = field(default_factory=partial(token_hex, 16))
     seen: int = 0
     unique: int = 0
     longest_s: float = 0.0  #: of the runs so far

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from celery_sagas.errors import PublishError, StoreError
+from celery_sagas.errors import PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Handling
 
 logger = logging.getLogger("celery_sagas")
 
-#: Rows that a duplicate's leftovers are claimed by at most.
+#: Leftover rows that are claimed at once.
 _LEFTOVERS = 100
 
 
@@ -70,15 +70,25 @@ class Dispatcher:
         for row in rows:
             if self.clock() - committed_at > self.grace_s / 2 or not self._publish(row, published):
                 break
+        if left := len(rows) - len(published):
+            logger.warning("%d of %d messages of one commit stay in the outbox, the first is %s", left, len(rows), rows[0].task)
         self._confirm(published)
 
     def dispatch_leftovers(self, handling: Handling) -> None:
-        """Publish what an earlier run of the same message committed and did not publish."""
-        started = self.clock()
-        rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)
-        if rows:
+        """Publish what an earlier run of the same message committed and did not publish.
+
+        Raises:
+            StillUnsent: Some of it is leased: whoever committed it may be publishing it at this moment, or has died.
+        """
+        while True:
+            started = self.clock()
+            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)
+            if not rows:
+                break
             logger.info("%s: publishing %d messages that message %s left", handling.steps[0], len(rows), handling.message_id)
             self.dispatch(rows, started)
+        if leased := self.outbox.count_leased(handling):
+            raise StillUnsent(handling.steps[0], handling.message_id, leased)
 
     def _publish(self, row: Message, published: list[str]) -> bool:
         """Publish a row; return whether it makes sense to go on with the next."""
@@ -88,9 +98,19 @@ class Dispatcher:
             logger.warning(
                 "%s %s was not confirmed by the broker and stays in the outbox: %s", row.task, row.message_id, exc.reason
             )
+            if not exc.connection:
+                self._fail(row, exc)
             return not exc.connection
         published.append(row.id)
         return True
+
+    def _fail(self, row: Message, error: PublishError) -> None:
+        """Note that it is the row that cannot be published: nobody waits for it any more."""
+        storable = error.reason.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+        try:
+            self.outbox.fail(self.owner, row.id, storable, int(self.grace_s * 1000))
+        except StoreError as exc:
+            logger.warning("that %s %s failed could not be noted: %s", row.task, row.message_id, exc)
 
     def _confirm(self, ids: Sequence[str]) -> None:
         if not ids:

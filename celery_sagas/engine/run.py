@@ -9,12 +9,12 @@ from celery_sagas.core.context import MessageView, Sending, TypeOfFreeze
 from celery_sagas.core.steps import Decision, StepDefinition
 from celery_sagas.engine.alternates import alternates_of, difference
 from celery_sagas.engine.commit import Commit, Limits
-from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.conflicts import ORPHANED_AFTER, Conflicts
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.instance import Instance, begin, revive
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
-from celery_sagas.errors import KeyTaken, RevisionConflict, SagaAlreadyExists, SagaNotFound, StoreError
+from celery_sagas.errors import KeyTaken, RevisionConflict, SagaAlreadyExists, SagaNotFound, StoreError, UnreadableState
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Record
 
@@ -154,6 +154,8 @@ class Run:
             holder = self.services.backend.sagas.find(Lookup(saga.names, name, value)).record
             if holder is not None and holder.id != instance.id:
                 raise KeyTaken(saga.name, name, value, holder.id)
+            if holder is None and self.conflicts.unique >= ORPHANED_AFTER:
+                raise UnreadableState(saga.name, instance.key, f"the store keeps {name}={value!r} for an instance that is gone")
 
     def _end_reservation(self, record: Record | None) -> None:
         if record is None or record.reserved_by != self.conflicts.holder:

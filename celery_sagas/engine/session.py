@@ -62,7 +62,7 @@ def current_session() -> Session | None:
 
 def open_session(message_id: str, causation: Mapping[str, str]) -> Session:
     """Begin a session inside the one that runs here, if any."""
-    session = Session(message_id, dict(causation), outer=_current.get())
+    session = Session(str(message_id), dict(causation), outer=_current.get())
     _current.set(session)
     return session
 

@@ -124,6 +124,12 @@ class Outbox(ABC):
     def count(self) -> int:
         """Count the rows, due or not."""
 
+    @abstractmethod
+    def count_leased(self, cause: Handling) -> int:
+        """Count the rows under a lease that this message decided, under any of ``cause.steps``, and that somebody may be
+        publishing: their due time has come, and no attempt has failed.
+        """
+
 
 class Journal(ABC):
     """What was handled. Entries are written by commits alone."""

@@ -22,6 +22,8 @@ class PrepareBackend(bootsteps.StartStopStep):
         """Prepare the backend; an error ends the worker. Connections are not kept for the pool's processes to inherit."""
         if not registry.sagas:
             return
+        for step in registry.steps.values():
+            step.resolve()  # those that were defined after the app was finalised have not been looked at yet
         processes = _processes(worker)
         try:
             runtime_of(worker.app).prepare(processes=processes)

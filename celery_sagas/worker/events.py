@@ -72,15 +72,19 @@ def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any]) -> None:
         logger.warning("%s[%s] has no subscriber", event, message_id)
         signals.event_unhandled.send(sender=self, event=event, message_id=message_id)
     publisher = runtime_of(self.app).publisher
+    failures: list[PublishError] = []
     for step in steps:
-        task = self.app.tasks[step.name]
-        sent = task.si(data).set(task_id=derived_id(message_id, step.name))
+        sent = self.app.tasks[step.name].si(data).set(task_id=derived_id(message_id, step.name))
         try:
             publisher.publish_signature(sent)
         except PublishError as exc:
-            if isinstance(publisher, ConfirmedPublisher):
-                put_off(self, publisher, exc)
-            raise
+            logger.warning("%s[%s] was not sent to %s: %s", event, message_id, step.name, exc.reason)
+            failures.append(exc)
+    for failure in failures:
+        if failure.connection and isinstance(publisher, ConfirmedPublisher):
+            put_off(self, publisher, failure)
+    if failures:
+        raise failures[0]
 
 
 def install_fan_out(app: Celery) -> None:
@@ -95,7 +99,9 @@ def _message_id(session: Session | None, message: Any) -> str:
     if session is None:
         return str(uuid4())
     session.published += 1
-    return derived_id(session.message_id, f"{PUBLISH}/{session.published}/{dumps(message.args)}")
+    task = current_app().current_worker_task
+    retries = 0 if task is None else task.request.retries  # a task that retries itself, to poll, publishes anew each time
+    return derived_id(session.message_id, f"{PUBLISH}/{retries}/{session.published}/{dumps(message.args)}")
 
 
 def _events_of(step: StepDefinition) -> set[str]:

@@ -89,8 +89,9 @@ def _make_times_absolute(options: dict[str, Any]) -> None:
 def _encode(task: str, sent: Signature[Any], max_bytes: int) -> str:
     try:
         payload = dumps(dict(sent))
+        loads(payload)  # kombu reads some dictionaries as values of its own, and may not be able to
     except (TypeError, ValueError, EncodeError) as exc:
-        raise InvalidMessage(task, [("", f"it cannot be encoded as JSON: {exc}")]) from exc
+        raise InvalidMessage(task, [("", f"it cannot be encoded as JSON and read again: {exc}")]) from exc
     text = payload if isinstance(payload, str) else payload.decode()
     if len(text.encode()) > max_bytes:
         raise InvalidMessage(task, [("", f"it has {len(text.encode())} bytes, saga_max_state_bytes allows {max_bytes}")])

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
@@ -47,10 +47,10 @@ HOPELESS = (MessageError, DefinitionError, ConfigurationError, MisuseError, Unre
 
 
 class StepTask(_Task):
-    """The base of every step's task, in front of the app's own ``Task``."""
+    """The base of every step's task, in front of the app's own ``Task``, whose names it leaves alone."""
 
     abstract = True
-    step: ClassVar[StepDefinition]
+    saga_step: ClassVar[StepDefinition]
 
     # Nothing is acknowledged unless it is committed: not before the run, not when the worker is lost or out of time.
     acks_late = True
@@ -58,28 +58,15 @@ class StepTask(_Task):
     acks_on_timeout = False  # Celery 5.7; before it, one flag covers time limits and failures
     ignore_result = True
 
-    def handle(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Handle the message that runs now, or that a direct call makes."""
-        bound = self.step.arguments.bind(*self.step.arguments.encode(args, kwargs))
-        runtime = runtime_of(self.app)
-        with self._session() as session:
-            delivery = Delivery(session.message_id, bound, session, self._call)
-            try:
-                outcome = handle(runtime.services, self.step, delivery)
-            except (StoreError, SagaNotFound) as exc:
-                self._later(runtime, exc)
-                raise
-        _tell(self, outcome)
-        return outcome.result
-
     def apply_async(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
         """Publish a message, its arguments encoded by their annotations."""
-        args, kwargs = self.step.arguments.encode(args or (), kwargs or {})
+        args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
         return super().apply_async(args, kwargs, *positional, **options)
 
     def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
         """Return a signature, its arguments encoded; those of a partial one, to which an answer may be added, by their types."""
-        encode = self.step.arguments.encode if options.get("immutable") else self.step.arguments.encode_partial
+        arguments = self.saga_step.arguments
+        encode = arguments.encode if options.get("immutable") else arguments.encode_partial
         encoded, named = encode(args or (), kwargs or {})
         return super().signature(tuple(encoded), named, *positional, **options)
 
@@ -91,38 +78,61 @@ class StepTask(_Task):
         """Return an immutable signature: no answer is added to its arguments."""
         return self.signature(args, kwargs, immutable=True)
 
-    @contextmanager
-    def _session(self) -> Iterator[Session]:
-        """Return the session that ``task_prerun`` opened, or open one for a direct call."""
-        request, session = self.request, current_session()
-        if not request.called_directly and session is not None and session.message_id == request.id:
-            session.refuse_inline(self.step.name)
-            yield session
-            return
-        opened = open_session(str(request.id or uuid4()), read_causation(request))
-        try:
-            opened.refuse_inline(self.step.name)
-            yield opened
-        finally:
-            close_session(opened)
 
-    def _call(self, function: Any, first: Any, /, **arguments: Any) -> Any:
-        """Call a handler, which gets the task first if it is bound; an ``if_missing`` function never does."""
-        if self.step.bind and function is self.step.function:
-            return function(self, first, **arguments)
+def handle_message(task: StepTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Handle the message that a step's task runs for now, or that a direct call makes."""
+    step, request, runtime = task.saga_step, task.request, runtime_of(task.app)
+    if request.called_directly or request.is_eager:
+        args, kwargs = step.arguments.encode(args, kwargs)  # what came through a broker is encoded
+    with _session(step, request) as session:
+        delivery = Delivery(session.message_id, step.arguments.bind(args, kwargs), session, _caller(task, step))
+        try:
+            outcome = handle(runtime.services, step, delivery)
+        except (StoreError, SagaNotFound) as exc:
+            _later(task, request, runtime, exc)
+            raise
+    _tell(task, outcome)
+    return outcome.result
+
+
+@contextmanager
+def _session(step: StepDefinition, request: Any) -> Iterator[Session]:
+    """Return the session that ``task_prerun`` opened, or open one for a direct call."""
+    session = current_session()
+    if not request.called_directly and session is not None and session.message_id == str(request.id):
+        session.refuse_inline(step.name)
+        yield session
+        return
+    opened = open_session(str(request.id or uuid4()), read_causation(request))
+    try:
+        opened.refuse_inline(step.name)
+        yield opened
+    finally:
+        close_session(opened)
+
+
+def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:
+    """Return what calls a handler, which gets the task first if it is bound; an ``if_missing`` function never does."""
+
+    def call(function: Any, first: Any, /, **arguments: Any) -> Any:
+        if step.bind and function is step.function:
+            return function(task, first, **arguments)
         return function(first, **arguments)
 
-    def _later(self, runtime: Runtime, exc: StoreError | SagaNotFound) -> None:
-        """Publish the message again if that can help, and if there is a message; else return."""
-        publisher = runtime.publisher
-        if self.request.called_directly or self.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
-            return
-        if isinstance(exc, SagaNotFound):
-            wanted = self.step.policy is IfMissing.RETRY and exc.saga == self.step.saga.name
-            if wanted and (self.max_retries is None or (self.request.retries or 0) < self.max_retries):
-                retry_missing(self, publisher, exc)
-        elif exc.retry in (Retry.AT_ONCE, Retry.LATER):
-            put_off(self, publisher, exc)
+    return call
+
+
+def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | SagaNotFound) -> None:
+    """Publish the message again if that can help, and if there is a message; else return."""
+    publisher = runtime.publisher
+    if request.called_directly or request.is_eager or not isinstance(publisher, ConfirmedPublisher):
+        return
+    if isinstance(exc, SagaNotFound):
+        wanted = task.saga_step.policy is IfMissing.RETRY and exc.saga == task.saga_step.saga.name
+        if wanted and (task.max_retries is None or (request.retries or 0) < task.max_retries):
+            retry_missing(task, publisher, exc)
+    elif exc.retry in (Retry.AT_ONCE, Retry.LATER):
+        put_off(task, publisher, exc)
 
 
 def install(app: Celery, step: StepDefinition) -> None:
@@ -136,7 +146,7 @@ def install(app: Celery, step: StepDefinition) -> None:
         base: Any = options.pop("base", None) or app.Task
         not_retried = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
         options["dont_autoretry_for"] = (*not_retried, *HOPELESS, Reject)  # Celery's retry would lose what the broker keeps
-        options.update(bind=True, name=name, base=_base(base), step=step)
+        options.update(bind=True, name=name, base=_base(base), saga_step=step)
         add_task(app, _run_of(step), **options)
 
 
@@ -148,7 +158,7 @@ def _run_of(step: StepDefinition) -> Any:
     """Return the function that Celery takes for the step: the message's parameters, without the state."""
 
     def run(self: StepTask, /, *args: Any, **kwargs: Any) -> Any:
-        return self.handle(args, kwargs)
+        return handle_message(self, args, kwargs)
 
     functools.update_wrapper(run, step.function)
     del run.__wrapped__  # type: ignore[attr-defined]

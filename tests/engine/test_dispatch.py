@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.engine.dispatch import Dispatcher
-from celery_sagas.errors import PublishError, StoreUnavailable
+from celery_sagas.errors import PublishError, StillUnsent, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Handling, Outgoing
 from celery_sagas.testing.clock import Clock
@@ -171,9 +171,34 @@ class TestLeftovers:
     HANDLING = Handling(("order.place",), "m1")
 
     def test_lease_that_lasts(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
-        dispatcher.dispatch_leftovers(self.HANDLING)
+        """Its holder may be publishing, or dead: the repeat comes again later."""
+        with pytest.raises(StillUnsent, match="3 messages"):
+            dispatcher.dispatch_leftovers(self.HANDLING)
 
         assert publisher.published == []
+
+    def test_more_than_one_claim(self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend) -> None:
+        rows = tuple(Outgoing(f"more-{number:03}", "sent", f"more-{number:03}", "task", "{}") for number in range(250))
+        entry = Entry("order.place", "m2", "a", "started", "order", "43", "i", 1, "{}")
+        backend.sagas.record(Effects(entry, rows, "another process", 1_000))
+        clock.advance(1_000)
+
+        dispatcher.dispatch_leftovers(Handling(("order.place",), "m2"))
+
+        assert publisher.ids == [row.message_id for row in rows]
+
+    def test_row_that_cannot_be_published_is_not_waited_for(
+        self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend
+    ) -> None:
+        """Whatever its error says."""
+        publisher.errors = [PublishError("it contains \0", False), None, None]
+        clock.advance(int(GRACE_S * 1000))
+
+        dispatcher.dispatch_leftovers(self.HANDLING)
+        dispatcher.dispatch_leftovers(self.HANDLING)
+
+        assert publisher.ids == ["id-b", "id-c"]
+        assert backend.outbox.count() == 1
 
     def test_lease_that_ended(
         self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend, caplog: pytest.LogCaptureFixture

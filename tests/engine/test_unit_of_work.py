@@ -16,6 +16,7 @@ from celery_sagas.errors import (
     SagaAlreadyExists,
     SagaError,
     SagaNotFound,
+    StillUnsent,
     UnreadableState,
 )
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -246,7 +247,8 @@ class TestExactlyOnce:
         engine.publisher.errors = [PublishError("away", True)]
         engine.handle(PLACE, order_id="42", id="m1")
 
-        rival.handle(PLACE, order_id="42", id="m1")
+        with pytest.raises(StillUnsent):
+            rival.handle(PLACE, order_id="42", id="m1")
 
         assert rival.publisher.published == []
         assert rival.backend.outbox.count() == 1

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import ENGINES, Deploy
-from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
+from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all, sums, values
+from tests.integration.worker import wait_until
 
 #: How kombu's Redis transport gives the messages of a killed worker to others: when, and how often it looks. Seconds.
 VISIBILITY = {
@@ -58,3 +59,14 @@ def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, en
     assert_conserved(deployment, wanted)
     assert {path.stem for path in deployment.folder.glob("*.once")} == set(POINTS)
     assert worker.is_running
+
+
+def test_redelivery_publishes_what_a_dead_process_left(deploy: Deploy) -> None:
+    """Nobody stands in for a relay here: the repeat of the message waits until the lease of the dead has ended."""
+    deployment = deploy("kill_points", "rabbitmq", "postgresql", saga_dispatch_grace=2)
+    deployment.start("prefork", len(POINTS)).wait_ready()
+    wanted = [(point, 1) for point in POINTS]
+    send_all(deployment, ADD_AND_TELL, wanted)
+    deployment.wait_handled(TOLD, len(wanted))
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    assert values(deployment, "tally", sums(wanted)) == sums(wanted)

@@ -43,7 +43,7 @@ class MemoryBackend(Backend):
         if processes > 1:
             raise UnsafeBackend(
                 f"{self.url} is one process's memory, and the worker runs {processes} processes",
-                "Set saga_backend to Redis or an SQL database, or run the worker with --pool=threads or --pool=solo",
+                "Set saga_backend to an SQL database, or run the worker with --pool=threads or --pool=solo",
             )
         return []
 

@@ -57,6 +57,12 @@ class MemoryOutbox(Outbox):
         with self._state.lock:
             return len(self._state.outbox)
 
+    def count_leased(self, cause: Handling) -> int:
+        with self._state.lock:
+            now = self._clock()
+            rows = (row for row in self._state.outbox.leased(now) if _decided_by(row, cause))
+            return sum(row.message.due_at <= now and not row.message.attempts for row in rows)
+
     def _held(self, token: str, ids: Sequence[str]) -> list[Row]:
         """Return the rows, each once, whose lease is, or was last, this token's."""
         rows = (self._state.outbox.held(id, token) for id in dict.fromkeys(ids))

@@ -61,6 +61,10 @@ class Rows:
                 return
             yield self._by_id[id]
 
+    def leased(self, now: int) -> list[Row]:
+        """Return the rows that are under a lease, or not due yet."""
+        return [row for row in self._by_id.values() if row.due_since > now]
+
     def of_instance(self, instance_id: str) -> list[Row]:
         """Return the rows that an instance has decided."""
         return [row for row in self._by_id.values() if row.message.instance_id == instance_id]

@@ -54,10 +54,15 @@ def _due(steps: int, *columns: ColumnElement[Any]) -> Select[Any]:
     """Select due rows, the longest due first, and pass over those that another claim is about to lease."""
     is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), HAS_AVAILABLE_AT]
     if steps:
-        is_due += [outbox.c.cause == bound(outbox.c.cause, "cause"), one_of(outbox.c.step, "step", steps)]
+        is_due += decided_by(steps)
     order = (outbox.c.available_at, outbox.c.id)
     limit: BindParameter[int] = bindparam("limit", type_=Integer())
     return select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+
+
+def decided_by(steps: int) -> list[ColumnElement[bool]]:
+    """Conditions: a message decided the row, under one of so many names of its step."""
+    return [outbox.c.cause == bound(outbox.c.cause, "cause"), one_of(outbox.c.step, "step", steps)]
 
 
 def _lease_rows(count: int) -> Update:

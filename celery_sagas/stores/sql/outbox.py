@@ -21,7 +21,7 @@ from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Handling, OutboxRow
-from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction
+from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction, decided_by
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.effects import in_order
 from celery_sagas.stores.sql.statements import PREFIX, Build, bound, chunks, now, numbered, one_of
@@ -60,6 +60,11 @@ class SqlOutbox(Outbox):
         ((count,),) = self._database.fetch(_count, (), {})
         return int(count)
 
+    def count_leased(self, cause: Handling) -> int:
+        values = {"cause": cause.message_id, **numbered("step", cause.steps)}
+        ((count,),) = self._database.fetch(_count_leased, (len(cause.steps),), values)
+        return int(count)
+
     def _change_rows(self, build: Build, token: str, ids: Sequence[str]) -> int:
         changed = 0
         for part in chunks(sorted(set(ids))):
@@ -94,6 +99,11 @@ def _held(count: int, database: str) -> list[ColumnElement[bool]]:
     """Conditions: these rows, if the token's lease lasts or was the last."""
     is_held = [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
     return in_order(*is_held) if database == "postgresql" else is_held
+
+
+def _count_leased(steps: int) -> Select[Any]:
+    is_leased = [outbox.c.due_at <= now(), outbox.c.available_at > now(), outbox.c.attempts == literal("0")]
+    return _count().where(*decided_by(steps), *is_leased)
 
 
 def _count() -> Select[Any]:

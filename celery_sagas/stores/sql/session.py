@@ -26,7 +26,8 @@ class Session:
 
     def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
         """Run a statement and return its rows."""
-        return [_decoded(row) for row in self._run(build, shape, values).fetchall()]
+        rows = self._run(build, shape, values).fetchall()
+        return list(map(_decoded, rows)) if self._database.name == "mysql" else list(rows)
 
     def change(self, build: Build, shape: Shape, values: Values) -> int:
         """Run a statement and return how many rows it changed."""

@@ -156,6 +156,31 @@ class ClaimContract(StoreFixtures):
             claimed = [id for claim in claims for id in claim.result()]
         assert sorted(claimed) == sorted(ids(rows))
 
+    def test_rows_under_a_lease_are_counted_by_cause(self, backend: Backend, clock: Clock) -> None:
+        """NS-11: those that somebody may be publishing."""
+        line = send(backend, outgoing(), outgoing())
+        send(backend, outgoing())
+        cause = Handling((line.step,), line.message_id)
+        assert backend.outbox.count_leased(cause) == 0
+        assert len(backend.outbox.claim_due("one", 1, 1_000, cause)) == 1
+        assert backend.outbox.count_leased(cause) == 1
+        assert backend.outbox.count_leased(Handling(("another.step", line.step), line.message_id)) == 1
+        assert backend.outbox.count_leased(Handling(("another.step",), line.message_id)) == 0
+        clock.advance(1_000)
+        assert backend.outbox.count_leased(cause) == 0
+
+    def test_row_that_is_not_due_is_not_counted_as_leased(self, backend: Backend, clock: Clock) -> None:
+        """NS-09."""
+        line = send(backend, outgoing("scheduled", due_at=clock.now + HOUR))
+        assert backend.outbox.count_leased(Handling((line.step,), line.message_id)) == 0
+
+    def test_row_that_failed_is_not_counted_as_leased(self, backend: Backend) -> None:
+        """NS-11: nobody waits for it."""
+        line = send(backend, outgoing())
+        (row,) = claim(backend, "one")
+        backend.outbox.fail("one", row.id, "it is too large", MINUTE)
+        assert backend.outbox.count_leased(Handling((line.step,), line.message_id)) == 0
+
 
 def _drain(backend: Backend, token: str, limit: int) -> list[str]:
     """Claim until nothing is left; a claim may find nothing while a rival holds the last rows, but never twice over."""

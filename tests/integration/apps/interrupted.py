@@ -13,31 +13,31 @@ from counters import add_and_tell
 from counters import app as app
 from deployed import note
 
+from celery_sagas.worker import tasks
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.tasks import StepTask
 
 #: When a step is interrupted at the earliest and at the latest: by magnitudes, since machines differ. Seconds.
 FIRST_S, LAST_S = 0.0001, 0.05
 #: How often one message is interrupted at most.
 MOST_RETRIES = 3
 
-_handle = StepTask.handle
+_handle = tasks.handle_message
 
 
-def handle(self: StepTask, args: Any, kwargs: Any) -> Any:
+def handle(task: Any, args: Any, kwargs: Any) -> Any:
     """Handle a message, interrupted at a random moment of it; a message that was interrupted often is left alone."""
     note_pool()
-    if self.name != add_and_tell.name or (self.request.retries or 0) >= MOST_RETRIES:
-        return _handle(self, args, kwargs)
+    if task.name != add_and_tell.name or (task.request.retries or 0) >= MOST_RETRIES:
+        return _handle(task, args, kwargs)
     try:
         signal.setitimer(signal.ITIMER_REAL, FIRST_S * (LAST_S / FIRST_S) ** random.random())
         try:
-            return _handle(self, args, kwargs)
+            return _handle(task, args, kwargs)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except SoftTimeLimitExceeded as exc:
-        note("interrupted", self.request.id)
-        raise self.retry(exc=exc, countdown=0, max_retries=None) from exc
+        note("interrupted", task.request.id)
+        raise task.retry(exc=exc, countdown=0, max_retries=None) from exc
 
 
 def note_pool() -> None:
@@ -59,4 +59,4 @@ def arm(**_: object) -> None:
     signal.signal(signal.SIGALRM, interrupt)
 
 
-StepTask.handle = handle
+tasks.handle_message = handle

@@ -33,7 +33,7 @@ def _translator(driver: object) -> Translator:
         (psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes"), Fault.REFUSED),
         (psycopg.errors.AdminShutdown(), Fault.UNAVAILABLE),
         (psycopg.errors.ReadOnlySqlTransaction(), Fault.UNAVAILABLE),
-        (psycopg.errors.UndefinedTable(), Fault.UNAVAILABLE),
+        (psycopg.errors.UndefinedTable(), Fault.NO_TABLE),
         (psycopg.OperationalError("connection refused"), Fault.UNAVAILABLE),
         (psycopg.InterfaceError("the connection is closed"), Fault.UNAVAILABLE),
     ],
@@ -56,7 +56,7 @@ def test_psycopg(error: Exception, fault: Fault) -> None:
         (pymysql.err.OperationalError(2006, "MySQL server has gone away"), Fault.UNAVAILABLE),
         (pymysql.err.OperationalError(1290, "running with the --read-only option"), Fault.UNAVAILABLE),
         (pymysql.err.InterfaceError(0, ""), Fault.UNAVAILABLE),
-        (pymysql.err.ProgrammingError(1146, "Table does not exist"), Fault.UNAVAILABLE),
+        (pymysql.err.ProgrammingError(1146, "Table does not exist"), Fault.NO_TABLE),
     ],
     ids=lambda value: str(value.args[0]) if isinstance(value, Exception) else value.name,
 )
