@@ -2,14 +2,23 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from celery_sagas.engine.conflicts import RESERVATION_MS, RESERVED_RUNS, Conflicts, pause
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.errors import KeyTaken, RevisionConflict, SagaAlreadyExists, SagaNotFound, StillUnsent, StoreUnavailable
+from celery_sagas.errors import (
+    KeyTaken,
+    RevisionConflict,
+    SagaAlreadyExists,
+    SagaNotFound,
+    StillUnsent,
+    StoreUnavailable,
+    UnreadableState,
+)
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import Change, Effects, Entry, Record
+from celery_sagas.stores.records import Change, Effects, Entry, Found, Record
 from celery_sagas.testing.clock import Clock
 from tests.engine.conftest import Boom, Engine, Order, handler, send, starter
 
@@ -213,6 +222,19 @@ class TestAlternateKeys:
 
         assert engine.record() == before
         assert engine.record("T2", "tracking") == before
+
+    def test_left_behind_by_an_instance_that_is_gone(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Somebody removed the instance by hand: nobody will ever give the key up."""
+        monkeypatch.setattr("celery_sagas.engine.conflicts._LONGEST_PAUSE_S", 0.0)
+        engine.handle(TRACK, order_id="41", tracking="T1")
+        find = engine.backend.sagas.find
+
+        def find_nobody(lookup: Any, handling: Any = None) -> Any:
+            return Found(None, None) if lookup.property == "tracking" else find(lookup, handling)
+
+        monkeypatch.setattr(engine.backend.sagas, "find", find_nobody)
+        with pytest.raises(UnreadableState, match="tracking='T1' for an instance that is gone"):
+            engine.handle(TRACK, order_id="42", tracking="T1")
 
     def test_given_up_by_its_holder_meanwhile(self, engine: Engine, rival: Engine) -> None:
         """A second failure looks the value up: it is taken only if somebody has it then."""

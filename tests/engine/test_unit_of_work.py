@@ -426,6 +426,21 @@ class TestNothingIsLeftBehind:
 
         nothing(engine)
 
+    def test_messages_that_are_too_large_together(self, backend: MemoryBackend) -> None:
+        """No database takes a commit of any size."""
+
+        def place(order: Order, order_id: str, count: int) -> None:
+            for _ in range(count):
+                send(order, "x" * 900)
+
+        engine = Engine(backend, state_bytes=1_000)
+        step = starter(place)
+        engine.handle(step, order_id="41", count=8)
+
+        with pytest.raises(InvalidState, match="8 times saga_max_state_bytes"):
+            engine.handle(step, order_id="42", count=9)
+        assert engine.record() is None
+
     def test_state_that_is_too_large(self, backend: MemoryBackend) -> None:
         def place(order: Order, order_id: str, text: str) -> None:
             order.note = text

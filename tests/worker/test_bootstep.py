@@ -9,7 +9,7 @@ from celery import Celery, signals
 from celery.concurrency import prefork, solo, thread
 
 from celery_sagas import Saga
-from celery_sagas.errors import ConfigurationError, StoreUnavailable, UnsafeBackend
+from celery_sagas.errors import ConfigurationError, DefinitionError, StoreUnavailable, UnsafeBackend
 from celery_sagas.worker.bootstep import PrepareBackend, add_bootstep
 from tests.apps import NewApp, backend_of
 
@@ -131,6 +131,17 @@ def test_warnings_are_logged_and_connections_closed(
     assert asked == [{"create_schema": True, "processes": 3}]
     assert closed == ["closed"]
     assert f"{backend.url}: It is slow." in caplog.text
+
+
+def test_step_that_was_defined_late_is_checked(app: Celery, saga: Any) -> None:
+    """An app that was finalised before its sagas were imported must not lose their messages one by one."""
+    app.finalize()
+
+    @saga.starts
+    def nameless(order: Any, total: int) -> None: ...
+
+    with pytest.raises(DefinitionError, match="nameless"):
+        start(worker_of(app))
 
 
 def test_is_started_after_the_pool() -> None:

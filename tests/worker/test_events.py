@@ -265,6 +265,42 @@ class TestFanOut:
         assert len(order.find("42").seen) == 1
         assert parcel.find("7") is not None
 
+    def test_subscriber_that_cannot_be_sent_to_is_passed_over(
+        self, app: Celery, worker: Worker, sagas: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is not tried for ever, and the others get the event."""
+        _, parcel = sagas
+        publisher = runtime_of(app).publisher
+        publish_signature, errors = publisher.publish_signature, [PublishError("no such queue", False), None]
+
+        def sometimes(sent: Any) -> None:
+            if error := errors.pop(0):
+                raise error
+            publish_signature(sent)
+
+        publish(EVENT)
+        monkeypatch.setattr(publisher, "publish_signature", sometimes)
+        assert isinstance(worker.one().error, PublishError)
+        worker.run()
+
+        assert parcel.find("7") is not None
+        assert worker.waiting() == []
+
+    def test_task_that_retries_itself_publishes_anew(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        """It polls, say; its id stays the same."""
+        order, _ = sagas
+
+        @app.task(bind=True, max_retries=2)
+        def poll(self: Any) -> None:
+            publish(EVENT)
+            if self.request.retries < 2:
+                raise self.retry(countdown=0)
+
+        poll.delay()
+        worker.run()
+
+        assert len(order.find("42").seen) == 3
+
     def test_belongs_to_the_instance_that_published(self, worker: Worker) -> None:
         class Invoice(Saga, correlate_by="number"):
             number: str

@@ -90,6 +90,11 @@ class TestWhatCanBeSent:
         with pytest.raises(InvalidMessage, match=r"plain.*cannot be encoded as JSON"):
             freeze(plain.s(value))
 
+    def test_value_that_kombu_could_not_read_again(self, plain: Any, freeze: Any) -> None:
+        """It takes a dictionary of exactly these keys for a value of its own."""
+        with pytest.raises(InvalidMessage, match="read again"):
+            freeze(plain.s({"__type__": "nothing that it knows", "__value__": 1}))
+
     def test_too_large(self, plain: Any, freeze: Any) -> None:
         freeze(plain.s("x" * 9_000))
 

@@ -575,6 +575,24 @@ class TestDirectCall:
 class TestBases:
     """A step derives from the app's own ``Task``."""
 
+    @pytest.mark.parametrize("name", ["_session", "handle", "_call", "_later", "step"])
+    def test_names_of_the_project_stay_its_own(self, new_app: NewApp, name: str) -> None:
+        """Such as a database session that a task keeps."""
+        app = new_app(task_cls=type("Project", (Task,), {name: "the project's"}))
+        worker = Worker(app)
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts(bind=True)
+        def place(self: Any, order: Order, order_id: str) -> None:
+            assert getattr(self, name) == "the project's"
+            setattr(self, name, "still the project's")
+
+        place.delay("42")
+        assert worker.one().error is None
+        assert Order.find("42") is not None
+
     def test_task_cls_of_the_project(self, new_app: NewApp) -> None:
         events: list[str] = []
 
