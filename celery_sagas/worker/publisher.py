@@ -64,12 +64,13 @@ class ConfirmedPublisher:
     def _producer(self) -> Iterator[Any]:
         """Lend a producer. One that was interrupted loses its connection: the next command would read this one's answer."""
         producer = self._producers.acquire(block=True, timeout=DEADLINE_S)
+        is_sound = False
         try:
             yield producer
-        except BaseException:
-            producer.connection.collect()
-            raise
+            is_sound = True
         finally:
+            if not is_sound:
+                producer.connection.collect()
             producer.release()
 
     def close(self) -> None:
