@@ -35,7 +35,7 @@ def test_orders_come_to_their_ends(deploy: Deploy, broker: str, backend: str, po
     for number, key in enumerate(keys):
         assert _life(deployment, key) == (DECLINED if number % 4 == 0 else DELIVERED)
         assert deployment.state("order", key) is None
-    wait_until(lambda: deployment.backend.outbox.count() == 0, "an empty outbox")
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
     assert deployment.failures() == []
 
 

@@ -23,7 +23,7 @@ def test_one_message_delivered_to_eight_processes_has_one_effect(deploy: Deploy,
             deployment.send("counter.add_together", task_id=message_id, name=name, amount=7, processes=PROCESSES)
         wait_until(lambda name=name: worker.log.count(f"add_together[{message_id}] succeeded") == PROCESSES, worker._describe)  # noqa: B023
     deployment.wait_handled(TOLD, len(names))
-    wait_until(lambda: deployment.backend.outbox.count() == 0, "an empty outbox")
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
     for name in names:
         assert len(list((deployment.folder / f"{name}.together").iterdir())) == PROCESSES  # or there was no race
         assert deployment.state("counter", name) == {"name": name, "value": 7, "count": 1}

@@ -42,7 +42,7 @@ def test_processes_that_are_replaced_share_nothing(deploy: Deploy, engine: str) 
     wanted = increments(50, counters=10)
     send_all(deployment, ADD_AND_TELL, wanted)
     deployment.wait_handled(TOLD, len(wanted))
-    wait_until(lambda: deployment.backend.outbox.count() == 0, "an empty outbox")
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
     assert values(deployment, "counter", {**sums(wanted), "parent": 1}) == {**sums(wanted), "parent": 1}
     assert values(deployment, "tally", sums(wanted)) == sums(wanted)
     assert len(set(deployment.noted("processes"))) >= 2 * len(wanted) / 5

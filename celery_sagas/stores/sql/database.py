@@ -1,9 +1,11 @@
 """The engine, its connections, and the statements that were compiled for it."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Pool
 from sqlalchemy.pool import PoolProxiedConnection
@@ -45,6 +47,8 @@ class Database:
         self._clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
         self._errors = Translator(self.driver, location)
         self._statements: dict[tuple[Build, Shape], Statement] = {}
+        if self.name == "sqlite" and not location.in_memory:
+            _files.add(self)
 
     def statement(self, build: Build, shape: Shape) -> Statement:
         """Return a compiled statement; shapes are few, so that each is compiled once."""
@@ -144,3 +148,17 @@ class Database:
 
 def _wall_clock() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _close_files() -> None:
+    """Close the idle connections to SQLite's files before this process forks.
+
+    SQLite keeps in memory which locks the process holds. A child that inherits this believes to hold them too, although they
+    are the parent's alone, and the children overwrite one another's commits, without any error.
+    """
+    for database in list(_files):
+        database.engine.dispose()
+
+
+_files: WeakSet[Database] = WeakSet()
+os.register_at_fork(before=_close_files)
