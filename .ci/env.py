@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 #: what ``pip install`` is given for each command
 NEEDS = {
-    "example_project": ["--editable", ".[redis,postgresql,mysql]", "rich>=13"],
+    "example_project": ["--editable", ".[redis,postgresql,mysql]", "kombu[redis]", "rich>=13"],
     "tox": ["tox>=4.30"],
 }
 USAGE = f"usage: python3 .ci/env.py -m {{{','.join(NEEDS)}}} [options]"
