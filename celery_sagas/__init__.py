@@ -1,15 +1,31 @@
 """Stateful sagas for Celery: each message's effect happens exactly once."""
 
+from celery_sagas.core.batch import Batch
 from celery_sagas.core.context import MessageView, SagaView
 from celery_sagas.core.message import Message, SagaKey
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.records import Entry
 from celery_sagas.worker import bootstep, receivers
+from celery_sagas.worker.aggregator import Aggregator, aggregator
 from celery_sagas.worker.events import publish
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
 
-__all__ = ["Entry", "Message", "MessageView", "Missing", "Outcome", "Saga", "SagaKey", "SagaView", "Step", "publish"]
+__all__ = [
+    "Aggregator",
+    "Batch",
+    "Entry",
+    "Message",
+    "MessageView",
+    "Missing",
+    "Outcome",
+    "Saga",
+    "SagaKey",
+    "SagaView",
+    "Step",
+    "aggregator",
+    "publish",
+]
 
 receivers.connect()
 bootstep.connect()

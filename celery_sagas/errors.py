@@ -109,6 +109,24 @@ class CorrelationError(MessageError):
         return f"{self.step} is not told which instance is meant: {self.problem}. Nothing was stored or sent."
 
 
+class TooManyDeliveries(MessageError):
+    """Raised when the broker delivers a message again and again, because it ends its worker each time."""
+
+    def __init__(self, step: str, message_id: str, deliveries: int, allowed: int) -> None:
+        super().__init__(step, message_id, deliveries, allowed)
+        self.step = step
+        self.message_id = message_id
+        self.deliveries = deliveries
+        self.allowed = allowed
+
+    def __str__(self) -> str:
+        return (
+            f"The message {self.message_id} was delivered to {self.step} {self.deliveries} times without an end, and "
+            f"saga_max_deliveries allows {self.allowed}. Look in the workers' logs for what ended them (memory, a crash), "
+            "mend it, and retry the dead letter."
+        )
+
+
 class SagaNotFound(SagaError):
     """Raised by the policy ``if_missing="raise"`` (and by ``"retry"`` once its retries are used up)."""
 
@@ -167,6 +185,10 @@ class PublishError(SagaError):
 
     def __str__(self) -> str:
         return _sentences(f"The broker did not confirm the message: {self.reason}", "It may have arrived all the same")
+
+
+class Doubtful(PublishError):
+    """Raised when a message was lost with a connection that was there: the message may be what ended it."""
 
 
 class StoreError(SagaError):
@@ -237,7 +259,7 @@ class StoreUnavailable(StoreError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"The saga backend {self.store} is unavailable: {self.problem}."
+        return _sentences(f"The saga backend {self.store} is unavailable: {self.problem}")
 
 
 class NewerState(StoreUnavailable):
@@ -271,6 +293,80 @@ class UnreadableState(StoreError):
             f"The stored state of {self.saga} {self.key!r} cannot be read: {self.problem}. "
             "Raise schema_version and write an upgrade(), or mend the record."
         )
+
+
+class BufferFull(StoreError):
+    """Raised when a group of an aggregator has ``max_buffered`` items: nothing is dropped, the producer has to wait."""
+
+    retry = Retry.LATER
+
+    def __init__(self, aggregator: str, group: str, max_buffered: int, refused: Sequence[str] = ()) -> None:
+        super().__init__(aggregator, group, max_buffered, refused)
+        self.aggregator = aggregator
+        self.group = group
+        self.max_buffered = max_buffered
+        self.refused = refused  #: the ids of the items that were not added, in every full group of the call
+
+    def __str__(self) -> str:
+        return (
+            f"The buffer of {self.aggregator}{_of_group(self.group)} is full: max_buffered allows {self.max_buffered:,} items. "
+            f"{len(self.refused)} items were not added; add them again, under their ids, when its workers have caught up."
+        )
+
+
+class LeaseLost(StoreError):
+    """Raised when a flush took longer than its lease, and another has its items now: nothing of them was removed here."""
+
+    retry = Retry.DONE
+
+    def __init__(self, aggregator: str, group: str, token: str) -> None:
+        super().__init__(aggregator, group, token)
+        self.aggregator = aggregator
+        self.group = group
+        self.token = token
+
+    def __str__(self) -> str:
+        return (
+            f"A flush of {self.aggregator}{_of_group(self.group)} has lost its lease, because its worker stood still, or the "
+            "store was away, for longer than saga_lease_ttl. Its items are flushed again."
+        )
+
+
+class NotBuffered(StoreError):
+    """The base of errors about an item that is not in the buffer, or cannot be removed from it."""
+
+
+class NothingBuffered(NotBuffered):
+    """Raised when a group has no items at all."""
+
+    def __init__(self, aggregator: str, group: str) -> None:
+        super().__init__(aggregator, group)
+        self.aggregator = aggregator
+        self.group = group
+
+    def __str__(self) -> str:
+        return f"{self.aggregator}{_of_group(self.group)} has nothing buffered."
+
+
+class ItemNotBuffered(NotBuffered):
+    """Raised when a group has items, and none that has this id and is under no lease."""
+
+    def __init__(self, aggregator: str, group: str, id: str, buffered: int) -> None:
+        super().__init__(aggregator, group, id, buffered)
+        self.aggregator = aggregator
+        self.group = group
+        self.id = id
+        self.buffered = buffered
+
+    def __str__(self) -> str:
+        return (
+            f"{self.aggregator}{_of_group(self.group)} has {self.buffered} items, and none with the id {self.id!r} that could be "
+            "removed: it was flushed, or a flush has it now."
+        )
+
+
+def _of_group(group: str) -> str:
+    return f" (group {group!r})" if group else ""
 
 
 def _sentences(*parts: str) -> str:

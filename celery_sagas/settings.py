@@ -28,10 +28,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    #: URL of the backend that keeps the state: SQLite, PostgreSQL, MariaDB or MySQL, with or without Celery's ``db+``, or
-    #: ``memory://``.
+    #: URL of the backend that keeps the state: SQLite, PostgreSQL, MariaDB or MySQL, with or without Celery's ``db+``; Redis, its
+    #: Sentinels or its Cluster; or ``memory://``.
     backend: str = Field(default=DEFAULT_BACKEND, repr=False)
-    #: Options of the backend; those of SQL are listed on the page of stores.
+    #: URL of the backend that keeps what aggregators buffer, if that is another one.
+    aggregator_backend: str | None = Field(default=None, repr=False)
+    #: Options of the backend; they are listed on the pages of stores and of Redis.
     backend_options: dict[str, Any] = Field(default_factory=dict, repr=False)
     #: Partitions the backend: applications with different prefixes never see each other's rows.
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)] = ""
@@ -39,6 +41,20 @@ class Settings(BaseModel):
     create_schema: bool = True
     #: Runs of a step after conflicts, before the instance is reserved for the next run.
     conflict_retries: Count = Field(default=5, ge=0, le=1000)
+    #: Seconds for which handled messages are remembered, longer than the broker takes to deliver one again; without it, as long
+    #: as the backend says: 7 days in SQL, one day in Redis.
+    journal_retention: Seconds | None = Field(default=None, gt=0)
+    #: Whether a worker sends what is due: timeouts, and what its sender left behind.
+    relay: bool = True
+    #: Seconds between two looks at what is due.
+    relay_interval: Seconds = Field(default=1.0, ge=0.01, le=3600)
+    #: Seconds for which what a worker has claimed is its own; it stops publishing at half of them.
+    lease_ttl: Seconds = Field(default=60.0, ge=1, le=86_400)
+    #: Deliveries of a message that ended its worker each time, or attempts to publish one, before it becomes a dead letter.
+    #: RabbitMQ's quorum queues drop a message, without a word, after 20.
+    max_deliveries: Count = Field(default=10, ge=1, le=19)
+    #: What happens if a step publishes by itself, ``task.delay()``, in the place of ``order.send()``: ``"warn"``, or ``"allow"``.
+    raw_sends: Literal["warn", "allow"] = "warn"
     #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
     dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
     #: The largest state, and the largest message that a step sends. Bytes of JSON.

@@ -20,7 +20,7 @@ from example_project.worker import ShopError
 @click.command()
 @click.option("--orders", type=click.IntRange(min=1), default=60, show_default=True, help="How many orders are placed.")
 @click.option("--broker", help="The broker's URL, such as amqp:// or redis://.  [default: files in a temporary folder]")
-@click.option("--backend", help="The saga backend's URL, such as postgresql://.  [default: SQLite in that folder]")
+@click.option("--backend", help="The saga backend's URL, such as postgresql:// or redis://.  [default: SQLite in that folder]")
 @click.option("--concurrency", type=click.IntRange(min=1), default=2, show_default=True, help="Processes of the worker.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=120, show_default=True, help="Seconds that it may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but a summary as JSON.")
@@ -51,7 +51,7 @@ def announce(console: Console, premises: Premises, orders: int) -> None:
 
 def report(console: Console, day: Day, premises: Premises, seconds: float) -> None:
     """Show how the day went."""
-    console.print(display.outcomes(day), display.books(day), "", sep="\n")
+    console.print(display.outcomes(day), display.books(day), display.filing(day), "", sep="\n")
     if day.busiest:
         console.print(display.timeline(day.busiest), "")
     for problem in day.problems:
@@ -59,7 +59,8 @@ def report(console: Console, day: Day, premises: Premises, seconds: float) -> No
     if day.problems:
         console.print(f"Look at saga_prefix {premises.name!r} of the backend, and at {premises.folder}, which was kept.")
     else:
-        console.print(f"[green]All {len(day.looks)} orders are in the state that they must be in, after {seconds:.1f} s.")
+        orders = f"All {len(day.looks)} orders are in the state that they must be in"
+        console.print(f"[green]{orders}, and every invoice is filed, after {seconds:.1f} s.")
 
 
 if __name__ == "__main__":

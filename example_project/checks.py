@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from example_project import bank
-from example_project.journal import Entry, history
+from example_project import bank, ledger
+from example_project.invoices import SIZE, file_invoices
+from example_project.journal import Entry, history, set_aside
 from example_project.orders import SHOP, Order
-from example_project.scenarios import ENDS, Planned
+from example_project.scenarios import ENDS, MISTAKE, SOLD, Planned
 from example_project.till import Till
 
 
@@ -94,15 +95,66 @@ def expected_books(ends: Sequence[tuple[Decimal, str]], calls: int) -> Books:
     )
 
 
-def all_done(looks: Sequence[Look], books: Books) -> bool:
+@dataclass(frozen=True)
+class Filing:
+    """What has become of the invoices."""
+
+    filed: list[ledger.Filed]
+    batches: list[ledger.Line]
+    set_aside: list[str]  #: the ids of those that were rejected
+    waiting: int  #: in the buffer of the aggregator
+
+    @property
+    def total(self) -> Decimal:
+        """What the filed invoices add up to."""
+        return sum((invoice.total for invoice in self.filed), Decimal(0))
+
+    def is_done(self, delivered: Sequence[Planned]) -> bool:
+        """Whether there is nothing left to wait for."""
+        filed, expected = len(self.filed), len(expected_invoices(delivered))
+        return not self.waiting and filed >= expected and filed + len(self.set_aside) > expected  # one is the mistake
+
+    def problems(self, delivered: Sequence[Planned]) -> list[str]:
+        """Return what is wrong with it."""
+        expected = expected_invoices(delivered)
+        lacks, has = Counter(expected) - Counter(self.filed), Counter(self.filed) - Counter(expected)
+        wrong = [f"the ledger lacks the invoice {_shown(each)}" for each in lacks]
+        wrong += [f"the ledger should not have the invoice {_shown(each)}" for each in has]
+        wrong += [f"a batch has {line.size} invoices, and {SIZE} is the most" for line in self.batches if line.size > SIZE]
+        if self.waiting:
+            wrong.append(f"{self.waiting} invoices wait to be filed")
+        if self.set_aside != [MISTAKE.number]:
+            wrong.append(f"the invoices {self.set_aside} were set aside, not {[MISTAKE.number]}")
+        return wrong
+
+
+def _shown(invoice: ledger.Filed) -> str:
+    return f"{invoice.number} over {invoice.total} in the book of {invoice.book}"
+
+
+def read_filing() -> Filing:
+    """Read the ledger, and look at what has not come to it."""
+    return Filing(ledger.invoices(), ledger.batches(), set_aside(), file_invoices.count())
+
+
+def expected_invoices(delivered: Sequence[Planned]) -> list[ledger.Filed]:
+    """Return what the ledger must have: the orders that were delivered, and what the counter has sold."""
+    sold = [ledger.Filed(invoice.number, invoice.book, invoice.total) for invoice in SOLD]
+    return sold + [ledger.Filed(order.order_id, order.scenario.carrier, order.total) for order in delivered]
+
+
+def all_done(looks: Sequence[Look], books: Books, filing: Filing) -> bool:
     """Whether there is nothing left to wait for, be it right or wrong."""
     expected = expected_books([(look.planned.total, look.state) for look in looks], books.calls)
     counted = books.payments >= expected.payments and books.refunded >= expected.refunded
-    return counted and all(look.settled for look in looks)
+    filed = filing.is_done([look.planned for look in looks if look.state == "delivered"])
+    return counted and filed and all(look.settled for look in looks)
 
 
-def problems(looks: Sequence[Look], books: Books) -> list[str]:
+def problems(looks: Sequence[Look], books: Books, filing: Filing) -> list[str]:
     """Return everything that is not as it must be."""
     expected = expected_books([(look.planned.total, look.planned.scenario.ends) for look in looks], books.calls)
     wrong = [problem for look in looks for problem in look.problems()]
-    return wrong if books == expected else [*wrong, f"the books do not add up: {books}, not {expected}"]
+    if books != expected:
+        wrong.append(f"the books do not add up: {books}, not {expected}")
+    return wrong + filing.problems([look.planned for look in looks if look.planned.scenario.ends == "delivered"])

@@ -61,6 +61,15 @@ def books(day: Day) -> str:
     )
 
 
+def filing(day: Day) -> str:
+    """Return in a sentence what was filed."""
+    found = day.filing
+    return (
+        f"The ledger has {len(found.filed)} invoices in {len(found.batches)} batches, {found.total} in all; "
+        f"set aside: {len(found.set_aside)}."
+    )
+
+
 def summary(day: Day, seconds: float) -> str:
     """Return the day as JSON, for machines."""
     return json.dumps(
@@ -70,6 +79,14 @@ def summary(day: Day, seconds: float) -> str:
             "orders": len(day.looks),
             "outcomes": Counter(look.state for look in day.looks),
             "books": asdict(day.books),
+            "invoices": {
+                "filed": len(day.filing.filed),
+                "total": day.filing.total,
+                "batches": Counter(line.reason for line in day.filing.batches),
+                "largest_batch": max((line.size for line in day.filing.batches), default=0),
+                "waiting": day.filing.waiting,
+                "set_aside": len(day.filing.set_aside),
+            },
             "seconds": round(seconds, 1),
         },
         default=str,

@@ -1,15 +1,24 @@
-"""The journal of an order, which the library writes with every commit.
+"""The journal of an order, which the library writes with every commit, and the invoices that were set aside.
 
-The one module that looks behind the library's public names: they have no door to the journal's history yet.
+The one module that looks behind the library's public names: they have no door to the journal's history yet, and to what was
+set aside only one on the command line, ``celery --app example_project.app sagas aggregates``.
 """
 
+import time
+from contextlib import closing
+
+from celery_sagas.stores.items import Rules
 from celery_sagas.stores.records import Entry
+from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.runtime import runtime_of
 from example_project.app import app
+from example_project.invoices import file_invoices
 
-__all__ = ["Entry", "forget", "history"]
+__all__ = ["Entry", "forget", "history", "set_aside"]
 
 _BATCH = 1000
+#: Longer than anything is kept.
+_YEAR_MS = 366 * 86_400_000
 
 
 def history(order_id: str) -> list[Entry]:
@@ -17,7 +26,28 @@ def history(order_id: str) -> list[Entry]:
     return runtime_of(app).backend.journal.history(["order"], order_id, limit=100)
 
 
+def set_aside() -> list[str]:
+    """Return the ids of the invoices that were rejected."""
+    kept = runtime_of(app).batches.leftovers.kept(file_invoices.name, "rejected", _BATCH)
+    return [each.id for each in kept]
+
+
 def forget() -> None:
-    """Remove this run's entries, so that nothing of it stays in a database that is not its own."""
-    while runtime_of(app).backend.journal.purge(0, _BATCH) == _BATCH:
-        pass
+    """Remove this run's entries, so that nothing of it stays in a database that is not its own.
+
+    But for the name of the aggregator: a store keeps the names of all that have ever buffered anything.
+    """
+    leftovers = runtime_of(app).batches.leftovers
+    while kept := leftovers.kept(file_invoices.name, "rejected", _BATCH):
+        leftovers.discard(Rules(file_invoices.name), [each.handle for each in kept])
+    settings = runtime_of(app).settings
+    options = settings.backend_options
+    with closing(open_backend(settings.backend, prefix=settings.prefix, options=options, clock=_in_a_year)) as backend:
+        while backend.journal.purge(0, _BATCH) == _BATCH:
+            pass
+        while backend.aggregates.purge(_BATCH) == _BATCH:  # the ids of what was buffered, kept to know it again
+            pass
+
+
+def _in_a_year() -> int:
+    return time.time_ns() // 1_000_000 + _YEAR_MS

@@ -1,12 +1,14 @@
 """The saga: an order, from checkout to delivery. Each step is a Celery task; its first parameter is the order's state."""
 
+from datetime import timedelta
 from decimal import Decimal
 
 from celery import chain
 
 from celery_sagas import Message, Missing, Saga, publish
+from example_project.invoices import Invoice, file_invoices
 from example_project.payments import CardCharged, CardDeclined, charge_card, refund
-from example_project.shipping import ship
+from example_project.shipping import ask_carrier, ship
 
 SHOP = "high street"
 #: A message that overtook the one that it builds on is handled again after this many seconds, at most so often.
@@ -26,16 +28,18 @@ class Order(Saga, correlate_by="order_id", also_by="tracking"):
 
     order_id: str
     total: Decimal  # no default: the first step must set it
-    express: bool = False
+    carrier: str = ""
+    patience: timedelta = timedelta(days=5)
     receipt: str | None = None
     tracking: str | None = None
 
 
 @Order.starts(if_exists="ignore")  # creates the order; a second click on "buy" changes nothing
-def place_order(order: Order, order_id: str, total: Decimal, card: str, express: bool) -> None:
+def place_order(order: Order, order_id: str, total: Decimal, card: str, carrier: str, patience: timedelta) -> None:
     """Take an order, and have its card charged."""
     order.total = total
-    order.express = express
+    order.carrier = carrier
+    order.patience = patience
     order.send(charge_card.s(order_id, total, card))  # sent with the commit of this step, or not at all
 
 
@@ -54,7 +58,7 @@ def card_charged(order: Order, event: CardCharged) -> None:
         return
     order.receipt = event.receipt
     publish(OrderPaid(shop=SHOP, order_id=order.order_id, total=order.total))
-    order.send(chain(ship.s(order.order_id, order.express), shipped.s()))  # the answer of one goes on to the other
+    order.send(chain(ship.s(order.order_id, order.carrier), shipped.s()))  # the answer of one goes on to the other
 
 
 @card_charged.if_missing  # it was cancelled meanwhile
@@ -71,12 +75,20 @@ def card_declined(order: Order, event: CardDeclined) -> None:
 
 @Order.handles  # names no order: what an order caused finds it by the message's headers, which plain tasks hand on
 def shipped(order: Order, number: str) -> None:
-    """Note the parcel's number; the order can be found by it from now on."""
+    """Note the parcel's number; the order can be found by it from now on. It should arrive before patience ends."""
     order.tracking = number
+    order.schedule(still_waiting, after=order.patience, name="delivery")  # it ends with the order, or when it is unscheduled
+
+
+@Order.handles
+def still_waiting(order: Order) -> None:
+    """Ask the carrier about a parcel of which nobody has heard."""
+    order.send(ask_carrier.s(order.tracking))
 
 
 # The carrier may be quicker than the shop, and knows the parcel's number only.
 @Order.handles(by="tracking", if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
 def parcel_delivered(order: Order, tracking: str) -> None:
-    """End an order that has arrived."""
+    """End an order that has arrived, and with it what is still scheduled; its invoice is filed in the carrier's book."""
+    order.send(file_invoices.s(Invoice(number=order.order_id, book=order.carrier, total=order.total)))
     order.complete()

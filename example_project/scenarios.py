@@ -1,8 +1,11 @@
-"""What the customers, their cards and the carrier do, and how each order must end."""
+"""What the customers, their cards and the carrier do, how each order must end, and what is sold at the counter."""
 
 from collections import Counter
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
+
+from example_project.invoices import Invoice
 
 
 @dataclass(frozen=True)
@@ -11,7 +14,8 @@ class Scenario:
 
     name: str
     card: str = "good"  #: what the bank makes of it, see bank.py
-    express: bool = False  #: its parcel is reported as delivered before it is known as shipped, and twice
+    carrier: str = "prompt"  #: what the carrier makes of its parcel, see shipping.py
+    patience: timedelta = timedelta(days=5)  #: until the shop asks for the parcel
     clicks: int = 1  #: on "buy"
     cancelled: bool = False  #: the cancellation is sent before the order
     ends: str = "delivered"  #: the state that it must be in
@@ -19,12 +23,17 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("good card"),
-    Scenario("impatient customer", clicks=3, express=True),
+    Scenario("impatient customer", clicks=3, carrier="hasty"),
     Scenario("flaky card", card="flaky"),
     Scenario("declined card", card="declined", ends="declined"),
-    Scenario("overtaking parcel", express=True),
+    Scenario("overtaking parcel", carrier="hasty"),
+    Scenario("forgotten parcel", carrier="silent", patience=timedelta(seconds=1)),
     Scenario("cancelled before paid", card="slow", cancelled=True, ends="cancelled"),
 )
+
+#: The invoices of what was sold at the counter, more than one batch of them; and one that somebody has entered wrongly.
+SOLD = [Invoice(number=f"counter-{number}", book="counter", total=Decimal(499 + 250 * number) / 100) for number in range(1, 13)]
+MISTAKE = Invoice(number="counter-13", book="counter", total=Decimal("-7.49"))
 
 #: The step that ended an order, and the state that this is called.
 ENDS = {"order.parcel_delivered": "delivered", "order.card_declined": "declined", "order.cancel_order": "cancelled"}
@@ -52,7 +61,8 @@ class Planned:
     def journal(self) -> Counter[tuple[str, str]]:
         """Return what its journal must hold in the end."""
         clicks = Counter({("order.place_order", "started"): 1, ("order.place_order", "ignored"): self.scenario.clicks - 1})
-        return +(clicks + Counter(_MESSAGES[self.scenario.ends]))
+        asked = Counter({("order.still_waiting", "handled"): self.scenario.carrier == "silent"})
+        return +(clicks + asked + Counter(_MESSAGES[self.scenario.ends]))
 
 
 def plan(orders: int) -> list[Planned]:

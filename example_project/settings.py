@@ -19,6 +19,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, Any]:
     return {
         "saga_backend": environment.get("SHOP_BACKEND", f"sqlite:///{folder}/shop.sqlite3"),
         "saga_prefix": name,
+        "saga_relay_interval": 0.2,  # how late a timeout may come; a shop that runs for a few seconds only is in a hurry
         # The participants of a saga are delivered at least once, as its steps are: they must bear being run twice.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,

@@ -12,9 +12,9 @@ from celery.concurrency.solo import TaskPool
 from celery.worker.request import Request
 
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.session import current_session
 from celery_sagas.stores.ports import Backend, SagaStore
 from celery_sagas.worker.runtime import close_runtime, runtime_of
+from celery_sagas.worker.sessions import current_session
 
 
 class NewApp(Protocol):
@@ -26,11 +26,12 @@ class NewApp(Protocol):
 @pytest.fixture
 def definitions() -> Iterator[None]:
     """Sagas, steps and shared tasks of this test alone: definitions are global to a process, and ``app.task`` is shared too."""
-    kept, shared = (dict(registry.sagas), dict(registry.steps)), set(_state._on_app_finalizers)
-    registry.sagas.clear()
-    registry.steps.clear()
+    kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators)
+    shared = set(_state._on_app_finalizers)
+    for table in (registry.sagas, registry.steps, registry.aggregators):
+        table.clear()
     yield
-    registry.sagas, registry.steps = kept
+    registry.sagas, registry.steps, registry.aggregators = kept
     _state._on_app_finalizers.intersection_update(shared)
 
 
@@ -131,6 +132,7 @@ class Worker:
                 return None
             delivered = _delivered(message)
             self._execute(message, delivered)
+            runtime_of(self.app).services.dispatcher.confirmations.flush()  # as happens a moment later
             if delivered.fate == "kept":
                 message.requeue()
         self.done.append(delivered)
@@ -162,6 +164,14 @@ class Worker:
 
         request.on_failure = on_failure  # type: ignore[method-assign]
         request.execute_using_pool(TaskPool(app=self.app))
+
+
+class AgainWorker(Worker):
+    """A worker to whom everything comes for the second time at least."""
+
+    def _execute(self, message: Any, delivered: Delivered) -> None:
+        message.delivery_info["redelivered"] = True
+        super()._execute(message, delivered)
 
 
 class _NoEvents:

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import servers
+from tests import redis_servers, servers
+
+# Modules that assert for the tests: one that fails shows the values that it compared.
+pytest.register_assert_rewrite("tests.apps", "tests.benchmarks", "tests.integration")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +38,13 @@ def redis_url() -> Iterator[str]:
     """A Redis database that nobody else uses."""
     with servers.database("redis") as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url() -> Iterator[str]:
+    """A Redis Cluster of three masters, of our own, empty."""
+    with redis_servers.cluster() as nodes:
+        yield "redis+cluster://" + ",".join(f"{redis_servers.HOST}:{node.port}" for node in nodes)
 
 
 @pytest.fixture(scope="session")

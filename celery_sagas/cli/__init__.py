@@ -2,8 +2,15 @@
 
 import click
 
+from celery_sagas.cli.aggregates import aggregates
+from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
+from celery_sagas.cli.relay import relay
 from celery_sagas.cli.schema import schema
+from celery_sagas.worker import control
+
+#: ``celery`` loads this module before it reads its command line: ``inspect`` knows our commands from here.
+__all__ = ["control", "sagas"]
 
 
 @click.group()
@@ -11,5 +18,8 @@ def sagas() -> None:
     """Inspect and set up celery-sagas."""
 
 
+sagas.add_command(aggregates)
+sagas.add_command(dead)
 sagas.add_command(describe)
+sagas.add_command(relay)
 sagas.add_command(schema)

@@ -21,7 +21,7 @@ from celery_sagas.errors import DefinitionError, InvalidMessage
 _NATIVE: Final = frozenset((str, int, float, bool, type(None)))
 _MUTABLE: Final = (list, dict, set, bytearray, BaseModel)
 #: What pydantic writes for a secret, which is then lost.
-_MASK: Final = "**********"
+MASK: Final = "**********"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ class Arguments:
         if type(value) in _NATIVE:
             return value
         try:
-            if _is_native(value):
+            if is_native(value):
                 return value
             encoded = self._dump(name, value)
         except (ValueError, TypeError, RecursionError) as exc:
             raise InvalidMessage(self.step, [(name, f"a {type(value).__name__} cannot be encoded as JSON")]) from exc
-        if _MASK in str(encoded) and _holds_secret(value):
+        if MASK in str(encoded) and holds_secret(value):
             raise InvalidMessage(self.step, [(name, "it holds a secret, which would be sent as asterisks: send its plain value")])
         return encoded
 
@@ -175,13 +175,13 @@ def _fresh(default: Any) -> Any:
     return deepcopy(default) if isinstance(default, _MUTABLE) else default
 
 
-def _is_native(value: object) -> bool:
+def is_native(value: object) -> bool:
     """Whether JSON has the value as it is; a subclass (an enum of strings) does not count."""
     if type(value) in _NATIVE:
         return True
     if type(value) is list:
-        return all(map(_is_native, value))
-    return type(value) is dict and all(type(key) is str and _is_native(item) for key, item in value.items())
+        return all(map(is_native, value))
+    return type(value) is dict and all(type(key) is str and is_native(item) for key, item in value.items())
 
 
 def _not_json(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -194,7 +194,8 @@ def _not_json(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
     return problems
 
 
-def _holds_secret(value: object) -> bool:
+def holds_secret(value: object) -> bool:
+    """Whether a secret stands anywhere in a value: encoded, it would be asterisks."""
     return _has_secret(_ANY.dump_python(value, warnings=False))
 
 

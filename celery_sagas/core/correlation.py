@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.keys import KeyProperty, key_text, unwrap
@@ -34,8 +34,7 @@ class SagaKeys:
     formerly: tuple[str, ...] = ()  #: the saga's earlier names, which messages in flight may still bear
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where the instance of a message is."""
 
     property: str  #: ``CORRELATION_KEY``, ``INSTANCE_ID`` or the name of an alternate key
@@ -119,6 +118,25 @@ class CausationRule:
 
 
 Rule: TypeAlias = ArgumentRule | CausationRule
+
+
+def check_own_key(rule: Rule, arguments: Mapping[str, object], saga: str, key: str) -> None:
+    """Refuse a timeout whose arguments name another instance than the one that it goes to.
+
+    Args:
+        rule: Of its step.
+        arguments: Validated.
+        saga: The stored name of the instance's saga.
+        key: The instance's.
+
+    Raises:
+        CorrelationError: They do.
+    """
+    if rule.property != CORRELATION_KEY:
+        return
+    named = rule.correlate(arguments, {}).text
+    if named != key:
+        raise CorrelationError(rule.step, f"a timeout of {saga} {key!r} names {named!r} in its arguments")
 
 
 def choose_rule(keys: SagaKeys, *, step: str, parameters: Mapping[str, Any], starter: bool, by: By | None = None) -> Rule:

@@ -1,17 +1,27 @@
-"""Message ids that are derived from the message that causes them: handled again, it causes the same ones."""
+"""Ids: derived from the message that causes something, and ending in the part of the store where something is kept."""
 
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 
 def derived_id(message_id: str, name: str) -> str:
-    """Return the id of what a message causes under a name.
+    """Return the id of what a message causes under a name: handled again, it causes the same.
 
     Args:
         message_id: Of the causing message: a UUID, or any other text.
         name: Tells apart what one message causes.
     """
+    return str(uuid5(_namespace(message_id), name))
+
+
+def _namespace(message_id: str) -> UUID:
+    """Return a UUID for a message id: another for another text, also where both are forms of one UUID."""
     try:
         namespace = UUID(message_id)
     except ValueError:
-        namespace = uuid5(NAMESPACE_OID, message_id)
-    return str(uuid5(namespace, name))
+        namespace = None
+    return namespace if namespace is not None and str(namespace) == message_id else uuid5(NAMESPACE_OID, message_id)
+
+
+def placed_id(id: str, place: str) -> str:
+    """Return an id that tells in which part of the store its bearer is kept; a store of one part has no ``place``."""
+    return f"{id}.{place}" if place else id

@@ -99,6 +99,15 @@ def key_text(parts: Sequence[str]) -> str:
     return _limited(parts[0] if len(parts) == 1 else json.dumps(list(parts), ensure_ascii=False, separators=(",", ":")))
 
 
+def text_of(value: object) -> str:
+    """Return the canonical text of a value whose type nobody has declared.
+
+    Raises:
+        ValueError: It is null, a bool, or no text, int, UUID or enum of these; or no store can keep its text.
+    """
+    return _storable(_to_str(_plain(value)))
+
+
 def unwrap(annotation: Any) -> tuple[Any, tuple[object, ...]]:
     """Take ``Annotated``, ``| None``, ``NewType`` and type aliases off an annotation, and collect what annotated it."""
     if get_origin(annotation) is Annotated:
@@ -194,7 +203,7 @@ def _no_key(value: object, why: str) -> ValueError:
 def _storable(text: str) -> str:
     if not text:  # most often a header or a form field that was not set: all such messages would meet in one instance
         raise _no_key(text, "it is empty; a property without a value is None")
-    if "\0" in text or _SURROGATE.search(text):
+    if "\0" in text or not (text.isascii() or _SURROGATE.search(text) is None):
         raise _no_key(text, "it contains U+0000 or half a surrogate pair, which no store keeps")
     return _limited(text)
 

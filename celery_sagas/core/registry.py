@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.errors import DefinitionError
 
-DefinitionT = TypeVar("DefinitionT", SagaDefinition, StepDefinition)
+DefinitionT = TypeVar("DefinitionT", SagaDefinition, StepDefinition, AggregatorDefinition)
 Place: TypeAlias = tuple[tuple[str, str], ...]
 
 
@@ -18,6 +19,11 @@ class Registry:
 
     sagas: dict[str, SagaDefinition] = field(default_factory=dict)
     steps: dict[str, StepDefinition] = field(default_factory=dict)
+    aggregators: dict[str, AggregatorDefinition] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Whether anything was defined."""
+        return bool(self.sagas or self.aggregators)
 
     def add_saga(self, saga: SagaDefinition) -> None:
         """Register a saga under its name, and let no other saga have any of its names."""
@@ -30,6 +36,10 @@ class Registry:
         """
         place = (step.location, step.saga.location)
         _add(self.steps, step, place, lambda other: (other.location, other.saga.location), "step", "Rename one of them")
+
+    def add_aggregator(self, aggregator: AggregatorDefinition) -> None:
+        """Register an aggregator under its name, and let no other have one of its names."""
+        _add(self.aggregators, aggregator, (aggregator.location,), lambda other: (other.location,), "aggregator", "Set name=")
 
     def steps_of(self, saga: SagaDefinition) -> Iterator[StepDefinition]:
         """Return the steps of a saga, in the order of definition."""

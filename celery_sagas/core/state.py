@@ -35,9 +35,12 @@ class State(BaseModel):
 
     #: Present on concrete sagas only.
     __saga__: ClassVar[SagaDefinition | None] = None
-    _context: StepContext | None = PrivateAttr(default=None)
+
+    # A slot, and no private attribute: pydantic sets those up in Python, each time a state is decoded.
+    __slots__ = ("_context",)
 
     if TYPE_CHECKING:
+        _context: StepContext | None = PrivateAttr(default=None)  # no parameter of the class
 
         def __init_subclass__(
             cls,
@@ -65,7 +68,7 @@ class State(BaseModel):
             for setting, reason in _REFUSED_CONFIG.items():
                 if cls.model_config.get(setting):
                     raise DefinitionError(cls.__qualname__, f"{setting} cannot be set on a saga: {reason}")
-            if cls.__private_attributes__["_context"] is not State.__private_attributes__["_context"]:
+            if "_context" in cls.__private_attributes__:
                 check_field_names(cls.__qualname__, ["_context"], ())
             check_fields(cls.__qualname__, cls.model_fields)
             cls.__saga__ = _define(cls, **keywords)
@@ -81,7 +84,9 @@ class State(BaseModel):
             super().__delattr__(name)
 
         def __getattr__(self, name: str) -> Any:
-            """Say that a field is unset, rather than that there is none."""
+            """Say that a field is unset, rather than that there is none; outside a step there is no context."""
+            if name == "_context":
+                return None
             if name in type(self).model_fields:
                 raise AttributeError(f"{type(self).__name__}.{name} is not set yet: it has no default, and no step has set it")
             return super().__getattr__(name)
@@ -111,7 +116,7 @@ class State(BaseModel):
         context.completed = True
 
     def _check_writable(self, name: str) -> None:
-        context = (self.__pydantic_private__ or {}).get("_context")
+        context = self._context
         if context is not None and context.sending is None and not name.startswith("_"):
             raise MisuseError(f"this copy of {context.view.name} is read-only", "Change the state in a step of the saga")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, get_origin
+from typing import Any, Final, get_origin
 
 from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
 from celery_sagas.core.correlation import Rule, choose_rule
@@ -103,12 +103,20 @@ class StepDefinition:
     def decide(self, exists: bool) -> Decision:
         """Choose what the message does (NS-03, NS-07, WV-09 to WV-12)."""
         if self.starts:
-            return _decide_start(self.policy) if exists else Decision.BEGIN
+            return _IF_EXISTS[self.policy] if exists else Decision.BEGIN
         if exists:
             return Decision.CONTINUE
         if self.if_missing is not None:
             return Decision.CALL_IF_MISSING
         return Decision.IGNORE if self.policy is IfMissing.IGNORE else Decision.NOT_FOUND
+
+
+#: What a starter's policy makes of a message whose instance is there.
+_IF_EXISTS: Final[Mapping[str, Decision]] = {
+    IfExists.HANDLE: Decision.CONTINUE,
+    IfExists.IGNORE: Decision.IGNORE,
+    IfExists.RAISE: Decision.ALREADY_EXISTS,
+}
 
 
 def define_step(
@@ -140,14 +148,6 @@ def define_step(
         by=by,
         options=options,
     )
-
-
-def _decide_start(policy: IfExists | IfMissing) -> Decision:
-    return {
-        IfExists.HANDLE: Decision.CONTINUE,
-        IfExists.IGNORE: Decision.IGNORE,
-        IfExists.RAISE: Decision.ALREADY_EXISTS,
-    }[IfExists(policy)]
 
 
 def _policy(subject: str, starts: bool, policy: str) -> IfExists | IfMissing:

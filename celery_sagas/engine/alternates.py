@@ -1,13 +1,10 @@
-"""Alternate keys of a state, and how they differ from those that the store has indexed."""
-
-from pydantic_core import from_json, to_json
+"""Keys of a state, and how they differ from those that the store has indexed."""
 
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.keys import key_text
+from celery_sagas.core.pending import Keys
 from celery_sagas.core.state import State
 from celery_sagas.errors import InvalidState
-
-Keys = dict[str, str]
 
 
 def key_of(definition: SagaDefinition, key: str, state: State) -> str:
@@ -32,22 +29,9 @@ def alternates_of(definition: SagaDefinition, key: str, state: State) -> Keys:
     return keys
 
 
-def indexed(pending: str) -> Keys:
-    """Return the alternate keys that the store has indexed for a record.
-
-    They are kept with the record rather than read off the state: ``also_by`` may have changed since it was written.
-    """
-    stored = from_json(pending)
-    keys: Keys = stored.get("keys", {}) if isinstance(stored, dict) else {}
-    return keys
-
-
-def pending_with(keys: Keys) -> str:
-    """Return the text of the pending map that goes with these alternate keys."""
-    return to_json({"keys": keys} if keys else {}).decode()
-
-
 def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """Return the keys to add and those to remove, sorted, so that two commits lock them in one order."""
+    if before == after:
+        return (), ()
     old, new = set(before.items()), set(after.items())
     return tuple(sorted(new - old)), tuple(sorted(old - new))

@@ -1,6 +1,7 @@
 """The commit of one run: what is written, made ready and handed to the store in one call."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
@@ -9,15 +10,19 @@ from typing import Any
 from pydantic_core import to_json
 
 from celery_sagas.core.codec import dump
-from celery_sagas.core.context import Sending
+from celery_sagas.core.ids import placed_id
+from celery_sagas.core.pending import TIMEOUTS, Keys, Pending, Timeout
+from celery_sagas.core.sending import Frozen, Sending
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.alternates import alternates_of, difference, key_of, pending_with
+from celery_sagas.engine.alternates import alternates_of, difference, key_of
 from celery_sagas.engine.instance import Instance
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.errors import InvalidState
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
 
+#: How many messages one commit sends: more would hold up everybody else who uses the store.
+MESSAGES = 1_000
 #: All messages of one commit together may be so many times as large as the largest state.
 STATES_IN_MESSAGES = 8
 
@@ -35,10 +40,13 @@ class Commit:
     """What one run of one message writes; its attempt id tells a replay of it from another run."""
 
     step: StepDefinition
+    named: str  #: as the message names the step: in the journal it is found by old code too
     sending: Sending
     limits: Limits
     owner: str  #: the lease token of this process
     holder: str  #: of the reservation, if there is one
+    place: str  #: where the store keeps all of it
+    scheduled: list[Outgoing] = field(default_factory=list)  #: the rows of new timeouts
     outgoing: tuple[Outgoing, ...] = ()
     attempt: str = field(default_factory=partial(token_hex, 16))
     began: float = 0.0  #: when the store was called: the lease on the outgoing rows began later
@@ -66,13 +74,14 @@ class Commit:
 
     def _insert(self, store: SagaStore, instance: Instance) -> None:
         keys = alternates_of(instance.saga, instance.key, instance.state)
+        pending = self._pending(instance, keys)
         record = NewRecord(
             id=instance.id,
             names=instance.saga.names,
             key=instance.key,
             schema_version=instance.saga.schema_version,
             data=self._data(instance),
-            pending=pending_with(keys),
+            pending=pending,
             keys=tuple(sorted(keys.items())),
         )
         store.insert(record, self._effects_of(Kind.STARTED, instance))
@@ -84,9 +93,10 @@ class Commit:
             names=instance.saga.names,
             schema_version=instance.saga.schema_version,
             data=self._data(instance),
-            pending=pending_with(keys),
+            pending=self._pending(instance, keys),
             added_keys=added,
             removed_keys=removed,
+            withdrawn=tuple(instance.context.timeouts.withdrawn),
         )
         store.update(record, change, self._effects_of(Kind.HANDLED, instance))
 
@@ -96,6 +106,19 @@ class Commit:
             store.record(effects)
         else:
             store.delete(instance.record, effects)
+
+    def _pending(self, instance: Instance, keys: Keys) -> str:
+        """Return the text of the pending map, and add the rows of new timeouts to those that are sent."""
+        timeouts = instance.context.timeouts
+        if len(timeouts.kept) + len(timeouts.added) > TIMEOUTS:
+            problem = f"it has {len(timeouts.kept) + len(timeouts.added)} timeouts, and {TIMEOUTS:,} are allowed"
+            raise InvalidState(instance.saga.name, instance.key, [("", problem)])
+        pending = Pending(keys, timeouts.kept, timeouts.more)
+        for name, (message, at) in timeouts.added.items():
+            row = self._row_id(len(self.sending.messages) + len(self.scheduled))
+            self.scheduled.append(_row(row, "scheduled", message))
+            pending.timeouts[name] = Timeout(message.message_id, row, message.task, at)
+        return pending.text()
 
     def _data(self, instance: Instance) -> str:
         data = dump(instance.saga, instance.key, instance.state, instance.unknown)
@@ -117,7 +140,10 @@ class Commit:
 
     def _check_size_of_messages(self, key: str) -> None:
         """A commit that no database takes would be put off for ever."""
-        size = sum(len(message.payload.encode()) for message in self.sending.messages)
+        if len(self.outgoing) > MESSAGES:
+            problem = f"it sends {len(self.outgoing)} messages, and {MESSAGES:,} are allowed: send a task that sends them"
+            raise InvalidState(self.step.saga.name, key, [("", problem)])
+        size = sum(len(message.payload.encode()) for message in self.outgoing)
         allowed = self.limits.state_bytes * STATES_IN_MESSAGES
         if size > allowed:
             problem = (
@@ -126,13 +152,11 @@ class Commit:
             raise InvalidState(self.step.saga.name, key, [("", problem)])
 
     def _effects(self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "") -> Effects:
+        sent = [_row(self._row_id(number), "sent", message) for number, message in enumerate(self.sending.messages)]
+        self.outgoing = (*sent, *self.scheduled)
         self._check_size_of_messages(key)
-        self.outgoing = tuple(
-            Outgoing(f"{self.attempt}-{number:05}", "sent", message.message_id, message.task, message.payload)
-            for number, message in enumerate(self.sending.messages)  # ids in the order of the calls, in which rows are claimed
-        )
         entry = Entry(
-            step=self.step.name,
+            step=self.named,
             message_id=self.sending.message_id,
             attempt=self.attempt,
             outcome=kind.value,
@@ -140,10 +164,14 @@ class Commit:
             key=key,
             instance_id=instance_id,
             version=version,
-            detail=_detail(self.sending, reason),
+            detail=_detail(self.outgoing, reason),
         )
         self.began = time.monotonic()
-        return Effects(entry, self.outgoing, self.owner, self.limits.grace_ms, self.holder)
+        return Effects(entry, self.outgoing, self.owner, self.limits.grace_ms, self.holder, self.place)
+
+    def _row_id(self, number: int) -> str:
+        """Return an id that stands in the order of the calls, in which rows are claimed."""
+        return placed_id(f"{self.attempt}-{number:05}", self.place)
 
     def _outcome(
         self, kind: Kind, key: str, instance_id: str, version: int, is_new: bool, reason: str = "", result: Any = None
@@ -153,12 +181,17 @@ class Commit:
         )
 
 
+def _row(id: str, kind: str, message: Frozen) -> Outgoing:
+    return Outgoing(id, kind, message.message_id, message.task, message.payload, message.due_at)
+
+
 def _next_version(instance: Instance) -> int:
     return 1 if instance.record is None else instance.record.version + 1
 
 
-def _detail(sending: Sending, reason: str) -> str:
+def _detail(outgoing: Sequence[Outgoing], reason: str) -> str:
     detail: dict[str, object] = {"reason": reason} if reason else {}
-    if sending.messages:
-        detail["sent"] = [{"task": message.task, "id": message.message_id} for message in sending.messages]
-    return to_json(detail).decode()
+    for kind in ("sent", "scheduled"):
+        if rows := [{"task": row.task, "id": row.message_id} for row in outgoing if row.kind == kind]:
+            detail[kind] = rows
+    return to_json(detail).decode() if detail else "{}"

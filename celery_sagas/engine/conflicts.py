@@ -3,7 +3,7 @@
 import random
 import time
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from secrets import token_hex
 
 from celery_sagas.errors import RevisionConflict
@@ -23,7 +23,6 @@ class Conflicts:
     """The conflicts that one delivery of a message has met."""
 
     retries: int  #: runs before the instance is reserved
-    holder: str = field(default_factory=partial(token_hex, 16))
     seen: int = 0
     unique: int = 0
     longest_s: float = 0.0  #: of the runs so far
@@ -33,6 +32,15 @@ class Conflicts:
     def reserving(self) -> bool:
         """Whether the next run reserves the instance, so that its rivals yield."""
         return self.seen > self.retries
+
+    @property
+    def holder(self) -> str:
+        """The name under which the instance is reserved; empty before it has to be."""
+        return self._token if self.reserving else ""
+
+    @cached_property
+    def _token(self) -> str:
+        return token_hex(16)
 
     @property
     def reservation_ms(self) -> int:

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from celery_sagas.errors import PublishError, StillUnsent, StoreError
+from celery_sagas.core.text import storable
+from celery_sagas.engine.confirmations import Confirmations
+from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Handling
 
 logger = logging.getLogger("celery_sagas")
 
+#: How many characters of an error are kept with a row.
+ERROR_CHARACTERS = 2_000
 #: Leftover rows that are claimed at once.
 _LEFTOVERS = 100
 
@@ -40,7 +44,8 @@ class Publisher(Protocol):
         """Publish one message and wait until the broker has confirmed it.
 
         Raises:
-            PublishError: It was not confirmed; it may have arrived all the same.
+            PublishError: It was not confirmed; it may have arrived all the same. ``Doubtful`` if the connection was there and
+                was lost, ``connection`` alone if there was none.
         """
 
 
@@ -55,24 +60,28 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self.owner = uuid4().hex  #: the lease token of this process
+        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s)
 
     def dispatch(self, rows: Sequence[Message], committed_at: float) -> None:
-        """Publish the rows of one commit, then remove them. Never raises, but for what runs inline.
+        """Publish the rows of one commit, and have them removed. Never raises, but for what runs inline.
 
         It stops at half the grace: whoever claims the rows when the lease has ended must be alone.
         """
+        if not rows:
+            return
         if self.publisher.inline:
-            self._confirm([row.id for row in rows])
+            self.confirmations.add_now([row.id for row in rows])
             for row in rows:
                 self.publisher.publish(row)
             return
         published: list[str] = []
-        for row in rows:
-            if self.clock() - committed_at > self.grace_s / 2 or not self._publish(row, published):
-                break
+        try:
+            self._publish(rows, committed_at + self.grace_s / 2, published)
+        finally:  # a time limit may strike between two messages
+            if published:
+                self.confirmations.add(published)
         if left := len(rows) - len(published):
             logger.warning("%d of %d messages of one commit stay in the outbox, the first is %s", left, len(rows), rows[0].task)
-        self._confirm(published)
 
     def dispatch_leftovers(self, handling: Handling) -> None:
         """Publish what an earlier run of the same message committed and did not publish.
@@ -80,42 +89,58 @@ class Dispatcher:
         Raises:
             StillUnsent: Some of it is leased: whoever committed it may be publishing it at this moment, or has died.
         """
+        self.confirmations.flush()  # what this process has published is not left over
         while True:
-            started = self.clock()
+            leased, started = self.outbox.count_leased(handling), self.clock()  # counted first: a lease may end in between
             rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)
             if not rows:
                 break
             logger.info("%s: publishing %d messages that message %s left", handling.steps[0], len(rows), handling.message_id)
             self.dispatch(rows, started)
-        if leased := self.outbox.count_leased(handling):
+            self.confirmations.flush()
+        if leased:
             raise StillUnsent(handling.steps[0], handling.message_id, leased)
 
-    def _publish(self, row: Message, published: list[str]) -> bool:
-        """Publish a row; return whether it makes sense to go on with the next."""
+    def _publish(self, rows: Sequence[Message], until: float, published: list[str]) -> None:
+        """Publish rows, and note the ids of those that were confirmed.
+
+        A row that may be to blame for its error is, if the next one is confirmed; if that fails too, the rest would only wait.
+        """
+        suspect: tuple[Message, PublishError] | None = None
+        for row in rows:
+            if self.clock() > until:
+                break
+            error = self._error_of(row)
+            if error is None:
+                published.append(row.id)
+                if suspect:
+                    self._fail(*suspect)
+                suspect = None
+            elif not error.connection:
+                self._fail(row, error)
+            elif suspect or not isinstance(error, Doubtful):
+                break
+            else:
+                suspect = row, error
+
+    def _error_of(self, row: Message) -> PublishError | None:
+        """Publish a row; return what kept it from being confirmed."""
         try:
             self.publisher.publish(row)
         except PublishError as exc:
             logger.warning(
                 "%s %s was not confirmed by the broker and stays in the outbox: %s", row.task, row.message_id, exc.reason
             )
-            if not exc.connection:
-                self._fail(row, exc)
-            return not exc.connection
-        published.append(row.id)
-        return True
+            return exc
+        return None
 
     def _fail(self, row: Message, error: PublishError) -> None:
         """Note that it is the row that cannot be published: nobody waits for it any more."""
-        storable = error.reason.encode(errors="backslashreplace").decode().replace("\0", "\\0")
         try:
-            self.outbox.fail(self.owner, row.id, storable, int(self.grace_s * 1000))
+            self.outbox.fail(self.owner, row.id, storable(error.reason, ERROR_CHARACTERS), int(self.grace_s * 1000))
         except StoreError as exc:
             logger.warning("that %s %s failed could not be noted: %s", row.task, row.message_id, exc)
 
-    def _confirm(self, ids: Sequence[str]) -> None:
-        if not ids:
-            return
-        try:
-            self.outbox.confirm(self.owner, ids)
-        except StoreError as exc:
-            logger.warning("%d published messages could not be removed from the outbox and may be sent again: %s", len(ids), exc)
+    def close(self) -> None:
+        """Remove what was published, before this process ends."""
+        self.confirmations.close()

@@ -2,24 +2,25 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from celery_sagas.core.context import Sending
+from celery_sagas.core.sending import Sending
 
 
 class Kind(StrEnum):
-    """What came of a message; all but ``DUPLICATE`` are outcomes of the journal."""
+    """What came of a message; all but ``DROPPED`` and ``DUPLICATE`` are outcomes of the journal."""
 
     STARTED = "started"
     HANDLED = "handled"
     COMPLETED = "completed"
     IGNORED = "ignored"
     MISSING = "missing"  #: the ``if_missing`` function ran
+    DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone
+    FAILED = "failed"  #: this very message failed for good before, and is a dead letter, or was one
     DUPLICATE = "duplicate"  #: this very message was handled before
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of one message."""
 
     kind: Kind
@@ -30,7 +31,7 @@ class Outcome:
     instance_id: str = ""
     version: int = 0
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
-    reason: str = ""  #: why it was ignored: "exists", "missing" or "completed"
+    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "withdrawn"
     result: Any = None
 
 

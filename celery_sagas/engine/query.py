@@ -36,9 +36,9 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
     if key is not None and not by:
         values = key if len(parts) > 1 and isinstance(key, tuple) else (key,)
         if len(values) == len(parts):
-            return Lookup(saga.names, KEY, _text(saga, parts, dict(zip(parts, values, strict=True))))
+            return Lookup(saga.names, KEY, _text(saga, parts, dict(zip(parts, values, strict=True))), saga.is_spread)
     elif key is None and by.keys() == parts.keys():
-        return Lookup(saga.names, KEY, _text(saga, parts, by))
+        return Lookup(saga.names, KEY, _text(saga, parts, by), saga.is_spread)
     elif key is None and len(by) == 1 and by.keys() <= saga.keys.alternates.keys():
         (name,) = by
         return Lookup(saga.names, name, _text(saga, {name: saga.keys.alternates[name]}, by))

@@ -3,18 +3,29 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from celery_sagas.core.context import MessageView, Sending, TypeOfFreeze
+from celery_sagas.core.context import MessageView
+from celery_sagas.core.correlation import Address, check_own_key
+from celery_sagas.core.sending import Sending, TypeOfFreeze
 from celery_sagas.core.steps import Decision, StepDefinition
 from celery_sagas.engine.alternates import alternates_of, difference
 from celery_sagas.engine.commit import Commit, Limits
 from celery_sagas.engine.conflicts import ORPHANED_AFTER, Conflicts
+from celery_sagas.engine.deliveries import Redelivery
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.instance import Instance, begin, revive
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
-from celery_sagas.errors import KeyTaken, RevisionConflict, SagaAlreadyExists, SagaNotFound, StoreError, UnreadableState
+from celery_sagas.errors import (
+    CorrelationError,
+    KeyTaken,
+    RevisionConflict,
+    SagaAlreadyExists,
+    SagaNotFound,
+    StoreError,
+    UnreadableState,
+)
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Record
 
@@ -32,14 +43,23 @@ class Services:
     conflict_retries: int  #: runs after conflicts before the instance is reserved
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Addressed(NamedTuple):
+    """To which instance a timeout goes, and to no other (T9)."""
+
+    instance_id: str
+    timeout: str  #: its id
+
+
+class Delivery(NamedTuple):
     """One delivery of a message to a step."""
 
     message_id: str
     bound: Mapping[str, Any]  #: the arguments by name, as they came
     session: Session
     call: Callable[..., Any]  #: calls a function with what comes first, and the arguments by name
+    addressed: Addressed | None = None  #: for a timeout
+    redelivery: Redelivery | None = None  #: if the broker has delivered it before
+    task: str = ""  #: the name of the step that it bears, if that is a former one
 
 
 @dataclass(slots=True)
@@ -66,32 +86,64 @@ class Run:
         """
         step, message_id = self.step, self.delivery.message_id
         self.arguments = step.arguments.validate(self.delivery.bound)
-        address = step.rule.correlate(self.arguments, self.delivery.session.causation)
-        self.lookup = Lookup(step.saga.names, address.property, address.text)
+        address = self._correlate()
+        self.lookup = Lookup(step.saga.names, address.property, address.text, step.saga.is_spread)
         found = self._find()
         if found.handled is not None:
             self._end_reservation(found.record)
-            return self._duplicate(found.handled)
+            return self._duplicate(found.handled, found.place)
         self.sending = Sending(step.name, message_id, self.services.freeze)
-        self.commit = Commit(step, self.sending, self.services.limits, self.services.dispatcher.owner, self.conflicts.holder)
+        dispatcher, holder = self.services.dispatcher, self.conflicts.holder
+        named = self.delivery.task or step.name
+        self.commit = Commit(step, named, self.sending, self.services.limits, dispatcher.owner, holder, found.place)
         message = MessageView(message_id, step.name)
+        if self.delivery.addressed:
+            return self._handle_timeout(found.record, message, self.delivery.addressed.timeout)
         decision = step.decide(found.record is not None)
         if decision is Decision.BEGIN:
-            return self._handle(begin(step.saga, address, message, self.sending))
+            return self._handle(begin(step.saga, address, message, self.sending, found.place))
         if decision is Decision.CONTINUE and found.record is not None:
             return self._handle(self._revive(found.record, message))
         return self._without_handler(decision, found.record)
 
-    def _duplicate(self, handled: Entry) -> Outcome:
+    def _correlate(self) -> Address:
+        addressed = self.delivery.addressed
+        if addressed:
+            return Address(ID, addressed.instance_id, {})
+        return self.step.rule.correlate(self.arguments, self.delivery.session.causation)
+
+    def _handle_timeout(self, record: Record | None, message: MessageView, timeout: str) -> Outcome:
+        """Run the handler if the instance still has the timeout; policies are not asked (NS-09)."""
+        if record is None:
+            return self._dropped("", "completed")
+        self._check_key_of_timeout(record)
+        instance = self._revive(record, message, timeout)
+        if instance.lacks_timeout:
+            self._end_reservation(record)
+            return self._dropped(record.key, "withdrawn")
+        return self._handle(instance)
+
+    def _check_key_of_timeout(self, record: Record) -> None:
+        try:
+            check_own_key(self.step.rule, self.arguments, record.saga, record.key)
+        except CorrelationError:
+            self._end_reservation(record)
+            raise
+
+    def _dropped(self, key: str, reason: str) -> Outcome:
+        message_id, instance_id = self.delivery.message_id, self.lookup.value
+        return Outcome(Kind.DROPPED, self.step.saga.name, self.step.name, message_id, key, instance_id, reason=reason)
+
+    def _duplicate(self, handled: Entry, place: str) -> Outcome:
         """Answer a message that was handled before: publish what its earlier run left behind.
 
         What follows the task (``link``, the next of a chain) may not have been sent yet: it belongs to the same instance.
         """
         if handled.instance_id:
             self.delivery.session.belongs_to(self.step.saga.name, handled.instance_id)
-        self.services.dispatcher.dispatch_leftovers(Handling(self.step.names, self.delivery.message_id))
+        self.services.dispatcher.dispatch_leftovers(Handling(self.step.names, self.delivery.message_id, place))
         return Outcome(
-            Kind.DUPLICATE,
+            Kind.FAILED if handled.outcome == Kind.FAILED else Kind.DUPLICATE,
             self.step.saga.name,
             self.step.name,
             self.delivery.message_id,
@@ -105,7 +157,8 @@ class Run:
         handling = Handling(self.step.names, self.delivery.message_id)
         found = sagas.find(self.lookup, handling)
         record = found.record
-        if record is None or found.handled is not None or self.step.decide(exists=True) is not Decision.CONTINUE:
+        writes = self.delivery.addressed or self.step.decide(exists=True) is Decision.CONTINUE
+        if record is None or found.handled is not None or not writes:
             return found  # nothing of the instance will be written
         if conflicts.reserving and record.reserved_by != conflicts.holder:
             if not sagas.reserve(record, conflicts.holder, conflicts.reservation_ms):
@@ -115,9 +168,9 @@ class Run:
             raise RevisionConflict(record.saga, record.key, "reserved")
         return found
 
-    def _revive(self, record: Record, message: MessageView) -> Instance:
+    def _revive(self, record: Record, message: MessageView, timeout: str = "") -> Instance:
         try:
-            return revive(self.step.saga, record, message, self.sending)
+            return revive(self.step.saga, record, message, self.sending, timeout)
         except StoreError:
             self._end_reservation(record)
             raise
@@ -128,6 +181,7 @@ class Run:
         session.belongs_to(self.step.saga.name, instance.id)
         committed = False
         try:
+            self._count_delivery()
             with session.running(self.sending):
                 result = self.delivery.call(self.step.function, instance.state, **self.arguments)
             outcome = self._commit(instance, result)
@@ -137,6 +191,12 @@ class Run:
                 session.causation = inherited
                 self._end_reservation(instance.record)
         return self._dispatch(outcome)
+
+    def _count_delivery(self) -> None:
+        """Count a delivery whose function is about to run: one that cannot come so far ends no worker, however often it comes."""
+        if self.delivery.redelivery:
+            deliveries = self.services.backend.deliveries
+            self.delivery.redelivery.check(deliveries, self.step.name, self.delivery.message_id)
 
     def _commit(self, instance: Instance, result: Any) -> Outcome:
         try:
@@ -158,7 +218,7 @@ class Run:
                 raise UnreadableState(saga.name, instance.key, f"the store keeps {name}={value!r} for an instance that is gone")
 
     def _end_reservation(self, record: Record | None) -> None:
-        if record is None or record.reserved_by != self.conflicts.holder:
+        if record is None or not record.reserved_by or record.reserved_by != self.conflicts.holder:
             return
         try:
             self.services.backend.sagas.reserve(record, self.conflicts.holder, 0)
@@ -186,12 +246,14 @@ class Run:
         if step.if_missing is None:
             return self.commit.without_instance(sagas, Kind.IGNORED, key, instance_id, reason)
         missing = Missing(step.saga.name, self._property, self.lookup.value, completed, self.sending)
+        self._count_delivery()
         with self.delivery.session.running(self.sending):
             result = self.delivery.call(step.if_missing, missing, **self.arguments)
         return self.commit.without_instance(sagas, Kind.MISSING, key, instance_id, reason, result)
 
     def _dispatch(self, outcome: Outcome) -> Outcome:
-        self.services.dispatcher.dispatch(self.commit.outgoing, self.commit.began)
+        """Publish what the commit sends at once; what is due later, a relay publishes."""
+        self.services.dispatcher.dispatch([row for row in self.commit.outgoing if not row.due_at], self.commit.began)
         return outcome
 
     @property

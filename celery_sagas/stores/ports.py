@@ -8,6 +8,7 @@ exist. Names, keys, values and message ids are compared byte by byte.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from celery_sagas.stores.aggregates import AggregateStore, Buffers, Leftovers
 from celery_sagas.stores.records import (
     Change,
     DeadLetter,
@@ -38,8 +39,12 @@ class SagaStore(ABC):
     (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already committed, that comes
     first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
 
-    An outgoing row is written under the lease ``effects.owner`` for ``effects.grace_ms``, from its due time on if that is
-    later than now.
+    A store of several parts, between which nothing is atomic, keeps all that one commit writes in one of them: where its find
+    looked. ``find`` says which (``Found.place``), the commit hands it back (``Effects.place``), and the ids of new instances
+    and of outgoing rows end in it (``placed_id``), so that a call which knows only an id finds its way.
+
+    An outgoing row without a due time is written under the lease ``effects.owner`` for ``effects.grace_ms``; one with a due time
+    under no lease: it is due when its time comes.
     """
 
     @abstractmethod
@@ -66,7 +71,8 @@ class SagaStore(ABC):
         """Commit a change of the instance that was found: compare id and version, add one to the version.
 
         Id, saga name, key and ``created_at`` stay; ``updated_at`` is the store's time; a reservation of
-        ``effects.holder`` ends. Alternate keys are removed and added as ``change`` says.
+        ``effects.holder`` ends. Alternate keys are removed and added as ``change`` says; the outgoing rows that it withdraws are
+        removed, whoever has a lease on them, and one that is there no more is passed over.
         """
 
     @abstractmethod
@@ -104,6 +110,8 @@ class Outbox(ABC):
     def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
         """Lease at most ``limit`` due rows to ``token``, the longest due first, and commit that before returning.
 
+        A store of several parts takes the longest due of one part after the other, each time beginning with another.
+
         Two claims at once never return the same row. With ``cause``: only rows that this message decided, under any of
         ``cause.steps``. Claiming costs the same however many rows are not due.
         """
@@ -113,8 +121,8 @@ class Outbox(ABC):
         """Remove the rows, which were published; return how many were removed."""
 
     @abstractmethod
-    def release(self, token: str, ids: Sequence[str]) -> int:
-        """End the lease on the rows, so that they are due again at once; no attempt is counted."""
+    def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
+        """End the lease on the rows, so that they are due again after the delay; no attempt is counted."""
 
     @abstractmethod
     def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
@@ -147,6 +155,21 @@ class Journal(ABC):
         """Remove at most ``limit`` entries that are older, by the store's clock, than this age; return how many."""
 
 
+class Deliveries(ABC):
+    """How often messages were delivered again: one that ends its worker each time is to be found out."""
+
+    @abstractmethod
+    def count(self, step: str, message_id: str) -> int:
+        """Count one delivery of a message to a step; return how many there are with this one.
+
+        A call whose reply was lost and that is repeated may count twice.
+        """
+
+    @abstractmethod
+    def purge(self, older_than_ms: int, limit: int) -> int:
+        """Forget at most ``limit`` messages whose last delivery is older, by the store's clock; return how many."""
+
+
 class DeadLetters(ABC):
     """Messages that failed for good, kept for people."""
 
@@ -173,7 +196,13 @@ class Backend(ABC):
     sagas: SagaStore
     outbox: Outbox
     journal: Journal
+    deliveries: Deliveries
     dead: DeadLetters
+    aggregates: AggregateStore
+    buffers: Buffers
+    leftovers: Leftovers
+    #: How long the journal is kept if the setting does not say. Seconds.
+    journal_retention_s: float
     #: The URL as it may be shown: without a password.
     url: str
 

@@ -3,7 +3,7 @@
 All times are integer milliseconds since the epoch. Everything but a due time comes from the store's own clock.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from celery_sagas.core.correlation import CORRELATION_KEY as KEY
 from celery_sagas.core.correlation import INSTANCE_ID as ID
@@ -25,25 +25,24 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """Where to look for an instance."""
 
     names: tuple[str, ...]  #: the saga's stored name first, then its former names
     property: str  #: ``KEY``, ``ID`` or the name of an alternate key
     value: str  #: the canonical text
+    spread: bool = False  #: the saga has no alternate keys: a store of several parts may keep its instances in different ones
 
 
-@dataclass(frozen=True, slots=True)
-class Handling:
+class Handling(NamedTuple):
     """The message that is being handled, for the journal's look-up."""
 
     steps: tuple[str, ...]  #: the step's name first, then its former names
     message_id: str
+    place: str = ""  #: ``Found.place`` of the find that found it handled; empty if it is not known
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """An instance as it was found; it is passed back verbatim to update or delete (PM-03)."""
 
     id: str  #: surrogate, stable over all updates (PM-12, PM-13)
@@ -58,8 +57,7 @@ class Record:
     reserved_by: str = ""  #: the holder of a reservation that has not expired, else empty
 
 
-@dataclass(frozen=True, slots=True)
-class NewRecord:
+class NewRecord(NamedTuple):
     """An instance that is to be inserted; its version will be 1."""
 
     id: str
@@ -71,8 +69,7 @@ class NewRecord:
     keys: tuple[tuple[str, str], ...]  #: alternate keys as (property, value), sorted; a null one is left out
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """What an update writes; the alternate keys come as a difference, sorted."""
 
     names: tuple[str, ...]  #: the stored name first, then the former names that must not hold the added keys
@@ -81,16 +78,16 @@ class Change:
     pending: str
     added_keys: tuple[tuple[str, str], ...] = ()
     removed_keys: tuple[tuple[str, str], ...] = ()
+    withdrawn: tuple[str, ...] = ()  #: ids of outgoing rows that this instance decided earlier and no longer wants
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One line of the journal: that a step handled a message, and what came of it."""
 
     step: str
     message_id: str
     attempt: str  #: new for every run of the handler, so that a replay of a lost reply is told from a second run
-    outcome: str  #: "started", "handled", "completed", "ignored" or "missing"
+    outcome: str  #: "started", "handled", "completed", "ignored", "missing" or "failed"
     saga: str
     key: str  #: empty where the message named no key
     instance_id: str  #: empty where there was no instance
@@ -99,8 +96,7 @@ class Entry:
     at: int = 0  #: set by the store
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message that a commit decides to send."""
 
     id: str  #: of the row
@@ -108,11 +104,10 @@ class Outgoing:
     message_id: str  #: the task id under which it is published
     task: str
     payload: str  #: the frozen message, as JSON text; opaque to the store
-    due_at: int = 0  #: not to be published before; 0: at once
+    due_at: int = 0  #: not to be published before; 0: at once, by the process that commits
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(NamedTuple):
     """What a commit writes beside the instance."""
 
     entry: Entry
@@ -120,10 +115,10 @@ class Effects:
     owner: str = ""  #: the lease token under which this process will publish the outgoing rows
     grace_ms: int = 0  #: how long that first lease lasts
     holder: str = ""  #: the reservation under which the commit runs, else empty
+    place: str = ""  #: ``Found.place`` of the find before it
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
+class OutboxRow(NamedTuple):
     """An outgoing message under a lease."""
 
     id: str
@@ -138,16 +133,15 @@ class OutboxRow:
     cause: str  #: the message id that decided it
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The answer to a find."""
 
     record: Record | None
     handled: Entry | None  #: the journal's entry of this very message, if it was handled before
+    place: str = ""  #: in which of its parts the store looked, where it has several; passed back verbatim
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(NamedTuple):
     """A message that failed for good."""
 
     id: str

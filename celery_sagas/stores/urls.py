@@ -42,13 +42,18 @@ class _Adapter:
 
 
 _SQL = ("celery_sagas.stores.sql.backend", "SqlBackend")
+_REDIS = ("celery_sagas.stores.redis.backend", "RedisBackend")
 _ADAPTERS: Mapping[str, _Adapter] = {
     "memory": _Adapter("celery_sagas.stores.memory.backend", "MemoryBackend"),
     "sqlite": _Adapter(*_SQL, driver="sqlite3"),
     "postgresql": _Adapter(*_SQL, driver="psycopg", extra="postgresql"),
     "mysql": _Adapter(*_SQL, driver="pymysql", extra="mysql"),
     "mariadb": _Adapter(*_SQL, driver="pymysql", extra="mysql"),
+    **dict.fromkeys(("redis", "rediss", "unix", "sentinel"), _Adapter(*_REDIS, driver="redis", extra="redis")),
 }
+
+#: Schemes that say more than the adapter's.
+_VARIANTS = ("redis+socket", "redis+cluster", "rediss+cluster")
 
 
 def open_backend(url: str, *, prefix: str, options: Mapping[str, object], clock: Callable[[], int] | None = None) -> Backend:
@@ -82,5 +87,5 @@ def _opener_of(scheme: str) -> OpenBackend:
     if scheme in others:
         opener: OpenBackend = others[scheme].load()
         return opener
-    known = ", ".join(f"{name}://" for name in (*_ADAPTERS, *sorted(others)))
+    known = ", ".join(f"{name}://" for name in (*_ADAPTERS, *_VARIANTS, *sorted(others)))
     raise ConfigurationError(f"no saga backend serves the scheme {scheme}://", f"Known are {known}")

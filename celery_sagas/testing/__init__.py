@@ -8,7 +8,11 @@
     class TestSagas(Fixtures, SagaStoreContract): ...
     class TestOutbox(Fixtures, OutboxContract): ...
     class TestJournal(Fixtures, JournalContract): ...
+    class TestDeliveries(Fixtures, DeliveriesContract): ...
     class TestDeadLetters(Fixtures, DeadLettersContract): ...
+    class TestAggregates(Fixtures, AggregateStoreContract): ...
+    class TestBuffers(Fixtures, BuffersContract): ...
+    class TestLeftovers(Fixtures, LeftoversContract): ...
     class TestBackend(Fixtures, BackendContract): ...
     class TestInterleaving(Fixtures, InterleavingContract): ...
 
@@ -18,23 +22,33 @@ holds locks in between). ``celery_sagas.testing.machine.MachineContract`` is use
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"celery_sagas.testing.{name}" for name in ("contract", "machine", "samples", "view")))
+pytest.register_assert_rewrite(
+    *(f"celery_sagas.testing.{name}" for name in ("batches", "buffer_machine", "contract", "machine", "samples", "view"))
+)
 
 from celery_sagas.testing.clock import Clock  # noqa: E402
+from celery_sagas.testing.contract.aggregates import AggregateStoreContract  # noqa: E402
 from celery_sagas.testing.contract.backend import BackendContract  # noqa: E402
+from celery_sagas.testing.contract.buffers import BuffersContract  # noqa: E402
 from celery_sagas.testing.contract.dead import DeadLettersContract  # noqa: E402
+from celery_sagas.testing.contract.deliveries import DeliveriesContract  # noqa: E402
 from celery_sagas.testing.contract.fixtures import NewBackend, OpenBackend  # noqa: E402
 from celery_sagas.testing.contract.interleaving import InterleavingContract  # noqa: E402
 from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
+from celery_sagas.testing.contract.leftovers import LeftoversContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
 
 __all__ = [
+    "AggregateStoreContract",
     "BackendContract",
+    "BuffersContract",
     "Clock",
     "DeadLettersContract",
+    "DeliveriesContract",
     "InterleavingContract",
     "JournalContract",
+    "LeftoversContract",
     "NewBackend",
     "OpenBackend",
     "OutboxContract",

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.records import KEY, Effects, Handling, Lookup, NewRecord, Record
+from celery_sagas.testing.buffer_machine import BufferMachine
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
 from celery_sagas.testing.model import ALREADY_HANDLED, DONE, Model
@@ -19,6 +20,7 @@ from celery_sagas.testing.plays import (
     STEPS,
     VALUES,
     Claim,
+    Deliver,
     Handle,
     Message,
     Play,
@@ -53,6 +55,11 @@ class MachineContract(StoreFixtures):
         game: Any = partial(StoreMachine, new_backend)  # any callable will do, hypothesis only annotates a class
         run_state_machine_as_test(game, settings=self.bounds)
 
+    def test_buffers_behave_as_those_in_memory(self, new_backend: NewBackend) -> None:
+        """AG-01 to AG-21, T2 to T5, T10."""
+        match: Any = partial(BufferMachine, new_backend)
+        run_state_machine_as_test(match, settings=self.bounds)
+
 
 class StoreMachine(RuleBasedStateMachine):
     """One game: a prefix that is new, and a model that is empty.
@@ -81,6 +88,9 @@ class StoreMachine(RuleBasedStateMachine):
                 self._claim(play)
             case Settle():
                 self._settle(play)
+            case Deliver():
+                count = self.backend.deliveries.count(play.step, play.message_id)
+                assert count == self.model.deliver(play.step, play.message_id)
             case Wait():
                 self._wait(play)
 
@@ -102,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif play.how == "completed":
             self._delete(record, play.message)
         else:
-            self._update(record, play.alternates, play.message)
+            self._update(record, play)
 
     def _found(self, subject: Subject) -> Record | None:
         """Return what is found by the key now, or what was found at an earlier time."""
@@ -116,12 +126,20 @@ class StoreMachine(RuleBasedStateMachine):
         effects = self._effects(message, record, "started")
         self._commit(lambda: self.backend.sagas.insert(record, effects), self.model.insert(record, effects))
 
-    def _update(self, record: Record, alternates: Keys, message: Message) -> None:
+    def _update(self, record: Record, play: Handle) -> None:
+        made = change(data=f'"{play.message.message_id}"', withdrawn=tuple(self._row_ids(play.withdrawn)))
+        made = made._replace(**self._difference(record, play.alternates))
+        effects = self._effects(play.message, record, "handled")
+        self._commit(lambda: self.backend.sagas.update(record, made, effects), self.model.update(record, made, effects))
+
+    def _difference(self, record: Record, alternates: Keys) -> dict[str, Any]:
         held = self.model.instances[record.id].keys if record.id in self.model.instances else set()
         added, removed = sorted(set(alternates) - held), sorted(held - set(alternates))
-        made = change(data=f'"{message.message_id}"', added=tuple(added), removed=tuple(removed))
-        effects = self._effects(message, record, "handled")
-        self._commit(lambda: self.backend.sagas.update(record, made, effects), self.model.update(record, made, effects))
+        return {"added_keys": tuple(added), "removed_keys": tuple(removed)}
+
+    def _row_ids(self, positions: list[int]) -> list[str]:
+        """Return the ids of rows that are counted from the newest."""
+        return [f"row {self.rows - position}" for position in positions]
 
     def _delete(self, record: Record, message: Message) -> None:
         effects = self._effects(message, record, "completed")
@@ -156,11 +174,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.lease(ids(claimed), play.token, play.lease_ms)
 
     def _settle(self, play: Settle) -> None:
-        rows = [f"row {self.rows - position}" for position in play.rows]
+        rows = self._row_ids(play.rows)
         if play.how == "confirm":
             assert self.backend.outbox.confirm(play.token, rows) == self.model.confirm(play.token, rows)
         elif play.how == "release":
-            assert self.backend.outbox.release(play.token, rows) == self.model.release(play.token, rows)
+            released = self.backend.outbox.release(play.token, rows, play.delay_ms)
+            assert released == self.model.release(play.token, rows, play.delay_ms)
         else:
             failed = self.backend.outbox.fail(play.token, rows[0], "broken", play.delay_ms)
             assert failed == self.model.fail(play.token, rows[0], play.delay_ms)
@@ -172,6 +191,8 @@ class StoreMachine(RuleBasedStateMachine):
             old = self.model.old(play.purge_older_than_ms)
             assert self.backend.journal.purge(play.purge_older_than_ms, 1_000) == len(old)
             self.model.forget(old)
+            forgotten = self.model.forget_deliveries(play.purge_older_than_ms)
+            assert self.backend.deliveries.purge(play.purge_older_than_ms, 1_000) == forgotten
 
     def _compare(self) -> None:
         """Compare everything that can be seen without changing it."""
@@ -184,6 +205,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert history == sorted(history, key=lambda entry: (entry.at, entry.version))
             assert sorted(history, key=repr) == sorted(self.model.history(NAMES, key), key=repr)
         assert self.backend.outbox.count() == len(self.model.rows)
+        for cause in (Handling(STEPS, f"message {number}") for number in (1, 2, 3)):
+            assert self.backend.outbox.count_leased(cause) == self.model.leased(cause)
 
 
 def _answer(commit: Callable[[], None]) -> str:

@@ -1,7 +1,7 @@
 """A simple model of the stores: what a backend under test must answer, said as plainly as possible."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, OutboxRow, Record
 from celery_sagas.testing.clock import Clock
@@ -31,7 +31,8 @@ class Row:
 
     message: OutboxRow
     due_since: int
-    token: str
+    token: str = ""
+    leased_until: int = 0
 
 
 class Model:
@@ -42,6 +43,7 @@ class Model:
         self.instances: dict[str, Instance] = {}
         self.journal: dict[tuple[str, str], Entry] = {}
         self.rows: dict[str, Row] = {}
+        self.deliveries: dict[tuple[str, str], tuple[int, int]] = {}  #: count and time
 
     def find(self, lookup: Lookup, handling: Handling) -> Found:
         """Answer as ``SagaStore.find``."""
@@ -72,14 +74,14 @@ class Model:
         instance = self.instances[record.id]
         instance.keys = instance.keys - set(change.removed_keys) | set(change.added_keys)
         instance.holder = ""
-        instance.record = replace(
-            instance.record,
+        instance.record = instance.record._replace(
             version=record.version + 1,
             schema_version=change.schema_version,
             data=change.data,
             pending=change.pending,
             updated_at=self._clock(),
         )
+        self._withdraw([id for id, row in self.rows.items() if id in change.withdrawn and row.message.instance_id == record.id])
         return self._write(effects)
 
     def delete(self, record: Record, effects: Effects) -> set[str]:
@@ -88,9 +90,9 @@ class Model:
         if wrong:
             return wrong
         del self.instances[record.id]
-        bound = [id for id, row in self.rows.items() if row.message.instance_id == record.id and row.message.kind != "sent"]
-        for id in bound:
-            del self.rows[id]
+        self._withdraw(
+            [id for id, row in self.rows.items() if row.message.instance_id == record.id and row.message.kind != "sent"]
+        )
         return self._write(effects)
 
     def record(self, effects: Effects) -> set[str]:
@@ -113,7 +115,14 @@ class Model:
     def lease(self, ids: Iterable[str], token: str, lease_ms: int) -> None:
         """Let the rows be claimed."""
         for id in ids:
-            self.rows[id].token, self.rows[id].due_since = token, self._clock() + lease_ms
+            row = self.rows[id]
+            row.token, row.leased_until = token, self._clock() + lease_ms
+            row.due_since = row.leased_until
+
+    def leased(self, cause: Handling) -> int:
+        """Answer as ``Outbox.count_leased``."""
+        leased = [row for row in self.rows.values() if row.leased_until > self._clock() and _decided(row, cause)]
+        return sum(not row.message.attempts for row in leased)
 
     def held(self, token: str, ids: Sequence[str]) -> list[Row]:
         """Return the rows whose lease is, or was last, this token's."""
@@ -126,20 +135,33 @@ class Model:
             del self.rows[row.message.id]
         return len(rows)
 
-    def release(self, token: str, ids: Sequence[str]) -> int:
+    def release(self, token: str, ids: Sequence[str], delay_ms: int) -> int:
         """Answer as ``Outbox.release``."""
         rows = self.held(token, ids)
         for row in rows:
-            row.due_since = max(self._clock(), row.message.due_at)
+            row.due_since, row.leased_until = self._clock() + delay_ms, 0
         return len(rows)
 
     def fail(self, token: str, id: str, delay_ms: int) -> bool:
         """Answer as ``Outbox.fail``."""
         rows = self.held(token, [id])
         for row in rows:
-            row.message = replace(row.message, attempts=row.message.attempts + 1)
-            row.due_since = self._clock() + delay_ms
+            row.message = row.message._replace(attempts=row.message.attempts + 1)
+            row.due_since, row.leased_until = self._clock() + delay_ms, 0
         return bool(rows)
+
+    def deliver(self, step: str, message_id: str) -> int:
+        """Answer as ``Deliveries.count``."""
+        count, _ = self.deliveries.get((step, message_id), (0, 0))
+        self.deliveries[step, message_id] = count + 1, self._clock()
+        return count + 1
+
+    def forget_deliveries(self, older_than_ms: int) -> int:
+        """Answer as ``Deliveries.purge`` without a limit."""
+        old = [message for message, (_, at) in self.deliveries.items() if at < self._clock() - older_than_ms]
+        for message in old:
+            del self.deliveries[message]
+        return len(old)
 
     def old(self, older_than_ms: int) -> list[tuple[str, str]]:
         """Return what ``Journal.purge`` may take."""
@@ -156,7 +178,7 @@ class Model:
         return sorted(entries, key=lambda entry: (entry.at, entry.version))
 
     def _shown(self, instance: Instance) -> Record:
-        return replace(instance.record, reserved_by=instance.holder if instance.until > self._clock() else "")
+        return instance.record._replace(reserved_by=instance.holder if instance.until > self._clock() else "")
 
     def _handled(self, entry: Entry) -> set[str]:
         before = self.journal.get((entry.step, entry.message_id))
@@ -183,12 +205,17 @@ class Model:
 
     def _write(self, effects: Effects) -> set[str]:
         entry, now = effects.entry, self._clock()
-        self.journal[entry.step, entry.message_id] = replace(entry, at=now)
+        self.journal[entry.step, entry.message_id] = entry._replace(at=now)
         for new in effects.outgoing:
             cause = (entry.instance_id, entry.step, entry.message_id)
             message = OutboxRow(new.id, new.kind, new.message_id, new.task, new.payload, new.due_at, 0, *cause)
-            self.rows[new.id] = Row(message, max(now, new.due_at) + effects.grace_ms, effects.owner)
+            until = now + effects.grace_ms
+            self.rows[new.id] = Row(message, new.due_at) if new.due_at else Row(message, until, effects.owner, until)
         return {DONE}
+
+    def _withdraw(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            del self.rows[id]
 
 
 def _matches(instance: Instance, lookup: Lookup) -> bool:

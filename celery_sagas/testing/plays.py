@@ -4,6 +4,7 @@ Due times, leases and ages end half a second past the full second, and the clock
 the very millisecond at which something ends.
 """
 
+import operator
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ class Message:
     step: str
     message_id: str
     attempt: str
-    rows: tuple[tuple[str, int], ...]  #: kind, and the delay in milliseconds
+    rows: tuple[tuple[str, int], ...]  #: kind, and when it is due, in milliseconds from now; 0: at once
     owner: str
     grace_ms: int
     holder: str
@@ -59,6 +60,7 @@ class Handle:
     subject: Subject
     names: tuple[str, ...]
     alternates: Keys
+    withdrawn: list[int]  #: rows, counted from the newest
     message: Message
 
 
@@ -93,17 +95,27 @@ class Settle:
 
 @dataclass(frozen=True)
 class Wait:
-    """Let time pass, and perhaps purge the journal."""
+    """Let time pass, and perhaps purge the journal and the counts of deliveries."""
 
     ms: int
     purge_older_than_ms: int | None
 
 
-Play = Handle | Reserve | Claim | Settle | Wait
+@dataclass(frozen=True)
+class Deliver:
+    """Count a delivery."""
+
+    step: str
+    message_id: str
+
+
+Play = Handle | Reserve | Claim | Settle | Deliver | Wait
 
 _tokens = st.sampled_from(TOKENS)
 _durations = st.integers(0, 6).map(lambda n: n * 1_000 + 500)
 _delays = st.just(0) | _durations
+_due_times = _delays | _delays.map(operator.neg)
+_rows = st.integers(0, 8)
 _message_ids = st.integers(1, 12).map("message {}".format)
 _subjects = st.builds(Subject, key=st.sampled_from(KEYS), age=st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
 _handlings = _message_ids.map(lambda message_id: Handling(STEPS, message_id))
@@ -114,7 +126,7 @@ _messages = st.builds(
     step=st.sampled_from(STEPS),
     message_id=_message_ids,
     attempt=st.sampled_from(["1", "2"]),
-    rows=st.lists(st.tuples(st.sampled_from(["sent", "scheduled", "deadline"]), _delays), max_size=2).map(tuple),
+    rows=st.lists(st.tuples(st.sampled_from(["sent", "scheduled", "deadline"]), _due_times), max_size=2).map(tuple),
     owner=_tokens,
     grace_ms=_delays,
     holder=st.sampled_from(["", *HOLDERS]),
@@ -125,6 +137,7 @@ _handles = st.builds(
     subject=_subjects,
     names=st.sampled_from([NAMES, NAMES[::-1]]),
     alternates=_alternates,
+    withdrawn=st.just([]) | st.lists(_rows, max_size=4, unique=True),
     message=_messages,
 )
 _reserves = st.builds(Reserve, subject=_subjects, holder=st.sampled_from(HOLDERS), for_ms=_durations)
@@ -133,9 +146,10 @@ _settles = st.builds(
     Settle,
     how=st.sampled_from(["confirm", "release", "fail"]),
     token=_tokens,
-    rows=st.lists(st.integers(0, 8), min_size=1, max_size=6, unique=True),
-    delay_ms=_durations,
+    rows=st.lists(_rows, min_size=1, max_size=6, unique=True),
+    delay_ms=_delays,
 )
+_deliveries = st.builds(Deliver, step=st.sampled_from(STEPS), message_id=_message_ids)
 _waits = st.builds(
     Wait,
     ms=st.integers(1, 6).map(lambda n: n * 1_000),
@@ -143,4 +157,6 @@ _waits = st.builds(
 )
 
 #: One play; most are about instances.
-plays: st.SearchStrategy[Play] = st.one_of(_handles, _handles, _handles, _handles, _reserves, _claims, _settles, _settles, _waits)
+plays: st.SearchStrategy[Play] = st.one_of(
+    *(_handles, _handles, _handles, _handles), _reserves, _claims, _settles, _settles, _deliveries, _waits
+)

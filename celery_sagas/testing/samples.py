@@ -63,9 +63,16 @@ def new_record(
     return NewRecord(id or new_id(), names, key, schema_version=3, data=data, pending='{"timeout": "row"}', keys=keys)
 
 
-def change(*, data: str = '{"total": 2}', added: Keys = (), removed: Keys = (), names: tuple[str, ...] = NAMES) -> Change:
+def change(
+    *,
+    data: str = '{"total": 2}',
+    added: Keys = (),
+    removed: Keys = (),
+    withdrawn: tuple[str, ...] = (),
+    names: tuple[str, ...] = NAMES,
+) -> Change:
     """Make what an update writes."""
-    return Change(names, schema_version=4, data=data, pending='{"request": "row"}', added_keys=added, removed_keys=removed)
+    return Change(names, 4, data, '{"request": "row"}', added_keys=added, removed_keys=removed, withdrawn=withdrawn)
 
 
 def entry(
@@ -158,9 +165,16 @@ def start(
     return found(backend, by_id(record.id, names))
 
 
-def update(backend: Backend, record: Record, *rows: Outgoing, added: Keys = (), removed: Keys = ()) -> Record:
+def update(
+    backend: Backend,
+    record: Record,
+    *rows: Outgoing,
+    added: Keys = (),
+    removed: Keys = (),
+    withdrawn: tuple[str, ...] = (),
+) -> Record:
     """Commit a change of an instance, and find it again."""
-    backend.sagas.update(record, change(added=added, removed=removed), effects(record, *rows))
+    backend.sagas.update(record, change(added=added, removed=removed, withdrawn=withdrawn), effects(record, *rows))
     return found(backend, by_id(record.id))
 
 

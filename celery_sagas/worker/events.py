@@ -1,10 +1,12 @@
 """Events: one message is published, and a worker fans it out to one task for each step that subscribes to it."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any, get_origin
 from uuid import uuid4
 
 from celery import Celery, Task
+from celery.canvas import Signature
 from kombu.utils.json import dumps
 
 from celery_sagas import signals
@@ -13,12 +15,13 @@ from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.session import Session, current_session
-from celery_sagas.errors import PublishError
+from celery_sagas.engine.burial import letter_of
+from celery_sagas.errors import PublishError, StoreError
+from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.internals import add_task, current_app, on_finalise
-from celery_sagas.worker.later import put_off
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.later import postpone
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.sessions import current_session, new_message_id, session_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -49,7 +52,7 @@ def publish(event: Message) -> str:
     session = current_session()
     if session is not None and session.sending is not None:
         return session.sending.send(message)
-    message_id = _message_id(session, message)
+    message_id = new_message_id(session, PUBLISH, message.args)
     runtime_of(app).publisher.publish_signature(message.set(task_id=message_id))
     return message_id
 
@@ -65,43 +68,63 @@ def subscribers(event: str) -> list[StepDefinition]:
 
 
 def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any]) -> None:
-    """Send an event to each of its subscribers: one task each, with a retry and a commit of its own (NS-25)."""
+    """Send an event to each of its subscribers: one task each, with a retry and a commit of its own (NS-25).
+
+    If the broker is away, all of it is done again. What the broker refuses for one subscriber is kept as a dead letter.
+    """
     steps = subscribers(event)
     message_id = str(self.request.id or uuid4())
     if not steps:
         logger.warning("%s[%s] has no subscriber", event, message_id)
         signals.event_unhandled.send(sender=self, event=event, message_id=message_id)
     publisher = runtime_of(self.app).publisher
-    failures: list[PublishError] = []
+    refused: list[tuple[StepDefinition, Signature[Any], PublishError]] = []
     for step in steps:
         sent = self.app.tasks[step.name].si(data).set(task_id=derived_id(message_id, step.name))
         try:
             publisher.publish_signature(sent)
         except PublishError as exc:
             logger.warning("%s[%s] was not sent to %s: %s", event, message_id, step.name, exc.reason)
-            failures.append(exc)
-    for failure in failures:
-        if failure.connection and isinstance(publisher, ConfirmedPublisher):
-            put_off(self, publisher, failure)
-    if failures:
-        raise failures[0]
+            refused.append((step, sent, exc))
+    for _, _, error in refused:
+        if error.connection:
+            postpone(self, error)
+    _keep(self, refused)
+
+
+def _keep(task: "Task[Any, Any]", refused: Sequence[tuple[StepDefinition, Signature[Any], PublishError]]) -> None:
+    """Keep a dead letter for each subscriber whose message the broker refused; without the store, do all of it again."""
+    try:
+        for step, sent, error in refused:
+            _keep_one(task, step, sent, error)
+    except Exception as exc:
+        bug = None if isinstance(exc, StoreError) else exc
+        logger.warning("what %s[%s] sends cannot be kept as a dead letter: %s", task.name, task.request.id, exc, exc_info=bug)
+        postpone(task, exc)
+
+
+def _keep_one(task: "Task[Any, Any]", step: StepDefinition, sent: Signature[Any], error: PublishError) -> None:
+    sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it has when it is published here
+    cause = error.__cause__ or error
+    letter = letter_of(step.name, sent.options["task_id"], step.saga.name, cause, str(dumps(dict(sent))))
+    runtime_of(task.app).backend.dead.add(letter)
+    logger.error("%s[%s] was refused and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
+    signals.step_failed.send(sender=task.app.tasks[step.name], letter=letter, exception=cause)
 
 
 def install_fan_out(app: Celery) -> None:
     """Register the task that fans events out."""
     add_task(
-        app, fan_out, name=PUBLISH, bind=True, acks_late=True, reject_on_worker_lost=True, ignore_result=True, serializer="json"
+        app,
+        fan_out,
+        name=PUBLISH,
+        bind=True,
+        acks_late=True,
+        reject_on_worker_lost=True,
+        acks_on_timeout=False,
+        ignore_result=True,
+        serializer="json",
     )
-
-
-def _message_id(session: Session | None, message: Any) -> str:
-    """Return a new id; in a task, one that the task publishes the same event under when it is delivered again."""
-    if session is None:
-        return str(uuid4())
-    session.published += 1
-    task = current_app().current_worker_task
-    retries = 0 if task is None else task.request.retries  # a task that retries itself, to poll, publishes anew each time
-    return derived_id(session.message_id, f"{PUBLISH}/{retries}/{session.published}/{dumps(message.args)}")
 
 
 def _events_of(step: StepDefinition) -> set[str]:

@@ -1,21 +1,24 @@
 """Signatures to text and back: a message is encoded where ``send`` is called, and published from its text."""
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery import Celery, signature
 from celery.canvas import Signature, _chain, chord, chunks, group
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.core.context import Frozen
-from celery_sagas.engine.session import current_session
+from celery_sagas.core.sending import Frozen, TypeOfFreeze
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.headers import causation_headers
+from celery_sagas.worker.internals import declared_options
+from celery_sagas.worker.sessions import current_session
 
 
-def freezer(app: Celery, max_bytes: int) -> Callable[[object, Callable[[], str]], Frozen]:
+def freezer(app: Celery, max_bytes: int) -> TypeOfFreeze:
     """Return the function that encodes what a step sends."""
 
     def freeze(message: object, next_id: Callable[[], str]) -> Frozen:
@@ -34,25 +37,68 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
     sent = _checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
     headers, parents = _headers_and_parents(app)
-    if isinstance(sent, _chain):
-        headers |= sent.options.pop("headers", None) or {}  # else they would replace those of the first member
+    of_chain = (sent.options.pop("headers", None) or {}) if isinstance(sent, _chain) else {}
     for member in members:
         options = member.options
         options["task_id"] = next_id()
-        options["headers"] = {**headers, **(options.get("headers") or {})}
+        options["headers"] = {**headers, **of_chain, **(options.get("headers") or {})}
+        of_chain = {}  # Celery gives them to the first task alone
     members[0].options.update(parents)
-    _make_times_absolute(members[0].options)  # the next of a chain counts from the end of the one before it
+    due_at = _take_due_time(app, members[0].options)  # the next of a chain counts from the end of the one before it
     if isinstance(sent, _chain):
         sent["kwargs"] = {**sent.kwargs, "tasks": members}  # Celery 5.5 shares them with the chain that was cloned
-        _make_times_absolute(sent.options)
+        due_at = max(due_at, _take_due_time(app, sent.options))
     task = str(members[0].task)
     ids = [member.options["task_id"] for member in members]
-    return Frozen(ids[0], ids[-1], task, _encode(task, sent, max_bytes))
+    if app.conf.task_always_eager:
+        due_at = 0  # as Celery does: nothing waits in eager mode
+    return Frozen(ids[0], ids[-1], task, _encode(task, {**sent, **_declared(app, task)}, max_bytes), due_at)
+
+
+def restored(app: Celery, payload: str) -> Signature[Any]:
+    """Return the signature that a payload holds."""
+    return _read(app, payload)[0]
 
 
 def thawed(app: Celery, payload: str) -> Signature[Any]:
-    """Return the signature that a payload holds."""
-    return signature(loads(payload), app=app)
+    """Return the signature that is published for a payload; of a chain, that of its first task, which bears the others."""
+    sent, declared = _read(app, payload)
+    started = _started(sent) if isinstance(sent, _chain) else sent
+    if started.task not in app.tasks:
+        for name, value in declared.items():
+            started.options.setdefault(name, value)
+    return started
+
+
+def _read(app: Celery, payload: str) -> tuple[Signature[Any], dict[str, Any]]:
+    """Return the signature in a payload, and the options with which its task was declared."""
+    described = loads(payload)
+    declared = described.pop(_DECLARED, {})
+    return signature(described, app=app), declared
+
+
+def _declared(app: Celery, task: str) -> dict[str, Any]:
+    """Return the options with which a task was declared (its queue, say): a relay need not know the task."""
+    known: Any = app.tasks.get(task)
+    if known is None:
+        return {}
+    own = {name: value for name, value in declared_options(known).items() if isinstance(value, str | int | float)}
+    return {_DECLARED: own} if own else {}
+
+
+def _started(sent: Any) -> Signature[Any]:
+    """Return the message with which a chain begins: Celery's own ``apply_async`` of a chain takes no producer, nor confirms."""
+    first, *others = sent.unchain_tasks()
+    own = {name: value for name, value in sent.options.items() if name not in _SPREAD}
+    started: Signature[Any] = first
+    started.options.update(own, **({"chain": others[::-1]} if others else {}))
+    return started
+
+
+#: Beside the signature in a payload.
+_DECLARED = "declared_options"
+#: Options of a chain that ``unchain_tasks`` gives to its members.
+_SPREAD = frozenset({"link", "link_error"})
 
 
 def _checked(message: object) -> Signature[Any]:
@@ -78,17 +124,29 @@ def _headers_and_parents(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
     return headers, {"root_id": task.request.root_id or task.request.id, "parent_id": task.request.id}
 
 
-def _make_times_absolute(options: dict[str, Any]) -> None:
+def _take_due_time(app: Celery, options: dict[str, Any]) -> int:
+    """Take ``countdown`` and ``eta`` out of options, and make ``expires`` absolute; return when the message is due.
+
+    A broker is not asked to hold a message back: on Redis, what waits for longer than the visibility timeout is delivered again
+    and again.
+
+    Returns:
+        Milliseconds since the epoch; 0 if that is over, or was not asked for.
+    """
     now = datetime.now(UTC)
-    if (countdown := options.pop("countdown", None)) is not None:
-        options["eta"] = now + timedelta(seconds=countdown)
     if isinstance(options.get("expires"), (int, float)):
         options["expires"] = now + timedelta(seconds=options["expires"])
+    countdown, eta = options.pop("countdown", None), options.pop("eta", None)
+    due = now + timedelta(seconds=countdown) if countdown is not None else maybe_iso8601(eta)
+    if due is None:
+        return 0
+    aware = maybe_make_aware(due, app.timezone)
+    return math.ceil(aware.timestamp() * 1000) if aware > now else 0
 
 
-def _encode(task: str, sent: Signature[Any], max_bytes: int) -> str:
+def _encode(task: str, sent: dict[str, Any], max_bytes: int) -> str:
     try:
-        payload = dumps(dict(sent))
+        payload = dumps(sent)
         loads(payload)  # kombu reads some dictionaries as values of its own, and may not be able to
     except (TypeError, ValueError, EncodeError) as exc:
         raise InvalidMessage(task, [("", f"it cannot be encoded as JSON and read again: {exc}")]) from exc

@@ -1,34 +1,81 @@
-"""The message headers: which instances caused a message. Plain participants hand them on without knowing of sagas."""
+"""The message headers: which instances caused a message, and to which one it is addressed.
+
+Plain participants hand the causation on without knowing of sagas. An address goes no further than its message.
+"""
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
-from celery_sagas.engine.session import MAX_CAUSATION, Session, current_session
+from celery_sagas.engine.run import Addressed
+from celery_sagas.engine.session import MAX_CAUSATION, Session
+from celery_sagas.errors import InvalidMessage
 
 #: Saga name to instance id, at most ``MAX_CAUSATION`` of them.
 CAUSATION = "saga_causation"
 #: The id of the message whose task published this one.
 CAUSE = "saga_cause"
+#: Of a timeout: the instance it goes to, and its id.
+ADDRESS = "saga_address"
+#: The id under which a message is remembered, for producers that have one of their own; else the task's id.
+MESSAGE_ID = "saga_message_id"
+#: The name of the aggregator whose item a message is.
+AGGREGATOR = "saga_aggregator"
 #: How often this message was put off because the store could not serve it.
 PUT_OFF = "saga_put_off"
 
 _MAX_CHARACTERS = 255
 
 
-def read_causation(request: Any) -> dict[str, str]:
-    """Return the causation of the message a task runs for; what is not of its form is left out.
-
-    A direct call, or an eager task, was not published, so that nobody could stamp it: it has the causation of the task that
-    runs around it.
-    """
-    around = current_session()
-    if around is not None and (request.called_directly or request.is_eager) and not _is_stamped(request.headers or {}):
-        return dict(around.causation)
+def stamped_causation(request: Any) -> dict[str, str]:
+    """Return the causation that the message bears for which a task runs; what is not of its form is left out."""
     found = _header(request, CAUSATION)
     if not isinstance(found, Mapping):
         return {}
     pairs = list(found.items())[-MAX_CAUSATION:]
     return {saga: instance for saga, instance in pairs if _is_name(saga) and _is_name(instance)}
+
+
+def address_headers(instance_id: str, timeout: str) -> dict[str, Any]:
+    """Return the headers of a timeout."""
+    return {ADDRESS: {"instance": instance_id, "timeout": timeout}}
+
+
+def read_address(request: Any) -> Addressed | None:
+    """Return where the message of a task is addressed to, if it is a timeout.
+
+    Raises:
+        InvalidMessage: It has an address that cannot be read.
+    """
+    found = _header(request, ADDRESS)
+    if found is None:
+        return None
+    if isinstance(found, Mapping):
+        instance, timeout = found.get("instance"), found.get("timeout")
+        if isinstance(instance, str) and _is_name(instance) and isinstance(timeout, str) and _is_name(timeout):
+            return Addressed(instance, timeout)
+    raise InvalidMessage(str(request.task), [(ADDRESS, "the header is no address")])
+
+
+def read_message_id(request: Any) -> str:
+    """Return the id under which a message is remembered: what its producer calls it, else the task's id."""
+    named = _header(request, MESSAGE_ID)
+    return named if isinstance(named, str) and named else str(request.id or uuid4())
+
+
+def check_message_id(step: str, named: object) -> None:
+    """Refuse a producer's message id that no store could keep.
+
+    Raises:
+        InvalidMessage: It is no text of 1 to 255 printable characters.
+    """
+    if named is not None and not is_message_id(named):
+        raise InvalidMessage(step, [(MESSAGE_ID, f"the header is no text of 1 to {_MAX_CHARACTERS} printable characters")])
+
+
+def is_message_id(value: object) -> bool:
+    """Whether a store can keep a producer's id: a text of 1 to 255 printable characters."""
+    return isinstance(value, str) and _is_name(value) and value.isprintable()
 
 
 def read_put_off(request: Any) -> int:
@@ -44,11 +91,12 @@ def causation_headers(session: Session) -> dict[str, Any]:
 
 def stamp(headers: dict[str, Any], session: Session) -> None:
     """Put the causation on a message, unless it has one, or is the session's own message sent again (``retry``, ``replace``)."""
-    if headers.get("id") != session.message_id and not _is_stamped(headers):
+    if headers.get("id") != session.task_id and not is_stamped(headers):
         headers.update(causation_headers(session))
 
 
-def _is_stamped(headers: Mapping[str, Any]) -> bool:
+def is_stamped(headers: Mapping[str, Any]) -> bool:
+    """Whether a message bears what ``stamp`` puts on it."""
     return CAUSE in headers or CAUSATION in headers
 
 

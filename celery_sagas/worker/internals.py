@@ -3,7 +3,8 @@
 ``shared_task`` itself is made of these; their behaviour is pinned in ``tests/assumptions``.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import Celery, _state
@@ -14,6 +15,35 @@ def current_app() -> Celery:
     """Return the current app itself, not the proxy for it."""
     app: Celery = _state.get_current_app()
     return app
+
+
+def running_requests() -> Iterator[Any]:
+    """Yield the requests of the tasks that run here (in this thread, or greenlet), the innermost first."""
+    state: Any = _state
+    depths: dict[int, int] = {}
+    for task in reversed(state._task_stack.stack or ()):
+        depth = depths[id(task)] = depths.get(id(task), 0) + 1
+        requests = task.request_stack.stack or ()
+        if depth <= len(requests):
+            yield requests[-depth]
+
+
+def declared_options(task: Any) -> dict[str, Any]:
+    """Return the options of publishing with which a task was declared, where they are not those of every task of its app."""
+    conf, given = task.app.conf, task._get_exec_options()
+    usual = {"serializer": conf.task_serializer, "priority": conf.task_default_priority}
+    return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+
+
+def is_terminating() -> bool:
+    """Whether this process is a worker that a cold shutdown ends.
+
+    Celery's handler of the signal raises in the main thread where the pool cannot end its tasks: under ``solo`` that is a task,
+    and the error says nothing about its message.
+    """
+    state = sys.modules.get("celery.worker.state")
+    how: object = getattr(state, "should_terminate", None)  # an exit code, which may be 0
+    return how is not None and how is not False
 
 
 def is_finalised() -> bool:

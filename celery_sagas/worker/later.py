@@ -3,20 +3,71 @@
 Celery's own ``retry()`` is not used: when its publish fails, the message is lost.
 """
 
+import contextlib
 import logging
 import random
+import time
 from typing import Any, NoReturn
 
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_sagas.errors import PublishError
+from celery_sagas.errors import PublishError, Retry, StoreError
 from celery_sagas.worker.headers import PUT_OFF, read_put_off
 from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.redelivery import longest_redelivery_s
+from celery_sagas.worker.runtime import runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds; well below every broker's visibility or consumer time-out.
+#: Seconds; well below every broker's consumer time-out.
 _LONGEST_DELAY_S = 30.0
+#: The part of the time after which a broker delivers a message again: it must not come twice because it waits.
+_OF_REDELIVERY = 1 / 3
+#: Seconds for which a message is held that can be neither handled nor kept, before the broker gets it back.
+HELD_S = 3.0
+
+
+def postpone(task: Any, reason: Exception) -> NoReturn:
+    """Put the running message off, or leave it to the broker, whatever stands in the way.
+
+    Raises:
+        Ignore: It was published again.
+        Reject: The broker keeps this delivery.
+    """
+    try:
+        publisher = runtime_of(task.app).publisher
+        if isinstance(publisher, ConfirmedPublisher):
+            put_off(task, publisher, reason)
+    except (Ignore, Reject):
+        raise
+    except Exception as exc:  # such as a message that cannot even be encoded
+        give_back(exc)
+    give_back(reason)
+
+
+def give_back(reason: Exception) -> NoReturn:
+    """Leave the running message to the broker, after a pause: it comes again at once, and would meet the same trouble.
+
+    Raises:
+        Reject: The broker keeps this delivery.
+    """
+    with contextlib.suppress(SoftTimeLimitExceeded):  # it ends the pause, and says nothing about the message
+        time.sleep(HELD_S)
+    raise Reject(repr(reason), requeue=True) from reason
+
+
+def put_off_if_it_helps(task: Any, error: StoreError) -> None:
+    """Put the running message off if there is one, and the same message may succeed later; else return.
+
+    Raises:
+        Ignore: It was published again.
+        Reject: The broker keeps this delivery.
+    """
+    publisher = runtime_of(task.app).publisher
+    if task.request.called_directly or task.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
+        return
+    if error.retry in (Retry.AT_ONCE, Retry.LATER):
+        put_off(task, publisher, error)
 
 
 def put_off(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
@@ -27,7 +78,7 @@ def put_off(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoRe
         Reject: It could not be published; the broker keeps this delivery.
     """
     count = read_put_off(task.request)
-    delay = _delay(count)
+    delay = _delay(count, longest_redelivery_s(task.app))
     logger.warning("%s[%s] is put off by %.1f s: %s", task.name, task.request.id, delay, reason)
     _publish_again(task, publisher, delay, task.request.retries, count + 1)
     raise Ignore()
@@ -54,8 +105,9 @@ def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retri
         publisher.publish_signature(again)
     except PublishError as exc:
         logger.warning("%s[%s] could not be published again, the broker keeps it: %s", task.name, request.id, exc.reason)
-        raise Reject(exc.reason, requeue=True) from exc
+        give_back(exc)
 
 
-def _delay(count: int) -> float:
-    return float(min(_LONGEST_DELAY_S, 2.0 ** min(count, 10))) * (0.5 + 0.5 * random.random())
+def _delay(count: int, redelivery_s: float | None) -> float:
+    longest = _LONGEST_DELAY_S if redelivery_s is None else min(_LONGEST_DELAY_S, redelivery_s * _OF_REDELIVERY)
+    return float(min(longest, 2.0 ** min(count, 10))) * (0.5 + 0.5 * random.random())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, RecoverableChannelError
 from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
@@ -11,8 +12,8 @@ from kombu import pools
 from kombu.exceptions import LimitExceeded, OperationalError
 
 from celery_sagas.engine.dispatch import Message
-from celery_sagas.errors import PublishError
-from celery_sagas.worker.freeze import thawed
+from celery_sagas.errors import Doubtful, PublishError
+from celery_sagas.worker.freeze import restored, thawed
 
 #: Seconds that the broker may take to answer: to a connection, to a command, to a message.
 DEADLINE_S = 5
@@ -22,8 +23,14 @@ _TRANSPORT_OPTIONS = {
     "amqp": {"confirm_publish": True, "read_timeout": DEADLINE_S, "write_timeout": DEADLINE_S},
     "redis": {"socket_timeout": DEADLINE_S, "socket_connect_timeout": DEADLINE_S},
 }
-#: They say nothing about the message: the broker is away, too many publish at once, or this task's time is over.
-_CONNECTION_ERRORS = (OSError, OperationalError, LimitExceeded, SoftTimeLimitExceeded)
+#: They say nothing about the message: too many publish at once, or this task's time is over.
+_PASSING_ERRORS = (LimitExceeded, SoftTimeLimitExceeded)
+#: The broker is away, or ends the connection over the message.
+_CONNECTION_ERRORS = (OSError, OperationalError)
+#: By which an AMQP broker that is there refuses one message, or the client one that cannot be written.
+_REFUSALS = (ChannelError, FrameSyntaxError, MessageNacked)
+#: Those of them that may pass: a queue is full, or held by another connection.
+_PASSING_REFUSALS = (RecoverableChannelError, MessageNacked)
 
 
 class ConfirmedPublisher:
@@ -33,39 +40,84 @@ class ConfirmedPublisher:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        driver = app.connection_for_write().transport.driver_type
-        options = {**_TRANSPORT_OPTIONS.get(driver, {}), **app.conf.broker_transport_options}
+        self.driver = str(app.connection_for_write().transport.driver_type)  #: what kind of broker it is
+        options = {**_TRANSPORT_OPTIONS.get(self.driver, {}), **app.conf.broker_transport_options}
         connection = app.connection_for_write(transport_options=options, connect_timeout=DEADLINE_S)
         self._connections: Any = connection.Pool(limit=app.conf.broker_pool_limit)
         self._producers: Any = pools.ProducerPool(self._connections, limit=app.conf.broker_pool_limit)
-        self._options: dict[str, Any] = {"confirm_timeout": DEADLINE_S} if driver == "amqp" else {}
+        self._connection_errors: tuple[type[BaseException], ...] = (*_CONNECTION_ERRORS, *connection.connection_errors)
+        self._refusals: tuple[type[BaseException], ...] = _REFUSALS if self.driver == "amqp" else ()
+        self._options: dict[str, Any] = {"confirm_timeout": DEADLINE_S} if self.driver == "amqp" else {}
 
     def publish(self, message: Message) -> None:
-        """Publish a row of the outbox."""
+        """Publish a row of the outbox. A row counts its failures, so that a refusal counts even if it may pass."""
         try:
             sent = thawed(self._app, message.payload)
         except Exception as exc:
-            raise PublishError(f"its row cannot be read: {exc!r}", connection=False) from exc
-        self.publish_signature(sent)
+            raise PublishError(f"its row cannot be read: {exc!r}", connection=isinstance(exc, _PASSING_ERRORS)) from exc
+        try:
+            self.publish_signature(sent)
+        except Doubtful as exc:
+            if refusal := self.refusal_of(exc):
+                raise PublishError(exc.reason, connection=False) from refusal
+            raise
 
     def publish_signature(self, sent: Signature[Any]) -> None:
         """Publish a signature that has an id.
 
         Raises:
             PublishError: It was not confirmed.
+            Doubtful: Nor is it known whether that is about the broker or about the message, or it may pass.
         """
+        is_connected = False
         try:
             with self._producer() as producer:
+                is_connected = True
                 sent.apply_async(producer=producer, retry=True, retry_policy=_RETRY_POLICY, **self._options)
         except Exception as exc:
-            raise PublishError(repr(exc), connection=isinstance(exc, _CONNECTION_ERRORS)) from exc
+            cause = self.refusal_of(exc) or exc
+            raise self._error_of(cause, is_connected) from cause
+
+    def _error_of(self, exc: BaseException, is_connected: bool) -> PublishError:
+        if not is_connected or isinstance(exc, _PASSING_ERRORS):
+            return PublishError(repr(exc), connection=True)
+        may_pass = isinstance(exc, _PASSING_REFUSALS if isinstance(exc, self._refusals) else self._connection_errors)
+        return Doubtful(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
+
+    def is_about_broker(self, error: BaseException) -> bool:
+        """Tell whether an error is the end of a channel or of its connection, or may be."""
+        refusal = self.refusal_of(error)
+        return isinstance(error, self._connection_errors) if refusal is None else isinstance(refusal, ChannelError)
+
+    def refusal_of(self, error: BaseException) -> BaseException | None:
+        """Return a broker's refusal of a message that an error is, or is caused by: kombu wraps those that it would try again."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, self._refusals):
+            cause = cause.__cause__
+        return cause
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        """Lend a connection to the broker, which is closed if it is interrupted."""
+        with self._producer() as producer:
+            yield producer.connection
+
+    @contextmanager
+    def confirming(self) -> Iterator[dict[str, Any]]:
+        """Lend the options with which Celery's own functions publish a message confirmed, within a deadline."""
+        with self._producer() as producer:
+            yield {"producer": producer, "retry": True, "retry_policy": _RETRY_POLICY, **self._options}
 
     @contextmanager
     def _producer(self) -> Iterator[Any]:
-        """Lend a producer. One that was interrupted loses its connection: the next command would read this one's answer."""
+        """Lend a producer that is connected: what fails before, a login for instance, says nothing about a message.
+
+        One that was interrupted loses its connection: the next command would read this one's answer.
+        """
         producer = self._producers.acquire(block=True, timeout=DEADLINE_S)
         is_sound = False
         try:
+            producer.connection.ensure_connection(**_RETRY_POLICY)
             yield producer
             is_sound = True
         finally:
@@ -89,7 +141,7 @@ class EagerPublisher:
 
     def publish(self, message: Message) -> None:
         """Run a row of the outbox."""
-        self.publish_signature(thawed(self._app, message.payload))
+        self.publish_signature(restored(self._app, message.payload))
 
     def publish_signature(self, sent: Signature[Any]) -> None:
         """Run a signature."""

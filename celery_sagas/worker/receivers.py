@@ -1,37 +1,61 @@
-"""Signal receivers: they bracket each task with a session and stamp what is published in it.
+"""Signal receivers: they look at what is published while a task runs, and close connections when a process ends.
 
 Celery swallows a receiver's exceptions, so that none of them decides anything.
 """
 
+import logging
+import sys
+from types import FrameType
 from typing import Any
 
 from celery import signals
 
-from celery_sagas.engine.session import Session, close_session, current_session, open_session
-from celery_sagas.worker.headers import read_causation, stamp
+from celery_sagas.worker.headers import stamp
 from celery_sagas.worker.internals import current_app
-from celery_sagas.worker.runtime import close_runtime
+from celery_sagas.worker.runtime import close_runtime, runtime_of
+from celery_sagas.worker.sessions import current_session
 
-_OPENED = "_celery_sagas_session"
+logger = logging.getLogger("celery_sagas")
 
-
-def open_task_session(task: Any = None, task_id: str = "", **_: object) -> None:
-    """Open the session of a task that begins, whether it is a step or a plain participant."""
-    task.request.__dict__[_OPENED] = open_session(task_id, read_causation(task.request))
-
-
-def close_task_session(task: Any = None, **_: object) -> None:
-    """Close the session of a task that ended, however it did."""
-    session: Session | None = task.request.__dict__.pop(_OPENED, None)
-    if session is not None:
-        close_session(session)
+#: Whose frames do not tell who publishes.
+_LIBRARIES = frozenset({"celery", "kombu", "celery_sagas", "vine"})
 
 
-def stamp_message(headers: dict[str, Any] | None = None, **_: object) -> None:
-    """Put the causation of the running task on a message that it publishes."""
+def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, **_: object) -> None:
+    """Put the causation of the running task on a message that it publishes; report one that a step should have sent."""
     session = current_session()
-    if session is not None and headers is not None:
-        stamp(headers, session)
+    if session is None or headers is None:
+        return
+    stamp(headers, session)
+    if session.sending is not None and headers.get("id") != session.task_id:
+        _report_raw_send(session.sending.step, str(sender))
+
+
+def _report_raw_send(step: str, task: str) -> None:
+    """Report a message that a step publishes by itself, once for each place in the code (WV-06)."""
+    place = _calling_place()
+    if place in _reported or runtime_of(current_app()).settings.raw_sends == "allow":
+        return
+    _reported.add(place)
+    logger.warning(
+        "%s publishes %s itself (%s:%d): it is sent even if the step fails, and again whenever it runs. "
+        "Use send(), or set saga_raw_sends = 'allow'",
+        step,
+        task,
+        *place,
+    )
+
+
+#: Places that were reported in this process.
+_reported: set[tuple[str, int]] = set()
+
+
+def _calling_place() -> tuple[str, int]:
+    """Return the file and line from which Celery was called to publish."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def close_process(sender: Any = None, **_: object) -> None:
@@ -41,8 +65,6 @@ def close_process(sender: Any = None, **_: object) -> None:
 
 def connect() -> None:
     """Connect the receivers; again changes nothing."""
-    signals.task_prerun.connect(open_task_session, dispatch_uid="celery_sagas.open")
-    signals.task_postrun.connect(close_task_session, dispatch_uid="celery_sagas.close")
-    signals.before_task_publish.connect(stamp_message, dispatch_uid="celery_sagas.stamp")
+    signals.before_task_publish.connect(look_at_message, dispatch_uid="celery_sagas.publish")
     signals.worker_process_shutdown.connect(close_process, dispatch_uid="celery_sagas.process_shutdown")
     signals.worker_shutdown.connect(close_process, dispatch_uid="celery_sagas.shutdown")

@@ -3,11 +3,15 @@
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from celery import Celery
 
+from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.gate import Rules
 from celery_sagas.engine.commit import Limits
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.run import Services
@@ -26,7 +30,9 @@ class Runtime:
 
     def __init__(self, app: Celery) -> None:
         self.settings = read_settings(app.conf)
+        self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = open_app_backend(app, self.settings)
+        self.batches = self._open_batches()
         self.publisher = EagerPublisher(app) if app.conf.task_always_eager else ConfirmedPublisher(app)
         self.services = Services(
             backend=self.backend,
@@ -38,6 +44,27 @@ class Runtime:
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 
+    def _open_batches(self) -> Backend:
+        """Return the backend that keeps what aggregators buffer: most often the same one."""
+        url = self.settings.aggregator_backend
+        if url is None or url == self.settings.backend:
+            return self.backend
+        return open_backend(url, prefix=self.settings.prefix, options={})
+
+    def rules_of(self, definition: AggregatorDefinition) -> Rules:
+        """Return what an aggregator asks of its store."""
+        rules = self._rules.get(definition.name)
+        if rules is None or rules[0] is not definition:
+            settings = self.settings
+            retention_s = settings.journal_retention or self.batches.journal_retention_s
+            made = definition.rules(
+                retention_ms=int(retention_s * 1000),
+                max_attempts=settings.max_deliveries,
+                lease_ms=int(settings.lease_ttl * 1000),
+            )
+            rules = self._rules[definition.name] = (definition, made)
+        return rules[1]
+
     def prepare(self, *, processes: int) -> None:
         """Make the backend ready: create missing tables, refuse what is unsafe.
 
@@ -48,18 +75,24 @@ class Runtime:
             ConfigurationError: The backend cannot be used, or cannot keep the promise.
             StoreUnavailable: It cannot be reached.
         """
+        for backend in dict.fromkeys((self.backend, self.batches)):
+            self._prepare(backend, processes)
+
+    def _prepare(self, backend: Backend, processes: int) -> None:
         try:
-            for warning in self.backend.prepare(create_schema=self.settings.create_schema, processes=processes):
-                logger.warning("%s: %s", self.backend.url, warning)
+            for warning in backend.prepare(create_schema=self.settings.create_schema, processes=processes):
+                logger.warning("%s: %s", backend.url, warning)
         except UnsafeBackend as exc:
             if self.settings.unsafe_backend == "refuse":
                 raise
-            logger.warning("%s: %s", self.backend.url, exc)
+            logger.warning("%s: %s", backend.url, exc)
 
     def close(self) -> None:
         """Close every connection."""
+        self.services.dispatcher.close()
         self.publisher.close()
-        self.backend.close()
+        for backend in dict.fromkeys((self.backend, self.batches)):
+            backend.close()
 
 
 def open_app_backend(app: Celery, settings: Settings) -> Backend:
@@ -98,6 +131,20 @@ def close_runtime(app: Celery) -> None:
         runtime.close()
     else:
         _inherited.append(runtime)
+
+
+@contextmanager
+def borrowed_backend(app: Celery) -> Iterator[Backend]:
+    """Lend the backend to the main process of a worker: that of its tasks, if they run there; else one that is closed again.
+
+    Connections that are open when the pool forks would be inherited.
+    """
+    process, runtime = _runtimes.get(app, (0, None))
+    if runtime is not None and process == os.getpid():
+        yield runtime.backend
+        return
+    with closing(open_app_backend(app, read_settings(app.conf))) as backend:
+        yield backend
 
 
 def _make(app: Celery) -> Runtime:

@@ -1,6 +1,7 @@
 """``Saga``: the class that users derive from. Its fields are the state, its decorators make the steps."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from celery import Task
@@ -17,6 +18,7 @@ from celery_sagas.stores.records import Entry
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.step import BoundStep, Step, register
+from celery_sagas.worker.timeouts import Delay, due_time, schedule, waiting
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -146,11 +148,15 @@ class Saga(State):
         """
         return _decorator(cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, options=options)
 
-    def send(self, signature: "Signature[Any]") -> str:
+    def send(self, signature: "Signature[Any]", *, after: Delay | None = None) -> str:
         """Send a message: stored with this step's commit, published after it, or not at all.
 
+        What is sent is gone: it survives the end of the instance. ``schedule`` is for what is to end with it.
+
         Args:
-            signature: Of one task, or a chain. It is encoded now: later changes of its arguments are not seen.
+            signature: Of one task, or a chain. It is encoded now: later changes of its arguments are not seen. A ``countdown``
+                or ``eta`` in its options does what ``after`` does.
+            after: How long it waits in the backend, not in the broker; a ``timedelta`` or seconds.
 
         Returns:
             The message's id; for a chain, its last task's. The same message handled again sends under the same id.
@@ -160,7 +166,47 @@ class Saga(State):
             InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``.
             MisuseError: No step runs on this object.
         """
-        return self._in_step("send").require_sending("send").send(signature)
+        due_at = None if after is None else waiting(due_time(after))
+        return self._in_step("send").require_sending("send").send(signature, due_at)
+
+    def schedule(
+        self,
+        target: "Step[Self, ..., Any] | Signature[Any] | str",
+        *,
+        after: Delay | None = None,
+        at: datetime | None = None,
+        name: str | None = None,
+    ) -> str:
+        """Schedule a timeout: a message to this very instance, which ends with it (PM-25, WV-14).
+
+        It is handled by this instance or by none: not if it was withdrawn or replaced in the meantime, wherever it waited, and
+        not by a later instance with the same key (NS-09). It waits in the backend, so that it may be due in a year.
+
+        Args:
+            target: A step of this saga, a signature of one (``remind.s("again")``), or its name.
+            after: How long from now: a ``timedelta`` or seconds.
+            at: When: an aware time, in the place of ``after``.
+            name: A timeout with a name takes the place of the one that has it; without one, each call adds a timeout.
+
+        Returns:
+            Its id, by which ``unschedule`` knows it if it has no name.
+
+        Raises:
+            TypeError: Neither or both of ``after`` and ``at`` are given, or the target is of another type.
+            ValueError: The time is naive, or beyond all dates.
+            InvalidMessage: The arguments do not fit the step.
+            MisuseError: The target is no step of this saga, or no step runs on this object.
+        """
+        due_at = due_time(after, at)
+        return schedule(self._in_step("schedule"), _concrete(type(self)), target, due_at, name)
+
+    def unschedule(self, name: str) -> None:
+        """Withdraw the timeout that has a name, or this id; if there is none, nothing happens.
+
+        Raises:
+            MisuseError: No step runs on this object.
+        """
+        self._in_step("unschedule").timeouts.withdraw(name)
 
     @classmethod
     def find(cls, key: object = None, /, **by: object) -> Self | None:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from celery import Celery
-from celery.local import Proxy
 
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.outcomes import Missing
-from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, is_finalised, on_finalise
+from celery_sagas.worker.internals import after_all_tasks, finalised_apps, on_finalise
+from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.tasks import StepTask, install
 
 if TYPE_CHECKING:
@@ -69,30 +69,11 @@ if TYPE_CHECKING:
 
 else:
 
-    class Step(Proxy):
+    class Step(TaskProxy):
         """A step of a saga: stands for its task in the current app."""
 
-        __slots__ = ("_definition",)
-
-        def __init__(self, definition: StepDefinition) -> None:
-            super().__init__(lambda: current_app().tasks[definition.name], __doc__=definition.function.__doc__)
-            object.__setattr__(self, "_definition", definition)
-
-        def __class_getitem__(cls, parameters: object) -> type["Step"]:
-            return cls
-
-        @property
-        def __class__(self) -> type:
-            """The task's class; before the app is finalised a stand-in: pydantic asks this of whatever it finds in a module."""
-            return self._get_class() if is_finalised() else StepTask
-
-        @property
-        def name(self) -> str:
-            return object.__getattribute__(self, "_definition").name
-
-        @property
-        def handler(self) -> Callable[..., Any]:
-            return object.__getattribute__(self, "_definition").function
+        __slots__ = ()
+        _stand_in = StepTask
 
         def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
             object.__getattribute__(self, "_definition").use_if_missing(function)

@@ -3,20 +3,19 @@
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
-from uuid import uuid4
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from celery import Celery, Task
 from celery.canvas import Signature
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
 from celery_sagas import signals
 from celery_sagas.core.steps import IfMissing, StepDefinition
+from celery_sagas.engine.deliveries import Redelivery
 from celery_sagas.engine.outcomes import Kind, Outcome
-from celery_sagas.engine.run import Delivery
-from celery_sagas.engine.session import Session, close_session, current_session, open_session
+from celery_sagas.engine.run import Addressed, Delivery
+from celery_sagas.engine.session import Session, refuse_inline
 from celery_sagas.engine.unit_of_work import handle
 from celery_sagas.errors import (
     ConfigurationError,
@@ -24,44 +23,44 @@ from celery_sagas.errors import (
     KeyTaken,
     MessageError,
     MisuseError,
-    Retry,
     SagaNotFound,
     StoreError,
     UnreadableState,
 )
-from celery_sagas.worker.headers import read_causation
+from celery_sagas.worker.burials import bury_failures
+from celery_sagas.worker.durable import DurableTask
+from celery_sagas.worker.headers import MESSAGE_ID, check_message_id, read_address
 from celery_sagas.worker.internals import add_task, registered, unregister
-from celery_sagas.worker.later import put_off, retry_missing
+from celery_sagas.worker.later import put_off_if_it_helps, retry_missing
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
 
 logger = logging.getLogger("celery_sagas")
-
-if TYPE_CHECKING:
-    _Task = Task[Any, Any]
-else:
-    _Task = Task  # generic for type checkers only, before Celery 5.6
 
 #: Errors that the same message meets again: ``autoretry_for`` does not retry them.
 HOPELESS = (MessageError, DefinitionError, ConfigurationError, MisuseError, UnreadableState, KeyTaken)
 
 
-class StepTask(_Task):
+class StepTask(DurableTask):
     """The base of every step's task, in front of the app's own ``Task``, whose names it leaves alone."""
 
     abstract = True
     saga_step: ClassVar[StepDefinition]
 
-    # Nothing is acknowledged unless it is committed: not before the run, not when the worker is lost or out of time.
-    acks_late = True
-    reject_on_worker_lost = True
-    acks_on_timeout = False  # Celery 5.7; before it, one flag covers time limits and failures
-    ignore_result = True
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
+    ) -> Any:
+        """Publish a message, its arguments encoded by their annotations.
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Any:
-        """Publish a message, its arguments encoded by their annotations."""
+        A task that is delivered again publishes it under the same id, so that its step drops the repeat.
+        """
         args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
-        return super().apply_async(args, kwargs, *positional, **options)
+        check_message_id(self.name, (options.get("headers") or {}).get(MESSAGE_ID))
+        session = current_session()
+        if task_id is None and session is not None and session.sending is None:
+            task_id = new_message_id(session, self.name, [args, kwargs])
+        return super().apply_async(args, kwargs, task_id, *positional, **options)
 
     def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
         """Return a signature, its arguments encoded; those of a partial one, to which an answer may be added, by their types."""
@@ -81,34 +80,54 @@ class StepTask(_Task):
 
 def handle_message(task: StepTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Handle the message that a step's task runs for now, or that a direct call makes."""
-    step, request, runtime = task.saga_step, task.request, runtime_of(task.app)
+    step, request = task.saga_step, task.request
+    _refuse_inline(step, request)
     if request.called_directly or request.is_eager:
         args, kwargs = step.arguments.encode(args, kwargs)  # what came through a broker is encoded
-    with _session(step, request) as session:
-        delivery = Delivery(session.message_id, step.arguments.bind(args, kwargs), session, _caller(task, step))
-        try:
-            outcome = handle(runtime.services, step, delivery)
-        except (StoreError, SagaNotFound) as exc:
-            _later(task, request, runtime, exc)
+    if not request.called_directly:
+        return _handle(task, request, session_of(request), step.arguments.bind(args, kwargs))
+    with direct_session(request) as session:
+        return _handle(task, request, session, step.arguments.bind(args, kwargs))
+
+
+def _refuse_inline(step: StepDefinition, request: Any) -> None:
+    try:
+        refuse_inline(step.name, open_sessions())
+    except MisuseError as exc:
+        if request.called_directly or request.is_eager:
             raise
+        # a worker that is being ended runs what it has prefetched inside the handler that it interrupts
+        raise Reject(repr(exc), requeue=True) from exc
+
+
+def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, Any]) -> Any:
+    step, runtime = task.saga_step, runtime_of(task.app)
+    try:
+        address, redelivery = _address_of(task, request), _redelivery_of(request, runtime)
+        delivery = Delivery(session.message_id, bound, session, _caller(task, step), address, redelivery, task.name)
+        outcome = handle(runtime.services, step, delivery)
+    except (StoreError, SagaNotFound) as exc:
+        _later(task, request, runtime, exc)
+        raise
     _tell(task, outcome)
+    if outcome.kind is Kind.FAILED:
+        raise Ignore()  # what follows a success, ``link`` or the next of a chain, does not follow it
     return outcome.result
 
 
-@contextmanager
-def _session(step: StepDefinition, request: Any) -> Iterator[Session]:
-    """Return the session that ``task_prerun`` opened, or open one for a direct call."""
-    session = current_session()
-    if not request.called_directly and session is not None and session.message_id == str(request.id):
-        session.refuse_inline(step.name)
-        yield session
-        return
-    opened = open_session(str(request.id or uuid4()), read_causation(request))
-    try:
-        opened.refuse_inline(step.name)
-        yield opened
-    finally:
-        close_session(opened)
+def _address_of(task: StepTask, request: Any) -> Addressed | None:
+    """Return where a timeout goes; a direct call handles a message of its own, whatever task it is made in."""
+    if request.called_directly:
+        return None
+    check_message_id(task.name, (request.headers or {}).get(MESSAGE_ID))
+    return read_address(request)
+
+
+def _redelivery_of(request: Any, runtime: Runtime) -> Redelivery | None:
+    """Return what counts this delivery, if the broker has delivered the message before; its headers may say so for too long."""
+    if request.called_directly or not (request.delivery_info or {}).get("redelivered"):
+        return None
+    return Redelivery(runtime.settings.max_deliveries)
 
 
 def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:
@@ -124,15 +143,14 @@ def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:
 
 def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | SagaNotFound) -> None:
     """Publish the message again if that can help, and if there is a message; else return."""
-    publisher = runtime.publisher
-    if request.called_directly or request.is_eager or not isinstance(publisher, ConfirmedPublisher):
+    if not isinstance(exc, SagaNotFound):
+        put_off_if_it_helps(task, exc)
         return
-    if isinstance(exc, SagaNotFound):
+    publisher = runtime.publisher
+    if not request.called_directly and not request.is_eager and isinstance(publisher, ConfirmedPublisher):
         wanted = task.saga_step.policy is IfMissing.RETRY and exc.saga == task.saga_step.saga.name
         if wanted and (task.max_retries is None or (request.retries or 0) < task.max_retries):
             retry_missing(task, publisher, exc)
-    elif exc.retry in (Retry.AT_ONCE, Retry.LATER):
-        put_off(task, publisher, exc)
 
 
 def install(app: Celery, step: StepDefinition) -> None:
@@ -148,6 +166,7 @@ def install(app: Celery, step: StepDefinition) -> None:
         options["dont_autoretry_for"] = (*not_retried, *HOPELESS, Reject)  # Celery's retry would lose what the broker keeps
         options.update(bind=True, name=name, base=_base(base), saga_step=step)
         add_task(app, _run_of(step), **options)
+        bury_failures(registered(app, name))
 
 
 def _base(base: "type[Task[Any, Any]]") -> "type[Task[Any, Any]]":
@@ -168,9 +187,17 @@ def _run_of(step: StepDefinition) -> Any:
     return run
 
 
+_LEVELS = {
+    Kind.IGNORED: logging.INFO,
+    Kind.MISSING: logging.INFO,
+    Kind.DUPLICATE: logging.INFO,
+    Kind.FAILED: logging.WARNING,
+}
+
+
 def _tell(task: StepTask, outcome: Outcome) -> None:
     """Make visible what came of the message: in the log, and by signals."""
-    level = logging.INFO if outcome.kind in (Kind.IGNORED, Kind.MISSING, Kind.DUPLICATE) else logging.DEBUG
+    level = _LEVELS.get(outcome.kind, logging.DEBUG)
     logger.log(
         level,
         "%s[%s] %s: %s %r%s",
@@ -185,5 +212,5 @@ def _tell(task: StepTask, outcome: Outcome) -> None:
         signals.saga_started.send(sender=task, outcome=outcome)
     if outcome.kind is Kind.COMPLETED:
         signals.saga_completed.send(sender=task, outcome=outcome)
-    if outcome.kind is Kind.IGNORED:
+    if outcome.kind in (Kind.IGNORED, Kind.DROPPED):
         signals.step_ignored.send(sender=task, outcome=outcome)

@@ -6,14 +6,20 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from billiard.pool import ApplyResult, TimeoutHandler
 from celery import Celery, Task, _state, shared_task, signals
 from celery.app import trace
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
 from celery.utils.dispatch import Signal
+from celery.worker.consumer import Consumer
+from celery.worker.request import Request
+from celery.worker.strategy import default as default_strategy
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.worker import internals
@@ -447,3 +453,129 @@ class _Valued(Exception):
         super().__init__(name, number)
         self.name = name
         self.number = number
+
+
+class TestFailures:
+    """What dead letters lean on."""
+
+    def test_run_may_be_wrapped_again_outside_of_autoretry(self, app: Celery, worker: Worker) -> None:
+        """The tracer takes the ``run`` that the task has by then."""
+        app.finalize()
+
+        def fail() -> None:
+            raise Failure
+
+        internals.add_task(app, fail, name="fails", autoretry_for=(Failure,), max_retries=1, default_retry_delay=0)
+        task, seen = app.tasks["fails"], []
+        inner = task.run
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return inner(*args, **kwargs)
+            except Exception as exc:
+                seen.append(type(exc))
+                raise
+
+        task.run = run
+        task.delay()
+        worker.run()
+
+        assert seen == [Retry, Failure]
+
+    def test_own_choices_of_a_task_have_one_base(self) -> None:
+        assert all(issubclass(each, TaskPredicate) for each in (Ignore, Reject, Retry))
+
+    def test_retry_that_cannot_be_published_is_rejected_for_good(
+        self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that a step's ``retry`` has the broker keep it."""
+
+        @app.task(name="retries", bind=True)
+        def task(self: Any) -> None:
+            raise self.retry()
+
+        task.delay()
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError
+
+        monkeypatch.setattr(app.tasks["retries"], "apply_async", fail)
+        delivered = worker.one()
+
+        assert isinstance(delivered.error, Reject)
+        assert not delivered.error.requeue
+
+    def test_pool_reports_a_time_limit_twice_before_it_kills(self) -> None:
+        """First ``on_failure``, then ``on_timeout``, so that the message is settled while the process is still there."""
+        calls: list[str] = []
+        result = ApplyResult(
+            {},
+            None,
+            timeout_callback=lambda soft, timeout: calls.append("on_timeout"),
+            error_callback=lambda _: calls.append("on_failure"),
+        )
+        result._worker_pid, result._timeout = 1, 1.0
+        handler = TimeoutHandler([], {}, None, None)
+        handler._process_by_pid = lambda pid: (object(), 0)  # type: ignore[method-assign]
+        handler._trywaitkill = lambda process: calls.append("kill")  # type: ignore[method-assign]
+
+        handler.on_hard_timeout(result)
+
+        assert calls == ["on_failure", "on_timeout", "kill"]
+
+    def test_request_that_was_settled_is_settled_once(self, app: Celery) -> None:
+        """What a subclass has acknowledged, ``on_failure`` and ``on_timeout`` do not reject, and the other way round."""
+        fates: list[str] = []
+
+        @app.task(name="timed", acks_late=True)
+        def task() -> None: ...
+
+        def request() -> Request:
+            task.delay()
+            with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
+                message = queue.get_nowait()
+                message.ack()
+            return Request(message, app=app, on_ack=lambda *_: fates.append("ack"), on_reject=lambda *_: fates.append("reject"))
+
+        first, second = request(), request()
+        first.acknowledge()
+        first.reject(requeue=True)
+        second.reject(requeue=True)
+        second.acknowledge()
+
+        assert fates == ["ack", "reject"]
+
+    def test_strategy_subclasses_the_tasks_request_class(self) -> None:
+        """Which is read when the strategy is made."""
+        assert "symbol_by_name(task.Request)" in inspect.getsource(default_strategy)
+
+    def test_unknown_task_is_rejected_before_its_signal(self) -> None:
+        """A receiver of ``task_unknown`` comes too late to keep the message."""
+        events: list[str] = []
+        message = SimpleNamespace(
+            headers={"id": "m1", "task": "nosuch"}, properties={}, delivery_info={}, body="", payload=None,
+            reject_log_error=lambda *_: events.append("rejected"),
+        )  # fmt: skip
+        with Celery(set_as_current=False) as app:
+            consumer = Mock(app=app, connection_errors=(), event_dispatcher=None)
+
+            def hear(**_: object) -> None:
+                events.append("told")
+
+            signals.task_unknown.connect(hear)
+            try:
+                Consumer.on_unknown_task(consumer, None, message, KeyError("nosuch"))
+            finally:
+                signals.task_unknown.disconnect(hear)
+
+        assert events == ["rejected", "told"]
+
+    def test_consumer_takes_its_own_attribute_for_unknown_tasks(self) -> None:
+        """One that a bootstep has put there: it is read when the consumer begins to consume."""
+        seen: list[tuple[Any, ...]] = []
+        consumer = Mock(strategies={}, on_unknown_task=lambda *given: seen.append(given))
+        message = SimpleNamespace(headers={"task": "nosuch"})
+
+        Consumer.create_task_handler(consumer)(message)
+
+        assert [given[:2] for given in seen] == [(None, message)]

@@ -26,6 +26,14 @@ class Line:
 
 
 Report = Callable[..., None]
+
+
+@pytest.fixture
+def deployments_folder(tmp_path: Path) -> Path:
+    """Keep everything on a disk, as users do."""
+    return tmp_path
+
+
 _lines: list[Line] = []
 
 

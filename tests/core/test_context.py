@@ -4,7 +4,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from celery_sagas.core.context import Frozen, SagaView, Sending, StepContext
+from celery_sagas.core.context import SagaView, StepContext
+from celery_sagas.core.sending import Frozen, Sending
 from celery_sagas.errors import MisuseError
 
 

@@ -7,7 +7,8 @@ from functools import cached_property
 import pytest
 from pydantic import Field, PrivateAttr, ValidationError
 
-from celery_sagas.core.context import MessageView, SagaView, Sending, StepContext
+from celery_sagas.core.context import MessageView, SagaView, StepContext
+from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.errors import MisuseError
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from celery_sagas.core.context import Frozen
+from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition, define_step
 from celery_sagas.engine import conflicts
@@ -17,12 +17,13 @@ from celery_sagas.engine.commit import Limits
 from celery_sagas.engine.dispatch import Dispatcher, Message
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.run import Delivery, Services
-from celery_sagas.engine.session import Session, close_session, open_session
+from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import handle
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import KEY, Entry, Handling, Lookup, Record
+from celery_sagas.stores.records import KEY, Change, Entry, Handling, Lookup, Record
 from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import by_id, effects, found
 from tests.apps import Interposed
 
 GRACE_S = 30.0
@@ -78,11 +79,10 @@ class Engine:
         self, step: StepDefinition, *, id: str | None = None, causation: Mapping[str, str] | None = None, **arguments: Any
     ) -> Outcome:
         """Handle a message, under a new id if none is given."""
-        self.session = session = open_session(id or str(uuid4()), causation or {})
-        try:
-            return handle(self.services, step, Delivery(session.message_id, arguments, session, _call))
-        finally:
-            close_session(session)
+        self.session = session = Session(id or str(uuid4()), dict(causation or {}))
+        outcome = handle(self.services, step, Delivery(session.message_id, arguments, session, _call))
+        self.services.dispatcher.confirmations.flush()  # as happens a moment later
+        return outcome
 
     def interpose(self) -> Interposed:
         """Let something happen around the operations of this engine's store, and not of the rivals'."""
@@ -95,6 +95,14 @@ class Engine:
     def record(self, key: str = "42", property: str = KEY) -> Record | None:
         """Look an order up."""
         return self.backend.sagas.find(Lookup(("order",), property, key)).record
+
+    def rewrite(self, **values: Any) -> Record:
+        """Have the store keep other values in the order 42, such as another pending map; return it."""
+        record = self.record()
+        assert record is not None, "there is no order 42"
+        kept = {"schema_version": record.schema_version, "data": record.data, "pending": record.pending}
+        self.backend.sagas.update(record, Change((record.saga,), **{**kept, **values}), effects(record))
+        return found(self.backend, by_id(record.id))
 
     def data(self, key: str = "42") -> dict[str, Any]:
         """Return an order's stored fields."""

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from celery_sagas.core.state import State
-from celery_sagas.engine.alternates import alternates_of, difference, indexed, key_of, pending_with
+from celery_sagas.engine.alternates import alternates_of, difference, key_of
 from celery_sagas.errors import InvalidState
 
 
@@ -63,12 +63,6 @@ def test_key_that_is_none_or_unset() -> None:
     for item in (Item.model_construct(shop=None, number=1), Item.model_construct(number=1)):
         with pytest.raises(InvalidState, match="shop, number"):
             key_of(ITEM, "k", item)
-
-
-def test_what_is_indexed_is_kept_with_the_record() -> None:
-    """``also_by`` may have changed since."""
-    assert indexed(pending_with({"tracking": "T1"})) == {"tracking": "T1"}
-    assert indexed(pending_with({})) == {}
 
 
 def test_difference_is_sorted() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.engine.dispatch import Dispatcher
-from celery_sagas.errors import PublishError, StillUnsent, StoreUnavailable
+from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Handling, Outgoing
 from celery_sagas.testing.clock import Clock
@@ -16,6 +16,7 @@ from tests.engine.conftest import GRACE_S, Boom, Engine, Order, Recorder, send, 
 ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
 ALONE = PublishError("it is too large", False)
 AWAY = PublishError("the broker is away", True)
+LOST = Doubtful("the connection was lost", True)
 
 
 @pytest.fixture
@@ -38,6 +39,7 @@ def test_publishes_in_order_and_confirms(dispatcher: Dispatcher, publisher: Reco
     dispatcher.dispatch(ROWS, 1000.0)
 
     assert publisher.ids == ["id-a", "id-b", "id-c"]
+    dispatcher.confirmations.flush()
     assert backend.outbox.count() == 0
 
 
@@ -50,6 +52,7 @@ def test_bad_message_does_not_stop_the_next(
     dispatcher.dispatch(ROWS, 1000.0)
 
     assert publisher.ids == ["id-a", "id-c"]
+    dispatcher.confirmations.flush()
     assert backend.outbox.count() == 1
     assert "id-b was not confirmed by the broker and stays in the outbox: it is too large" in caplog.text
 
@@ -61,7 +64,36 @@ def test_absent_broker_is_asked_once(dispatcher: Dispatcher, publisher: Recorder
     dispatcher.dispatch(ROWS, 1000.0)
 
     assert publisher.ids == ["id-a"]
+    dispatcher.confirmations.flush()
     assert backend.outbox.count() == 2
+
+
+def test_row_over_which_the_connection_is_lost_does_not_hold_up_the_next(
+    dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, clock: Clock
+) -> None:
+    """It is to blame if that is accepted, and counted."""
+    publisher.errors = [LOST]
+
+    dispatcher.dispatch(ROWS, 1000.0)
+
+    assert publisher.ids == ["id-b", "id-c"]
+    dispatcher.confirmations.flush()
+    clock.advance(int(GRACE_S * 1000))
+    assert [(row.id, row.attempts) for row in backend.outbox.claim_due("the test", 10, 1)] == [("row-a", 1)]
+
+
+@pytest.mark.parametrize("second", [LOST, AWAY], ids=["lost", "away"])
+def test_two_that_fail_in_a_row_end_it(
+    dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, clock: Clock, second: PublishError
+) -> None:
+    """Nothing is counted, and the relay goes on."""
+    publisher.errors = [LOST, second]
+
+    dispatcher.dispatch(ROWS, 1000.0)
+
+    assert publisher.ids == []
+    clock.advance(int(GRACE_S * 1000))
+    assert [row.attempts for row in backend.outbox.claim_due("the test", 10, 1)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("age_s", "published"), [(GRACE_S / 2, 3), (GRACE_S / 2 + 0.01, 0)])
@@ -101,12 +133,13 @@ def test_failed_confirm_is_logged(
         def confirm(self, token: str, ids: Sequence[str]) -> int:
             raise StoreUnavailable("store", "away")
 
-    dispatcher.outbox = Outbox()  # type: ignore[assignment]
+    dispatcher.confirmations.outbox = Outbox()  # type: ignore[assignment]
 
     dispatcher.dispatch(ROWS, 1000.0)
+    dispatcher.confirmations.flush()
 
     assert len(publisher.published) == 3
-    assert "3 published messages could not be removed from the outbox" in caplog.text
+    assert "published messages could not be removed from the outbox" in caplog.text
 
 
 def test_nothing_to_send_asks_nobody(dispatcher: Dispatcher) -> None:
@@ -230,3 +263,22 @@ class TestLeftovers:
 def test_each_process_has_a_token(backend: MemoryBackend, publisher: Recorder) -> None:
     """The lease is one process's."""
     assert Dispatcher(backend.outbox, publisher, 1).owner != Dispatcher(backend.outbox, publisher, 1).owner
+
+
+def test_what_was_published_before_an_interruption_is_removed(
+    dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be sent again."""
+    publish = publisher.publish
+
+    def interrupted(message: Any) -> None:
+        if message.id == "row-b":
+            raise KeyboardInterrupt
+        publish(message)
+
+    monkeypatch.setattr(publisher, "publish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dispatcher.dispatch(ROWS, 1000.0)
+    dispatcher.confirmations.flush()
+
+    assert backend.outbox.count() == 2

@@ -441,6 +441,17 @@ class TestNothingIsLeftBehind:
             engine.handle(step, order_id="42", count=9)
         assert engine.record() is None
 
+    def test_messages_that_are_too_many(self, engine: Engine) -> None:
+        def place(order: Order, order_id: str, count: int) -> None:
+            for _ in range(count):
+                send(order, "m")
+
+        step = starter(place)
+        engine.handle(step, order_id="41", count=1_000)
+        with pytest.raises(InvalidState, match=r"sends 1001 messages, and 1,000 are allowed"):
+            engine.handle(step, order_id="42", count=1_001)
+        assert engine.record() is None
+
     def test_state_that_is_too_large(self, backend: MemoryBackend) -> None:
         def place(order: Order, order_id: str, text: str) -> None:
             order.note = text

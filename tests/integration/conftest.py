@@ -6,24 +6,38 @@ from typing import Any
 
 import pytest
 
+from tests import folders
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment
 
 #: The engines on which a promise must hold, each with transactions of its own kind.
-ENGINES = ("sqlite", "postgresql", "mariadb")
+ENGINES = ("sqlite", "postgresql", "mariadb", "redis")
+
+#: Over how many hash tags instances are spread in a Redis Cluster.
+SHARDS = 8
 
 Deploy = Callable[..., Deployment]
 
 
 @pytest.fixture
-def deploy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Deploy]:
+def deployments_folder(tmp_path: Path) -> Iterator[Path]:
+    """Make a folder for what deployments keep, such as SQLite's files.
+
+    On a slow disk kombu's filesystem transport may read a message that is not written yet, and end the worker.
+    """
+    with folders.in_memory(otherwise=tmp_path) as folder:  # processes are killed here, and no machine
+        yield folder
+
+
+@pytest.fixture
+def deploy(request: pytest.FixtureRequest, deployments_folder: Path) -> Iterator[Deploy]:
     """Return a function that makes a deployment on a broker and a backend, each given by name or by URL."""
     made: list[Deployment] = []
 
     def make(app: str, broker: str, backend: str, **settings: Any) -> Deployment:
-        folder = tmp_path / str(len(made))
-        folder.mkdir()
-        deployment = Deployment(_broker(request, broker), _backend(request, backend, folder), folder, app, settings)
+        (folder := deployments_folder / f"deployment-{len(made)}").mkdir()
+        url = _backend(request, backend, folder / "sagas.sqlite3")
+        deployment = Deployment(_broker(request, broker), url, folder, app, settings)
         made.append(deployment)
         return deployment
 
@@ -56,7 +70,10 @@ def _broker(request: pytest.FixtureRequest, name: str) -> str:
     return "filesystem://" if name == "filesystem" else str(request.getfixturevalue(f"{name}_url"))
 
 
-def _backend(request: pytest.FixtureRequest, name: str, folder: Path) -> str:
+def _backend(request: pytest.FixtureRequest, name: str, file: Path) -> str:
     if "://" in name:
         return name
-    return f"sqlite:///{folder}/sagas.sqlite3" if name == "sqlite" else str(request.getfixturevalue(f"{name}_url"))
+    if name == "sqlite":
+        return f"sqlite:///{file}"
+    url = str(request.getfixturevalue(f"{name}_url"))
+    return f"{url}?shards={SHARDS}" if name == "redis_cluster" else url

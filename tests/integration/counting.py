@@ -4,7 +4,8 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.integration.worker import Deployment, wait_until
+from tests.integration.worker import Deployment
+from tests.waiting import wait_until
 
 ADD = "counter.add"
 ADD_AND_TELL = "counter.add_and_tell"

@@ -20,8 +20,9 @@ class Proxy:
         self._lock = threading.Lock()
         self._flowing = threading.Event()
         self._flowing.set()
-        self._swallow: bytes | None = None
+        self._swallow: tuple[bytes, ...] = ()
         self.swallowed = 0  #: answers
+        self.requests = 0  #: as many as the clients waited between
         self._listener: socket.socket | None = self._listen(0)
         self._port = self._listener.getsockname()[1]
         user, at, _ = parts.netloc.rpartition("@")
@@ -55,9 +56,9 @@ class Proxy:
         """Let everything through again, after ``silence``."""
         self._flowing.set()
 
-    def swallow(self, request: bytes) -> None:
-        """Wait for a request that contains these bytes; when the server has answered it, cut the connection instead."""
-        self._swallow = request
+    def swallow(self, *requests: bytes) -> None:
+        """Wait for a request that contains one of these; when the server has answered it, cut the connection instead."""
+        self._swallow = requests
 
     def close(self) -> None:
         """End it."""
@@ -91,9 +92,10 @@ class Proxy:
     def wants(self, request: bytes) -> bool:
         """Tell whether the answer to this request is to be swallowed; once."""
         with self._lock:
-            wanted = self._swallow is not None and self._swallow in request
+            self.requests += 1
+            wanted = any(each in request for each in self._swallow)
             if wanted:
-                self._swallow = None
+                self._swallow = ()
             return wanted
 
     def wait(self) -> None:
@@ -114,7 +116,7 @@ class _Link:
         """Forward what the client says."""
         for data in _received(self._client):
             self._proxy.wait()
-            self._is_swallowing = self._is_swallowing or self._proxy.wants(data)
+            self._is_swallowing = self._proxy.wants(data) or self._is_swallowing
             if not _send(self._server, data):
                 break
         _reset(self._server)

@@ -2,21 +2,23 @@
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, ADD_AND_TELL, TOLD
 from tests.integration.proxy import Proxy
-from tests.integration.worker import Deployment, Worker, wait_until
+from tests.integration.worker import Deployment, Worker
+from tests.waiting import wait_until
 
 #: The lease of the rows that a commit writes. Seconds.
 GRACE = 3.0
 
 
-def _deployment(deploy: Deploy, broker: str, proxy: Proxy) -> Deployment:
+def _deployment(deploy: Deploy, broker: str, proxy: Proxy, **settings: Any) -> Deployment:
     """Return a deployment whose workers consume directly and publish through the proxy."""
-    deployment = deploy("counters", broker, "sqlite", saga_dispatch_grace=GRACE)
+    deployment = deploy("counters", broker, "sqlite", saga_dispatch_grace=GRACE, **settings)
     deployment.settings["broker_read_url"] = deployment.broker
     deployment.settings["broker_write_url"] = proxy.url
     return deployment
@@ -24,26 +26,54 @@ def _deployment(deploy: Deploy, broker: str, proxy: Proxy) -> Deployment:
 
 @pytest.mark.parametrize("how", ["refuse", "silence"])
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
-def test_what_a_step_sends_waits_in_the_outbox(deploy: Deploy, proxied: Callable[[str], Proxy], broker: str, how: str) -> None:
+def test_what_a_step_sends_waits_for_the_relay(deploy: Deploy, proxied: Callable[[str], Proxy], broker: str, how: str) -> None:
     proxy = proxied(broker)
     deployment = _deployment(deploy, broker, proxy)
+    worker, _ = _send_while_away(deployment, proxy, how)
+    worker.wait_logged("the relay could not go on")
+    _bring_back(proxy, how)
+    deployment.wait_handled(TOLD, 2)
+    worker.wait_logged("the relay works again")
+    _assert_told(deployment)
+    assert deployment.handled(ADD_AND_TELL) == 2
+
+
+def test_what_a_step_sends_waits_for_a_repeat(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
+    """Where no relay runs."""
+    proxy = proxied("rabbitmq")
+    deployment = _deployment(deploy, "rabbitmq", proxy, saga_relay=False)
+    worker, message_id = _send_while_away(deployment, proxy, "refuse")
+    _bring_back(proxy, "refuse")
+    _redeliver_until_told(deployment, worker, message_id)
+    _assert_told(deployment)
+    assert deployment.handled(ADD_AND_TELL) == 2
+
+
+def _send_while_away(deployment: Deployment, proxy: Proxy, how: str) -> tuple[Worker, str]:
+    """Have a step send something while the broker is away; return its worker, and its message's id."""
     worker = deployment.start("prefork", 1).wait_ready()
     deployment.send(ADD_AND_TELL, name="a", amount=1)
     deployment.wait_handled(TOLD, 1)  # the publisher is connected
+    wait_until(lambda: deployment.backend.outbox.count() == 0, "the broker's confirmation")
     getattr(proxy, how)()
     message_id = deployment.send(ADD_AND_TELL, task_id=str(uuid.uuid4()), name="a", amount=2)
     worker.wait_logged(f"add_and_tell[{message_id}] succeeded")
     assert deployment.state("counter", "a") == {"name": "a", "value": 3, "count": 2}
     assert deployment.backend.outbox.count() == 1
+    return worker, message_id
+
+
+def _bring_back(proxy: Proxy, how: str) -> None:
     if how == "refuse":
         proxy.accept()
     else:
         proxy.cut()
         proxy.speak()
-    _redeliver_until_told(deployment, worker, message_id)
+
+
+def _assert_told(deployment: Deployment) -> None:
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
     assert deployment.state("tally", "a") == {"name": "a", "value": 3, "count": 2}
-    assert deployment.backend.outbox.count() == 0
-    assert deployment.handled(ADD_AND_TELL) == 2
     assert deployment.failures() == []
 
 

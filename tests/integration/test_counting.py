@@ -9,7 +9,7 @@ INCREMENTS = 5_000
 COUNTERS = 100
 
 
-@pytest.mark.parametrize(("engine", "broker"), list(zip(ENGINES, ("redis", "redis", "rabbitmq"), strict=True)))
+@pytest.mark.parametrize(("engine", "broker"), list(zip(ENGINES, ("redis", "redis", "rabbitmq", "redis"), strict=True)))
 def test_sums_are_exact(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("counters", broker, engine)
     wanted = increments(INCREMENTS, COUNTERS)

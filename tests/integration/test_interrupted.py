@@ -2,14 +2,15 @@
 
 import pytest
 
-from tests.integration.conftest import Deploy
+from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.counting import ADD_AND_TELL, assert_conserved, increments, send_all
 
-MESSAGES = 150
+MESSAGES = 100
 
 
 @pytest.mark.parametrize(
-    ("engine", "pool"), [("sqlite", "solo"), ("sqlite", "prefork"), ("postgresql", "prefork"), ("mariadb", "prefork")]
+    ("engine", "pool"),
+    [("sqlite", "solo"), *((engine, "prefork") for engine in ENGINES)],
 )
 def test_soft_time_limits_leave_nothing_behind(deploy: Deploy, engine: str, pool: str) -> None:
     deployment = deploy("interrupted", "redis", engine)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all, sums, values
-from tests.integration.worker import wait_until
+from tests.waiting import wait_until
 
 #: How kombu's Redis transport gives the messages of a killed worker to others: when, and how often it looks. Seconds.
 VISIBILITY = {
@@ -28,6 +28,8 @@ POINTS = [f"{when} {stage}" for stage in ("find", "commit", "publish", "confirm"
         ("postgresql", "rabbitmq", {}),
         ("postgresql", "redis", {"broker_transport_options": VISIBILITY}),
         ("mariadb", "rabbitmq", {}),
+        ("redis", "rabbitmq", {}),
+        ("redis", "redis", {"broker_transport_options": VISIBILITY}),
     ],
 )
 def test_nothing_is_lost_or_doubled_when_workers_are_killed(
@@ -62,11 +64,36 @@ def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, en
 
 
 def test_redelivery_publishes_what_a_dead_process_left(deploy: Deploy) -> None:
-    """Nobody stands in for a relay here: the repeat of the message waits until the lease of the dead has ended."""
-    deployment = deploy("kill_points", "rabbitmq", "postgresql", saga_dispatch_grace=2)
+    """There is no relay here: the repeat of the message waits until the lease of the dead has ended."""
+    deployment = deploy("kill_points", "rabbitmq", "postgresql", saga_dispatch_grace=2, saga_relay=False)
     deployment.start("prefork", len(POINTS)).wait_ready()
     wanted = [(point, 1) for point in POINTS]
     send_all(deployment, ADD_AND_TELL, wanted)
     deployment.wait_handled(TOLD, len(wanted))
-    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    deployment.relay()  # rows that were published, and that their process had no time to remove: everybody drops the repeats
+    wait_until(lambda: deployment.queued() == 0 and deployment.backend.outbox.count() == 0, deployment.describe)
     assert values(deployment, "tally", sums(wanted)) == sums(wanted)
+    assert deployment.handled(TOLD) == len(wanted)
+
+
+RELAY_POINTS = [f"{when} {stage}" for stage in ("claim", "publish", "confirm") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize("engine", ["postgresql", "redis"])
+def test_no_timeout_is_lost_or_doubled_wherever_the_relay_dies(deploy: Deploy, engine: str) -> None:
+    """One relay after the other dies; what it had claimed is sent when its lease has ended."""
+    deployment = deploy("deadly_relay", "redis", engine, saga_relay=False, saga_lease_ttl=1, saga_relay_interval=0.1)
+    deployment.start("prefork", 2).wait_ready()
+    for point in RELAY_POINTS:
+        deployment.send("reminder.remind", name=point, seconds=0.1, times=3)
+        deployment.start_relay(CELERY_SAGAS_TEST_POINT=point).wait_ended()
+    assert {path.stem for path in deployment.folder.glob("*.once")} == set(RELAY_POINTS)
+    deployment.start_relay()
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    deployment.wait_handled("reminder.reminded", 3 * len(RELAY_POINTS))
+    wait_until(lambda: deployment.queued() == 0, "an empty queue")
+    assert deployment.handled("reminder.reminded") == 3 * len(RELAY_POINTS)
+    assert [deployment.state("reminder", point) for point in RELAY_POINTS] == [
+        {"name": point, "count": 3} for point in RELAY_POINTS
+    ]
+    assert deployment.failures() == []

@@ -1,12 +1,21 @@
 """Workers that must not start: they say why, end with an error, and consume nothing."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from tests.integration.conftest import Deploy
+from celery_sagas.stores.redis.placement import LAYOUT_VERSION
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.tables import LAYOUT
+from tests import servers
+from tests.integration.conftest import ENGINES, Deploy
+from tests.integration.worker import Deployment
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,7 @@ WRONG = {
     "driver": Wrong("celery-sagas[postgresql]", {"saga_backend": "postgresql://localhost/x"}, without="psycopg"),
     "postgresql": Wrong("is unavailable: ", {"saga_backend": "postgresql://u:secret@127.0.0.1:1/x"}),
     "mariadb": Wrong("is unavailable: ", {"saga_backend": "mysql://u:secret@127.0.0.1:1/x"}),
+    "redis": Wrong("is unavailable: ", {"saga_backend": "redis://:secret@127.0.0.1:1/0"}),
     "memory": Wrong("--pool=", {"saga_backend": "memory://"}),
     "autocommit": Wrong("isolation_level", {"saga_backend_options": {"isolation_level": "AUTOCOMMIT"}}),
     "schema": Wrong("sagas schema", {"saga_create_schema": False}),
@@ -45,6 +55,60 @@ def test_they_end_before_they_consume(deploy: Deploy, tmp_path: Path) -> None:
         assert WRONG[name].says in worker.log.rstrip().splitlines()[-1], worker.log
         assert "secret" not in worker.log
         assert deployments[name].queued() == 1, name
+
+
+@pytest.mark.parametrize("release", ["older", "newer"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_another_release_has_stored_is_left_alone(deploy: Deploy, tmp_path: Path, engine: str, release: str) -> None:
+    """By workers and by the relay alone; the release that has stored it finds everything as it was (WV-06)."""
+    with _database(engine, tmp_path) as url:
+        deployment = deploy("counters", "redis", url)
+        deployment.start("prefork", 2).wait_ready()
+        deployment.send("counter.add", name="a", amount=1)
+        deployment.wait_handled("counter.add", 1)
+        assert deployment.workers[0].stop() == 0
+        own, other = LAYOUTS[engine], LAYOUTS[engine] + (1 if release == "newer" else -1)
+        _set_layout(deployment, own, other)
+        deployment.send("counter.add", name="a", amount=2)
+        for refused in (deployment.start("prefork", 2), deployment.start_relay()):
+            assert refused.wait_ended() != 0
+            assert not refused.is_ready
+            assert re.search(rf"layout \W*{other}\b.* {own}\b", refused.log.rstrip().splitlines()[-1]), refused.log
+        assert deployment.queued() == 1
+        _set_layout(deployment, other, own)
+        assert deployment.state("counter", "a") == {"name": "a", "value": 1, "count": 1}
+        deployment.start("prefork", 2)
+        deployment.wait_handled("counter.add", 2)
+        assert deployment.state("counter", "a") == {"name": "a", "value": 3, "count": 2}
+        assert deployment.failures() == []
+
+
+#: The layout that this release knows.
+LAYOUTS = {**dict.fromkeys(("sqlite", "postgresql", "mariadb"), LAYOUT), "redis": LAYOUT_VERSION}
+
+
+@contextmanager
+def _database(engine: str, folder: Path) -> Iterator[str]:
+    """Make a database for this test alone: its tables have one layout, whatever the prefix."""
+    if engine == "sqlite":
+        yield f"sqlite:///{folder}/sagas.sqlite3"
+    else:
+        with servers.database(engine) as url:
+            yield url
+
+
+def _set_layout(deployment: Deployment, before: int, after: int) -> None:
+    """Have it that another release has stored everything."""
+    backend: Any = deployment.backend
+    if isinstance(backend, SqlBackend):
+        with backend.database.connect() as connection:
+            connection.exec_driver_sql(f"UPDATE saga_layout SET version = {after}")
+            assert connection.exec_driver_sql("SELECT version FROM saga_layout").scalar() == after
+    else:
+        with redis.Redis.from_url(deployment.backend_url) as client:
+            meta = f"{{{deployment.name}:meta}}"
+            assert client.hget(meta, "layout") == f"{before} 1".encode()
+            client.hset(meta, "layout", f"{after} 1")
 
 
 def _without(module: str, folder: Path) -> str:

@@ -5,7 +5,7 @@ import pytest
 from tests import servers
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.counting import ADD, ADD_AND_TELL, TOLD, increments, send_all, sums, values
-from tests.integration.worker import wait_until
+from tests.waiting import wait_until
 
 WORKERS = 10
 

@@ -4,14 +4,19 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_sagas.stores.redis.scripts import load
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, increments, send_all, sums, values
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment
 
-SERVERS = ("postgresql", "mariadb")
+SERVERS = ("postgresql", "mariadb", "redis")
 #: What the commit's request contains, as long as the driver has not prepared it.
-COMMIT = {"postgresql": b"INSERT INTO saga_journal", "mariadb": b"COMMIT"}
+COMMIT = {
+    "postgresql": (b"INSERT INTO saga_journal",),
+    "mariadb": (b"COMMIT",),
+    "redis": (load("saga_insert").sha.encode(), load("saga_update").sha.encode()),
+}
 
 
 @pytest.fixture(params=SERVERS)
@@ -63,7 +68,7 @@ def test_a_commit_whose_answer_is_lost_counts_once(deployment: Deployment, serve
     deployment.start("prefork", 1).wait_ready()
     for message, each in enumerate(wanted):
         if message in (0, 2, 4):  # on a connection that is new, and on ones that have worked
-            proxy.swallow(COMMIT[server])
+            proxy.swallow(*COMMIT[server])
         send_all(deployment, ADD, [each])
         deployment.wait_handled(ADD, message + 1)
     _assert_exact(deployment, wanted)

@@ -10,52 +10,39 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from celery import Celery, signature
 from kombu.exceptions import ChannelError
 from kombu.utils.json import loads
-from sqlalchemy import text
 
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Entry, Lookup
 from celery_sagas.stores.urls import open_backend
+from tests.integration.handled import counting
 from tests.servers import unique
+from tests.waiting import DEADLINE_S, wait_until
 
 #: Where the worker processes find their app modules, wherever they run.
 APPS = Path(__file__).resolve().parent / "apps"
-#: Seconds that anything may take at most: generous, since it is only waited for by a test that is about to fail.
-DEADLINE_S = 60.0
-_POLL_S = 0.05
 _LOG_TAIL = 4_000
+#: The sagas in ``apps`` that are not spread over shards.
+_WITH_ALTERNATE_KEYS = ("order",)
 #: Later than the end of any lease. Milliseconds.
 _MUCH_LATER_MS = 3_600_000
 
-T = TypeVar("T")
-
-
-def wait_until(condition: Callable[[], T], what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> T:
-    """Return the first true value of a condition; fail with ``what`` if there is none within the deadline."""
-    give_up = time.monotonic() + deadline_s
-    while True:
-        if value := condition():
-            return value
-        if time.monotonic() > give_up:
-            raise AssertionError(f"not within {deadline_s:.0f} s: {what if isinstance(what, str) else what()}")
-        time.sleep(_POLL_S)
-
 
 class Worker:
-    """One ``celery worker``, in a process group of its own."""
+    """One ``celery worker``, or another of Celery's commands that runs until it is ended, in a process group of its own."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
-        self.name = unique("worker")
+    def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path, name: str) -> None:
+        self.name = name
         self._log = folder / f"{self.name}.log"
         self._ready = folder / f"{self.name}.ready"
         environment = {**environment, "CELERY_SAGAS_TEST_READY": str(self._ready)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "celery", *command, "--hostname", f"{self.name}@localhost"],
+                [sys.executable, "-m", "celery", *command],
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.PIPE,  # which ends with this process: see ``apps/deployed.py``
@@ -78,6 +65,11 @@ class Worker:
     def is_ready(self) -> bool:
         """Whether it consumes."""
         return self._ready.exists()
+
+    @property
+    def ready_at(self) -> float:
+        """When it began to consume, in seconds since the epoch."""
+        return self._ready.stat().st_mtime
 
     @property
     def is_running(self) -> bool:
@@ -139,20 +131,27 @@ class Deployment:
         #: Its clock is ahead: no lease of a worker lasts.
         self.later: Backend = self._open(lambda: time.time_ns() // 1_000_000 + _MUCH_LATER_MS)
         self.backend: Backend = self._open(None)
+        self._handled = counting(self.backend, self.name)
 
     def _common(self) -> dict[str, Any]:
-        common: dict[str, Any] = {
+        return {
             "broker_url": self.broker,
+            "broker_transport_options": self._transport_options(),
             "task_default_queue": self.name,
             "saga_backend": self.backend_url,
             "saga_prefix": self.name,
         }
+
+    def _transport_options(self) -> dict[str, Any]:
+        options = self.settings.get("broker_transport_options", {})
         if self.broker.startswith("filesystem"):
             folder = self.folder / "broker"
             folder.mkdir(exist_ok=True)
             folders = {name: str(folder) for name in ("data_folder_in", "data_folder_out", "control_folder")}
-            common["broker_transport_options"] = {**folders, "polling_interval": 0.05}
-        return common
+            return {**folders, "polling_interval": 0.05, **options}
+        if self.broker.startswith("redis"):  # whoever shares these keys gives each other's messages back to the queues
+            return {**{f"{key}_key": f"{self.name}-{key}" for key in ("unacked", "unacked_index", "unacked_mutex")}, **options}
+        return options
 
     def _open(self, clock: Callable[[], int] | None) -> Backend:
         return open_backend(self.backend_url, prefix=self.name, options={}, clock=clock)
@@ -170,11 +169,41 @@ class Deployment:
     def start(self, pool: str = "prefork", concurrency: int = 2, *options: str, queue: str = "", **environment: str) -> Worker:
         """Start a worker; see ``Worker.wait_ready``."""
         level = environment.pop("level", "INFO")
-        command = ["-A", self.app, "worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
-        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        worker = Worker([*command, *quiet, *options], {**self._environment(), **environment}, self.folder)
+        name = unique("worker")
+        command = ["worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", f"{name}@localhost"]
+        return self._run([*command, *quiet, *options], environment, name)
+
+    def start_relay(self, **environment: str) -> Worker:
+        """Start the relay alone; it has written ``The relay runs.`` once it does."""
+        return self._run(["sagas", "relay", "-l", "DEBUG"], environment, unique("relay"))
+
+    def _run(self, command: list[str], environment: Mapping[str, str], name: str) -> Worker:
+        worker = Worker(["-A", self.app, *command], {**self._environment(), **environment}, self.folder, name)
         self.workers.append(worker)
         return worker
+
+    def command(self, *arguments: str) -> str:
+        """Run one of Celery's commands to its end; return what it has written."""
+        return self._run_to_end("-m", "celery", "-A", self.app, *arguments)
+
+    def script(self, path: Path, *arguments: str) -> str:
+        """Run a script to its end; return what it has written."""
+        return self._run_to_end(str(path), *arguments)
+
+    def _run_to_end(self, *command: str) -> str:
+        environment = {**self._environment(), "CELERY_SAGAS_TEST_READY": os.devnull}
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def _environment(self) -> dict[str, str]:
         given = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
@@ -185,6 +214,7 @@ class Deployment:
             "worker_lost_wait": 0.2,  # seconds until the message of a pool process that died is rejected
             "broker_connection_retry_on_startup": True,
             **self.settings,
+            "broker_transport_options": self._transport_options(),
         }
         return {
             **os.environ,
@@ -212,6 +242,13 @@ class Deployment:
             except ChannelError:  # on Redis there is no empty queue
                 return 0
 
+    def unacknowledged(self) -> int:
+        """Count the messages that kombu's Redis transport has delivered, and that are not done; other brokers do not tell."""
+        if not self.broker.startswith("redis"):
+            return 0
+        with self.client.connection_for_read() as connection, connection.channel() as channel:
+            return int(channel.client.zcard(channel.unacked_index_key))
+
     # State
 
     def prepare(self) -> None:
@@ -220,7 +257,8 @@ class Deployment:
 
     def state(self, saga: str, key: str) -> dict[str, Any] | None:
         """Return the stored state of an instance."""
-        record = self.backend.sagas.find(Lookup((saga,), KEY, key)).record
+        lookup = Lookup((saga,), KEY, key, spread=saga not in _WITH_ALTERNATE_KEYS)
+        record = self.backend.sagas.find(lookup).record
         return None if record is None else json.loads(record.data)
 
     def history(self, saga: str, key: str) -> list[Entry]:
@@ -233,10 +271,7 @@ class Deployment:
 
     def handled(self, step: str) -> int:
         """Count the journal's entries of a step."""
-        count = "SELECT count(*) FROM saga_journal WHERE prefix = :prefix AND step = :step"
-        database: Any = self.backend
-        with database.database.connect() as connection:
-            return int(connection.scalar(text(count), {"prefix": self.name, "step": step}))
+        return self._handled(step)
 
     def wait_handled(self, step: str, count: int, deadline_s: float = DEADLINE_S) -> None:
         """Wait until a step has handled a number of messages."""

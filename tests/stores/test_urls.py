@@ -11,6 +11,9 @@ import pytest
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores import urls
 from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.cluster import ClusterClient
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.testing.clock import Clock
@@ -37,6 +40,26 @@ def test_sql_uses_the_driver_of_its_extra(url: str, driver: str) -> None:
     backend.close()
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "kind"),
+    [
+        ("redis://me:s3cret@host:6380/2", {}, Client),
+        ("rediss://me:s3cret@host", {}, Client),
+        ("unix://me:s3cret@/run/redis.sock?db=2", {}, Client),
+        ("redis+socket:///run/redis.sock?virtual_host=2", {}, Client),
+        ("sentinel://:s3cret@one:26379/0;sentinel://:s3cret@two:26379", {"master_name": "shop"}, Client),
+        ("redis+cluster://me:s3cret@one:7000,two:7001", {"shards": 16}, ClusterClient),
+        ("rediss+cluster://me:s3cret@one:7000", {}, ClusterClient),
+    ],
+)
+def test_redis(url: str, options: dict[str, Any], kind: type[Client]) -> None:
+    backend = open_backend(url, prefix="", options=options)
+    assert isinstance(backend, RedisBackend)
+    assert type(backend.client) is kind
+    assert backend.url == url.replace("s3cret", "***")
+    backend.close()
+
+
 def test_memory() -> None:
     assert isinstance(open_backend("memory://", prefix="", options={}, clock=Clock()), MemoryBackend)
 
@@ -55,7 +78,12 @@ def test_unsupported_driver_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "driver", "extra"), [("postgresql://host/shop", "psycopg", "postgresql"), ("mariadb://host/shop", "pymysql", "mysql")]
+    ("url", "driver", "extra"),
+    [
+        ("postgresql://host/shop", "psycopg", "postgresql"),
+        ("mariadb://host/shop", "pymysql", "mysql"),
+        ("redis+cluster://host", "redis", "redis"),
+    ],
 )
 def test_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch, url: str, driver: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, driver, None)

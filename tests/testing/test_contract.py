@@ -11,7 +11,11 @@ CONTRACTS = [
     testing.SagaStoreContract,
     testing.OutboxContract,
     testing.JournalContract,
+    testing.DeliveriesContract,
     testing.DeadLettersContract,
+    testing.AggregateStoreContract,
+    testing.BuffersContract,
+    testing.LeftoversContract,
     testing.BackendContract,
     testing.InterleavingContract,
     MachineContract,
@@ -30,7 +34,7 @@ def test_no_part_of_a_contract_hides_another(contract):
 def test_every_test_names_what_it_is_about(contract):
     """The docstring begins with the ids of the contracts."""
     tests = [test for part in contract.__mro__ for name, test in vars(part).items() if name.startswith("test_")]
-    silent = [test.__name__ for test in tests if not re.match(r"(PM|NP|NS)-\d\d|T\d", test.__doc__ or "")]
+    silent = [test.__name__ for test in tests if not re.match(r"(PM|NP|NS|AG)-\d\d|T\d", test.__doc__ or "")]
     assert not silent, f"Begin the docstring with the contract's id: {', '.join(silent)}"
 
 

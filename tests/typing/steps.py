@@ -1,5 +1,6 @@
 """Steps as type checkers see them, with and without celery-types. Checked, never run; see ``sagas.py``."""
 
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, assert_type
 
@@ -101,6 +102,20 @@ def wrong_messages() -> None:
     retry.delay("task", "42")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     paid.delay("42")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     place.apply_async("42", Decimal(3))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def timeouts(order: Order) -> None:
+    assert_type(order.send(place.si("42", Decimal(3)), after=timedelta(days=1)), str)
+    order.send(place.s("42"), after=1.5)
+    assert_type(order.schedule(place, at=datetime.now(UTC)), str)
+    order.schedule(retry, after=3, name="again")
+    order.schedule(place.s("42", Decimal(3)), after=timedelta(minutes=1))
+    order.schedule("place", after=1)
+    order.unschedule("again")
+    assert_type(order.saga.timeouts["again"], datetime)
+    order.schedule(place, after="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.schedule(place, after=1, name=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.unschedule(place)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def handlers(order: Order) -> None:

@@ -10,7 +10,8 @@ from celery.concurrency import prefork, solo, thread
 
 from celery_sagas import Saga
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreUnavailable, UnsafeBackend
-from celery_sagas.worker.bootstep import PrepareBackend, add_bootstep
+from celery_sagas.worker.bootstep import PrepareBackend, RunRelay, add_bootstep
+from celery_sagas.worker.relay import relay_of
 from tests.apps import NewApp, backend_of
 
 
@@ -42,7 +43,7 @@ def test_is_added_to_a_worker_that_begins(app: Celery) -> None:
     for _ in range(2):
         add_bootstep(sender=SimpleNamespace(app=app))
 
-    assert list(app.steps["worker"]) == [PrepareBackend]
+    assert app.steps["worker"] == {PrepareBackend, RunRelay}
     assert any("celery_sagas.bootstep" in str(key) for key, _ in [receiver[:2] for receiver in signals.worker_init.receivers])
 
 
@@ -54,6 +55,17 @@ def test_creates_the_tables(new_app: NewApp, saga: Any, tmp_path: Path) -> None:
     start(worker_of(app, prefork.TaskPool))
 
     assert saga.find("42") is None
+
+
+def test_looks_once_for_each_saga(app: Celery, saga: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend of several parts tells that it would not find the instances, before a message is lost over it."""
+    looked_for: list[Any] = []
+    sagas = backend_of(app).sagas
+    monkeypatch.setattr(sagas, "find", looked_for.append)
+
+    start(worker_of(app))
+
+    assert [(lookup.names, lookup.spread) for lookup in looked_for] == [(("order",), True)]
 
 
 def test_does_not_create_the_tables_if_told_so(new_app: NewApp, saga: Any, tmp_path: Path) -> None:
@@ -147,3 +159,68 @@ def test_step_that_was_defined_late_is_checked(app: Celery, saga: Any) -> None:
 def test_is_started_after_the_pool() -> None:
     """Children of the pool inherit no connection."""
     assert "celery.worker.components:Pool" in PrepareBackend.requires
+    assert PrepareBackend in RunRelay.requires
+
+
+def test_journal_that_forgets_too_early_ends_the_worker(new_app: NewApp, saga: Any) -> None:
+    """The broker would deliver a message again that is no longer known as a repeat."""
+    app = new_app(saga_journal_retention=3600, broker_url="redis://localhost:1")
+
+    with pytest.raises(ConfigurationError, match="saga_journal_retention to more than 3600"):
+        start(worker_of(app))
+
+
+class TestRelay:
+    """It runs from when the pool has started."""
+
+    def run(self, app: Celery) -> RunRelay:
+        worker = worker_of(app)
+        start(worker)
+        step = RunRelay(worker)
+        step.start(worker)
+        return step
+
+    def test_runs_until_it_is_stopped(self, app: Celery, saga: Any) -> None:
+        step = self.run(app)
+        relay = relay_of(app)
+        assert relay is not None
+        assert relay.shown()["running"]
+
+        step.stop(worker_of(app))
+
+        assert not relay.shown()["running"]
+
+    def test_is_stopped_when_the_worker_is_terminated(self, app: Celery, saga: Any) -> None:
+        step = self.run(app)
+        relay = relay_of(app)
+        assert relay is not None
+
+        step.terminate(worker_of(app))
+
+        assert not relay.shown()["running"]
+        assert relay_of(app) is None
+
+    def test_can_be_turned_off(self, new_app: NewApp, saga: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Then somebody else must run one."""
+        app = new_app(saga_relay=False)
+
+        step = self.run(app)
+        step.stop(worker_of(app))
+
+        assert relay_of(app) is None
+        assert "saga_relay is off: this worker sends no timeouts" in caplog.text
+        assert "celery sagas relay" in caplog.text
+
+    def test_does_not_run_in_eager_mode(self, eager: Celery, saga: Any) -> None:
+        """Nothing waits there."""
+        self.run(eager)
+
+        assert relay_of(eager) is None
+
+    def test_does_not_run_without_sagas(self, app: Celery) -> None:
+        """NP-14."""
+        app.conf.saga_backend = "nosuch://"
+
+        self.run(app)
+
+        assert relay_of(app) is None

@@ -8,8 +8,8 @@ from celery.exceptions import MaxRetriesExceededError, Retry
 
 from celery_sagas import Saga, publish
 from celery_sagas.core.message import Message
-from celery_sagas.engine.session import current_session
 from celery_sagas.errors import InvalidMessage, MisuseError, SagaNotFound
+from celery_sagas.worker.sessions import current_session
 from tests.apps import NewApp, backend_of
 
 

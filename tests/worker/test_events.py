@@ -1,13 +1,17 @@
 """Events: one message, fanned out by a worker to each step that subscribes."""
 
+import json
 from typing import Annotated, Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import Ignore
 
 from celery_sagas import Message, Saga, SagaKey, publish, signals
-from celery_sagas.errors import PublishError, SagaError
+from celery_sagas.core.ids import derived_id
+from celery_sagas.errors import PublishError, SagaError, StoreUnavailable
 from celery_sagas.worker.events import PUBLISH, event_name, subscribers
+from celery_sagas.worker.replay import retry_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 
@@ -138,7 +142,7 @@ class TestPublish:
         def ship(order: Any, order_id: str) -> None:
             ids.append(publish(EVENT))
             if len(ids) == 1:
-                raise KeyError
+                raise Ignore
 
         for _ in range(2):
             ship.apply_async(("43",), task_id="m1")
@@ -171,6 +175,22 @@ class TestPublish:
         assert isinstance(raised.value, SagaError)
         assert isinstance(raised.value.__cause__, ConnectionRefusedError)
         assert raised.value.connection
+
+
+@pytest.fixture
+def refused(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tasks whose messages the broker refuses, though it is there."""
+    tasks: list[str] = []
+    publisher = runtime_of(app).publisher
+    publish_signature = publisher.publish_signature
+
+    def sometimes(sent: Any) -> None:
+        if sent.task in tasks:
+            raise PublishError("no such queue") from LookupError("no such queue")
+        publish_signature(sent)
+
+    monkeypatch.setattr(publisher, "publish_signature", sometimes)
+    return tasks
 
 
 class TestFanOut:
@@ -265,26 +285,75 @@ class TestFanOut:
         assert len(order.find("42").seen) == 1
         assert parcel.find("7") is not None
 
-    def test_subscriber_that_cannot_be_sent_to_is_passed_over(
-        self, app: Celery, worker: Worker, sagas: Any, monkeypatch: pytest.MonkeyPatch
+    def test_subscriber_that_cannot_be_sent_to_has_a_dead_letter(
+        self, app: Celery, worker: Worker, sagas: Any, refused: list[str]
     ) -> None:
-        """It is not tried for ever, and the others get the event."""
-        _, parcel = sagas
-        publisher = runtime_of(app).publisher
-        publish_signature, errors = publisher.publish_signature, [PublishError("no such queue", False), None]
+        """It is not tried for ever, the others get the event, and its own message is not lost."""
+        order, parcel = sagas
+        message_id = publish(EVENT)
+        refused.append("order.order_shipped")
 
-        def sometimes(sent: Any) -> None:
-            if error := errors.pop(0):
-                raise error
-            publish_signature(sent)
+        assert (worker.one().error, worker.one().task) == (None, "parcel.parcel_shipped")
+        assert worker.waiting() == []
+        assert parcel.find("7") is not None
+        (letter,) = backend_of(app).dead.list(10)
+        assert (letter.task, letter.saga, letter.error) == ("order.order_shipped", "order", "LookupError")
+        assert letter.message_id == derived_id(message_id, "order.order_shipped")
+
+        refused.clear()
+        retry_letter(app, letter)
+        worker.run()
+        assert len(order.find("42").seen) == 1
+
+    def test_each_subscriber_has_a_letter_of_its_own(self, app: Celery, worker: Worker, sagas: Any, refused: list[str]) -> None:
+        """And the signal tells of each, as of other letters."""
+        heard: list[Any] = []
+
+        def hear(sender: Any, letter: Any, exception: Any, **_: Any) -> None:
+            heard.append((sender.name, letter.task, type(exception)))
 
         publish(EVENT)
-        monkeypatch.setattr(publisher, "publish_signature", sometimes)
-        assert isinstance(worker.one().error, PublishError)
-        worker.run()
+        refused.extend(["order.order_shipped", "parcel.parcel_shipped"])
+        signals.step_failed.connect(hear)
+        try:
+            worker.one()
+        finally:
+            signals.step_failed.disconnect(hear)
 
-        assert parcel.find("7") is not None
-        assert worker.waiting() == []
+        assert sorted(letter.task for letter in backend_of(app).dead.list(10)) == refused
+        assert heard == [(task, task, LookupError) for task in refused]
+
+    def test_letter_of_a_subscriber_keeps_what_caused_the_event(
+        self, app: Celery, worker: Worker, sagas: Any, refused: list[str]
+    ) -> None:
+        """Its step may be correlated by that alone."""
+        app.tasks[PUBLISH].apply_async((event_name(Shipped), EVENT.__json__()), headers={"saga_causation": {"order": "i1"}})
+        refused.append("order.order_shipped")
+        (done,) = [worker.one()]
+
+        (letter,) = backend_of(app).dead.list(10)
+        headers = json.loads(letter.payload)["options"]["headers"]
+        assert headers == {"saga_causation": {"order": "i1"}, "saga_cause": done.id}
+
+    def test_store_that_is_away_puts_the_event_off(self, app: Celery, worker: Worker, sagas: Any, refused: list[str]) -> None:
+        """The message that was sent already does nothing the second time."""
+        order, parcel = sagas
+        publish(EVENT)
+        refused.append("order.order_shipped")
+        add = backend_of(app).dead.add
+
+        def fail(_: Any) -> None:
+            backend_of(app).dead.add = add  # type: ignore[method-assign]
+            refused.clear()
+            raise StoreUnavailable("memory://", "away")
+
+        backend_of(app).dead.add = fail  # type: ignore[method-assign]
+
+        assert isinstance(worker.one().error, Ignore)
+        worker.run()
+        assert len(order.find("42").seen) == 1
+        assert parcel.find("7").saga.version == 1
+        assert backend_of(app).dead.list(10) == []
 
     def test_task_that_retries_itself_publishes_anew(self, app: Celery, worker: Worker, sagas: Any) -> None:
         """It polls, say; its id stays the same."""

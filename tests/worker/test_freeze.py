@@ -11,10 +11,10 @@ from celery import Celery, chain, chord, group
 from celery.canvas import Signature
 
 from celery_sagas import Message, Saga
-from celery_sagas.core.context import Frozen
+from celery_sagas.core.sending import Frozen
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError, PublishError
 from celery_sagas.stores.records import Outgoing
-from celery_sagas.worker.freeze import frozen, thawed
+from celery_sagas.worker.freeze import frozen, restored, thawed
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 
@@ -38,7 +38,7 @@ def freeze(app: Celery) -> Callable[[object], Frozen]:
 
 def thaw(app: Celery, message: Frozen) -> Signature[Any]:
     """Decode it."""
-    return thawed(app, message.payload)
+    return restored(app, message.payload)
 
 
 class TestWhatCanBeSent:
@@ -113,6 +113,17 @@ class TestChains:
         assert (message.message_id, message.answer_id, message.task) == ("id-0", "id-2", "plain")
         assert members[1].options["headers"] == {"tenant": "t"}
 
+    def test_it_begins_with_its_first_task(self, app: Celery, plain: Any, freeze: Any) -> None:
+        """Which bears the others: Celery would publish a chain over a producer of its own, without confirmation."""
+        sent = chain(plain.s(1), plain.s(2), plain.s(3)).set(queue="fast", link_error=plain.si("failed"), link=plain.si("done"))
+        first = thawed(app, freeze(sent).payload)
+
+        assert (first.task, list(first.args), first.options["task_id"], first.options["queue"]) == ("plain", [1], "id-0", "fast")
+        last, second = first.options["chain"]
+        assert [second.options["task_id"], last.options["task_id"]] == ["id-1", "id-2"]
+        assert all(member.options["link_error"] for member in (first, second, last))
+        assert (last.options["link"][0]["args"], first.options.get("link")) == (["done"], None)
+
     def test_every_member_is_caused_by_the_step(self, app: Celery, worker: Worker, plain: Any) -> None:
         class Order(Saga, correlate_by="order_id"):
             order_id: str
@@ -144,8 +155,10 @@ class TestChains:
         place.delay("42")
         worker.run()
 
-        for member in worker.done[1:]:
-            assert member.headers["tenant"] == "t"
+        first, second = worker.done[1:]
+        assert first.headers["tenant"] == "t"
+        assert "tenant" not in second.headers  # as Celery has it: a message id, say, must not be that of two
+        for member in (first, second):
             assert member.headers["saga_cause"] == worker.done[0].id
 
     def test_delays_of_later_members_count_from_the_one_before(self, app: Celery, plain: Any, freeze: Any) -> None:
@@ -157,15 +170,59 @@ class TestChains:
         assert "eta" not in members[1].options
 
 
+class TestDeclaredOptions:
+    """A relay may publish a message whose task it does not know."""
+
+    @pytest.fixture
+    def stranger(self, new_app: NewApp) -> Celery:
+        """An app that does not know the task."""
+        return new_app()
+
+    def test_they_go_with_the_message(self, app: Celery, stranger: Celery, freeze: Any) -> None:
+        @app.task(name="slow", shared=False, time_limit=9, soft_time_limit=5)
+        def slow() -> None: ...
+
+        payload = freeze(slow.si()).payload
+        assert {"time_limit": 9, "soft_time_limit": 5}.items() <= thawed(stranger, payload).options.items()
+        assert "time_limit" not in thawed(app, payload).options  # which knows better: they may have changed since
+
+    def test_what_the_signature_says_goes_first(self, app: Celery, stranger: Celery, freeze: Any) -> None:
+        @app.task(name="slow", shared=False, time_limit=9)
+        def slow() -> None: ...
+
+        assert thawed(stranger, freeze(slow.si().set(time_limit=5)).payload).options["time_limit"] == 5
+
+    def test_of_a_chain_those_of_its_first_task(self, app: Celery, stranger: Celery, plain: Any, freeze: Any) -> None:
+        @app.task(name="slow", shared=False, time_limit=9)
+        def slow() -> None: ...
+
+        assert thawed(stranger, freeze(slow.si() | plain.si()).payload).options["time_limit"] == 9
+
+    def test_of_a_plain_task_there_are_none(self, plain: Any, freeze: Any) -> None:
+        assert "declared_options" not in freeze(plain.si()).payload
+
+
 class TestOptions:
-    """They are kept, and times are absolute: the message may be published later."""
+    """They are kept, but for those that say when: the backend holds the message back, not the broker."""
 
-    def test_countdown_becomes_absolute(self, app: Celery, plain: Any, freeze: Any) -> None:
-        before = datetime.now(UTC)
-        options = thaw(app, freeze(plain.s().set(countdown=60))).options
+    def test_countdown_becomes_the_due_time(self, app: Celery, plain: Any, freeze: Any) -> None:
+        before = datetime.now(UTC).timestamp()
+        message = freeze(plain.s().set(countdown=60))
 
-        assert "countdown" not in options
-        assert timedelta(seconds=60) <= options["eta"] - before < timedelta(seconds=62)
+        assert thaw(app, message).options.keys().isdisjoint(("countdown", "eta"))
+        assert 60 <= message.due_at / 1000 - before < 62
+
+    @pytest.mark.parametrize("options", [{}, {"countdown": 0}, {"countdown": -1}, {"eta": datetime(2000, 1, 1, tzinfo=UTC)}])
+    def test_without_a_time_to_come_it_is_sent_at_once(self, plain: Any, freeze: Any, options: Any) -> None:
+        assert freeze(plain.s().set(**options)).due_at == 0
+
+    @pytest.mark.parametrize("eta", [datetime(2130, 1, 1, tzinfo=UTC), datetime(2130, 1, 1), "2130-01-01T00:00:00+00:00"])
+    def test_eta_becomes_the_due_time(self, app: Celery, plain: Any, freeze: Any, eta: Any) -> None:
+        """A naive one stands in the app's time zone, as for Celery."""
+        message = freeze(plain.s().set(eta=eta))
+
+        assert message.due_at == datetime(2130, 1, 1, tzinfo=UTC).timestamp() * 1000
+        assert "eta" not in thaw(app, message).options
 
     @pytest.mark.parametrize("expires", [60, 60.5])
     def test_expires_becomes_absolute(self, app: Celery, plain: Any, freeze: Any, expires: float) -> None:
@@ -175,16 +232,24 @@ class TestOptions:
         assert timedelta(seconds=expires) <= options["expires"] - before < timedelta(seconds=62)
 
     def test_of_a_chain_too(self, app: Celery, plain: Any, freeze: Any) -> None:
-        options = thaw(app, freeze((plain.s(1) | plain.s(2)).set(countdown=60, expires=90))).options
+        before = datetime.now(UTC)
+        message = freeze((plain.s(1) | plain.s(2)).set(countdown=60, expires=90))
+        options = thaw(app, message).options
 
-        assert "countdown" not in options
-        assert options["expires"] - options["eta"] == timedelta(seconds=30)
+        assert options.keys().isdisjoint(("countdown", "eta"))
+        assert 60 <= message.due_at / 1000 - before.timestamp() < 62
+        assert timedelta(seconds=90) <= options["expires"] - before < timedelta(seconds=92)
 
-    def test_absolute_times_stay(self, app: Celery, plain: Any, freeze: Any) -> None:
+    def test_the_next_of_a_chain_counts_from_the_end_of_the_one_before(self, app: Celery, plain: Any, freeze: Any) -> None:
+        message = freeze(plain.s(1) | plain.s(2).set(countdown=60))
+
+        assert message.due_at == 0
+        assert thaw(app, message).tasks[1].options["countdown"] == 60
+
+    def test_absolute_expiry_stays(self, app: Celery, plain: Any, freeze: Any) -> None:
         at = datetime(2030, 1, 1, tzinfo=UTC)
-        options = thaw(app, freeze(plain.s().set(eta=at, expires=at))).options
 
-        assert (options["eta"], options["expires"]) == (at, at)
+        assert thaw(app, freeze(plain.s().set(expires=at))).options["expires"] == at
 
     def test_others_reach_the_broker(self, app: Celery, worker: Worker, plain: Any) -> None:
         class Order(Saga, correlate_by="order_id"):
@@ -199,7 +264,6 @@ class TestOptions:
                     headers={"tenant": "t", "saga_causation": {"parcel": "theirs"}},
                     priority=4,
                     time_limit=9,
-                    countdown=60,
                     expires=90,
                     shadow="seen as",
                 )
@@ -211,8 +275,7 @@ class TestOptions:
 
         assert (message.headers["tenant"], message.headers["timelimit"][0], message.headers["shadow"]) == ("t", 9, "seen as")
         assert message.headers["saga_causation"] == {"parcel": "theirs"}
-        due, expires = (datetime.fromisoformat(message.headers[name]) for name in ("eta", "expires"))
-        assert expires - due == timedelta(seconds=30)
+        assert datetime.fromisoformat(message.headers["expires"]) > datetime.now(UTC)
         worker.run()
         assert [done.args for done in worker.done[1:]] == [["x"], ["linked"]]
 

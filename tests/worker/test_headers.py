@@ -6,9 +6,8 @@ import pytest
 from celery import Celery, chain
 
 from celery_sagas import Saga
-from celery_sagas.engine.session import close_session, open_session
-from celery_sagas.errors import CorrelationError
-from celery_sagas.worker.headers import CAUSATION, CAUSE
+from celery_sagas.errors import CorrelationError, InvalidMessage
+from celery_sagas.worker.headers import CAUSATION, CAUSE, MESSAGE_ID
 from tests.apps import Worker
 
 
@@ -235,18 +234,22 @@ class TestStamping:
 
         assert worker.waiting()[0].headers[CAUSATION] == {f"saga-{n}": str(n) for n in range(2, 10)}
 
-    def test_message_of_a_worker_inherits_nothing_from_what_runs_around_it(self, worker: Worker, order: Any) -> None:
+    def test_message_of_a_worker_inherits_nothing_from_what_runs_around_it(self, app: Celery, worker: Worker, order: Any) -> None:
         """It was published: whoever published it could stamp it."""
         order.place("42")
         order.charged.delay("r")
-        around = open_session("around", {"order": id_of(order)})
-        try:
+        seen = []
+
+        @app.task
+        def around() -> None:
             delivered = worker.step()
             while delivered is not None and delivered.task != "order.charged":
                 delivered = worker.step()
-        finally:
-            close_session(around)
+            seen.append(delivered)
 
+        around.apply(headers={CAUSATION: {"order": id_of(order)}}, throw=True)
+
+        (delivered,) = seen
         assert delivered is not None
         assert isinstance(delivered.error, CorrelationError)
 
@@ -281,3 +284,65 @@ def test_unknown_instance_is_missing(worker: Worker, order: Any) -> None:
 
     delivered = worker.one()
     assert (delivered.error, delivered.fate) == (None, "acked")
+
+
+class TestMessageId:
+    """A producer may call a message by an id of its own."""
+
+    @pytest.fixture
+    def place(self, app: Celery) -> Any:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            count: int = 0
+            sent: list[str] = []
+
+        @app.task(name="plain")
+        def plain() -> None: ...
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.count += 1
+            assert order.saga.message is not None
+            order.sent += [order.saga.message.id, order.send(plain.si())]
+            if order_id == "ends":
+                order.complete()
+
+        return place
+
+    def test_two_messages_of_one_id_are_one(self, worker: Worker, place: Any) -> None:
+        for _ in range(2):
+            place.apply_async(("42",), headers={MESSAGE_ID: "mqtt-7"})
+        worker.run()
+
+        found = saga_of(place).find("42")
+        assert (found.count, found.sent[0]) == (1, "mqtt-7")
+
+    def test_also_for_a_starter_after_completion(self, worker: Worker, place: Any) -> None:
+        for _ in range(2):
+            place.apply_async(("ends",), headers={MESSAGE_ID: "mqtt-8"})
+        worker.run()
+
+        assert sum(done.task == "plain" for done in worker.done) == 1
+
+    def test_what_it_causes_has_ids_of_its_own(self, worker: Worker, place: Any) -> None:
+        for name in ("a", "b"):
+            place.apply_async(("42",), headers={MESSAGE_ID: name})
+        worker.run()
+
+        sent = saga_of(place).find("42").sent
+        assert len(set(sent)) == 4
+        assert all(MESSAGE_ID not in done.headers for done in worker.done if done.task == "plain")
+
+    @pytest.mark.parametrize("named", ["", "x" * 256, 5, "a\0b", ["x"]])
+    def test_id_that_is_none(self, app: Celery, worker: Worker, place: Any, named: object) -> None:
+        """Refused where it is sent, and where it arrives from a producer without this library."""
+        with pytest.raises(InvalidMessage, match=MESSAGE_ID):
+            place.apply_async(("42",), headers={MESSAGE_ID: named})
+        app.send_task(place.name, ("42",), headers={MESSAGE_ID: named})
+
+        assert isinstance(worker.one().error, InvalidMessage)
+
+
+def saga_of(step: Any) -> Any:
+    """Return the saga of a step."""
+    return step.saga_step.saga.cls

@@ -2,20 +2,33 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas import Missing, Saga
 from celery_sagas.errors import NewerState, PublishError, RevisionConflict, SagaNotFound, StoreUnavailable, UnreadableState
+from celery_sagas.stores.records import Change
+from celery_sagas.testing.samples import by_key, effects, found
 from celery_sagas.worker import later
 from celery_sagas.worker.headers import PUT_OFF
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import Delivered, Worker, backend_of, interposed
+from tests.apps import AgainWorker, Delivered, Worker, backend_of, interposed
 
 AWAY = StoreUnavailable("sqlite://", "it is away")
+
+
+@pytest.fixture
+def broker_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be published any more, but by the test."""
+
+    def fail(*_: Any) -> None:
+        raise PublishError("away", True)
+
+    monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", fail)
 
 
 @pytest.fixture
@@ -46,6 +59,11 @@ def failing(error: Exception) -> Callable[[], None]:
 def delay_of(message: Delivered) -> float:
     """Return the seconds until a message is due."""
     return (datetime.fromisoformat(message.headers["eta"]) - datetime.now(UTC)).total_seconds()
+
+
+def test_nothing_is_put_off_for_so_long_that_the_broker_delivers_it_again() -> None:
+    assert max(later._delay(count, 6.0) for count in range(50)) <= 2.0
+    assert max(later._delay(count, None) for count in range(50)) <= 30.0
 
 
 class TestPutOff:
@@ -131,22 +149,55 @@ class TestPutOff:
         assert worker.waiting() == []
 
     def test_broker_that_is_away_too_keeps_the_message(
-        self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, app: Celery, worker: Worker, order: Any, broker_away: None, held: list[float], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Celery's ``retry()`` would lose it; so would ``autoretry_for``, which catches ``Reject``."""
+        """Celery's ``retry()`` would lose it; so would ``autoretry_for``, which catches ``Reject``.
 
-        def fail(*_: Any) -> None:
-            raise PublishError("away", True)
-
+        It comes again at once: it is held first, and does not spin.
+        """
         order.place.delay("42")
         interposed(app).once_before("find", failing(AWAY))
-        monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", fail)
 
         delivered = worker.one()
 
         assert isinstance(delivered.error, Reject)
         assert delivered.fate == "requeued"
+        assert held == [later.HELD_S]
         assert "could not be published again, the broker keeps it: away" in caplog.text
+
+    def test_soft_time_limit_while_it_is_held(
+        self, app: Celery, worker: Worker, order: Any, broker_away: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It ends the pause, and is no failure of the message."""
+
+        def interrupt(_: float) -> None:
+            raise SoftTimeLimitExceeded
+
+        monkeypatch.setattr(later, "time", SimpleNamespace(sleep=interrupt))
+        order.place.delay("42")
+        interposed(app).once_before("find", failing(AWAY))
+
+        delivered = worker.one()
+
+        assert (delivered.fate, type(delivered.error)) == ("requeued", Reject)
+        assert backend_of(app).dead.list(10) == []
+
+    def test_redelivery_is_not_counted_against_what_was_never_handled(
+        self, app: Celery, order: Any, broker_away: None, held: list[float]
+    ) -> None:
+        """Newer code wrote its instance: nothing has ended a worker."""
+        app.conf.saga_max_deliveries = 1
+        order.place("42")
+        written = found(backend_of(app), by_key())
+        newer = Change(("order",), written.schema_version + 1, written.data, written.pending)
+        backend_of(app).sagas.update(written, newer, effects(written))
+        for _ in range(3):
+            order.place.apply_async(("42",), task_id="m1")
+            assert AgainWorker(app).one().fate == "requeued"
+
+        assert backend_of(app).dead.list(10) == []
+        assert backend_of(app).deliveries.count("order.place", "m1") == 1
+        assert held == [later.HELD_S] * 3
 
     def test_direct_call_raises(self, app: Celery, order: Any) -> None:
         interposed(app).once_before("find", failing(AWAY))
@@ -277,6 +328,11 @@ def test_malformed_count_is_none(app: Celery, worker: Worker, order: Any, count:
     worker.one()
 
     assert worker.waiting()[0].headers[PUT_OFF] == 1
+
+
+def test_message_is_held_for_a_few_seconds() -> None:
+    """A warm shutdown, or another message, may have to wait for it."""
+    assert 1 <= later.HELD_S <= 5
 
 
 def test_longest_delay_is_below_the_brokers_timeouts() -> None:

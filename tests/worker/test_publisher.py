@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Queue
 
 from celery_sagas import Saga
-from celery_sagas.errors import PublishError
+from celery_sagas.errors import Doubtful, PublishError
+from celery_sagas.stores.records import OutboxRow
 from celery_sagas.worker import publisher
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of, interposed
+from tests.servers import unique
+
+UNREADABLE = OutboxRow("row", "sent", "x", "plain", "{", due_at=0, attempts=0, instance_id="", step="", cause="")
 
 
 class Interrupted:
@@ -105,19 +110,70 @@ def test_errors_of_the_connection_are_told_from_those_of_a_message(app: Celery, 
         ConfirmedPublisher(app).publish_signature(interrupted)
 
     assert raised.value.connection is connection
+    assert isinstance(raised.value, Doubtful) is isinstance(error, OSError)
     assert raised.value.__cause__ is error
 
 
 def test_row_that_cannot_be_read(app: Celery) -> None:
     """It says nothing about the broker."""
 
-    class Row:
-        id = message_id = task = "x"
-        payload = "{"
-
     with pytest.raises(PublishError, match="its row cannot be read") as raised:
-        ConfirmedPublisher(app).publish(Row())
+        ConfirmedPublisher(app).publish(UNREADABLE)
     assert not raised.value.connection
+
+
+def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task's time is over: the row may be as good as any."""
+
+    def late(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(publisher, "thawed", late)
+
+    with pytest.raises(PublishError) as raised:
+        ConfirmedPublisher(app).publish(UNREADABLE)
+    assert raised.value.connection
+    assert not isinstance(raised.value, Doubtful)
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "doubtful"),
+    [
+        ({"queue": "full"}, "MessageNacked", False),
+        ({"queue": "held"}, "ResourceLocked", False),
+        ({"headers": {"a": {1}}}, "FrameSyntaxError", False),
+        ({"headers": {"a": float("nan")}}, "InternalError", True),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_rabbitmq_refuses(
+    new_app: NewApp, rabbitmq_url: str, options: dict[str, Any], cause: str, doubtful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kombu takes some of it for a connection that is lost; only where the broker ends the connection nobody can tell."""
+    app = new_app(broker_url=rabbitmq_url)
+    names = {name: unique(name) for name in ("full", "held")}
+    limits = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    app.conf.task_queues = [Queue(names["full"], queue_arguments=limits), Queue(names["held"])]
+    app.conf.task_default_queue = names["full"]
+    options = {**options, "queue": names[options.get("queue", "full")]}
+    with app.connection_for_write() as connection, connection.channel() as channel:
+        channel.queue_declare(names["held"], exclusive=True)
+        sent = app.signature("plain", task_id="m1").set(**options)
+        monkeypatch.setattr(publisher, "thawed", lambda *_: sent)
+        confirmed = ConfirmedPublisher(app)
+        with pytest.raises(PublishError) as raised:
+            confirmed.publish(UNREADABLE)
+        with pytest.raises(PublishError) as raised_without_row:
+            confirmed.publish_signature(sent)
+        for name in names.values():
+            channel.queue_delete(name)
+
+    assert type(raised.value.__cause__).__name__ == cause
+    assert isinstance(raised.value, Doubtful) is doubtful
+    assert raised.value.connection is doubtful
+    assert raised_without_row.value.connection is (
+        cause != "FrameSyntaxError"
+    )  # who keeps no count puts it off while it may pass
 
 
 def test_silent_broker_has_a_deadline(new_app: NewApp, silent_broker: str) -> None:

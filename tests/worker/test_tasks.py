@@ -1,5 +1,7 @@
 """A step as a Celery task: its options, its arguments, and what its errors leave behind."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
@@ -9,10 +11,12 @@ from typing import Annotated, Any
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
+from kombu.exceptions import LimitExceeded
 from pydantic import PlainSerializer, PlainValidator
 
 from celery_sagas import Message, Outcome, Saga, signals
 from celery_sagas.errors import InvalidMessage, InvalidState, KeyTaken, MisuseError, SagaAlreadyExists
+from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.tasks import StepTask
 from tests.apps import NewApp, Worker, backend_of
 
@@ -26,7 +30,7 @@ def nothing_written(app: Celery, saga: type[Saga], key: str = "42") -> None:
     backend = backend_of(app)
     assert saga.__saga__ is not None
     assert saga.find(key) is None
-    assert backend.journal.history(saga.__saga__.names, key, 10) == []
+    assert [entry for entry in backend.journal.history(saga.__saga__.names, key, 10) if entry.outcome != "failed"] == []
     assert backend.outbox.count() == 0
 
 
@@ -336,6 +340,72 @@ class TestErrors:
         assert order is not None
         assert (order.runs, order.saga.version) == (1, 1)
         assert [delivered.args for delivered in worker.done if delivered.task == "noted"] == [[2]]
+
+    def test_retry_is_confirmed(self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Celery's own publish is not, and the delivery is acknowledged after it."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts(bind=True, default_retry_delay=0)
+        def place(self: Any, order: Order, order_id: str) -> None:
+            raise self.retry()
+
+        lent: list[Any] = []
+        confirming = ConfirmedPublisher.confirming
+
+        @contextmanager
+        def noted(self: ConfirmedPublisher) -> Iterator[dict[str, Any]]:
+            with confirming(self) as options:
+                lent.append(options["producer"])
+                yield options
+
+        monkeypatch.setattr(ConfirmedPublisher, "confirming", noted)
+        place.delay("42")
+
+        assert (worker.one().fate, len(lent), len(worker.waiting())) == ("acked", 1, 1)
+
+    @pytest.mark.parametrize("error", [OSError("away"), LimitExceeded()])
+    def test_retry_that_cannot_be_published(
+        self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        """The broker keeps the message."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts(bind=True, default_retry_delay=0)
+        def place(self: Any, order: Order, order_id: str) -> None:
+            raise self.retry()
+
+        def away(self: ConfirmedPublisher) -> Any:
+            raise error
+
+        place.delay("42")
+        monkeypatch.setattr(ConfirmedPublisher, "confirming", away)
+
+        assert worker.one().fate == "requeued"
+        assert backend_of(app).dead.list(10) == []
+
+    def test_message_that_is_run_inside_a_handler(self, app: Celery, worker: Worker) -> None:
+        """As a solo worker does with what it has prefetched when it is told to end at once: it comes again."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        inner: list[Any] = []
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            if order_id == "outer":
+                inner.append(Worker(app).one())
+
+        place.delay("outer")
+        place.delay("inner")
+
+        assert worker.one().fate == "acked"
+        assert inner[0].fate == "requeued"
+        assert backend_of(app).dead.list(10) == []
 
     def test_autoretry_for(self, app: Celery, worker: Worker) -> None:
         class Order(Saga, correlate_by="order_id"):

@@ -4,7 +4,9 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers, MemoryLeftovers
 from celery_sagas.stores.memory.dead import MemoryDeadLetters
+from celery_sagas.stores.memory.deliveries import MemoryDeliveries
 from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.memory.sagas import MemorySagaStore
@@ -28,6 +30,8 @@ class MemoryBackend(Backend):
         clock: Returns the time in milliseconds since the epoch; this machine's if left out.
     """
 
+    journal_retention_s = 7 * 86_400.0
+
     def __init__(self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Clock | None = None) -> None:
         if options:
             raise ConfigurationError(f"{url} knows no options, got {', '.join(sorted(options))}", "Leave them out")
@@ -37,7 +41,11 @@ class MemoryBackend(Backend):
         self.sagas = MemorySagaStore(state, clock)
         self.outbox = MemoryOutbox(state, clock)
         self.journal = MemoryJournal(state, clock)
+        self.deliveries = MemoryDeliveries(state, clock)
         self.dead = MemoryDeadLetters(state, clock)
+        self.aggregates = MemoryAggregateStore(state, clock)
+        self.buffers = MemoryBuffers(state, clock)
+        self.leftovers = MemoryLeftovers(state, clock)
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         if processes > 1:

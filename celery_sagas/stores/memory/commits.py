@@ -3,10 +3,8 @@
 The functions expect that their caller holds the lock. Checks come before the first write, and no write can fail.
 """
 
-from dataclasses import replace
-
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
-from celery_sagas.stores.memory.rows import Row
+from celery_sagas.stores.memory.rows import Row, leased
 from celery_sagas.stores.memory.state import State
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 
@@ -30,12 +28,13 @@ def check_rows(state: State, effects: Effects) -> None:
 
 
 def write_effects(state: State, effects: Effects, now: int) -> None:
-    """Write the journal entry, and the outgoing rows under their first lease."""
+    """Write the journal entry and the outgoing rows: under their first lease, unless they wait for their due time."""
     entry = effects.entry
-    state.journal[entry.step, entry.message_id] = replace(entry, at=now)
+    state.journal[entry.step, entry.message_id] = entry._replace(at=now)
     for outgoing in effects.outgoing:
-        due_since = max(now, outgoing.due_at) + effects.grace_ms
-        state.outbox.add(Row(_message(outgoing, entry), due_since, effects.owner))
+        message = _message(outgoing, entry)
+        row = Row(message, outgoing.due_at) if outgoing.due_at else leased(Row(message), effects.owner, now + effects.grace_ms)
+        state.outbox.add(row)
 
 
 def _message(outgoing: Outgoing, entry: Entry) -> OutboxRow:

@@ -1,7 +1,5 @@
 """Dead letters in memory."""
 
-from dataclasses import replace
-
 from celery_sagas.stores.memory.state import Clock, State
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
@@ -16,7 +14,7 @@ class MemoryDeadLetters(DeadLetters):
 
     def add(self, letter: DeadLetter) -> None:
         with self._state.lock:
-            self._state.letters.setdefault(letter.id, replace(letter, at=self._clock()))
+            self._state.letters.setdefault(letter.id, letter._replace(at=self._clock()))
 
     def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
         with self._state.lock:
@@ -24,12 +22,11 @@ class MemoryDeadLetters(DeadLetters):
             if before is not None:
                 last = self._state.letters.get(before)
                 letters = [letter for letter in letters if last is not None and _age(letter) < _age(last)]
-            return [replace(letter) for letter in letters[:limit]]
+            return letters[:limit]
 
     def get(self, id: str) -> DeadLetter | None:
         with self._state.lock:
-            letter = self._state.letters.get(id)
-            return letter and replace(letter)
+            return self._state.letters.get(id)
 
     def remove(self, id: str) -> bool:
         with self._state.lock:

@@ -4,7 +4,6 @@ The functions expect that their caller holds the lock.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from celery_sagas.errors import RevisionConflict
 from celery_sagas.stores.memory.state import KeyPath, State
@@ -24,7 +23,7 @@ def insert_instance(state: State, record: NewRecord, now: int) -> None:
 
 
 def update_instance(state: State, record: Record, change: Change, holder: str, now: int) -> None:
-    """Change the instance that was found, and its alternate keys by what is removed and added."""
+    """Change the instance that was found, its alternate keys by what is removed and added, and remove what is withdrawn."""
     current = _unchanged(state, record, holder, now)
     if _taken(state, change.names, change.added_keys):
         raise RevisionConflict(record.saga, record.key, "unique")
@@ -33,6 +32,8 @@ def update_instance(state: State, record: Record, change: Change, holder: str, n
     _add_keys(state, current.saga, current.id, change.added_keys)
     state.instances[current.id] = _next_version(current, change, now)
     state.reservations.pop(current.id, None)
+    for id in change.withdrawn:
+        state.outbox.remove_of_instance(current.id, id)
 
 
 def delete_instance(state: State, record: Record, holder: str, now: int) -> None:
@@ -88,8 +89,7 @@ def _first_version(record: NewRecord, now: int) -> Record:
 
 
 def _next_version(current: Record, change: Change, now: int) -> Record:
-    return replace(
-        current,
+    return current._replace(
         version=current.version + 1,
         schema_version=change.schema_version,
         data=change.data,

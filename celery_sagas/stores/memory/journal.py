@@ -1,7 +1,6 @@
 """The journal in memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from celery_sagas.stores.memory.state import Clock, State
@@ -19,13 +18,12 @@ class MemoryJournal(Journal):
     def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
         with self._state.lock:
             completed = [entry for entry in self._entries(names, key) if entry.outcome == "completed"]
-            newest = max(completed, key=_age, default=None)
-            return newest and replace(newest)
+            return max(completed, key=_age, default=None)
 
     def history(self, names: Sequence[str], key: str, limit: int) -> list[Entry]:
         with self._state.lock:
             entries = sorted(self._entries(names, key), key=_age)
-            return [replace(entry) for entry in entries[max(0, len(entries) - limit) :]]
+            return entries[max(0, len(entries) - limit) :]
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         with self._state.lock:

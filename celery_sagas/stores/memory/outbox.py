@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from celery_sagas.stores.memory.rows import Row
+from celery_sagas.stores.memory.rows import Row, leased, unleased
 from celery_sagas.stores.memory.state import Clock, State
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Handling, OutboxRow
@@ -26,8 +26,8 @@ class MemoryOutbox(Outbox):
             due = (row for row in self._state.outbox.due(now) if _decided_by(row, cause))
             rows = list(islice(due, limit))
             for row in rows:
-                self._state.outbox.put(replace(row, due_since=now + lease_ms, token=token))
-            return [replace(row.message) for row in rows]
+                self._state.outbox.put(leased(row, token, until=now + lease_ms))
+            return [row.message for row in rows]
 
     def confirm(self, token: str, ids: Sequence[str]) -> int:
         with self._state.lock:
@@ -36,21 +36,21 @@ class MemoryOutbox(Outbox):
                 self._state.outbox.remove(row.message.id)
             return len(rows)
 
-    def release(self, token: str, ids: Sequence[str]) -> int:
+    def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
         with self._state.lock:
             rows = self._held(token, ids)
-            now = self._clock()
+            due_since = self._clock() + delay_ms
             for row in rows:
-                self._state.outbox.put(replace(row, due_since=max(now, row.message.due_at)))
+                self._state.outbox.put(unleased(row, due_since))
             return len(rows)
 
     def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
         with self._state.lock:
             rows = self._held(token, [id])
             for row in rows:
-                message = replace(row.message, attempts=row.message.attempts + 1)
-                due_since = self._clock() + delay_ms
-                self._state.outbox.put(replace(row, message=message, due_since=due_since, error=error[:ERROR_CHARACTERS]))
+                message = row.message._replace(attempts=row.message.attempts + 1)
+                failed = replace(row, message=message, error=error[:ERROR_CHARACTERS])
+                self._state.outbox.put(unleased(failed, self._clock() + delay_ms))
             return bool(rows)
 
     def count(self) -> int:
@@ -59,9 +59,8 @@ class MemoryOutbox(Outbox):
 
     def count_leased(self, cause: Handling) -> int:
         with self._state.lock:
-            now = self._clock()
-            rows = (row for row in self._state.outbox.leased(now) if _decided_by(row, cause))
-            return sum(row.message.due_at <= now and not row.message.attempts for row in rows)
+            rows = (row for row in self._state.outbox.leased(self._clock()) if _decided_by(row, cause))
+            return sum(not row.message.attempts for row in rows)
 
     def _held(self, token: str, ids: Sequence[str]) -> list[Row]:
         """Return the rows, each once, whose lease is, or was last, this token's."""

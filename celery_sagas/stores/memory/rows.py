@@ -13,8 +13,9 @@ class Row:
     """An outgoing row and its lease."""
 
     message: OutboxRow
-    due_since: int  #: when its due time has come and its lease has ended
-    token: str  #: whose lease is, or was last, on it
+    due_since: int = 0  #: when its due time has come and its lease has ended
+    token: str = ""  #: whose lease is, or was last, on it
+    leased_until: int = 0
     error: str = ""  #: why publishing it failed last
     position: int = 0  #: grows with each row that is added, so that rows of one time stay in their order
 
@@ -49,6 +50,12 @@ class Rows:
         if row is not None:
             del self._by_time[bisect_left(self._by_time, _place(row))]
 
+    def remove_of_instance(self, instance_id: str, id: str) -> None:
+        """Remove a row, if it is there and this instance has decided it."""
+        row = self._by_id.get(id)
+        if row is not None and row.message.instance_id == instance_id:
+            self.remove(id)
+
     def held(self, id: str, token: str) -> Row | None:
         """Return the row if its lease is, or was last, this token's."""
         row = self._by_id.get(id)
@@ -62,12 +69,22 @@ class Rows:
             yield self._by_id[id]
 
     def leased(self, now: int) -> list[Row]:
-        """Return the rows that are under a lease, or not due yet."""
-        return [row for row in self._by_id.values() if row.due_since > now]
+        """Return the rows that are under a lease."""
+        return [row for row in self._by_id.values() if row.leased_until > now]
 
     def of_instance(self, instance_id: str) -> list[Row]:
         """Return the rows that an instance has decided."""
         return [row for row in self._by_id.values() if row.message.instance_id == instance_id]
+
+
+def leased(row: Row, token: str, until: int) -> Row:
+    """Return a row under a lease."""
+    return replace(row, due_since=until, token=token, leased_until=until)
+
+
+def unleased(row: Row, due_since: int) -> Row:
+    """Return a row whose lease has ended."""
+    return replace(row, due_since=due_since, leased_until=0)
 
 
 def _place(row: Row) -> tuple[int, int, str]:

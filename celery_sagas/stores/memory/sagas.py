@@ -1,7 +1,6 @@
 """Saga instances in memory."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from celery_sagas.stores.memory.commits import check_rows, is_replay, write_effects
 from celery_sagas.stores.memory.instances import delete_instance, insert_instance, update_instance
@@ -56,7 +55,7 @@ class MemorySagaStore(SagaStore):
         current = self._state.instances.get(id)
         if current is None or current.saga not in lookup.names:
             return None
-        return replace(current, reserved_by=self._state.reserved_by(id, self._clock()))
+        return current._replace(reserved_by=self._state.reserved_by(id, self._clock()))
 
     def _id(self, lookup: Lookup) -> str:
         if lookup.property == ID:
@@ -68,4 +67,4 @@ class MemorySagaStore(SagaStore):
         if handling is None:
             return None
         entries = (self._state.journal.get((step, handling.message_id)) for step in handling.steps)
-        return next((replace(entry) for entry in entries if entry is not None), None)
+        return next((entry for entry in entries if entry is not None), None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from celery_sagas.stores.memory.buffers import Buffers
 from celery_sagas.stores.memory.rows import Rows
 from celery_sagas.stores.records import DeadLetter, Entry, Record
 
@@ -33,7 +34,9 @@ class State:
     reservations: dict[str, Reservation] = field(default_factory=dict)  #: by the instance's id
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     outbox: Rows = field(default_factory=Rows)
+    deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
     letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id
+    buffers: Buffers = field(default_factory=Buffers)
 
     def reserved_by(self, id: str, now: int) -> str:
         """Return the holder of a reservation that lasts, or an empty text."""

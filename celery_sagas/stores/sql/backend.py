@@ -4,10 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery_sagas.errors import UnsafeBackend
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.sql.aggregates import SqlAggregateStore
+from celery_sagas.stores.sql.buffers import SqlBuffers
 from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.dead import SqlDeadLetters
+from celery_sagas.stores.sql.deliveries import SqlDeliveries
 from celery_sagas.stores.sql.journal import SqlJournal
+from celery_sagas.stores.sql.leftovers import SqlLeftovers
 from celery_sagas.stores.sql.location import locate
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas import SqlSagaStore
@@ -26,6 +30,8 @@ class SqlBackend(Backend):
         clock: Returns the time in milliseconds since the epoch; the server's if left out.
     """
 
+    journal_retention_s = 7 * 86_400.0
+
     def __init__(
         self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Callable[[], int] | None = None
     ) -> None:
@@ -35,7 +41,11 @@ class SqlBackend(Backend):
         self.sagas = SqlSagaStore(self.database)
         self.outbox = SqlOutbox(self.database)
         self.journal = SqlJournal(self.database)
+        self.deliveries = SqlDeliveries(self.database)
         self.dead = SqlDeadLetters(self.database)
+        self.aggregates = SqlAggregateStore(self.database)
+        self.buffers = SqlBuffers(self.database)
+        self.leftovers = SqlLeftovers(self.database)
 
     def __repr__(self) -> str:
         return f"SqlBackend({self.url!r})"

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, BindParameter, ColumnElement, Integer, Select
 
 from celery_sagas.stores.sql.session import Row, Session
 from celery_sagas.stores.sql.statements import PREFIX, Values, bound, chunks, now, numbered, one_of
-from celery_sagas.stores.sql.tables import HAS_AVAILABLE_AT, outbox
+from celery_sagas.stores.sql.tables import has_time, outbox
 
 #: In the order of ``OutboxRow``'s fields.
 _ROW: list[ColumnElement[Any]] = [
@@ -52,7 +52,7 @@ def claim_in_transaction(session: Session, steps: int, values: Values) -> list[R
 
 def _due(steps: int, *columns: ColumnElement[Any]) -> Select[Any]:
     """Select due rows, the longest due first, and pass over those that another claim is about to lease."""
-    is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), HAS_AVAILABLE_AT]
+    is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), has_time(outbox.c.available_at)]
     if steps:
         is_due += decided_by(steps)
     order = (outbox.c.available_at, outbox.c.id)
@@ -71,4 +71,4 @@ def _lease_rows(count: int) -> Update:
 
 def _lease() -> dict[str, ColumnElement[Any]]:
     lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
-    return {"token": bound(outbox.c.token, "token"), "available_at": now() + lease_ms}
+    return {"token": bound(outbox.c.token, "token"), "available_at": now() + lease_ms, "leased_until": now() + lease_ms}

@@ -1,18 +1,17 @@
 """The engine, its connections, and the statements that were compiled for it."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
-from weakref import WeakSet
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
 
-from sqlalchemy import Connection, Pool
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy import Connection
 
 from celery_sagas.errors import StoreError
+from celery_sagas.stores.sql.connections import Connections, OpenConnection
 from celery_sagas.stores.sql.dialects import DIALECTS
-from celery_sagas.stores.sql.errors import Subject, Translator
+from celery_sagas.stores.sql.errors import Fault, Subject, Translator
+from celery_sagas.stores.sql.forks import FILES
 from celery_sagas.stores.sql.location import Location
 from celery_sagas.stores.sql.options import make_engine, read_options
 from celery_sagas.stores.sql.session import Row, Session
@@ -39,7 +38,9 @@ class Database:
         self.location = location
         self.name = location.url.get_backend_name()
         self.dialect = DIALECTS[self.name]
-        self.engine = make_engine(location, self.dialect, read_options(options, location))
+        self._options = read_options(options, location)
+        self.engine = make_engine(location, self.dialect, self._options)
+        self.connections = Connections(self.engine, self._options)
         self.driver = self.engine.dialect.loaded_dbapi
         #: Called with the text of each statement before it is run, ``BEGIN``, ``COMMIT`` and ``ROLLBACK`` included.
         self.observers: list[Callable[[str], None]] = []
@@ -47,8 +48,11 @@ class Database:
         self._clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
         self._errors = Translator(self.driver, location)
         self._statements: dict[tuple[Build, Shape], Statement] = {}
+        #: Each operation runs in it.
+        self._gate: AbstractContextManager[None] = nullcontext()
         if self.name == "sqlite" and not location.in_memory:
-            _files.add(self)
+            FILES.add(self)
+            self._gate = FILES
 
     def statement(self, build: Build, shape: Shape) -> Statement:
         """Return a compiled statement; shapes are few, so that each is compiled once."""
@@ -69,17 +73,21 @@ class Database:
     def run(self, work: Callable[[Session], T], subject: Subject | None = None) -> T:
         """Run one operation on a connection.
 
-        An operation whose pooled connection was lost (the server was restarted) is run once more, on a new connection. It may
-        have been committed the first time: whoever writes must be able to tell.
+        An operation whose connection was lost since the last one (the server was restarted) is run once more, on a new
+        connection. It may have been committed the first time: whoever writes must be able to tell.
 
         Args:
             work: The operation.
             subject: What a commit is about.
         """
-        pool, is_over = self.engine.pool, False
+        with self._gate:
+            return self._run_whole(work, subject)
+
+    def _run_whole(self, work: Callable[[Session], T], subject: Subject | None) -> T:
+        connections, is_over = self.connections, False
         try:
             with self._errors.translated(subject):
-                result = self._run(work, pool)
+                result = self._run(work, connections)
             is_over = True
         except StoreError:
             is_over = True
@@ -88,77 +96,65 @@ class Database:
             return result
         finally:
             if not is_over and not self.location.in_memory:
-                # A time limit struck, perhaps inside the pool, which would miss a connection ever after.
-                self._drop(pool)
+                # A time limit struck, perhaps while a connection was lent, which would be missing ever after.
+                self._replace(connections)
 
-    def _run(self, work: Callable[[Session], T], pool: Pool) -> T:
+    def _run(self, work: Callable[[Session], T], connections: Connections) -> T:
         try:
-            return self._attempt(work, may_repeat=True)
+            return self._attempt(work, connections, may_repeat=True)
         except _StaleConnection:
-            self._drop(pool)
-        return self._attempt(work, may_repeat=False)
+            connections.close_idle()
+        return self._attempt(work, connections, may_repeat=False)
 
-    def _attempt(self, work: Callable[[Session], T], *, may_repeat: bool) -> T:
-        connection = self.engine.raw_connection()
-        is_sound = False
+    def _attempt(self, work: Callable[[Session], T], connections: Connections, *, may_repeat: bool) -> T:
+        opened = connections.borrow()
+        is_sound, began = False, time.monotonic()
         try:
-            session = Session(self, connection)
+            session = Session(self, opened.cursor)
             result = work(session)
-            is_sound = True
+            is_sound = opened.has_worked = True
         except self.driver.Error as exc:
-            is_lost = self._is_lost(connection, exc)
-            if is_lost and may_repeat and "has_worked" in connection.info:
+            is_lost = self.engine.dialect.is_disconnect(exc, opened.driver_connection, None)
+            was_stale = opened.has_worked and time.monotonic() - began < self._options["answer_timeout"]  # not a silent server
+            if is_lost and may_repeat and was_stale:
                 raise _StaleConnection from exc
             is_sound = not is_lost and session.recover()
             raise
         else:
-            connection.info["has_worked"] = True
             return result
         finally:
-            self._give_back(connection, is_sound)
+            self._give_back(opened, connections, is_sound)
 
-    def _is_lost(self, connection: PoolProxiedConnection, error: Any) -> bool:
-        driver_connection: Any = connection.dbapi_connection
-        return self.engine.dialect.is_disconnect(error, driver_connection, None)
-
-    def _give_back(self, connection: PoolProxiedConnection, is_sound: bool) -> None:
-        """Return the connection to the pool, or close it: who knows what it would answer to the next statement."""
+    def _give_back(self, opened: OpenConnection, connections: Connections, is_sound: bool) -> None:
         if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
-            connection.rollback()
+            opened.connection.rollback()
         if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step
-            connection.close()
+            connections.give_back(opened)
         else:
-            connection.invalidate()
+            connections.discard(opened)
 
-    def _drop(self, pool: Pool) -> None:
-        """Leave a pool behind, unless another thread has done so."""
-        if self.engine.pool is pool:
-            self.engine.dispose()
+    def _replace(self, connections: Connections) -> None:
+        """Leave connections behind, unless another thread has done so."""
+        if self.connections is connections:
+            self.connections = Connections(self.engine, self._options)
+            connections.close()
+
+    def was_locked_out(self, error: StoreError) -> bool:
+        """Tell whether an operation was undone as the victim of a deadlock or of a lock time-out."""
+        return isinstance(error.__cause__, Exception) and self._errors.fault_of(error.__cause__) is Fault.LOCKED
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """Open a connection for what is done once, through SQLAlchemy's own interface."""
-        with self._errors.translated(), self.engine.connect() as connection:
+        with self._gate, self._errors.translated(), self.engine.connect() as connection:
             yield connection
 
     def close(self) -> None:
         """Close every connection."""
-        self.engine.dispose()
+        with self._gate:
+            self.connections.close()
+            self.engine.dispose()
 
 
 def _wall_clock() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _close_files() -> None:
-    """Close the idle connections to SQLite's files before this process forks.
-
-    SQLite keeps in memory which locks the process holds. A child that inherits this believes to hold them too, although they
-    are the parent's alone, and the children overwrite one another's commits, without any error.
-    """
-    for database in list(_files):
-        database.engine.dispose()
-
-
-_files: WeakSet[Database] = WeakSet()
-os.register_at_fork(before=_close_files)

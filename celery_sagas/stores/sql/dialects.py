@@ -12,6 +12,12 @@ _SCHEMA_WAIT = 60
 #: Any number that nobody else is likely to use for an advisory lock.
 _SCHEMA_LOCK = 7_235_423_791
 
+#: A plan may be made while a table is nearly empty, and stay in use when it has a million rows, until their statistics come:
+#: what reads a whole table, or sorts, is quick then, and slow ever after. All that runs in a transaction has its index.
+_BEGIN_POSTGRESQL = "; ".join(
+    ("BEGIN", *(f"SET LOCAL enable_{way} = off" for way in ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")))
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SqlDialect:
@@ -19,6 +25,7 @@ class SqlDialect:
 
     paramstyle: str
     connect_args: Callable[[Mapping[str, Any]], dict[str, Any]]
+    patience: Callable[[Mapping[str, Any]], dict[str, Any]]  #: arguments that end a wait; a URL's query comes before them
     on_connect: Callable[[DBAPICursor], None]
     has_clock: bool  #: whether the server has one that is not this machine's
     begin: str
@@ -36,6 +43,20 @@ def _mysql_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sqlite_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"isolation_level": None, "timeout": options["busy_timeout"], "check_same_thread": False}
+
+
+def _postgresql_patience(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Find out soon that the server's machine is gone; ``bound_answers`` does the rest."""
+    keepalives = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+    return {**keepalives, "tcp_user_timeout": int(options["answer_timeout"] * 1000)}
+
+
+def _mysql_patience(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"read_timeout": options["answer_timeout"], "write_timeout": options["answer_timeout"]}
+
+
+def _no_patience(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
 
 
 def _set_up_postgresql(cursor: DBAPICursor) -> None:
@@ -71,15 +92,17 @@ DIALECTS: Mapping[str, SqlDialect] = {
     "postgresql": SqlDialect(
         paramstyle="pyformat",
         connect_args=_postgresql_arguments,
+        patience=_postgresql_patience,
         on_connect=_set_up_postgresql,
         has_clock=True,
-        begin="BEGIN",
+        begin=_BEGIN_POSTGRESQL,
         lock_schema=("BEGIN", f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"),
         unlock_schema=("COMMIT",),
     ),
     "mysql": SqlDialect(
         paramstyle="pyformat",
         connect_args=_mysql_arguments,
+        patience=_mysql_patience,
         on_connect=_set_up_mysql,
         has_clock=True,
         begin="BEGIN",
@@ -89,6 +112,7 @@ DIALECTS: Mapping[str, SqlDialect] = {
     "sqlite": SqlDialect(
         paramstyle="named",
         connect_args=_sqlite_arguments,
+        patience=_no_patience,
         on_connect=_set_up_sqlite,
         has_clock=False,
         begin="BEGIN IMMEDIATE",

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindpa
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.records import Effects, Entry, Outgoing
-from celery_sagas.stores.sql.statements import PREFIX, Step, Values, bound, chunks, now
+from celery_sagas.stores.sql.statements import PREFIX, Step, Values, bound, chunks, now, one_of
 from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
 
 _ENTRY = ("step", "message_id", "attempt", "outcome", "saga", "key", "instance_id", "version", "detail")
@@ -46,18 +46,20 @@ def entry_values(entry: Entry) -> Values:
 
 
 def outgoing_columns(own: Callable[[Column[Any]], ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:
-    """Return what an outgoing row consists of.
+    """Return what an outgoing row consists of; one that waits for its due time is under no lease.
 
     Args:
         own: Gives the value of a column in which the rows differ.
     """
     due_at = own(outbox.c.due_at)
-    due_since = case((due_at > now(), due_at), else_=now())
+    waits = due_at > literal("0")
+    until = now() + bindparam("grace_ms", type_=BigInteger())
     return {
         "prefix": PREFIX,
         **{name: own(outbox.c[name]) for name in OUTGOING},
-        "available_at": due_since + bindparam("grace_ms", type_=BigInteger()),
-        "token": bound(outbox.c.token, "owner"),
+        "available_at": case((waits, due_at), else_=until),
+        "leased_until": case((waits, literal("0", BigInteger())), else_=until),
+        "token": case((waits, literal("''", outbox.c.token.type)), else_=bound(outbox.c.token, "owner")),
         "attempts": literal("0", outbox.c.attempts.type),
         "error": literal("''", outbox.c.error.type),
         "instance_id": _of_entry("instance_id"),
@@ -97,7 +99,17 @@ def delete_rows_of_instance() -> Delete:
 
 def rows_of_instance() -> list[ColumnElement[bool]]:
     """Conditions: the rows end with the instance."""
-    return [outbox.c.prefix == PREFIX, outbox.c.instance_id == bound(outbox.c.instance_id, "id"), ENDS_WITH_INSTANCE]
+    return [*decided_by_instance(), ENDS_WITH_INSTANCE]
+
+
+def delete_withdrawn(count: int) -> Delete:
+    """Remove so many rows of an instance, which it has withdrawn."""
+    return delete(outbox).where(*decided_by_instance(), one_of(outbox.c.id, "withdrawn", count))
+
+
+def decided_by_instance() -> list[ColumnElement[bool]]:
+    """Conditions: the instance decided the rows."""
+    return [outbox.c.prefix == PREFIX, outbox.c.instance_id == bound(outbox.c.instance_id, "id")]
 
 
 def in_order(*conditions: ColumnElement[bool]) -> list[ColumnElement[bool]]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
@@ -75,6 +75,8 @@ class Translator:
         except DBAPIError as exc:
             origin = exc.orig if isinstance(exc.orig, Exception) else exc
             raise self._translate(origin, subject) from origin
+        except StatementError as exc:  # SQLAlchemy's about what interrupts a statement of its own: a time limit, say
+            raise exc.orig or exc from None
         except (self._driver.Error, PoolTimeout, *_ENCODING_ERRORS) as exc:
             raise self._translate(exc, subject) from exc
 

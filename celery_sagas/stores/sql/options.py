@@ -3,21 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Engine, QueuePool, create_engine, event
+from sqlalchemy import Engine, NullPool, StaticPool, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.sql.answers import bound_answers
 from celery_sagas.stores.sql.dialects import SqlDialect
 from celery_sagas.stores.sql.location import Location
 
-#: Every option with its default; those of the pool are SQLAlchemy's. Times are seconds.
+#: Every option with its default; those of the pool are SQLAlchemy's, and mean the same. Times are seconds.
 DEFAULTS: Mapping[str, Any] = {
     "pool_size": 5,
     "max_overflow": 10,
     "pool_timeout": 30,
     "pool_recycle": 1800,
     "connect_timeout": 5,
+    "answer_timeout": 30,  # but SQLite: how long the server may be silent
     "busy_timeout": 5,  # SQLite only: how long to wait for another writer
     "connect_args": {},
 }
@@ -39,7 +41,11 @@ def read_options(options: Mapping[str, object], location: Location) -> dict[str,
         raise ConfigurationError(f"unknown option {', '.join(unknown)} of an SQL backend", f"Known are {', '.join(DEFAULTS)}")
     for name in set(options) - {"connect_args"}:
         _check_type(name, options[name], int | float)
-    return {**DEFAULTS, **options}
+    for name in ("connect_timeout", "answer_timeout"):
+        if options.get(name, 1) <= 0:  # type: ignore[operator]
+            raise ConfigurationError(f"the option {name} is {options[name]}", "Set it to more than 0 seconds")
+    threads_take_turns = {"pool_size": 1, "max_overflow": 0} if location.in_memory else {}
+    return {**DEFAULTS, **options, **threads_take_turns}
 
 
 def _refuse_ours(given: Any) -> None:
@@ -57,23 +63,22 @@ def _check_type(name: str, value: object, kind: Any) -> None:
 
 
 def make_engine(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:
-    """Make an engine whose connections are in autocommit, and on which the pool runs nothing of its own."""
+    """Make an engine whose connections are in autocommit, and that keeps none: ``Connections`` does."""
     engine = create_engine(
         location.url,
-        poolclass=QueuePool,
+        poolclass=StaticPool if location.in_memory else NullPool,  # in memory, the connection is the database
         pool_reset_on_return=None,
         paramstyle=dialect.paramstyle,
-        connect_args={**dialect.connect_args(options), **options["connect_args"]},
-        **_pool(location, options),
+        connect_args={**_patience(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
     )
+    if engine.name == "postgresql":
+        bound_answers(engine, options["answer_timeout"])
     event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection, entry))
     return engine
 
 
-def _pool(location: Location, options: Mapping[str, Any]) -> dict[str, Any]:
-    if location.in_memory:  # the connection is the database: threads take turns
-        return {"pool_size": 1, "max_overflow": 0, "pool_timeout": options["pool_timeout"]}
-    return {name: options[name] for name in ("pool_size", "max_overflow", "pool_timeout", "pool_recycle")}
+def _patience(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in dialect.patience(options).items() if name not in location.url.query}
 
 
 def _set_up(dialect: SqlDialect, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

@@ -11,7 +11,6 @@ from sqlalchemy import (
     Select,
     Update,
     bindparam,
-    case,
     delete,
     func,
     select,
@@ -24,7 +23,7 @@ from celery_sagas.stores.records import Handling, OutboxRow
 from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction, decided_by
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.effects import in_order
-from celery_sagas.stores.sql.statements import PREFIX, Build, bound, chunks, now, numbered, one_of
+from celery_sagas.stores.sql.statements import PREFIX, Build, Values, bound, chunks, now, numbered, one_of
 from celery_sagas.stores.sql.tables import outbox
 
 #: How many characters of an error are kept.
@@ -49,8 +48,8 @@ class SqlOutbox(Outbox):
     def confirm(self, token: str, ids: Sequence[str]) -> int:
         return self._change_rows(_delete_rows, token, ids)
 
-    def release(self, token: str, ids: Sequence[str]) -> int:
-        return self._change_rows(_release_rows, token, ids)
+    def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
+        return self._change_rows(_release_rows, token, ids, {"delay_ms": delay_ms})
 
     def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
         values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
@@ -65,11 +64,11 @@ class SqlOutbox(Outbox):
         ((count,),) = self._database.fetch(_count_leased, (len(cause.steps),), values)
         return int(count)
 
-    def _change_rows(self, build: Build, token: str, ids: Sequence[str]) -> int:
+    def _change_rows(self, build: Build, token: str, ids: Sequence[str], values: Values | None = None) -> int:
         changed = 0
         for part in chunks(sorted(set(ids))):
             shape = (len(part), self._database.name)
-            changed += self._database.change(build, shape, {"token": token, **numbered("id", part)})
+            changed += self._database.change(build, shape, {**(values or {}), "token": token, **numbered("id", part)})
         return changed
 
 
@@ -78,21 +77,18 @@ def _delete_rows(count: int, database: str) -> Delete:
 
 
 def _release_rows(count: int, database: str) -> Update:
-    due_again = case((outbox.c.due_at > now(), outbox.c.due_at), else_=now())
-    return update(outbox).where(*_held(count, database)).values(available_at=due_again)
+    return update(outbox).where(*_held(count, database)).values(_due_again())
 
 
 def _fail_row(database: str) -> Update:
+    failed = {"attempts": outbox.c.attempts + literal("1"), "error": bound(outbox.c.error, "error")}
+    return update(outbox).where(*_held(1, database)).values({**failed, **_due_again()})
+
+
+def _due_again() -> dict[str, ColumnElement[Any]]:
+    """Return what ends a lease; the row is due after the delay."""
     delay_ms: BindParameter[int] = bindparam("delay_ms", type_=BigInteger())
-    return (
-        update(outbox)
-        .where(*_held(1, database))
-        .values(
-            attempts=outbox.c.attempts + literal("1"),
-            error=bound(outbox.c.error, "error"),
-            available_at=now() + delay_ms,
-        )
-    )
+    return {"available_at": now() + delay_ms, "leased_until": literal("0", BigInteger())}
 
 
 def _held(count: int, database: str) -> list[ColumnElement[bool]]:
@@ -102,8 +98,7 @@ def _held(count: int, database: str) -> list[ColumnElement[bool]]:
 
 
 def _count_leased(steps: int) -> Select[Any]:
-    is_leased = [outbox.c.due_at <= now(), outbox.c.available_at > now(), outbox.c.attempts == literal("0")]
-    return _count().where(*decided_by(steps), *is_leased)
+    return _count().where(*decided_by(steps), outbox.c.leased_until > now(), outbox.c.attempts == literal("0"))
 
 
 def _count() -> Select[Any]:

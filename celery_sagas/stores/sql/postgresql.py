@@ -6,8 +6,7 @@ have an ``ON CONFLICT``: a key that is there already must undo the whole.
 
 from typing import Any
 
-from sqlalchemy import CTE, ColumnElement, Insert, bindparam, exists, func, select, true, tuple_
-from sqlalchemy import column as named
+from sqlalchemy import CTE, ColumnElement, Insert, any_, bindparam, exists, select, true, tuple_
 from sqlalchemy import delete as delete_from
 from sqlalchemy import insert as insert_into
 from sqlalchemy import literal_column as literal
@@ -15,8 +14,10 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
+from celery_sagas.stores.sql.arrays import rows_of
 from celery_sagas.stores.sql.effects import (
     OUTGOING,
+    decided_by_instance,
     entry_columns,
     entry_values,
     in_order,
@@ -57,20 +58,22 @@ def _insert(former: int, adds: bool, sends: bool) -> Insert:
 def update(record: Record, change: Change, effects: Effects) -> list[Step]:
     """Commit a change."""
     former = change.names[1:] if change.added_keys else ()
-    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(effects.outgoing))
+    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.withdrawn), bool(effects.outgoing))
     values = {
         **change_values(record, change, effects),
         **_new_key_values(change.names, change.added_keys),
         **_key_values("old", change.removed_keys),
+        "withdrawn_ids": list(change.withdrawn),
         **_effect_values(effects),
     }
     return [Step(_update, shape, values, is_required=True)]
 
 
-def _update(former: int, adds: bool, removes: bool, sends: bool) -> Insert:
+def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: bool) -> Insert:
     changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
     keys = [*([_removed(changed)] if removes else []), *([_added(changed)] if adds else [])]
-    return _entry_of(changed, *keys, *([_sent(changed)] if sends else []))
+    rows = [*([_withdrawn(changed)] if withdraws else []), *([_sent(changed)] if sends else [])]
+    return _entry_of(changed, *keys, *rows)
 
 
 def delete(record: Record, effects: Effects) -> list[Step]:
@@ -104,13 +107,19 @@ def _entry_of(changed: CTE, *others: CTE) -> Insert:
 
 
 def _sent(changed: CTE) -> CTE:
-    rows = _rows("outgoing", *(outbox.c[name] for name in OUTGOING))
+    rows = rows_of("outgoing", *(outbox.c[name] for name in OUTGOING))
     columns = outgoing_columns(lambda column: rows.c[column.name])
     return _insert_each(outbox, columns, changed, rows).cte("sent")
 
 
+def _withdrawn(changed: CTE) -> CTE:
+    ids = bindparam("withdrawn_ids", type_=ARRAY(outbox.c.id.type))  # a join with ``unnest`` would read all rows of the instance
+    rows = in_order(*decided_by_instance(), outbox.c.id == any_(ids), _is_changed(changed))
+    return delete_from(outbox).where(*rows).cte("withdrawn_rows")
+
+
 def _added(changed: CTE) -> CTE:
-    rows = _rows("new", key.c.property, key.c.value)
+    rows = rows_of("new", key.c.property, key.c.value)
     columns: dict[str, ColumnElement[Any]] = {
         "prefix": PREFIX,
         "property": rows.c.property,
@@ -126,7 +135,7 @@ def _insert_each(table: Any, columns: dict[str, ColumnElement[Any]], changed: CT
 
 
 def _removed(changed: CTE) -> CTE:
-    rows = _rows("old", key.c.property, key.c.value)
+    rows = rows_of("old", key.c.property, key.c.value)
     is_old = tuple_(key.c.property, key.c.value).in_(select(rows.c.property, rows.c.value))
     return delete_keys().where(is_old, _is_changed(changed)).cte("removed")
 
@@ -137,16 +146,10 @@ def _is_changed(changed: CTE) -> ColumnElement[bool]:
 
 def _are_keys_free(former: int) -> list[ColumnElement[bool]]:
     """Conditions: none of the new alternate keys is there under a former name."""
-    rows = _rows("new", key.c.property, key.c.value)
+    rows = rows_of("new", key.c.property, key.c.value)
     is_same = [key.c.prefix == PREFIX, key.c.property == rows.c.property, key.c.value == rows.c.value]
     taken = exists(literal("1")).where(*is_same, one_of(key.c.saga, "former", former))
     return [~taken] if former else []
-
-
-def _rows(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
-    """Return a table made of arrays, so that the statement is the same for any number of rows."""
-    arrays = [bindparam(f"{name}_{column.key}", type_=ARRAY(column.type)) for column in columns]
-    return func.unnest(*arrays).table_valued(*(named(str(column.key), column.type) for column in columns)).render_derived(name)
 
 
 def _new_key_values(names: tuple[str, ...], keys: _Keys) -> Values:
@@ -158,5 +161,8 @@ def _key_values(name: str, keys: _Keys) -> Values:
 
 
 def _effect_values(effects: Effects) -> Values:
+    line = entry_values(effects.entry)
+    if not effects.outgoing:
+        return line
     columns = {f"outgoing_{name}": [getattr(row, name) for row in effects.outgoing] for name in OUTGOING}
-    return {**entry_values(effects.entry), **lease_values(effects), **columns}
+    return {**line, **lease_values(effects), **columns}

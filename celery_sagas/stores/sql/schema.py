@@ -18,12 +18,12 @@ def prepare_schema(connection: Connection, dialect: SqlDialect, location: Locati
     Raises:
         ConfigurationError: The tables are missing and not to be created, or have another layout.
     """
-    version = _stored_layout(connection)
-    if version is None and create:
+    version, is_complete = _stored_layout(connection), _is_complete(connection)
+    if create and version in (None, LAYOUT) and not is_complete:
         with _locked(connection, dialect):
             _create_missing(connection)
-        version = _stored_layout(connection)
-    if version is None:
+        version, is_complete = _stored_layout(connection), _is_complete(connection)
+    if version is None or (version == LAYOUT and not is_complete):
         raise ConfigurationError(
             f"the saga tables are missing in {location.shown}",
             "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints",
@@ -41,15 +41,24 @@ def _stored_layout(connection: Connection) -> int | None:
     return connection.scalar(select(layout.c.version))
 
 
+def _is_complete(connection: Connection) -> bool:
+    """Tell whether the tables are there: the layout's row is written when all are, and a table may have come to it since."""
+    if _stored_layout(connection) is None:
+        return False
+    there = inspect(connection)
+    return all(there.has_table(name) for name in metadata.tables)
+
+
 def _create_missing(connection: Connection) -> None:
     """Create what is missing; the layout's version comes last, so that what was interrupted is taken up again."""
-    if _stored_layout(connection) is not None:
+    if _is_complete(connection):
         return
     for table in metadata.sorted_tables:
         table.create(connection, checkfirst=True)
         for index in table.indexes:
             index.create(connection, checkfirst=True)
-    connection.execute(_insert_layout())
+    if _stored_layout(connection) is None:
+        connection.execute(_insert_layout())
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A connection of the pool, while one operation has it to itself."""
+"""A connection, while one operation has it to itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlalchemy.engine.interfaces import DBAPICursor
-from sqlalchemy.pool import PoolProxiedConnection
 
 from celery_sagas.stores.sql.statements import Build, Shape, Step, Values
 
@@ -19,9 +18,9 @@ Row: TypeAlias = Sequence[Any]
 class Session:
     """Runs statements, each as a transaction of its own unless one is begun."""
 
-    def __init__(self, database: Database, connection: PoolProxiedConnection) -> None:
+    def __init__(self, database: Database, cursor: DBAPICursor) -> None:
         self._database = database
-        self._connection = connection
+        self._cursor = cursor
         self._is_open = False
 
     def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
@@ -32,6 +31,12 @@ class Session:
     def change(self, build: Build, shape: Shape, values: Values) -> int:
         """Run a statement and return how many rows it changed."""
         return self._run(build, shape, values).rowcount
+
+    def change_each(self, build: Build, shape: Shape, rows: Sequence[Values]) -> None:
+        """Run a statement with each of several rows: on SQLite without a trip, on MySQL as one ``INSERT`` of them all."""
+        statement = self._database.statement(build, shape)
+        self._observe(statement.text)
+        self._cursor.executemany(statement.text, [statement.bind(row) for row in rows])
 
     def commit_steps(self, steps: Sequence[Step]) -> bool:
         """Run the steps of a commit, all or none.
@@ -72,16 +77,23 @@ class Session:
             return False
         return True
 
+    @property
+    def database(self) -> str:
+        """The kind of the database."""
+        return self._database.name
+
     def _run(self, build: Build, shape: Shape, values: Values) -> DBAPICursor:
         statement = self._database.statement(build, shape)
         return self._execute(statement.text, statement.bind(values))
 
     def _execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
+        self._observe(text)
+        self._cursor.execute(text, *parameters)
+        return self._cursor
+
+    def _observe(self, text: str) -> None:
         for observer in self._database.observers:
             observer(text)
-        cursor = self._connection.cursor()
-        cursor.execute(text, *parameters)
-        return cursor
 
 
 def _decoded(row: Row) -> Row:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, bindparam
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, any_, bindparam
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 #: How many rows a statement takes that is longer for each: few enough for the cache and for SQLite's 999 parameters.
 _AT_ONCE = 50
+#: With how many values a statement compares that is compiled for few numbers of them.
+_SIZES = (1, 8, 64, 500)
 
 #: The parameter of every statement that ``Database`` fills in.
 PREFIX: Final = bindparam("prefix", type_=metadata.tables["saga_instance"].c.prefix.type)
@@ -93,3 +96,27 @@ def numbered(name: str, values: Sequence[object]) -> dict[str, object]:
 def chunks(values: Sequence[T]) -> list[Sequence[T]]:
     """Divide values into parts that one statement takes."""
     return [values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE)]
+
+
+def any_of(column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+    """Compare a column with any number of values, which ``in_parts`` fills in; with a count of 0 they are one array."""
+    if count:
+        return one_of(column, name, count)
+    return column == any_(bindparam(name, type_=ARRAY(column.type)))
+
+
+def in_parts(database: str, name: str, values: Sequence[object]) -> list[tuple[int, Values]]:
+    """Return the counts and the parameters of ``any_of``, for as many statements as the values take.
+
+    PostgreSQL takes all in one. The others have statements for few numbers of values: what is left over is filled up with the
+    last value.
+    """
+    if database == "postgresql":
+        return [(0, {name: list(values)})] if values else []
+    parts = [values[start : start + _SIZES[-1]] for start in range(0, len(values), _SIZES[-1])]
+    return [(len(part), numbered(name, part)) for part in map(_filled, parts)]
+
+
+def _filled(part: Sequence[object]) -> Sequence[object]:
+    size = next(size for size in _SIZES if size >= len(part))
+    return [*part, *[part[-1]] * (size - len(part))]

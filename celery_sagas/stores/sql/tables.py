@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Index,
     Integer,
     MetaData,
@@ -19,7 +20,7 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 #: The version of everything in this module, raised with every change of it.
-LAYOUT = 1
+LAYOUT = 2
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
 
@@ -42,8 +43,8 @@ DOCUMENT = Text().with_variant(LONGTEXT(), "mysql")
 NAME = _name()
 
 
-def _table(name: str, *parts: SchemaItem) -> Table:
-    return Table(name, metadata, Column("prefix", _name(64), nullable=False), *parts, **_MYSQL)
+def _table(name: str, *parts: SchemaItem, **options: Any) -> Table:
+    return Table(name, metadata, Column("prefix", _name(64), nullable=False), *parts, **_MYSQL, **options)
 
 
 def _text(name: str) -> Column[str]:
@@ -61,6 +62,29 @@ def _number(name: str) -> Column[int]:
 def _time(name: str) -> Column[int]:
     """Milliseconds since the epoch."""
     return Column(name, BigInteger, nullable=False)
+
+
+def _digest(name: str) -> Column[str]:
+    """What stands for several names, which together would be too long for an index."""
+    return Column(name, _name(40), nullable=False)
+
+
+def _word(name: str) -> Column[str]:
+    return Column(name, _name(16), nullable=False)
+
+
+def _place(name: str) -> Column[int]:
+    """The number of an item, or one that is compared with it."""
+    return Column(name, BigInteger, nullable=False)
+
+
+def _growing(name: str) -> Column[int]:
+    """A number that the database gives, larger than every one that it gave before, and never again."""
+    return Column(name, BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
+
+
+#: Growing numbers never come again on SQLite either, and no insert asks for them.
+_GROWS: Any = {"sqlite_autoincrement": True, "implicit_returning": False}
 
 
 # Indexes begin with the column that tells rows apart, not with the prefix, which they all end with: as long as PostgreSQL has
@@ -111,6 +135,16 @@ journal = _table(
     Index("saga_journal_key", "key", "saga", "prefix", "at"),
 )
 
+#: How often messages came again.
+delivery = _table(
+    "saga_delivery",
+    _text("step"),
+    _text("message_id"),
+    _number("count"),
+    _time("at"),  # of the last one
+    PrimaryKeyConstraint("message_id", "step", "prefix"),
+)
+
 outbox = _table(
     "saga_outbox",
     _text("id"),
@@ -120,6 +154,7 @@ outbox = _table(
     _document("payload"),
     _time("due_at"),
     _time("available_at"),  # from when on the row may be claimed: its due time has come and no lease lasts
+    _time("leased_until"),  # 0: nobody has a lease on it
     _text("token"),
     _number("attempts"),
     _document("error"),
@@ -129,11 +164,16 @@ outbox = _table(
     PrimaryKeyConstraint("id", "prefix"),
     Index("saga_outbox_cause", "cause", "prefix"),
 )
-#: Always true. The indexes by time do begin with the prefix; only statements that name this condition use them.
-HAS_AT = journal.c.at > literal_column("0")
-HAS_AVAILABLE_AT = outbox.c.available_at > literal_column("0")
-Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=HAS_AT)
-Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=HAS_AVAILABLE_AT)
+
+
+def has_time(column: ColumnElement[int]) -> ColumnElement[bool]:
+    """Return what is always true. The indexes by time do begin with the prefix; only statements that name this use them."""
+    return column > literal_column("0")
+
+
+Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
+Index("saga_delivery_at", delivery.c.prefix, delivery.c.at, postgresql_where=has_time(delivery.c.at))
+Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=has_time(outbox.c.available_at))
 
 #: The rows that end with their instance, as a condition that the partial index answers.
 ENDS_WITH_INSTANCE = outbox.c.kind != literal_column(f"'{SENT}'")
@@ -160,6 +200,87 @@ dead = _table(
     _time("at"),
     PrimaryKeyConstraint("id", "prefix"),
     Index("saga_dead_at", "prefix", "at", "id"),
+)
+
+#: The aggregators that have ever buffered anything.
+aggregator = _table("saga_aggregator", _text("name"), PrimaryKeyConstraint("name", "prefix"))
+
+#: The groups that have buffered items. Whoever changes anything of a group locks its row first.
+group = _table(
+    "saga_group",
+    _digest("place"),  # of aggregator and group
+    _text("aggregator"),
+    _text("grp"),
+    _number("free"),
+    _number("leased"),
+    _number("unresolved"),
+    _place("oldest"),  # the first free item
+    _time("oldest_at"),
+    _time("last_at"),
+    _place("open_to"),
+    _word("open_why"),
+    _time("marked_until"),
+    _time("paused_until"),  # before that, no claim gets anything
+    _time("lease_end"),  # of the lease that ends first; 0: there is none
+    _time("due_at"),  # 0: when the next item comes
+    PrimaryKeyConstraint("place", "prefix"),
+    Index("saga_group_name", "aggregator", "prefix", "grp"),
+)
+Index(
+    "saga_group_due",
+    group.c.aggregator,
+    group.c.prefix,
+    group.c.due_at,
+    group.c.grp,
+    postgresql_where=has_time(group.c.due_at),
+    sqlite_where=has_time(group.c.due_at),
+)
+
+#: The items, those that were rejected included. Few columns are indexed: every item is written two or three times.
+buffer = _table(
+    "saga_buffer",
+    _growing("number"),
+    _digest("place"),
+    _digest("key"),  # of aggregator, group and id
+    _text("id"),
+    _document("payload"),
+    _time("at"),
+    _number("attempts"),
+    _word("state"),  # free, leased, unresolved or rejected
+    _text("token"),  # of its lease
+    _place("rejected"),  # 0: it is buffered, and nothing else with its id is; else its number
+    UniqueConstraint("key", "prefix", "rejected", name="saga_buffer_key"),
+    Index("saga_buffer_state", "place", "state", "prefix", "number"),
+    **_GROWS,
+)
+
+#: The leases that were neither ended nor given up.
+lease = _table(
+    "saga_lease",
+    _digest("place"),
+    _text("token"),
+    _word("reason"),
+    _time("ends_at"),
+    PrimaryKeyConstraint("place", "token", "prefix"),
+)
+
+#: The ids of removed items, as the digests in ``saga_buffer``.
+seen = _table("saga_seen", _digest("key"), _time("ends_at"), PrimaryKeyConstraint("key", "prefix"))
+Index("saga_seen_ends", seen.c.prefix, seen.c.ends_at, postgresql_where=has_time(seen.c.ends_at))
+
+#: The unresolved and the rejected items, in the order in which they became that.
+kept = _table(
+    "saga_kept",
+    _growing("handle"),
+    _text("aggregator"),
+    _text("grp"),
+    _digest("place"),
+    _place("number"),
+    _word("kind"),
+    _document("note"),
+    Index("saga_kept_kind", "aggregator", "kind", "prefix", "handle"),
+    Index("saga_kept_place", "place", "prefix", "number"),
+    **_GROWS,
 )
 
 #: One row. The layout is that of the tables, which all prefixes share.

@@ -3,7 +3,7 @@
 from sqlalchemy import Insert
 
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
-from celery_sagas.stores.sql.effects import delete_rows_of_instance, effect_steps
+from celery_sagas.stores.sql.effects import delete_rows_of_instance, delete_withdrawn, effect_steps
 from celery_sagas.stores.sql.instances import (
     change_values,
     delete_instance,
@@ -16,7 +16,7 @@ from celery_sagas.stores.sql.instances import (
     new_values,
     update_instance,
 )
-from celery_sagas.stores.sql.statements import Step, numbered
+from celery_sagas.stores.sql.statements import Step, chunks, numbered
 
 
 def insert(record: NewRecord, effects: Effects) -> list[Step]:
@@ -40,6 +40,7 @@ def update(record: Record, change: Change, effects: Effects) -> list[Step]:
         Step(update_instance, (), change_values(record, change, effects), is_required=True),
         *_remove_keys(record.id, change.removed_keys),
         *_add_keys(record.id, change.names, change.added_keys),
+        *_withdraw(record.id, change.withdrawn),
         *effect_steps(effects),
     ]
 
@@ -71,3 +72,8 @@ def _add_keys(id: str, names: tuple[str, ...], keys: tuple[tuple[str, str], ...]
 
 def _remove_keys(id: str, keys: tuple[tuple[str, str], ...]) -> list[Step]:
     return [Step(delete_key, (), {"instance_id": id, "property": property, "value": value}) for property, value in keys]
+
+
+def _withdraw(id: str, rows: tuple[str, ...]) -> list[Step]:
+    parts = chunks(sorted(set(rows)))
+    return [Step(delete_withdrawn, (len(part),), {"id": id, **numbered("withdrawn", part)}) for part in parts]

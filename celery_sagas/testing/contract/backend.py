@@ -1,7 +1,6 @@
 """``Backend``: readiness, and the prefix that partitions everything."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -31,6 +30,7 @@ from celery_sagas.testing.samples import (
     outgoing,
     send,
     start,
+    update,
 )
 from celery_sagas.testing.view import nothing_written, view
 
@@ -73,6 +73,10 @@ class BackendContract(StoreFixtures):
         """PM-19."""
         assert "://" in backend.url
 
+    def test_journal_is_kept_for_a_time(self, backend: Backend) -> None:
+        """T10: exactly once holds within it."""
+        assert backend.journal_retention_s > 0
+
     def test_backend_works_after_a_refused_commit(self, backend: Backend) -> None:
         """NP-03: an error leaves nothing behind on the connection."""
         record = start(backend, keys=T1)
@@ -80,7 +84,7 @@ class BackendContract(StoreFixtures):
             with conflict("unique"):
                 start(backend)
             with conflict("version"):
-                backend.sagas.update(replace(record, version=9), change(), effects(record))
+                backend.sagas.update(record._replace(version=9), change(), effects(record))
         assert found(backend, by_key()) == record
 
     def test_what_one_process_commits_another_sees(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
@@ -160,6 +164,24 @@ class BackendContract(StoreFixtures):
         assert other.outbox.release("relay", [row.id]) == 0
         assert not other.outbox.fail("relay", row.id, "broken", 0)
         assert claim(backend) == []
+
+    def test_rows_of_another_prefix_are_not_withdrawn(self, backend: Backend, other: Backend) -> None:
+        """PM-14."""
+        new, row = new_record(), outgoing("scheduled")
+        for each in (backend, other):
+            each.sagas.insert(new, effects(new, row))
+        with nothing_written(other):
+            update(backend, found(backend, by_key()), withdrawn=(row.id,))
+        assert backend.outbox.count() == 0
+        assert ids(claim(other)) == [row.id]
+
+    def test_deliveries_of_another_prefix_are_not_counted(self, backend: Backend, other: Backend, clock: Clock) -> None:
+        """PM-14."""
+        assert backend.deliveries.count(STEP, "message") == 1
+        assert other.deliveries.count(STEP, "message") == 1
+        clock.advance(HOUR)
+        assert other.deliveries.purge(1_000, 9) == 1
+        assert backend.deliveries.count(STEP, "message") == 2
 
     def test_entries_of_another_prefix_are_not_purged(self, backend: Backend, other: Backend, clock: Clock) -> None:
         """PM-14."""

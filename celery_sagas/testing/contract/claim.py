@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Handling, OutboxRow
+from celery_sagas.stores.records import Entry, Handling, OutboxRow
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
 from celery_sagas.testing.samples import HOUR, MINUTE, STEP, claim, entry, ids, outgoing, send
@@ -91,6 +91,14 @@ class ClaimContract(StoreFixtures):
         clock.advance(HOUR)
         assert ids(claim(backend)) == [soon.id, at_once.id, later.id]
 
+    def test_row_that_was_overdue_when_it_was_written_is_due_since_its_due_time(self, backend: Backend, clock: Clock) -> None:
+        """NS-09."""
+        at_once, overdue = outgoing(), outgoing(due_at=clock.now - HOUR)
+        send(backend, at_once)
+        clock.advance(MINUTE)
+        send(backend, overdue)
+        assert ids(claim(backend)) == [overdue.id, at_once.id]
+
     def test_limit_cuts_off_what_is_due_for_a_shorter_time(self, backend: Backend, clock: Clock) -> None:
         """NS-11."""
         rows = [outgoing(due_at=clock.now + n * MINUTE) for n in (3, 1, 2)]
@@ -169,17 +177,46 @@ class ClaimContract(StoreFixtures):
         clock.advance(1_000)
         assert backend.outbox.count_leased(cause) == 0
 
-    def test_row_that_is_not_due_is_not_counted_as_leased(self, backend: Backend, clock: Clock) -> None:
-        """NS-09."""
-        line = send(backend, outgoing("scheduled", due_at=clock.now + HOUR))
-        assert backend.outbox.count_leased(Handling((line.step,), line.message_id)) == 0
+    def test_row_is_counted_under_its_first_lease(self, backend: Backend, clock: Clock) -> None:
+        """NS-11: whoever committed it may be publishing it."""
+        line = send(backend, outgoing(), owner="me", grace_ms=1_000)
+        assert _leased(backend, line) == 1
+        clock.advance(1_001)
+        assert _leased(backend, line) == 0
+
+    @pytest.mark.parametrize("wait_ms", [HOUR, -HOUR], ids=["future", "past"])
+    def test_row_with_a_due_time_is_counted_while_it_is_claimed(self, backend: Backend, clock: Clock, wait_ms: int) -> None:
+        """NS-09: before, nobody publishes it, whether its time has come or not."""
+        line = send(backend, outgoing("scheduled", due_at=clock.now + wait_ms), owner="me", grace_ms=2 * HOUR)
+        assert _leased(backend, line) == 0
+        clock.advance(max(0, wait_ms) + 1)
+        assert _leased(backend, line) == 0
+        assert len(claim(backend, "relay", lease_ms=1_000)) == 1
+        assert _leased(backend, line) == 1
+        clock.advance(1_001)
+        assert _leased(backend, line) == 0
 
     def test_row_that_failed_is_not_counted_as_leased(self, backend: Backend) -> None:
         """NS-11: nobody waits for it."""
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.fail("one", row.id, "it is too large", MINUTE)
-        assert backend.outbox.count_leased(Handling((line.step,), line.message_id)) == 0
+        assert _leased(backend, line) == 0
+
+    @pytest.mark.parametrize("delay_ms", [0, MINUTE])
+    def test_row_that_was_released_is_not_counted_as_leased(self, backend: Backend, clock: Clock, delay_ms: int) -> None:
+        """NS-11: nobody publishes it, although it is not due; until somebody claims it again."""
+        line = send(backend, outgoing())
+        (row,) = claim(backend, "one")
+        backend.outbox.release("one", [row.id], delay_ms)
+        assert _leased(backend, line) == 0
+        clock.advance(delay_ms + 1)
+        assert len(claim(backend, "two")) == 1
+        assert _leased(backend, line) == 1
+
+
+def _leased(backend: Backend, line: Entry) -> int:
+    return backend.outbox.count_leased(Handling((line.step,), line.message_id))
 
 
 def _drain(backend: Backend, token: str, limit: int) -> list[str]:

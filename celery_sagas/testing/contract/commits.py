@@ -245,20 +245,31 @@ class CommitContract(StoreFixtures):
         assert backend.outbox.confirm("me", ids(rows)) == 2
         assert backend.outbox.count() == 0
 
-    def test_first_lease_lasts_from_the_due_time_on(self, backend: Backend, clock: Clock) -> None:
-        """NS-11: whoever decided a row publishes it, if it is alive when the row falls due."""
-        send(backend, outgoing(due_at=clock.now + HOUR), owner="me", grace_ms=1_000)
-        clock.advance(HOUR + 999)
-        assert claim(backend, "relay") == []
-        clock.advance(2)
-        assert len(claim(backend, "relay")) == 1
+    @each_commit
+    @pytest.mark.parametrize("wait_ms", [HOUR, -HOUR], ids=["future", "past"])
+    def test_row_with_a_due_time_is_written_under_no_lease(
+        self, backend: Backend, clock: Clock, record: Record, commit: Commit, wait_ms: int
+    ) -> None:
+        """NS-09: whoever decided it does not publish it, and nothing delays it when its time has come."""
+        row = outgoing(due_at=clock.now + wait_ms)
+        commit(backend, record, effects(None, row, line=_line(commit, record), owner="me", grace_ms=2 * HOUR))
+        assert backend.outbox.confirm("me", [row.id]) == 0
+        clock.advance(max(0, wait_ms) + 1)
+        assert ids(claim(backend, "relay")) == [row.id]
 
-    def test_first_lease_lasts_from_now_on_for_rows_that_were_due_before(self, backend: Backend, clock: Clock) -> None:
-        """NS-11."""
-        send(backend, outgoing(due_at=clock.now - HOUR), owner="me", grace_ms=1_000)
-        assert claim(backend, "relay") == []
-        clock.advance(1_001)
-        assert len(claim(backend, "relay")) == 1
+    @each_commit
+    def test_rows_with_and_without_a_due_time_are_leased_each_for_itself(
+        self, backend: Backend, clock: Clock, record: Record, commit: Commit
+    ) -> None:
+        """NS-09, NS-11."""
+        at_once, later, overdue = outgoing(), outgoing(due_at=clock.now + 500), outgoing(due_at=clock.now - 500)
+        made = effects(None, at_once, later, overdue, line=_line(commit, record), owner="me", grace_ms=1_000)
+        commit(backend, record, made)
+        assert ids(claim(backend, "relay")) == [overdue.id]
+        clock.advance(501)
+        assert ids(claim(backend, "relay")) == [later.id]
+        clock.advance(500)
+        assert ids(claim(backend, "relay")) == [at_once.id]
 
     def test_one_commit_writes_many_rows(self, backend: Backend, record: Record) -> None:
         """NS-11."""

@@ -1,7 +1,5 @@
 """``DeadLetters``."""
 
-from dataclasses import replace
-
 import pytest
 
 from celery_sagas.stores.ports import Backend
@@ -20,21 +18,21 @@ class DeadLettersContract(StoreFixtures):
         """NS-04."""
         kept = letter()
         backend.dead.add(kept)
-        assert open_backend(prefix).dead.get(kept.id) == replace(kept, at=clock.now)
+        assert open_backend(prefix).dead.get(kept.id) == kept._replace(at=clock.now)
 
     def test_letter_with_a_kept_id_changes_nothing(self, backend: Backend, clock: Clock) -> None:
         """NS-04: the reply was lost, the call is repeated."""
         kept = letter()
         backend.dead.add(kept)
         clock.advance(1)
-        backend.dead.add(replace(kept, text="another text"))
-        assert backend.dead.list(9) == [replace(kept, at=clock.now - 1)]
+        backend.dead.add(kept._replace(text="another text"))
+        assert backend.dead.list(9) == [kept._replace(at=clock.now - 1)]
 
     def test_one_message_may_have_several_letters(self, backend: Backend) -> None:
         """NS-04."""
         kept = letter()
         backend.dead.add(kept)
-        backend.dead.add(replace(kept, id=letter().id))
+        backend.dead.add(kept._replace(id=letter().id))
         assert len(backend.dead.list(9)) == 2
 
     def test_no_letters_are_an_empty_list(self, backend: Backend) -> None:
@@ -92,5 +90,5 @@ def _add(backend: Backend, clock: Clock, number: int, apart_ms: int) -> list[Dea
         clock.advance(apart_ms)
         kept = letter()
         backend.dead.add(kept)
-        letters.append(replace(kept, at=clock.now))
+        letters.append(kept._replace(at=clock.now))
     return letters

@@ -1,7 +1,5 @@
 """``SagaStore.delete``."""
 
-from dataclasses import replace
-
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Record
 from celery_sagas.testing.clock import Clock
@@ -48,7 +46,7 @@ class DeleteContract(StoreFixtures):
     def test_delete_of_a_version_from_the_future_conflicts(self, backend: Backend) -> None:
         """PM-09."""
         record = start(backend)
-        self._delete_conflicts(backend, replace(record, version=2))
+        self._delete_conflicts(backend, record._replace(version=2))
 
     def test_delete_of_an_instance_that_has_restarted_conflicts(self, backend: Backend) -> None:
         """T8: it is at version 1 again, under another id."""
@@ -103,6 +101,20 @@ class DeleteContract(StoreFixtures):
         assert len(rows) == 2
         assert backend.outbox.count() == 0
         assert backend.outbox.confirm("relay", ids(rows)) == 0
+
+    def test_thousand_scheduled_rows_go_with_it(self, backend: Backend, clock: Clock) -> None:
+        """NS-09."""
+        kept = outgoing()
+        other = outgoing("scheduled", due_at=clock.now + MINUTE)
+        start(backend, "43", other)
+        record = start(backend, "42", kept)
+        for _ in range(2):
+            rows = [outgoing("scheduled", due_at=clock.now + number) for number in range(1, 501)]
+            record = update(backend, record, *rows)
+        complete(backend, record)
+        assert backend.outbox.count() == 2
+        clock.advance(HOUR)
+        assert ids(claim(backend)) == [kept.id, other.id]
 
     def test_rows_of_others_stay(self, backend: Backend) -> None:
         """NS-09: also those of the same key, after it has started again."""

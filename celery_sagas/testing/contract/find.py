@@ -39,12 +39,6 @@ class FindContract(StoreFixtures):
         assert first == second
         assert first is not second
 
-    def test_damage_to_a_copy_is_not_seen_by_the_next_find(self, backend: Backend) -> None:
-        """PM-04."""
-        start(backend)
-        object.__setattr__(found(backend, by_key()), "data", "damaged")
-        assert found(backend, by_key()).data == '{"total": 1}'
-
     def test_instance_is_found_by_id_key_and_alternate_key(self, backend: Backend) -> None:
         """PM-01, NP-06, NP-09."""
         record = start(backend, keys=(("email", "a@b.c"), ("tracking", "T1")))

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import count
+from typing import Protocol, TypeAlias, TypeVar
 
 import pytest
 
-from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailable
+from celery_sagas.errors import AlreadyHandled, LeaseLost, NotBuffered, RevisionConflict, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.buffer_moves import OPERATIONS, RIVALS, BufferMove, BufferWorld
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
 from celery_sagas.testing.contract.moves import RACES, Move, World
 
@@ -29,6 +31,21 @@ ALL_ORDERS = (RIVAL_FIRST, (0, 1), (0,), (1,), ())
 
 #: What the operation and the rival returned or raised, and everything that can be observed afterwards.
 Outcome = tuple[object, object, object]
+
+
+class Scene(Protocol):
+    """A small world: whatever is done in it can be compared with what is done in another of its kind."""
+
+    def arrange(self, backend: Backend, clock: Clock) -> None:
+        """Make it."""
+
+    def aftermath(self, backend: Backend, clock: Clock) -> object:
+        """Return everything that can be observed, and leave nothing that another could meet."""
+
+
+S = TypeVar("S", bound=Scene)
+#: An operation, and the move of the rival that is slipped in.
+Sides: TypeAlias = tuple[Callable[[Backend, S], object], Callable[[Backend, S], object]]
 
 
 class InterleavingContract(StoreFixtures):
@@ -58,29 +75,40 @@ class InterleavingContract(StoreFixtures):
         self, backend: Backend, rival: Backend, clock: Clock, operation: Move, rivals: tuple[Move, ...]
     ) -> None:
         """PM-16, T6, T13."""
-        strange = [
-            f"{move.__name__} before command {position} of {operation.__name__}: {outcome}"
-            for move in rivals
-            for position, outcome, serial in self._outcomes(backend, rival, clock, operation, move)
-            if outcome not in serial
-        ]
+        strange = [text for move in rivals for text in self._strange(backend, rival, clock, World, (operation, move))]
         assert not strange, "\n".join(strange)
 
+    @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+    def test_outcome_on_a_buffer_is_that_of_a_serial_order(
+        self, backend: Backend, rival: Backend, clock: Clock, operation: BufferMove
+    ) -> None:
+        """AG-13, AG-19, T4."""
+        strange = [text for move in RIVALS for text in self._strange(backend, rival, clock, BufferWorld, (operation, move))]
+        assert not strange, "\n".join(strange)
+
+    def _strange(
+        self, backend: Backend, rival: Backend, clock: Clock, new_scene: Callable[[], S], sides: Sides[S]
+    ) -> Iterator[str]:
+        """Tell of each outcome that no serial order has."""
+        for position, outcome, serial in self._outcomes(backend, rival, clock, new_scene, sides):
+            if outcome not in serial:
+                yield f"{sides[1].__name__} before command {position} of {sides[0].__name__}: {outcome}"
+
     def _outcomes(
-        self, backend: Backend, rival: Backend, clock: Clock, operation: Move, move: Move
+        self, backend: Backend, rival: Backend, clock: Clock, new_scene: Callable[[], S], sides: Sides[S]
     ) -> Iterator[tuple[int, Outcome, list[Outcome]]]:
-        """Yield the outcome for each command that the move can come before, and the outcomes of the serial orders."""
+        """Yield the outcome for each command that the second side can come before, and the outcomes of the serial orders."""
         for position in count(1):
-            world, now = World(), clock.now
-            world.arrange(backend, clock)
-            intruder = _Intruder(position, partial(_result, move, rival, world))
+            scene, now = new_scene(), clock.now
+            scene.arrange(backend, clock)
+            intruder = _Intruder(position, partial(_result, sides[1], rival, scene))
             with self.commands(backend, intruder):
-                result = _result(operation, backend, world)
-            outcome = (result, intruder.result, world.aftermath(backend, clock))
+                result = _result(sides[0], backend, scene)
+            outcome = (result, intruder.result, scene.aftermath(backend, clock))
             if not intruder.came:
                 return
             orders = ALL_ORDERS if position > 1 else (RIVAL_FIRST,)
-            yield position, outcome, [_serial_outcome(world, now, (operation, move), order) for order in orders]
+            yield position, outcome, [_serial_outcome(scene, now, sides, order) for order in orders]
 
 
 class _Intruder:
@@ -100,24 +128,24 @@ class _Intruder:
             self.result = self._move()
 
 
-def _result(move: Move, backend: Backend, world: World) -> object:
+def _result(move: Callable[[Backend, S], object], backend: Backend, scene: S) -> object:
     try:
-        return move(backend, world)
-    except AlreadyHandled:
-        return "already handled"
+        return move(backend, scene)
+    except (AlreadyHandled, LeaseLost, NotBuffered) as exc:
+        return type(exc).__name__
     except StoreUnavailable:
         return GAVE_WAY
     except RevisionConflict as exc:
         return GAVE_WAY if exc.reason == "locked" else exc.reason
 
 
-def _serial_outcome(world: World, now: int, sides: tuple[Move, Move], order: tuple[int, ...]) -> Outcome:
+def _serial_outcome(scene: S, now: int, sides: Sides[S], order: tuple[int, ...]) -> Outcome:
     """Return what comes of it if the sides in this order are all that runs."""
     clock = Clock(now)
     backend = MemoryBackend("memory://", prefix="reference", clock=clock)
-    world.arrange(backend, clock)
-    results = {side: _result(sides[side], backend, world) for side in order}
-    return results.get(0, GAVE_WAY), results.get(1, GAVE_WAY), world.aftermath(backend, clock)
+    scene.arrange(backend, clock)
+    results = {side: _result(sides[side], backend, scene) for side in order}
+    return results.get(0, GAVE_WAY), results.get(1, GAVE_WAY), scene.aftermath(backend, clock)
 
 
 @contextmanager

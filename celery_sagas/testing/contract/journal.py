@@ -45,6 +45,13 @@ class JournalContract(StoreFixtures):
         update(backend, start(backend))
         assert backend.journal.outcome_of(NAMES, "42") is None
 
+    def test_message_that_failed_is_remembered_and_is_no_outcome(self, backend: Backend) -> None:
+        """T7, T13."""
+        line = send(backend, line=entry(start(backend), outcome="failed"))
+        assert handled(backend, line) in backend.journal.history(NAMES, "42", 9)
+        assert [each.outcome for each in backend.journal.history(NAMES, "42", 9)] == ["started", "failed"]
+        assert backend.journal.outcome_of(NAMES, "42") is None
+
     def test_newest_outcome_counts(self, backend: Backend, clock: Clock) -> None:
         """NS-10."""
         complete(backend, start(backend))

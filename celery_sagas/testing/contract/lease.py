@@ -111,11 +111,34 @@ class LeaseContract(StoreFixtures):
         backend.outbox.release("relay", [row])
         assert claim(backend)[0].attempts == 0
 
-    def test_release_of_a_first_lease_does_not_hasten_the_due_time(self, backend: Backend, clock: Clock) -> None:
-        """NS-09: a row is due when its due time has come, whoever held it."""
+    def test_released_rows_are_due_again_after_the_delay(self, backend: Backend, clock: Clock) -> None:
+        """NS-09: their task is not known here, other workers may know it."""
+        rows = [outgoing(), outgoing("scheduled", due_at=clock.now - HOUR)]
+        send(backend, *rows)
+        claim(backend)
+        assert backend.outbox.release("relay", ids(rows), delay_ms=5_000) == 2
+        clock.advance(4_999)
+        assert claim(backend) == []
+        clock.advance(2)
+        assert sorted(ids(claim(backend, "another relay"))) == sorted(ids(rows))
+
+    def test_release_with_a_delay_counts_no_attempt(self, backend: Backend, clock: Clock, row: str) -> None:
+        """NS-11."""
+        backend.outbox.release("relay", [row], delay_ms=5_000)
+        clock.advance(5_001)
+        assert [(late.id, late.attempts) for late in claim(backend)] == [(row, 0)]
+
+    def test_released_row_remains_its_last_holders_while_the_delay_lasts(self, backend: Backend, row: str) -> None:
+        """NS-11."""
+        backend.outbox.release("relay", [row], delay_ms=5_000)
+        assert backend.outbox.confirm("another relay", [row]) == 0
+        assert backend.outbox.confirm("relay", [row]) == 1
+
+    def test_scheduled_row_cannot_be_hastened(self, backend: Backend, clock: Clock) -> None:
+        """NS-09: it is due when its due time has come, and nobody has a lease that could be ended."""
         row = outgoing("scheduled", due_at=clock.now + HOUR)
         send(backend, row, owner="me", grace_ms=MINUTE)
-        backend.outbox.release("me", [row.id])
+        assert backend.outbox.release("me", [row.id]) == 0
         clock.advance(HOUR - 1)
         assert claim(backend) == []
         clock.advance(2)

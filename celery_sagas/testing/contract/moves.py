@@ -73,7 +73,8 @@ class World:
         lookups = [by_key(self(key)) for key in ("42", "43", "44")] + [by_tracking(self(number)) for number in ("1", "2")]
         records = [backend.sagas.find(lookup).record for lookup in lookups]
         history = [sorted(map(repr, backend.journal.history(NAMES, self(key), 99))) for key in ("42", "43", "44")]
-        return records, history, [_drain(backend, clock, after) for after in (0, LEASE + 1, MINUTE)]
+        delivered = backend.deliveries.count(STEP, self("message"))
+        return records, history, delivered, [_drain(backend, clock, after) for after in (0, LEASE + 1, MINUTE)]
 
 
 def _drain(backend: Backend, clock: Clock, after: int) -> list[str]:
@@ -129,6 +130,13 @@ def update_by_another_message(backend: Backend, world: World) -> None:
     """Change the same instance."""
     made = world.effects(world.record, "another message", "1", world.row("by rival", "scheduled"))
     backend.sagas.update(world.record, change(data='"updated by rival"'), made)
+
+
+def withdraw(backend: Backend, world: World) -> None:
+    """Change "42", and put another row in the place of the scheduled one."""
+    swap = change(data='"withdrawn"', withdrawn=(world("scheduled"),))
+    made = world.effects(world.record, "withdrawal", "1", world.row("by withdraw", "scheduled"))
+    backend.sagas.update(world.record, swap, made)
 
 
 def delete(backend: Backend, world: World) -> None:
@@ -199,9 +207,19 @@ def release(backend: Backend, world: World) -> int:
     return backend.outbox.release("one", [world("sent"), world("scheduled")])
 
 
+def release_for_later(backend: Backend, world: World) -> int:
+    """Release both rows, and put them off."""
+    return backend.outbox.release("one", [world("sent"), world("scheduled")], MINUTE // 2)
+
+
 def fail(backend: Backend, world: World) -> bool:
     """Count a failed attempt on one row."""
     return backend.outbox.fail("one", world("sent"), "broken", MINUTE // 2)
+
+
+def deliver(backend: Backend, world: World) -> int:
+    """Count a delivery of the message of ``update``."""
+    return backend.deliveries.count(STEP, world("message"))
 
 
 COMMITS: tuple[Move, ...] = (
@@ -209,6 +227,7 @@ COMMITS: tuple[Move, ...] = (
     insert_in_another_attempt,
     update,
     update_in_another_attempt,
+    withdraw,
     delete,
     record,
     update_reserved,
@@ -223,15 +242,18 @@ RIVALS_OF_COMMITS: tuple[Move, ...] = (
     restart,
     reserve,
     reserve_for_another,
+    claim,
+    confirm,
 )
 READS: tuple[Move, ...] = (find, find_by_tracking, reserve)
 RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, reserve_for_another, update_by_another_message)
-LEASES: tuple[Move, ...] = (claim, confirm, release, fail)
-RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, delete)
+LEASES: tuple[Move, ...] = (claim, confirm, release, release_for_later, fail)
+RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, withdraw, delete)
 
 #: Each operation with the moves that are slipped in before its commands.
 RACES: tuple[tuple[Move, tuple[Move, ...]], ...] = (
     *((operation, RIVALS_OF_COMMITS) for operation in COMMITS),
     *((operation, RIVALS_OF_READS) for operation in READS),
     *((operation, RIVALS_OF_LEASES) for operation in LEASES),
+    (deliver, (deliver,)),
 )

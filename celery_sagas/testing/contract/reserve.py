@@ -1,7 +1,5 @@
 """``SagaStore.reserve``."""
 
-from dataclasses import replace
-
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
@@ -33,7 +31,7 @@ class ReserveContract(StoreFixtures):
         record = start(backend)
         clock.advance(5)
         backend.sagas.reserve(record, "me", MINUTE)
-        assert found(backend, by_key()) == replace(record, reserved_by="me")
+        assert found(backend, by_key()) == record._replace(reserved_by="me")
 
     def test_commits_under_another_holder_conflict(self, backend: Backend) -> None:
         """PM-16."""

@@ -7,9 +7,17 @@ from celery_sagas.testing.contract.insert import InsertContract
 from celery_sagas.testing.contract.reserve import ReserveContract
 from celery_sagas.testing.contract.text import TextContract
 from celery_sagas.testing.contract.update import UpdateContract
+from celery_sagas.testing.contract.withdraw import WithdrawContract
 
 
 class SagaStoreContract(
-    FindContract, InsertContract, UpdateContract, DeleteContract, CommitContract, ReserveContract, TextContract
+    FindContract,
+    InsertContract,
+    UpdateContract,
+    WithdrawContract,
+    DeleteContract,
+    CommitContract,
+    ReserveContract,
+    TextContract,
 ):
     """What every ``SagaStore`` must do."""

@@ -1,7 +1,5 @@
 """``SagaStore.update``."""
 
-from dataclasses import replace
-
 import pytest
 
 from celery_sagas.stores.ports import Backend
@@ -38,8 +36,7 @@ class UpdateContract(StoreFixtures):
         record = start(backend)
         clock.advance(5)
         backend.sagas.update(record, change(data='{"total": 7}'), effects(record))
-        assert found(backend, by_key()) == replace(
-            record,
+        assert found(backend, by_key()) == record._replace(
             version=2,
             schema_version=4,
             data='{"total": 7}',
@@ -67,7 +64,7 @@ class UpdateContract(StoreFixtures):
     def test_update_of_a_version_from_the_future_conflicts(self, backend: Backend) -> None:
         """PM-08."""
         record = start(backend)
-        self._update_conflicts(backend, replace(record, version=2), "version")
+        self._update_conflicts(backend, record._replace(version=2), "version")
 
     def test_update_of_an_instance_that_has_restarted_conflicts(self, backend: Backend) -> None:
         """T8: it is at version 1 again, under another id."""

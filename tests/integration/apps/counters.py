@@ -1,10 +1,8 @@
 """Counters, and tallies that are told of every increment."""
 
-import os
-import time
-
 from celery.exceptions import SoftTimeLimitExceeded
-from deployed import FOLDER, make_app, note
+from deployed import make_app, note
+from meeting import meet
 
 from celery_sagas import Saga
 
@@ -37,19 +35,10 @@ def add_and_tell(counter: Counter, name: str, amount: int) -> None:
 
 
 @Counter.starts
-def add_together(counter: Counter, name: str, amount: int, processes: int) -> None:
-    """Add once this many processes are about to, so that all of them come to the commit at once."""
-    _meet(f"{name}.together", processes, seconds=20)
-    counter.value += amount
-    counter.count += 1
-    counter.send(told.si(name=name, amount=amount))
-
-
-@Counter.starts
 def start_together(counter: Counter, name: str) -> None:
     """Count; whoever creates the instance waits for a rival that does so too."""
     if counter.saga.is_new:
-        _meet(f"{name}.start", 2, seconds=0.5)
+        meet(f"{name}.start", 2, seconds=0.5)
         note("starters", name)
     counter.count += 1
 
@@ -58,16 +47,6 @@ def start_together(counter: Counter, name: str) -> None:
 def told(tally: Tally, name: str, amount: int) -> None:
     tally.value += amount
     tally.count += 1
-
-
-def _meet(what: str, processes: int, *, seconds: float) -> None:
-    """Wait until this many processes have come here, or the time is over."""
-    place = FOLDER / what
-    place.mkdir(exist_ok=True)
-    (place / str(os.getpid())).touch()
-    give_up = time.monotonic() + seconds
-    while len(os.listdir(place)) < processes and time.monotonic() < give_up:
-        time.sleep(0.002)
 
 
 @Counter.starts(soft_time_limit=1, autoretry_for=(SoftTimeLimitExceeded,), max_retries=None, default_retry_delay=0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import threading
 from pathlib import Path
@@ -52,5 +53,5 @@ def note_ready(**_: object) -> None:
 
 def end_with_test() -> None:
     """End this worker and its pool if the test's process ends without having done so."""
-    os.read(0, 1)  # sys.stdin is closed by the pool's processes, whose copy of its lock this thread would hold
+    select.select([0], [], [])  # sys.stdin is closed by the pool's processes, whose copy of its lock this thread would hold
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -59,4 +59,4 @@ def arm(**_: object) -> None:
     for commit in ("insert", "update"):
         deadly(sagas, commit, "commit", counter_of_effects)
     deadly(runtime.publisher, "publish", "publish", lambda row: rows.get(row.id, ""))
-    deadly(outbox, "confirm", "confirm", lambda token, ids: rows.get(ids[0], ""))
+    deadly(outbox, "confirm", "confirm", lambda token, ids: next((rows[id] for id in ids if "confirm" in rows.get(id, "")), ""))

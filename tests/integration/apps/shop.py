@@ -18,9 +18,13 @@ class Order(Saga, correlate_by="order_id", also_by="tracking"):
 
 
 @Order.starts(if_exists="ignore")
-def place_order(order: Order, order_id: str, total: Decimal, card: str) -> None:
+def place_order(order: Order, order_id: str, total: Decimal) -> None:
     order.total = total
-    order.send(charge_card.s(order_id, total, card))
+
+
+@Order.handles
+def pay(order: Order, order_id: str, card: str) -> None:
+    order.send(charge_card.s(order_id, order.total, card))
 
 
 @Order.handles

@@ -11,10 +11,14 @@ from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing import (
+    AggregateStoreContract,
     BackendContract,
+    BuffersContract,
     DeadLettersContract,
+    DeliveriesContract,
     InterleavingContract,
     JournalContract,
+    LeftoversContract,
     NewBackend,
     OutboxContract,
     SagaStoreContract,
@@ -43,8 +47,24 @@ class TestJournal(Memory, JournalContract):
     """The journal."""
 
 
+class TestDeliveries(Memory, DeliveriesContract):
+    """The counts of deliveries."""
+
+
 class TestDeadLetters(Memory, DeadLettersContract):
     """The dead letters."""
+
+
+class TestAggregates(Memory, AggregateStoreContract):
+    """The buffers of aggregators, and their flushes."""
+
+
+class TestBuffers(Memory, BuffersContract):
+    """A look at the buffers, and changes by hand."""
+
+
+class TestLeftovers(Memory, LeftoversContract):
+    """Unresolved and rejected items."""
 
 
 class TestBackend(Memory, BackendContract):

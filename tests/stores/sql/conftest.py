@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from sqlalchemy import create_engine
 
 from celery_sagas.stores.sql.backend import SqlBackend
+from tests import folders, servers
 from tests.servers import unique
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
@@ -25,11 +27,29 @@ class Open(Protocol):
     ) -> SqlBackend: ...
 
 
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """A fresh PostgreSQL database whose commits do not wait for the disk: nobody here is about to crash the server."""
+    with servers.database("postgresql") as url:
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER DATABASE {engine.url.database} SET synchronous_commit = off")
+        engine.dispose()
+        yield url
+
+
+@pytest.fixture
+def sqlite_folder(tmp_path: Path) -> Iterator[Path]:
+    """Where SQLite's files are: its commits do not wait for a disk either."""
+    with folders.in_memory(otherwise=tmp_path) as folder:
+        yield folder
+
+
 @pytest.fixture(params=DATABASES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, sqlite_folder: Path) -> str:
     """The URL of a database, once for each kind."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/sagas.sqlite3"
+        return f"sqlite:///{sqlite_folder}/sagas.sqlite3"
     found: str = request.getfixturevalue(f"{request.param}_url")
     return found
 

@@ -5,15 +5,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import QueuePool
 
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.testing import (
+    AggregateStoreContract,
     BackendContract,
+    BuffersContract,
     DeadLettersContract,
+    DeliveriesContract,
     InterleavingContract,
     JournalContract,
+    LeftoversContract,
     NewBackend,
     OutboxContract,
     SagaStoreContract,
@@ -39,9 +42,7 @@ class Sql:
     def every_connection_is_given_back(self, backend: Backend) -> Iterator[None]:
         assert isinstance(backend, SqlBackend)
         yield
-        pool = backend.database.engine.pool
-        assert isinstance(pool, QueuePool)
-        assert pool.checkedout() == 0
+        assert backend.database.connections.lent == 0
 
 
 class TestSagas(Sql, SagaStoreContract):
@@ -56,8 +57,24 @@ class TestJournal(Sql, JournalContract):
     """The journal."""
 
 
+class TestDeliveries(Sql, DeliveriesContract):
+    """The counts of deliveries."""
+
+
 class TestDeadLetters(Sql, DeadLettersContract):
     """The dead letters."""
+
+
+class TestAggregates(Sql, AggregateStoreContract):
+    """The aggregators."""
+
+
+class TestBuffers(Sql, BuffersContract):
+    """The buffers."""
+
+
+class TestLeftovers(Sql, LeftoversContract):
+    """The leftovers."""
 
 
 class TestBackend(Sql, BackendContract):

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -37,21 +38,14 @@ from celery_sagas.testing.samples import (
     update,
 )
 from tests.stores.sql.conftest import Open
+from tests.stores.sql.watching import losing_first_reply, observed
+from tests.waiting import wait_until
 
 only_servers = pytest.mark.parametrize("url", ["postgresql", "mariadb"], indirect=True)
 
 
 class Interruption(BaseException):
     """What no driver raises: a soft time limit, Ctrl-C."""
-
-
-@contextmanager
-def observed(backend: SqlBackend) -> Iterator[list[str]]:
-    """Collect the first word of each statement."""
-    statements: list[str] = []
-    backend.database.observers.append(lambda sql: statements.append(sql.split()[0]))
-    yield statements
-    backend.database.observers.pop()
 
 
 def connection_ids(backend: SqlBackend) -> list[int]:
@@ -91,6 +85,27 @@ class TestStatements:
         with observed(sql) as statements:
             sql.sagas.update(record, change(), effects(record))
         assert statements == of_update
+
+    def test_withdrawing_takes_one_more_at_most(self, sql: SqlBackend) -> None:
+        """On PostgreSQL none: it is part of the commit."""
+        rows = [outgoing("scheduled") for _ in range(50)]
+        record = start(sql, "42", *rows)
+        more = {"postgresql": [], "mysql": ["DELETE"], "sqlite": ["DELETE"]}[sql.database.name]
+        with observed(sql) as statements:
+            sql.sagas.update(record, change(withdrawn=tuple(ids(rows))), effects(record))
+        assert sorted(statements) == sorted([*self.EXPECTED[sql.database.name][1], *more])
+        assert sql.outbox.count() == 0
+
+    def test_thousands_of_scheduled_rows_end_in_one_statement(self, sql: SqlBackend) -> None:
+        record = start(sql)
+        for _ in range(3):
+            record = update(sql, record, *(outgoing("scheduled", due_at=1) for _ in range(1_000)))
+        texts: list[str] = []
+        sql.database.observers.append(texts.append)
+        complete(sql, record)
+        assert len([text for text in texts if "DELETE FROM saga_outbox" in text]) == 1
+        assert len(texts) <= 6
+        assert sql.outbox.count() == 0
 
     @pytest.mark.parametrize("url", ["mariadb"], indirect=True)
     def test_server_counts_no_others(self, sql: SqlBackend) -> None:
@@ -232,7 +247,7 @@ class TestLostConnections:
         made = effects(None, outgoing(), line=entry(new if write == "insert" else record))
         arguments: tuple[Any, ...] = {"insert": (new,), "update": (record, change()), "delete": (record,), "record": ()}[write]
         with monkeypatch.context() as patch:
-            patch.setattr(sql.database, "_attempt", _losing_first_reply(sql.database._attempt))
+            patch.setattr(sql.database, "_attempt", losing_first_reply(sql.database._attempt))
             getattr(sql.sagas, write)(*arguments, made)
         assert sql.outbox.count() == 1
         assert is_there(sql, by_key("43")) == (write == "insert")
@@ -242,7 +257,7 @@ class TestLostConnections:
     def test_server_that_does_not_come_back_is_unavailable(self, sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         start(sql)
 
-        def refuse(work: object, *, may_repeat: bool) -> None:
+        def refuse(work: object, connections: object, *, may_repeat: bool) -> None:
             if may_repeat:
                 raise _StaleConnection
             raise sql.database.driver.OperationalError("server closed the connection")
@@ -250,16 +265,6 @@ class TestLostConnections:
         monkeypatch.setattr(sql.database, "_attempt", refuse)
         with pytest.raises(StoreUnavailable):
             sql.sagas.find(by_key())
-
-
-def _losing_first_reply(attempt: Callable[..., object]) -> Callable[..., object]:
-    def lose(work: object, *, may_repeat: bool) -> object:
-        result = attempt(work, may_repeat=may_repeat)
-        if may_repeat:
-            raise _StaleConnection
-        return result
-
-    return lose
 
 
 class TestInterruption:
@@ -275,8 +280,8 @@ class TestInterruption:
     )
     def test_nothing_is_written_and_the_connection_is_closed(self, sql: SqlBackend, before: str) -> None:
         record = start(sql, keys=(("tracking", "T1"),))
-        pool: Any = sql.database.engine.pool
-        assert pool.checkedin() == 1
+        connections = sql.database.connections
+        assert connections.idle == 1
 
         def interrupt(statement: str) -> None:
             if before in statement:
@@ -286,9 +291,7 @@ class TestInterruption:
         with pytest.raises(Interruption):
             sql.sagas.update(record, change(), effects(record, outgoing()))
         sql.database.observers.clear()
-        used = sql.database.engine.raw_connection()
-        assert "has_worked" not in used.info
-        used.close()
+        assert (connections.lent, connections.idle, sql.database.connections.idle) == (0, 0, 0)
         assert found(sql, by_key()) == record
         assert sql.outbox.count() == 0
 
@@ -383,11 +386,11 @@ class TestErrorsLeaveNothingBehind:
     def test_exhausted_pool_is_unavailable(self, open_sql: Open) -> None:
         backend = open_sql(options={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01})
         backend.prepare(create_schema=True, processes=1)
-        taken = backend.database.engine.raw_connection()
+        taken = backend.database.connections.borrow()
         with pytest.raises(StoreUnavailable) as caught:
             backend.sagas.find(by_key())
         assert caught.value.__cause__ is not None
-        taken.close()
+        backend.database.connections.give_back(taken)
         assert not is_there(backend, by_key())
 
     def test_values_that_no_database_takes_are_refused_for_good(self, sql: SqlBackend) -> None:
@@ -408,10 +411,27 @@ class TestErrorsLeaveNothingBehind:
         assert caught.value.retry == "never"
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_row_that_is_leased_while_it_is_withdrawn_is_removed(sql: SqlBackend, open_sql: Open) -> None:
+    """The commit waits for the claim, and removes the row as the claim has left it."""
+    row, rival = outgoing("scheduled"), open_sql()
+    record = start(sql, "42", row)
+    with rival.database.connect() as connection, ThreadPoolExecutor(1) as thread:
+        connection.exec_driver_sql("BEGIN")
+        connection.exec_driver_sql("UPDATE saga_outbox SET token = 'relay', available_at = 1 WHERE id = %s", (row.id,))
+        done = thread.submit(update, sql, record, withdrawn=(row.id,))
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        wait_until(lambda: connection.exec_driver_sql(blocked).scalar(), "the commit waits")
+        connection.exec_driver_sql("COMMIT")
+    assert done.result().version == 2
+    assert sql.outbox.count() == 0
+
+
 def test_close_closes_every_connection(open_sql: Open) -> None:
     backend = open_sql()
     backend.prepare(create_schema=True, processes=1)
-    pool: Any = backend.database.engine.pool
-    assert pool.checkedin() == 1
+    start(backend)
+    connections = backend.database.connections
+    assert connections.idle == 1
     backend.close()
-    assert pool.checkedin() == 0
+    assert connections.idle == 0

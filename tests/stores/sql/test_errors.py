@@ -5,6 +5,7 @@ import sqlite3
 import psycopg
 import pymysql
 import pytest
+from sqlalchemy.exc import StatementError
 
 from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
@@ -100,6 +101,14 @@ def test_conflict_of_a_commit_names_its_subject() -> None:
 def test_other_exceptions_pass() -> None:
     with pytest.raises(LookupError), _translator(psycopg).translated():
         raise LookupError
+
+
+def test_what_interrupts_sqlalchemys_own_statements_passes() -> None:
+    """Such as a soft time limit, while the first connection is looked at: its message has not failed."""
+    interruption = LookupError()
+    with pytest.raises(LookupError) as caught, _translator(pymysql).translated():
+        raise StatementError("interrupted", "SELECT @@sql_mode", {}, interruption)
+    assert caught.value is interruption
 
 
 @pytest.mark.parametrize("error", [psycopg.OperationalError("password s3cret is wrong\ndetail"), psycopg.DataError("s3cret")])

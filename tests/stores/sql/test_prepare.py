@@ -15,18 +15,29 @@ from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.location import locate
 from celery_sagas.stores.sql.schema import ddl
-from celery_sagas.stores.sql.tables import metadata
+from celery_sagas.stores.sql.tables import LAYOUT, metadata
+from celery_sagas.testing.batches import CLOSED, add
 from celery_sagas.testing.samples import by_key, found, start, update
 from tests import servers
 from tests.stores.sql.conftest import DATABASES
 
-_PREPARE = """
+#: Forks processes that have imported everything, so that they come to the database at once.
+_PREPARE_IN_TEN_PROCESSES = """
+import os
 import sys
 from celery_sagas.stores.sql.backend import SqlBackend
-backend = SqlBackend(sys.argv[1], prefix="")
-sys.stdin.readline()
-backend.prepare(create_schema=True, processes=2)
-backend.close()
+
+gate, opened = os.pipe()
+for _ in range(10):
+    if os.fork() == 0:
+        os.close(opened)
+        os.read(gate, 1)  # until the parent has forked all of them, and closes it
+        backend = SqlBackend(sys.argv[1], prefix="")
+        backend.prepare(create_schema=True, processes=2)
+        backend.close()
+        sys.exit()
+os.close(opened)
+print([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(10)])
 """
 
 
@@ -60,14 +71,9 @@ class TestSchema:
 
     def test_ten_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
         """PM-21."""
-        command = [sys.executable, "-c", _PREPARE, empty_url]
-        workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(10)]
-        for worker in workers:
-            assert worker.stdin is not None
-            worker.stdin.write("\n")
-            worker.stdin.flush()
-        errors = [worker.communicate(timeout=60)[1] for worker in workers]
-        assert [worker.returncode for worker in workers] == [0] * 10, errors
+        command = [sys.executable, "-c", _PREPARE_IN_TEN_PROCESSES, empty_url]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.stdout == f"{[0] * 10}\n", ended.stderr
         empty.prepare(create_schema=False, processes=1)
         start(empty)
 
@@ -80,6 +86,7 @@ class TestSchema:
         run(empty, *statements)
         empty.prepare(create_schema=False, processes=1)
         update(empty, start(empty, keys=(("tracking", "T1"),)))
+        assert add(empty, CLOSED, "item").added == 1
 
     def test_printing_needs_no_server(self) -> None:
         for name in ("postgresql", "mysql", "mariadb", "sqlite", "db+postgresql://me:s3cret@nowhere/shop"):
@@ -88,10 +95,11 @@ class TestSchema:
             assert "s3cret" not in text
         assert "ENGINE=InnoDB" in ddl(locate("mariadb://"))
 
-    def test_another_layout_is_refused(self, empty: SqlBackend) -> None:
+    @pytest.mark.parametrize("version", [LAYOUT - 1, 99], ids=["older", "newer"])
+    def test_another_layout_is_refused(self, empty: SqlBackend, version: int) -> None:
         empty.prepare(create_schema=True, processes=1)
-        run(empty, "UPDATE saga_layout SET version = 99")
-        with pytest.raises(ConfigurationError, match="layout 99"):
+        run(empty, f"UPDATE saga_layout SET version = {version}")
+        with pytest.raises(ConfigurationError, match=rf"layout {version}, .* needs {LAYOUT}.*Use the release that made them"):
             empty.prepare(create_schema=True, processes=1)
 
     def test_interrupted_creation_is_taken_up_again(self, empty_url: str, empty: SqlBackend) -> None:
@@ -105,6 +113,14 @@ class TestSchema:
         assert "saga_journal_at" in indexes
         assert "saga_key" in inspect(engine).get_table_names()
         engine.dispose()
+
+    def test_table_that_is_missing_beside_the_layout_is_created(self, empty: SqlBackend) -> None:
+        empty.prepare(create_schema=True, processes=1)
+        run(empty, "DROP TABLE saga_buffer")
+        with pytest.raises(ConfigurationError, match="tables are missing"):
+            empty.prepare(create_schema=False, processes=1)
+        empty.prepare(create_schema=True, processes=1)
+        assert add(empty, CLOSED, "item").added == 1
 
     def test_every_table_is_partitioned_by_prefix(self) -> None:
         assert {name for name, table in metadata.tables.items() if "prefix" not in table.c} == {"saga_layout"}

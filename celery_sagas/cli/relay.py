@@ -1,0 +1,82 @@
+"""``celery sagas relay``: the relay alone, in the foreground."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from celery import Celery
+from celery.bin.base import LOG_LEVEL
+
+from celery_sagas.cli.app import app_of
+from celery_sagas.errors import ConfigurationError, DefinitionError, StoreError
+from celery_sagas.worker.bootstep import prepare
+from celery_sagas.worker.relay import RelayThread
+from celery_sagas.worker.runtime import close_runtime
+
+#: It is one process among others: what serves one process alone is refused.
+_PROCESSES = 2
+#: Seconds that it may take to end: the store and the broker have deadlines of their own.
+_STOP_S = 30.0
+#: Seconds between two looks whether it is to end.
+_POLL_S = 0.1
+
+
+@click.command()
+@click.option("-l", "--loglevel", default="INFO", show_default=True, type=LOG_LEVEL, help="Logging level.")
+@click.option("-f", "--logfile", help="Log to this file, instead of the terminal.")
+@click.pass_context
+def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
+    """Send what is due, timeouts and what workers left behind, until SIGTERM or SIGINT.
+
+    Workers do so themselves unless saga_relay is off. Any number of relays share the work.
+    """
+    app = app_of(context)
+    app.log.setup(loglevel, logfile)
+    with _told_to_end() as is_told:
+        try:
+            _prepare(app)
+        except (ConfigurationError, DefinitionError, StoreError) as exc:
+            raise click.ClickException(str(exc)) from exc
+        has_ended = _run(RelayThread(app), is_told)
+    if has_ended:
+        close_runtime(app)
+    if not has_ended:
+        raise click.ClickException("the relay did not end in time: what it is publishing may be published again")
+    click.echo("The relay has ended.")
+
+
+def _prepare(app: Celery) -> None:
+    """Do what a worker does before it consumes."""
+    if app.conf.task_always_eager:
+        raise ConfigurationError("there is nothing to relay while task_always_eager is set", "Turn it off")
+    app.loader.import_default_modules()
+    app.finalize()
+    prepare(app, _PROCESSES)
+
+
+def _run(thread: RelayThread, is_told: Callable[[], bool]) -> bool:
+    """Run until a signal comes; return whether the relay has ended in time."""
+    thread.start()
+    click.echo("The relay runs.")
+    while thread.is_running and not is_told():
+        time.sleep(_POLL_S)
+    click.echo("The relay ends.")
+    return thread.stop(_STOP_S)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[Callable[[], bool]]:
+    """Note SIGTERM and SIGINT, and yield what tells whether one came.
+
+    They raise nothing: an exception in the middle of waiting for a thread leaves Python believing that the thread has ended.
+    """
+    told: list[int] = []
+    before = {each: signal.signal(each, lambda number, frame: told.append(number)) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(told)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

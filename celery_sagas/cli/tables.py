@@ -1,0 +1,46 @@
+"""Tables for people, lines of JSON for programs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+#: Characters of a text that may be long, in a table.
+_CELL = 60
+
+Row = tuple[str, ...]
+
+
+def print_table(header: Row, rows: Sequence[Row], nothing: str) -> None:
+    """Print rows below a header; without any, a sentence."""
+    click.echo("\n".join(_lines([header, *rows])) if rows else nothing)
+
+
+def print_json(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Print one object in each line."""
+    for fact in facts:
+        click.echo(json.dumps(fact))
+
+
+def short(text: str) -> str:
+    """Return the beginning of a text, in one line."""
+    shown = line(text[: _CELL + 1])
+    return shown if len(shown) <= _CELL else f"{shown[: _CELL - 1]}…"
+
+
+def line(text: str) -> str:
+    """Return text that stays in its cell, whatever its characters would do to a terminal."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return shown or "-"
+
+
+def time(at_ms: int) -> str:
+    """Return a time in UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,86 @@
+"""``Batch``: what an aggregator's function gets."""
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar, overload
+
+from celery_sagas.core.gate import Reason
+
+ItemT = TypeVar("ItemT")
+
+#: How many characters of a reason are kept.
+REASON_CHARACTERS = 2_000
+
+
+class Batch(Sequence[ItemT], Generic[ItemT]):
+    """Items of one group, in the order in which they were buffered; never empty.
+
+    When the function returns, they are removed from the buffer, but for those that it has rejected. When it raises, they go back,
+    and come again.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[ItemT],
+        *,
+        ids: Sequence[str] = (),
+        name: str = "",
+        group: str = "",
+        reason: Reason = "size",
+        unresolved_count: int = 0,
+    ) -> None:
+        """Make a batch: for a test of one's own, the items are enough."""
+        self._items = tuple(items)
+        #: The id of each item, under which it is buffered once: that of its message, or of its producer.
+        self.ids: tuple[str, ...] = tuple(ids) or tuple(str(number) for number in range(len(self._items)))
+        #: The aggregator's name.
+        self.name = name
+        #: The text of the group; empty without ``group_by``.
+        self.group = group
+        #: Why it is flushed: ``"size"``, ``"age"``, ``"idle"``, ``"asked"`` (``flush()``), or ``"again"`` after a failure.
+        self.reason = reason
+        #: How many items of the group cannot be read by this code; they are not among these.
+        self.unresolved_count = unresolved_count
+        self._rejected: dict[int, str] = {}
+
+    @overload
+    def __getitem__(self, index: int) -> ItemT: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ItemT]: ...
+    def __getitem__(self, index: int | slice) -> ItemT | Sequence[ItemT]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[ItemT]:
+        return iter(self._items)
+
+    def __repr__(self) -> str:
+        group = f", group={self.group!r}" if self.group else ""
+        return f"<Batch of {len(self)}: name={self.name!r}{group}, reason={self.reason!r}>"
+
+    def reject(self, item: ItemT, reason: object = "") -> None:
+        """Set one item aside, whatever becomes of the others: ``celery sagas aggregates`` lists it.
+
+        It is done with the batch, when the function returns or raises. To reject an item again changes the reason.
+
+        Args:
+            item: One of the batch: this very object, else the first that is equal to it and was not rejected.
+            reason: For people: a text, or an exception; the first 2,000 characters of it are kept.
+
+        Raises:
+            ValueError: It is none of the batch.
+        """
+        self._rejected[self._position_of(item)] = str(reason)[:REASON_CHARACTERS]
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """The reasons of the items that were rejected, by their positions."""
+        return dict(self._rejected)
+
+    def _position_of(self, item: ItemT) -> int:
+        same = [position for position, each in enumerate(self._items) if each is item]
+        found = same or [position for position, each in enumerate(self._items) if each == item]
+        if not found:
+            raise ValueError("the item is none of this batch")
+        return next((position for position in found if position not in self._rejected), found[0])

@@ -1,0 +1,98 @@
+"""The gate of a buffer: when a group is flushed, and how many of its items a flush takes. Nothing here changes anything."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+#: The largest batch, and the largest one of an aggregator that names no size.
+LARGEST_SIZE: Final = 10_000
+DEFAULT_LIMIT: Final = 1_000
+
+#: Why a group is flushed: it has enough items; the oldest has waited for long enough; none has come for long enough; somebody
+#: asked for it; items have come back from a flush that failed or died, or from those that were set aside.
+Reason = Literal["size", "age", "idle", "asked", "again"]
+
+
+class Rules(NamedTuple):
+    """What an aggregator asks of its store. Times are milliseconds; 0 stands for: not at all."""
+
+    name: str  #: of the aggregator
+    size: int = 0  #: items that open the gate, and the most in one batch
+    within_ms: int = 0  #: for how long the oldest item waits at most
+    idle_ms: int = 0  #: for how long after the last item the rest waits
+    max_buffered: int = 0  #: items in one group, whatever their state
+    remember_ms: int = 0  #: for how long the ids of removed items are known
+    max_attempts: int = 10  #: failed flushes of an item before its batches become smaller
+    lease_ms: int = 60_000  #: for how long a flush has its items, and for how long a flush that was asked for may take to begin
+
+    @property
+    def limit(self) -> int:
+        """The most items in one batch."""
+        return self.size or DEFAULT_LIMIT
+
+
+class Waiting(NamedTuple):
+    """A group, as far as its gate looks at it. Times are milliseconds since the epoch."""
+
+    free: int = 0  #: items that can be read and are under no lease
+    oldest: int = 0  #: the number of the first of them
+    oldest_at: int = 0  #: when that was inserted
+    last_at: int = 0  #: when an item was inserted last
+    open_to: int = 0  #: the gate is open while the first number is at most this
+    open_why: str = ""
+
+
+def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
+    """Return why the gate is open, or an empty text: AG-17, unresolved and leased items do not count."""
+    if not waiting.free:
+        return ""
+    if rules.size and waiting.free >= rules.size:
+        return "size"
+    if waiting.oldest <= waiting.open_to:
+        return waiting.open_why
+    if rules.within_ms and waiting.oldest_at + rules.within_ms <= now:
+        return "age"
+    if rules.idle_ms and waiting.last_at + rules.idle_ms <= now:
+        return "idle"
+    return ""
+
+
+def due_at(rules: Rules, waiting: Waiting, now: int, marked_until: int, lease_ends: Sequence[int]) -> int | None:
+    """Return when somebody must look at the group again, or ``None`` if only the next item can open the gate.
+
+    Args:
+        rules: Of the aggregator.
+        waiting: The group.
+        now: The store's time.
+        marked_until: When the flush that was asked for counts as lost; 0 if none was asked for.
+        lease_ends: When the leases on its items end.
+    """
+    if marked_until > now:
+        return marked_until
+    times = list(lease_ends)
+    if reason_of(rules, waiting, now):
+        times.append(now)
+    elif waiting.free and rules.within_ms:
+        times.append(waiting.oldest_at + rules.within_ms)
+    if waiting.free and rules.idle_ms:
+        times.append(waiting.last_at + rules.idle_ms)
+    return min(times, default=None)
+
+
+def allowed(rules: Rules, attempts: int) -> int:
+    """Return how many items may be in one batch with an item whose flushes have failed so often.
+
+    After ``max_attempts`` the batches become half as large with each failure, down to the item that fails alone. 0: that was
+    its last attempt, it is set aside.
+    """
+    return rules.limit >> max(attempts - rules.max_attempts + 1, 0)
+
+
+def taken(rules: Rules, attempts: Sequence[int]) -> int:
+    """Return how many of the first items a flush takes, given how often the flushes of each have failed: at least one."""
+    count, most = 0, rules.limit
+    for each in attempts:
+        most = min(most, allowed(rules, each))
+        if count and count >= most:
+            break
+        count += 1
+    return count

@@ -1,0 +1,181 @@
+"""The items of an aggregator: encoded where they are given, read where they are flushed, and sorted into groups."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Final
+
+from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import CoreConfig, SchemaValidator, to_json
+
+from celery_sagas.core.arguments import MASK, holds_secret, is_native
+from celery_sagas.core.bugs import BUGS
+from celery_sagas.core.codec import validation_problems
+from celery_sagas.core.definition import unresolved, unusable
+from celery_sagas.core.keys import key_text, text_of
+from celery_sagas.core.message import missing_part, read_path
+from celery_sagas.errors import DefinitionError, InvalidMessage
+
+GroupBy = str | tuple[str, ...] | Callable[[Any], object]
+#: The parameter that stands for the item in paths.
+_ITEM: Final = "item"
+#: Where an object stands in memory, which its text tells.
+_ADDRESS: Final = re.compile(" at 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True)
+class ItemType:
+    """The type of an aggregator's items: any that pydantic knows."""
+
+    aggregator: str
+    annotation: Any  #: resolved; ``Any`` takes what JSON has
+    group_by: GroupBy | None
+
+    def check(self) -> None:
+        """Refuse a type that pydantic does not know, and a path to a group that leads nowhere.
+
+        Raises:
+            DefinitionError: One of these.
+        """
+        _ = self._validator
+        for path in self._paths:
+            if missing := missing_part(path, self.annotation):
+                shown = missing.removeprefix(f"{_ITEM}.")
+                raise DefinitionError(
+                    self.aggregator, f"group_by= names {shown!r}, which its items do not have", "Name a field, or give a function"
+                )
+
+    def value_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the item that a message is: its one argument, or its named arguments together.
+
+        Raises:
+            InvalidMessage: It has neither, or both.
+        """
+        if kwargs and not args:
+            return dict(kwargs)
+        if len(args) == 1 and not kwargs:
+            return args[0]
+        problem = f"it has {len(args)} positional and {len(kwargs)} named arguments: an item is one argument, or named ones"
+        raise InvalidMessage(self.aggregator, [("", problem)])
+
+    def encode(self, value: Any) -> Any:
+        """Return an item in values of JSON, by its type; what is encoded already stays as it is.
+
+        Raises:
+            InvalidMessage: It does not fit the type, cannot be encoded, could not be read again, or holds a secret.
+        """
+        given = self._given(value)
+        item = self.read(self._json(given))
+        encoded = self._dump(item)
+        if encoded != given:
+            self.read(self._json(encoded))
+        if MASK in str(encoded) and (holds_secret(value) or holds_secret(item)):
+            problem = "it holds a secret, which would be sent as asterisks: send its plain value"
+            raise InvalidMessage(self.aggregator, [("", problem)])
+        return encoded
+
+    def read(self, payload: str | bytes) -> Any:
+        """Return the item that a payload is.
+
+        Raises:
+            InvalidMessage: It does not fit the type.
+        """
+        return self._validated(self._validator.validate_json, payload)
+
+    def group_of(self, item: Any) -> str:
+        """Return the text of the group that an item belongs to.
+
+        Args:
+            item: One that was read; or values of JSON, where it cannot be read.
+
+        Raises:
+            InvalidMessage: It lacks the field, or what stands there is no text, int, UUID or enum.
+        """
+        if self.group_by is None:
+            return ""
+        try:
+            values = self._values_of(item)
+            return key_text([text_of(value) for value in values])
+        except ValueError as exc:
+            raise InvalidMessage(self.aggregator, [(self._shown_group_by, str(exc).removeprefix(f"{_ITEM}."))]) from exc
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that changes when the type does: what could not be read may be readable then."""
+        try:
+            schema: object = self._adapter.json_schema()
+        except Exception:  # not every type that can be read has one
+            schema = _ADDRESS.sub("", repr(self.annotation))
+        return blake2b(json.dumps(schema, sort_keys=True, default=repr).encode(), digest_size=12).hexdigest()
+
+    def _values_of(self, item: Any) -> list[object]:
+        if not callable(self.group_by):
+            return [read_path(path, {_ITEM: item}) for path in self._paths]
+        try:
+            return [self.group_by(item)]
+        except BUGS as exc:
+            raise ValueError(f"the function raised {type(exc).__name__}") from exc
+
+    @property
+    def _paths(self) -> list[tuple[str, ...]]:
+        if self.group_by is None or callable(self.group_by):
+            return []
+        fields = (self.group_by,) if isinstance(self.group_by, str) else self.group_by
+        return [(_ITEM, *field.split(".")) for field in fields]
+
+    @property
+    def _shown_group_by(self) -> str:
+        if callable(self.group_by):
+            return getattr(self.group_by, "__name__", "group_by")
+        return ", ".join([self.group_by] if isinstance(self.group_by, str) else self.group_by or ())
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        try:
+            adapter = TypeAdapter[Any](self.annotation)
+            if not getattr(adapter, "pydantic_complete", True):
+                adapter.rebuild(raise_errors=True)
+        except PydanticUndefinedAnnotation as exc:
+            raise unresolved(self.aggregator, f"its items need the name {exc.name!r}, which is not defined") from exc
+        except (PydanticUserError, TypeError) as exc:
+            raise unusable(self.aggregator, "its items", exc) from exc
+        return adapter
+
+    @cached_property
+    def _validator(self) -> SchemaValidator:
+        return SchemaValidator(self._adapter.core_schema, CoreConfig(hide_input_in_errors=True))
+
+    def _validated(self, validate: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as exc:
+            raise InvalidMessage(self.aggregator, validation_problems(exc)) from exc
+        except BUGS as exc:
+            raise InvalidMessage(self.aggregator, [("", f"its validation raised {type(exc).__name__}")]) from exc
+
+    def _given(self, value: Any) -> Any:
+        """Return what was given in values of JSON: encoded by the type, unless it has no need to be."""
+        if isinstance(value, BaseModel):  # of another class it may have the same fields by chance
+            value = self._validated(self._validator.validate_python, value)
+        try:
+            return value if is_native(value) else self._dump(value)
+        except RecursionError as exc:
+            raise self._not_json(value) from exc
+
+    def _dump(self, value: Any) -> Any:
+        try:
+            return self._adapter.dump_python(value, mode="json", by_alias=True, round_trip=True, warnings=False)
+        except BUGS as exc:
+            raise self._not_json(value) from exc
+
+    def _json(self, value: Any) -> bytes:
+        try:
+            return to_json(value)
+        except BUGS as exc:
+            raise self._not_json(value) from exc
+
+    def _not_json(self, value: Any) -> InvalidMessage:
+        return InvalidMessage(self.aggregator, [("", f"a {type(value).__name__} cannot be encoded as JSON")])

@@ -1,0 +1,112 @@
+"""The pending map: what an instance waits for, kept with its record and changed only by commits.
+
+A timeout is handled only if it is still in the map, and the commit that handles, replaces or withdraws it takes it out. So it
+does not matter where its message is at that moment: in the outbox, under a lease, or in a broker's queue (NS-09).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from celery_sagas.core.sending import Frozen
+
+Keys = dict[str, str]
+
+#: How many timeouts an instance may have.
+TIMEOUTS = 1_000
+#: The text of an empty map.
+NOTHING = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """A message that the instance has sent to itself for later."""
+
+    id: str  #: of the timeout: the message id under which it is sent
+    row: str  #: of the outbox
+    step: str
+    at: int  #: when it is due; milliseconds since the epoch
+    more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has noted of it
+
+    def noted(self) -> dict[str, Any]:
+        """Return what is noted of it, in values of JSON."""
+        return {**self.more, "id": self.id, "row": self.row, "step": self.step, "at": self.at}
+
+
+@dataclass(slots=True)
+class Pending:
+    """What is kept with a record beside its state."""
+
+    #: The alternate keys that the store has indexed for it: ``also_by`` may have changed since then.
+    keys: Keys = field(default_factory=dict)
+    timeouts: dict[str, Timeout] = field(default_factory=dict)  #: by name
+    more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
+
+    def text(self) -> str:
+        """Return the map as JSON text, which a person can read."""
+        parts: dict[str, Any] = dict(self.more)
+        if self.keys:
+            parts["keys"] = self.keys
+        if self.timeouts:
+            parts["timeouts"] = {name: timeout.noted() for name, timeout in self.timeouts.items()}
+        return to_json(parts).decode() if parts else NOTHING
+
+
+def read_pending(text: str) -> Pending:
+    """Return the map that a text holds.
+
+    Raises:
+        ValueError: It holds none.
+    """
+    if text == NOTHING:
+        return Pending()
+    stored = from_json(text)
+    try:
+        keys, timeouts = stored.pop("keys", {}), stored.pop("timeouts", {})
+        return Pending(dict(keys), {str(name): _timeout(dict(noted)) for name, noted in timeouts.items()}, stored)
+    except (TypeError, AttributeError, KeyError) as exc:
+        raise ValueError(f"the pending map is not of its form: {exc}") from exc
+
+
+def _timeout(noted: dict[str, Any]) -> Timeout:
+    id, row, step, at = (noted.pop(name) for name in ("id", "row", "step", "at"))
+    return Timeout(id, row, step, at, noted)
+
+
+@dataclass(slots=True)
+class Timeouts:
+    """The timeouts of an instance while a step runs on it."""
+
+    kept: dict[str, Timeout]  #: stored, by name; the one that is being handled is not among them
+    added: dict[str, tuple[Frozen, int]] = field(default_factory=dict)  #: by this step: the message, and when it is due
+    withdrawn: list[str] = field(default_factory=list)  #: rows of the outbox
+    more: dict[str, Any] = field(default_factory=dict)  #: see ``Pending``
+
+    def add(self, name: str, message: Frozen, at: int) -> None:
+        """Add a timeout, in the place of the one with its name."""
+        self.withdraw(name)
+        self.added[name] = message, at
+
+    def withdraw(self, name: str) -> None:
+        """Withdraw the timeout of a name, if there is one."""
+        self.added.pop(name, None)
+        timeout = self.kept.pop(name, None)
+        if timeout is not None:
+            self.withdrawn.append(timeout.row)
+
+    def take(self, id: str) -> bool:
+        """Take out the timeout that is being handled; return whether it was there."""
+        for name, timeout in self.kept.items():
+            if timeout.id == id:
+                del self.kept[name]
+                return True
+        return False
+
+
+def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
+    """Return when timeouts are due, by their names; aware, UTC."""
+    return MappingProxyType({name: datetime.fromtimestamp(timeout.at / 1000, UTC) for name, timeout in timeouts.items()})

@@ -1,0 +1,76 @@
+"""Buffering items: what is inserted, who asks for a flush, and what a full buffer says."""
+
+from collections.abc import Callable, Sequence
+
+from pydantic_core import to_json
+
+from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.bugs import BUGS
+from celery_sagas.core.gate import Rules
+from celery_sagas.errors import BufferFull, InvalidMessage
+from celery_sagas.stores.aggregates import AggregateStore
+from celery_sagas.stores.items import Addition, NewItem
+
+
+def new_item(definition: AggregatorDefinition, id: str, value: object, max_bytes: int) -> tuple[str, NewItem]:
+    """Return the group of an item, and what is buffered of it.
+
+    Args:
+        definition: The aggregator.
+        id: Under which it is buffered once.
+        value: The item, in values of JSON.
+        max_bytes: The largest item.
+
+    Raises:
+        InvalidMessage: It does not fit, is too large, or belongs to no group.
+    """
+    payload = _payload(definition, value, max_bytes)
+    return definition.items.group_of(definition.items.read(payload)), NewItem(id, payload)
+
+
+def unread_item(definition: AggregatorDefinition, id: str, value: object, max_bytes: int) -> tuple[str, NewItem]:
+    """Return the same of an item that this code cannot read, and other code may: its producer could.
+
+    Raises:
+        InvalidMessage: It is too large, or does not say to which group it belongs.
+    """
+    payload = _payload(definition, value, max_bytes)
+    return definition.items.group_of(value), NewItem(id, payload, unread_by=definition.items.fingerprint)
+
+
+def buffer(store: AggregateStore, rules: Rules, items: Sequence[tuple[str, NewItem]], ask: Callable[[str], bool]) -> int:
+    """Buffer items, and ask for the flushes that their coming calls for; return how many are new.
+
+    Args:
+        store: Where they are kept.
+        rules: Of the aggregator.
+        items: Each with its group.
+        ask: Asks for the flush of a group; returns whether it makes sense to ask for more.
+
+    Raises:
+        BufferFull: At least one group is full; the items of the others were added.
+    """
+    groups: dict[str, list[NewItem]] = {}
+    for group, item in items:
+        groups.setdefault(group, []).append(item)
+    additions = [Addition(group, tuple(members)) for group, members in groups.items()]
+    added = store.insert(rules, additions)
+    full = [addition for addition, each in zip(additions, added, strict=True) if each.is_full]
+    for addition, each in zip(additions, added, strict=True):
+        if each.is_open and not ask(addition.group):
+            break  # a relay asks for the rest: the caller does not wait for a silent broker again and again
+    if full:
+        refused = [item.id for addition in full for item in addition.items]
+        raise BufferFull(rules.name, full[0].group, rules.max_buffered, refused)
+    return sum(each.added for each in added)
+
+
+def _payload(definition: AggregatorDefinition, value: object, max_bytes: int) -> str:
+    try:
+        payload = to_json(value)
+    except BUGS as exc:  # half a surrogate pair, say, which JSON can write and no store keeps
+        raise InvalidMessage(definition.name, [("", "it cannot be encoded as JSON")]) from exc
+    if len(payload) > max_bytes:
+        problem = f"it has {len(payload)} bytes, saga_max_state_bytes allows {max_bytes}"
+        raise InvalidMessage(definition.name, [("", problem)])
+    return payload.decode()

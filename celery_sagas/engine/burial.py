@@ -1,0 +1,178 @@
+"""Burial: a message that failed for good becomes a dead letter, and is not handled any more."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from secrets import token_hex
+from typing import Any
+
+from pydantic_core import to_json
+
+from celery_sagas.core.correlation import Address
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.text import storable
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.run import Addressed
+from celery_sagas.errors import AlreadyHandled, Retry, StoreError
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, KEY, DeadLetter, Effects, Entry, Found, Handling, Lookup
+
+logger = logging.getLogger("celery_sagas")
+
+TEXT_CHARACTERS = 2_000
+#: Of a traceback its end is kept, which says what failed.
+TRACEBACK_CHARACTERS = 20_000
+_NAME_CHARACTERS = 255
+
+
+def letter_of(task: str, message_id: str, saga: str, error: BaseException, payload: str) -> DeadLetter:
+    """Return the dead letter of a message; of the same message of a task it has the same id, whatever failed.
+
+    Args:
+        task: The task's name; of a step its present one, whatever its message calls it.
+        message_id: The id under which the journal knows the message.
+        saga: The stored name of the saga, or nothing.
+        error: Why it failed.
+        payload: The message, as JSON text.
+    """
+    return DeadLetter(
+        id=derived_id(storable(message_id, sys.maxsize), f"{storable(task, _NAME_CHARACTERS)}/dead letter"),
+        task=storable(task, _NAME_CHARACTERS),
+        message_id=storable(message_id, _NAME_CHARACTERS),
+        saga=saga,
+        key="",
+        error=storable(type(error).__name__, _NAME_CHARACTERS),
+        text=storable(_text_of(error), TEXT_CHARACTERS),
+        traceback=_traceback_of(error),
+        payload=payload,
+    )
+
+
+def locate(
+    step: StepDefinition, bound: Mapping[str, Any], causation: Mapping[str, str], addressed: Addressed | None = None
+) -> Lookup:
+    """Return where a message looks for its instance, and for its own entry in the journal.
+
+    Raises:
+        MessageError: It does not fit, or names no instance: it fails in the same way each time.
+    """
+    arguments = step.arguments.validate(bound)
+    address = Address(ID, addressed.instance_id, {}) if addressed else step.rule.correlate(arguments, causation)
+    return Lookup(step.saga.names, address.property, address.text, step.saga.is_spread)
+
+
+def bury(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup | None, named: str = "") -> DeadLetter | None:
+    """Keep a letter, and note in the journal that its message failed: delivered again, the message does nothing.
+
+    The letter comes first: whoever dies between the two leaves a message that is not acknowledged, and is buried again or
+    handled after all. A run that still goes on, and commits first, wins: then there is no letter.
+
+    A message has a letter and no entry in the journal if it names no instance, or if what the store keeps of its instance will
+    never be readable: delivered again, it fails in the same way, into the same letter.
+
+    Args:
+        backend: Where both are kept.
+        step: The message's.
+        letter: What is known of it.
+        lookup: Where the message looks; ``None`` if it names no instance.
+        named: The name of the step that it bears, if that is a former one: old code looks under it.
+
+    Returns:
+        The letter, or ``None`` if the message was handled, or buried, before.
+
+    Raises:
+        StoreError: It is not known what was written; doing it again completes it.
+    """
+    if lookup is None:
+        add_letter(backend, letter)
+        return letter
+    found = _find(backend, step, letter, lookup)
+    if found is not None and found.handled is not None:
+        _resolve(backend, letter, found.handled)
+        return None
+    letter = letter._replace(key=_key_of(lookup, found))
+    add_letter(backend, letter)
+    return letter if found is None or close(backend, step, letter, lookup, found, named) else None
+
+
+def close(
+    backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup, found: Found | None = None, named: str = ""
+) -> bool:
+    """Note in the journal that the message of a letter failed, unless it says so already, or nobody can tell.
+
+    Returns:
+        Whether it did fail, as far as can be read; if it was handled, its letter is removed.
+    """
+    found = found or _find(backend, step, letter, lookup)
+    if found is not None and found.handled is None:
+        try:
+            backend.sagas.record(Effects(_entry(step, letter, found, named), place=found.place))
+        except AlreadyHandled:
+            found = _find(backend, step, letter, lookup)
+    if found is None or found.handled is None or found.handled.outcome == Kind.FAILED:
+        return True
+    backend.dead.remove(letter.id)
+    return False
+
+
+def add_letter(backend: Backend, letter: DeadLetter) -> None:
+    """Keep a letter; one that the store refuses, because it is too large for it say, is kept without its message."""
+    try:
+        backend.dead.add(letter)
+    except StoreError as exc:
+        if exc.retry is not Retry.NEVER:
+            raise
+        logger.warning("%s[%s] is kept without its message, and cannot be retried: %s", letter.task, letter.message_id, exc)
+        backend.dead.add(letter._replace(payload=to_json({"unreadable": f"the store refused it: {type(exc).__name__}"}).decode()))
+
+
+def _find(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup) -> Found | None:
+    """Find what a message is about; ``None`` if it will never be readable."""
+    try:
+        return backend.sagas.find(lookup, Handling(step.names, letter.message_id))
+    except StoreError as exc:
+        if exc.retry is not Retry.NEVER:
+            raise
+        logger.warning("%s[%s] has no entry in the journal: %s", letter.task, letter.message_id, exc)
+        return None
+
+
+def _resolve(backend: Backend, letter: DeadLetter, handled: Entry) -> None:
+    """Remove the letter that an interrupted burial has left of a message that was handled."""
+    if handled.outcome != Kind.FAILED:
+        backend.dead.remove(letter.id)
+
+
+def _key_of(lookup: Lookup, found: Found | None) -> str:
+    if found is not None and found.record is not None:
+        return found.record.key
+    return lookup.value if lookup.property == KEY else ""
+
+
+def _entry(step: StepDefinition, letter: DeadLetter, found: Found, named: str) -> Entry:
+    return Entry(
+        step=named or step.name,
+        message_id=letter.message_id,
+        attempt=token_hex(16),
+        outcome=Kind.FAILED.value,
+        saga=step.saga.name,
+        key=letter.key,
+        instance_id=found.record.id if found.record else "",
+        version=found.record.version if found.record else 0,
+        detail=to_json({"error": letter.error, "letter": letter.id}).decode(),
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an error's text; not every class of other people's can tell it."""
+    try:
+        return str(error)
+    except Exception as exc:
+        return f"its text cannot be read: {type(exc).__name__}"
+
+
+def _traceback_of(error: BaseException) -> str:
+    text = "".join(traceback.format_exception(error))
+    return storable(text[-TRACEBACK_CHARACTERS:], sys.maxsize)[-TRACEBACK_CHARACTERS:]

@@ -1,0 +1,101 @@
+"""Removing published rows from the outbox: many at once, and not while a message waits for it."""
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from celery_sagas.errors import StoreError
+from celery_sagas.stores.ports import Outbox
+
+logger = logging.getLogger("celery_sagas")
+
+#: How long published rows are gathered. What this process has not confirmed when it is killed is sent again. Seconds.
+GATHERED_FOR_S = 0.25
+
+
+@dataclass
+class Confirmations:
+    """The rows that this process has published and not yet removed; a thread of its own removes them.
+
+    A confirmation costs the store as much as a commit, whether it is of one row or of a hundred.
+    """
+
+    outbox: Outbox
+    owner: str  #: the lease token under which the rows were published
+    lasts_s: float  #: how long the lease lasts: when it is over, others send the rows, and confirm them
+    _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _flushing: threading.Lock = field(default_factory=threading.Lock)
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _is_failing: bool = False
+    _thread: threading.Thread | None = None
+
+    def add(self, ids: Sequence[str]) -> None:
+        """Have rows removed soon."""
+        now = time.monotonic()
+        with self._lock:
+            self._published += [(id, now) for id in ids]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="celery-sagas-confirmations", daemon=True)
+                self._thread.start()
+                atexit.register(self.flush)  # a script may end before the thread comes to it
+        self._wake.set()
+
+    def add_now(self, ids: Sequence[str]) -> None:
+        """Remove rows before this returns."""
+        with self._lock:
+            self._published += [(id, time.monotonic()) for id in ids]
+        self.flush()
+
+    def flush(self) -> None:
+        """Remove what was published until now. Never raises: what cannot be removed now is tried again, while the lease lasts."""
+        with self._flushing:
+            with self._lock:
+                published, self._published = self._published, []
+            if not published:
+                return
+            is_over = False
+            try:
+                self.outbox.confirm(self.owner, [id for id, _ in published])
+                is_over, self._is_failing = True, False
+            except StoreError as exc:
+                self._tell(exc)
+            finally:  # a time limit may strike here
+                if not is_over:
+                    self._keep(published)
+
+    def close(self) -> None:
+        """End the thread, and remove what is left."""
+        atexit.unregister(self.flush)
+        self._stop.set()
+        self._wake.set()
+        self.flush()
+
+    def _tell(self, error: StoreError) -> None:
+        if not self._is_failing:  # once for each outage
+            logger.warning("published messages could not be removed from the outbox, and that is tried again: %s", error)
+        self._is_failing = True
+
+    def _keep(self, published: list[tuple[str, float]]) -> None:
+        oldest = time.monotonic() - self.lasts_s
+        kept = [(id, at) for id, at in published if at > oldest]
+        if lost := len(published) - len(kept):
+            logger.warning("%d published messages could not be removed from the outbox in time, and will be sent again", lost)
+        with self._lock:
+            self._published += kept
+        if kept:
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._stop.wait(GATHERED_FOR_S)
+            self._wake.clear()
+            try:
+                self.flush()
+            except Exception:
+                logger.exception("published messages could not be removed from the outbox")

@@ -1,0 +1,107 @@
+"""What a relay does for aggregators: groups that are due are flushed, and what could not be read is tried by other code."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.gate import Rules
+from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.errors import InvalidMessage, PublishError
+from celery_sagas.stores.items import Addition, Kept
+from celery_sagas.stores.ports import Backend
+
+logger = logging.getLogger("celery_sagas")
+
+#: Groups that are claimed, and items that are read, at once.
+BATCH = 100
+#: Groups that one sweep looks at after a start.
+LOOKED_AT = 200
+#: Seconds between two looks at what this code has not tried to read yet, when nothing was left by the last.
+PAUSE_S = 60.0
+
+
+@dataclass
+class Groups:
+    """The groups of the aggregators that this process knows.
+
+    A group that was claimed is not claimed again before its lease ends: if its message is lost, or the broker is away, it is
+    flushed then.
+    """
+
+    backend: Backend
+    definitions: Callable[[], Iterable[AggregatorDefinition]]
+    rules_of: Callable[[AggregatorDefinition], Rules]
+    ask: Callable[[AggregatorDefinition, str], None]  #: publishes the message that has a group flushed, or raises PublishError
+    lease_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._next_reading = self.clock()
+        #: By aggregator: its last group that was looked at since this process began; its rules may be new.
+        self._looked_at: dict[str, str | None] = {}
+
+    def sweep(self, sweep: Sweep, must_end: Callable[[], bool]) -> None:
+        """Ask for the flushes that are due, as long as the broker takes them; end before what was claimed first is due again."""
+        known = {definition.name: definition for definition in self.definitions()}
+        end = self.clock() + self.lease_s / 2
+        while known and not sweep.is_broker_away and not must_end() and self.clock() < end:
+            due = self.backend.aggregates.claim_due(list(known), BATCH, int(self.lease_s * 1000))
+            for group in due:
+                if not self._ask(sweep, known[group.name], group.group):
+                    return
+            if len(due) < BATCH:
+                break
+        for definition in known.values():
+            if not sweep.is_broker_away and not must_end() and self.clock() < end:
+                self._look_at_some(sweep, definition)
+        if known and not must_end() and self.clock() >= self._next_reading:
+            self._next_reading = self.clock() + PAUSE_S
+            for definition in known.values():
+                self._read_again(definition)
+
+    def _look_at_some(self, sweep: Sweep, definition: AggregatorDefinition) -> None:
+        """Have some groups looked at by the rules that the aggregator has now: they have their due times by older ones."""
+        after = self._looked_at.get(definition.name, "")
+        if after is None:
+            return
+        groups = [each.group for each in self.backend.buffers.groups(definition.name, LOOKED_AT, after)]
+        added = (
+            self.backend.aggregates.insert(self.rules_of(definition), [Addition(group, ()) for group in groups]) if groups else []
+        )
+        for group, each in zip(groups, added, strict=True):
+            if each.is_open and not self._ask(sweep, definition, group):
+                return
+        self._looked_at[definition.name] = groups[-1] if len(groups) == LOOKED_AT else None
+
+    def _ask(self, sweep: Sweep, definition: AggregatorDefinition, group: str) -> bool:
+        try:
+            self.ask(definition, group)
+        except PublishError as exc:
+            sweep.error, sweep.is_broker_away = exc.reason, True
+            return False
+        sweep.flushes += 1
+        return True
+
+    def _read_again(self, definition: AggregatorDefinition) -> None:
+        """Put back what this code can read, and note on the rest that it cannot (AG-25)."""
+        leftovers, reader = self.backend.leftovers, definition.items.fingerprint
+        unread = leftovers.unread(definition.name, reader, BATCH)
+        readable = [kept.handle for kept in unread if _is_readable(definition, kept)]
+        others = [kept.handle for kept in unread if kept.handle not in set(readable)]
+        if readable:
+            count = leftovers.put_back(self.rules_of(definition), readable)
+            logger.info("%s: %d items can be read now, and are flushed", definition.name, count)
+        if others:
+            leftovers.note(definition.name, others, reader)
+        if len(unread) == BATCH:
+            self._next_reading = self.clock()
+
+
+def _is_readable(definition: AggregatorDefinition, kept: Kept) -> bool:
+    try:
+        definition.items.read(kept.payload)
+    except InvalidMessage:
+        return False
+    return True

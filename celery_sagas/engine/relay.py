@@ -1,0 +1,305 @@
+"""The relay: publishes what is due, in the place of whoever has died or could not wait (PM-25, NS-04, NS-11)."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import uuid4
+
+from celery_sagas.core.registry import registry
+from celery_sagas.core.text import storable
+from celery_sagas.engine.burial import letter_of
+from celery_sagas.engine.dispatch import ERROR_CHARACTERS, Message, Publisher
+from celery_sagas.engine.groups import Groups
+from celery_sagas.engine.housekeeping import Housekeeping
+from celery_sagas.engine.suspects import Suspects
+from celery_sagas.engine.sweeps import Sweep, Tally
+from celery_sagas.errors import Doubtful, PublishError, StoreError
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import DeadLetter, OutboxRow
+
+logger = logging.getLogger("celery_sagas")
+
+#: Rows that are claimed, and confirmed, at once.
+BATCH = 100
+#: Kinds of rows that are meant for a step of this library, and are of no use to a worker that does not know it.
+_OWN_KINDS = frozenset({"scheduled", "deadline"})
+#: Seconds after which a row is tried again that could not be published: doubled with each attempt, up to a bound.
+_FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
+#: Suspects in a row, and seconds that they may cost, after which the broker is taken to be away. Fast ones are all tried: any
+#: number of rows that no broker takes may stand before the others.
+_PATIENCE, _PATIENCE_S = 2, 5.0
+#: Seconds after which a row comes up again, at the latest, whose step is not known here.
+_LAST_LOOK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of messages that were published at once, as ids of rows; the others were refused, or never published."""
+
+    confirmed: Set[str] = frozenset()
+    unsure: Set[str] = frozenset()  #: published, and not confirmed: they may have arrived
+
+
+class Pipeline(Protocol):
+    """Publishes many messages before it waits for the broker."""
+
+    def publish(self, messages: Sequence[Message]) -> Receipt:
+        """Publish messages; never raise for what happens to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a relay keeps to."""
+
+    interval_s: float  #: between two sweeps
+    lease_s: float  #: how long what it claims is its own
+    max_attempts: int  #: to publish a row, before it becomes a dead letter
+    retention_s: float  #: how long the journal is kept
+
+
+@dataclass
+class Relay:
+    """Claims due rows, publishes them, and removes those that the broker has confirmed.
+
+    Any number of relays share the work. What a relay has published and not removed, because it died or the store went away, is
+    published again, under the same message id.
+    """
+
+    backend: Backend
+    publisher: Publisher
+    knows: Callable[[str], bool]  #: whether a task of this name is registered in this process
+    terms: Terms
+    pipeline: Pipeline | None = None  #: where it is faster; what it leaves is published one by one
+    publishing: Callable[[], AbstractContextManager[None]] = nullcontext  #: brackets each call that publishes
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    is_stopping: Callable[[], bool] = lambda: False
+    tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
+    groups: Groups | None = None  #: of aggregators
+
+    def __post_init__(self) -> None:
+        self.suspects = Suspects()
+        forget = self.groups.backend.aggregates.purge if self.groups else None
+        self._housekeeping = Housekeeping(self.backend, self.terms.retention_s, self.clock, forget)
+
+    def sweep(self) -> Sweep:
+        """Publish what is due, and remove what has been kept for long enough; end soon when asked to stop.
+
+        An error of the store, or of the connection to the broker, ends the sweep; neither counts against any row.
+        """
+        sweep = Sweep(self.wall_clock())
+        try:
+            self._publish_due(sweep)
+        except StoreError as exc:
+            sweep.error = str(exc)
+        try:
+            if self.groups is not None and not (sweep.error and self.groups.backend is self.backend):
+                self.groups.sweep(sweep, self.is_stopping)
+            if not self.is_stopping() and not sweep.error:
+                sweep.purged = self._housekeeping.clean()
+        except StoreError as exc:
+            sweep.error = sweep.error or str(exc)
+        sweep.ended_at = self.wall_clock()
+        self.tally.add(sweep)
+        return sweep
+
+    def _publish_due(self, sweep: Sweep) -> None:
+        token, half_lease_s = uuid4().hex, self.terms.lease_s / 2
+        end = self.clock() + half_lease_s  # of the sweep: there is more to do than to publish
+        while not self.is_stopping() and (began := self.clock()) < end:
+            rows = self.backend.outbox.claim_due(token, BATCH, int(self.terms.lease_s * 1000))
+            _Batch(self, sweep, token, began + half_lease_s).publish(rows)
+            if len(rows) < BATCH or sweep.error or sweep.unsure:
+                break
+
+
+@dataclass
+class _Batch:
+    """Rows that were claimed at once."""
+
+    relay: Relay
+    sweep: Sweep
+    token: str
+    until: float  #: whoever claims the rows when the lease has ended must be alone
+
+    def __post_init__(self) -> None:
+        self.outbox = self.relay.backend.outbox
+        self.published: list[str] = []
+        self.suspects: list[tuple[OutboxRow, PublishError]] = []  #: since a row was last accepted
+        self.suspected_at = 0.0  #: when the first of them failed
+
+    def publish(self, rows: Sequence[OutboxRow]) -> None:
+        """Publish rows; give those back that it does not come to, or cannot judge."""
+        known = self._pass_over_unknown(rows)
+        try:
+            left = self._publish_known(known)
+            if self.suspects:
+                self._judge_suspects()
+        finally:  # whatever happened: what is not removed is sent again
+            if self.published:
+                self.outbox.confirm(self.token, self.published)
+                self.sweep.sent += len(self.published)
+        if left:
+            self._give_back(left)
+
+    def _publish_known(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """Publish rows, at once or one after the other; return those that are left."""
+        rows = self._publish_at_once(rows)
+        for number, row in enumerate(rows):
+            if self._must_end() or self._is_hopeless() or not self._publish(row):
+                return rows[number:]
+        return ()
+
+    def _publish_at_once(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """Publish what may go together; return what is to be published one by one.
+
+        A row of which nobody knows whether it has arrived keeps its lease: it is published again when that has ended.
+        """
+        together = [row for row in rows if not self.relay.suspects.is_to_go_alone(row)]
+        if not self.relay.pipeline or len(together) < 2 or self._must_end():
+            return rows
+        with self.relay.publishing():
+            receipt = self.relay.pipeline.publish(together)
+        for id in receipt.confirmed:
+            self._note_accepted(id)
+        for id in receipt.unsure:
+            self.relay.suspects.doubt(id)
+        self.sweep.unsure += len(receipt.unsure)
+        return [row for row in rows if row.id not in receipt.confirmed and row.id not in receipt.unsure]
+
+    def _must_end(self) -> bool:
+        return self.relay.is_stopping() or self.relay.clock() > self.until
+
+    def _is_hopeless(self) -> bool:
+        """Tell whether so many rows failed in a row, and took so long, that others would only wait for it too."""
+        return len(self.suspects) >= _PATIENCE and self.relay.clock() - self.suspected_at >= _PATIENCE_S
+
+    def _publish(self, row: OutboxRow) -> bool:
+        """Publish a row; return whether it makes sense to go on with the next."""
+        try:
+            with self.relay.publishing():
+                self.relay.publisher.publish(row)
+        except Doubtful as exc:
+            self._suspect(row, exc)
+        except PublishError as exc:
+            if exc.connection:
+                self._note_away(exc)
+                return False
+            self._fail(row, exc)
+        else:
+            self._note_accepted(row.id)
+            self._blame_suspects()
+        return True
+
+    def _note_accepted(self, id: str) -> None:
+        self.published.append(id)
+        self.relay.suspects.accept(id)
+
+    def _note_away(self, error: PublishError) -> None:
+        self.sweep.error, self.sweep.is_broker_away = self.sweep.error or error.reason, True
+
+    def _suspect(self, row: OutboxRow, error: PublishError) -> None:
+        if not self.suspects:
+            self.suspected_at = self.relay.clock()
+        self.suspects.append((row, error))
+
+    def _blame_suspects(self) -> None:
+        """Have the suspects fail: the broker is there."""
+        while self.suspects:
+            self._fail(*self.suspects.pop())
+
+    def _judge_suspects(self) -> None:
+        """Decide on the rows after which none was accepted.
+
+        They are to blame if each of them has failed before while others did not, and the broker is there: no outage is needed to
+        explain it. Otherwise they wait, and nothing is counted.
+        """
+        if self._have_all_failed_alone() and not self._must_end():
+            self._try_last_again()
+        if self._have_all_failed_alone():
+            self._blame_suspects()
+        if len(self.suspects) >= _PATIENCE or (self.suspects and not self.published):
+            self._note_away(self.suspects[0][1])
+        self._release_suspects()
+
+    def _have_all_failed_alone(self) -> bool:
+        return not self.sweep.is_broker_away and all(self.relay.suspects.has_failed_alone(row) for row, _ in self.suspects)
+
+    def _try_last_again(self) -> None:
+        """Publish the last suspect once more: it fails otherwise if there is no broker to connect to."""
+        row, error = self.suspects.pop()
+        if not self._publish(row):
+            self.suspects.append((row, error))
+
+    def _release_suspects(self) -> None:
+        pauses: dict[float, list[str]] = {}
+        for row, _ in self.suspects:
+            pauses.setdefault(self.relay.suspects.suspect(row.id), []).append(row.id)
+        for pause_s, ids in pauses.items():
+            self.outbox.release(self.token, ids, int(pause_s * 1000))
+        self.sweep.released += len(self.suspects)
+
+    def _give_back(self, rows: Sequence[OutboxRow]) -> None:
+        """End the lease on rows."""
+        self.outbox.release(self.token, [row.id for row in rows])
+        self.sweep.released += len(rows)
+
+    def _fail(self, row: OutboxRow, error: PublishError) -> None:
+        """Try a row again later that cannot be published, or keep it for people."""
+        self.relay.suspects.forget(row.id)
+        if row.attempts + 1 >= self.relay.terms.max_attempts:
+            self.relay.backend.dead.add(_letter_of(row, error))
+            self.outbox.confirm(self.token, [row.id])
+            self.sweep.dead += 1
+            logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
+            return
+        delay_s = min(_FIRST_RETRY_S * 2**row.attempts, _LAST_RETRY_S)
+        self.outbox.fail(self.token, row.id, storable(error.reason, ERROR_CHARACTERS), int(delay_s * 1000))
+        self.sweep.failed += 1
+        logger.warning("%s %s could not be published (attempt %d) and is tried again: %s", *_named(row, error))
+
+    def _pass_over_unknown(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Leave the rows to others whose step is not known here; return the rest."""
+        known: list[OutboxRow] = []
+        unknown: dict[float, list[str]] = {}
+        for row in rows:
+            if row.kind not in _OWN_KINDS or self.relay.knows(row.task):
+                known.append(row)
+            else:
+                unknown.setdefault(self._next_look_s(row), []).append(row.id)
+                self._report_unknown(row.task)
+        for delay_s, ids in unknown.items():
+            self.outbox.release(self.token, ids, int(delay_s * 1000))
+        return known
+
+    def _report_unknown(self, task: str) -> None:
+        if task not in self.relay.tally.unknown:
+            logger.warning("%s is due, and is no step of this worker: it is left to a worker that knows it", task)
+        self.sweep.unknown[task] = self.sweep.unknown.get(task, 0) + 1
+        self.relay.tally.add_unknown(task)
+
+    def _next_look_s(self, row: OutboxRow) -> float:
+        """Return for how long to leave a row: the longer it has been due, the less likely is it that somebody will know it soon.
+
+        It doubles, so that many rows share few delays. Of a row that was due at once nobody knows since when.
+        """
+        if not row.due_at:
+            return self.relay.terms.interval_s
+        overdue_s, delay_s = self.relay.wall_clock() - row.due_at / 1000, self.relay.terms.interval_s
+        while delay_s < min(overdue_s / 2, _LAST_LOOK_S):
+            delay_s *= 2
+        return min(delay_s, _LAST_LOOK_S)
+
+
+def _letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:
+    """Return the dead letter of a row: that of its message, which has one, whoever it is that cannot go on with it."""
+    step = registry.steps.get(row.step)
+    letter = letter_of(row.task, row.message_id, step.saga.name if step else "", error.__cause__ or error, row.payload)
+    return letter._replace(text=storable(error.reason, ERROR_CHARACTERS))
+
+
+def _named(row: OutboxRow, error: PublishError) -> tuple[str, str, int, str]:
+    return row.task, row.message_id, row.attempts + 1, error.reason

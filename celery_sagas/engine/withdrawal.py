@@ -1,0 +1,91 @@
+"""Withdrawal: an instance no longer waits for a timeout whose message will never be handled."""
+
+import logging
+from dataclasses import dataclass
+from secrets import token_hex
+
+from pydantic_core import to_json
+
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.pending import read_pending
+from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.run import Addressed
+from celery_sagas.errors import AlreadyHandled, Retry, RevisionConflict, StoreError
+from celery_sagas.stores.ports import Backend, SagaStore
+from celery_sagas.stores.records import ID, Change, DeadLetter, Effects, Entry, Found, Lookup, Record
+
+logger = logging.getLogger("celery_sagas")
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Takes the timeout of a dead letter out of its instance's pending map, under a journal entry of its own."""
+
+    letter: DeadLetter
+    names: tuple[str, ...]  #: of the saga: the stored one first
+    addressed: Addressed  #: the instance, and the timeout
+
+    def perform(self, backend: Backend, conflict_retries: int) -> bool:
+        """Take the timeout out, whoever changes the instance at the same time.
+
+        Returns:
+            Whether the instance had it. One that is gone, or that can never be read, has none.
+
+        Raises:
+            RevisionConflict: Others changed the instance each time, or have reserved it.
+            StoreError: It is not known whether it was taken out; doing it again completes it.
+        """
+        conflicts = Conflicts(conflict_retries)
+        while True:
+            try:
+                return self._try(backend.sagas)
+            except RevisionConflict as conflict:
+                conflicts.wait(conflict)
+            except AlreadyHandled:
+                return True
+
+    def _try(self, sagas: SagaStore) -> bool:
+        found = self._find(sagas)
+        if found is None or found.record is None or (pending := self._pending_without(found.record)) is None:
+            return False
+        record, (text, row) = found.record, pending
+        change = Change(self.names, record.schema_version, record.data, text, withdrawn=(row,))
+        sagas.update(record, change, Effects(self._entry(record), place=found.place))
+        return True
+
+    def _find(self, sagas: SagaStore) -> Found | None:
+        try:
+            return sagas.find(Lookup(self.names, ID, self.addressed.instance_id))
+        except StoreError as exc:
+            if exc.retry is not Retry.NEVER:
+                raise
+            logger.warning("the timeout %s stays with its instance: %s", self.addressed.timeout, exc)
+            return None
+
+    def _pending_without(self, record: Record) -> tuple[str, str] | None:
+        """Return the text of the pending map without the timeout, and its row of the outbox; ``None`` if it is not there."""
+        try:
+            pending = read_pending(record.pending)
+        except ValueError as exc:
+            logger.warning("the timeout %s stays with %s %r: %s", self.addressed.timeout, record.saga, record.key, exc)
+            return None
+        for name, timeout in pending.timeouts.items():
+            if timeout.id == self.addressed.timeout:
+                del pending.timeouts[name]
+                return pending.text(), timeout.row
+        return None
+
+    def _entry(self, record: Record) -> Entry:
+        """Return the journal's entry: its id is the letter's, so that a withdrawal which is repeated writes nothing."""
+        return Entry(
+            step=self.letter.task,
+            message_id=derived_id(self.letter.id, "withdrawal"),
+            attempt=token_hex(16),
+            outcome=Kind.IGNORED.value,
+            saga=self.names[0],
+            key=record.key,
+            instance_id=record.id,
+            version=record.version + 1,
+            detail=to_json({"reason": "discarded", "letter": self.letter.id}).decode(),
+        )

@@ -1,0 +1,121 @@
+"""What the stores of aggregators receive and return: encoded text and plain values.
+
+All times are integer milliseconds since the epoch, of the store's own clock. A group is a text, at most 255 characters long;
+that of an aggregator without ``group_by`` is empty.
+"""
+
+from typing import Literal, NamedTuple
+
+from celery_sagas.core.gate import Rules
+
+__all__ = [
+    "Added",
+    "Addition",
+    "Counts",
+    "DueGroup",
+    "Group",
+    "Item",
+    "Keeping",
+    "Kept",
+    "NewItem",
+    "Rules",
+    "Snapshot",
+    "State",
+]
+
+
+State = Literal["free", "leased", "unresolved"]
+
+
+class NewItem(NamedTuple):
+    """An item that is to be buffered."""
+
+    id: str  #: the message id, or that of the producer; unique in its group
+    payload: str  #: the item, as JSON text; opaque to the store
+    unread_by: str = ""  #: the fingerprint of the code that could not read it: it begins as unresolved; empty: it can be read
+
+
+class Addition(NamedTuple):
+    """Items of one group, in their order."""
+
+    group: str
+    items: tuple[NewItem, ...]
+
+
+class Added(NamedTuple):
+    """What came of an addition."""
+
+    added: int  #: items that are new
+    is_open: bool = False  #: a flush is wanted, and nobody has been told before: the caller asks for one
+    is_full: bool = False  #: nothing was added: the group would have more than ``max_buffered`` items
+
+
+class Item(NamedTuple):
+    """A buffered item."""
+
+    number: int  #: its place in the order of insertion; unique in its group, and kept whatever happens to the item
+    id: str
+    payload: str
+    at: int  #: when it was inserted
+    attempts: int = 0  #: how many of its flushes have failed, or have died
+    state: State = "free"
+
+
+class Snapshot(NamedTuple):
+    """Items under the lease of one run of a flush, in the order of insertion."""
+
+    items: tuple[Item, ...]
+    reason: str  #: see ``celery_sagas.core.gate.Reason``
+    unresolved: int  #: how many items of the group nobody can read now
+    is_more: bool  #: the gate is open for what is left, and the caller asks for another flush
+
+
+class Keeping(NamedTuple):
+    """What becomes of an item of a snapshot that is not simply removed, or released."""
+
+    number: int
+    kind: Literal["unresolved", "rejected"]
+    note: str  #: the fingerprint of the code that could not read it; or why it was rejected, at most 2,000 characters
+
+
+class Kept(NamedTuple):
+    """An item that waits for other code, or for people."""
+
+    handle: str  #: names it in calls; opaque, never used again
+    group: str
+    id: str
+    payload: str
+    at: int  #: when it was inserted
+    kind: Literal["unresolved", "rejected"]
+    note: str
+
+
+class Counts(NamedTuple):
+    """How many items there are."""
+
+    groups: int  #: that have a buffered item
+    buffered: int  #: free, leased and unresolved ones
+    unresolved: int
+    rejected: int
+
+    @property
+    def resolved(self) -> int:
+        """The buffered items that can be read (AG-17)."""
+        return self.buffered - self.unresolved
+
+
+class Group(NamedTuple):
+    """A group that has buffered items."""
+
+    group: str
+    free: int
+    leased: int
+    unresolved: int
+    due_at: int  #: when somebody looks at it; 0: when its next item comes
+
+
+class DueGroup(NamedTuple):
+    """A group that is to be flushed."""
+
+    name: str  #: of the aggregator
+    group: str

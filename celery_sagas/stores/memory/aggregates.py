@@ -1,0 +1,292 @@
+"""Aggregators in memory."""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from celery_sagas.core.gate import taken
+from celery_sagas.errors import ItemNotBuffered, LeaseLost, NothingBuffered
+from celery_sagas.stores.aggregates import AggregateStore, Buffers, Leftovers
+from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, Keeping, Kept, NewItem, Rules, Snapshot
+from celery_sagas.stores.memory.buffers import Buffer, Lease, Left, Place
+from celery_sagas.stores.memory.state import Clock, State
+
+
+class MemoryAggregateStore(AggregateStore):
+    """Groups in dictionaries."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._buffers = state.buffers
+        self._clock = clock
+
+    def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        with self._state.lock:
+            return [self._insert(rules, addition, self._clock()) for addition in additions]
+
+    def _insert(self, rules: Rules, addition: Addition, now: int) -> Added:
+        place = rules.name, addition.group
+        buffer = self._buffers.groups.get(place, Buffer())
+        new = self._new(place, buffer, addition, now)
+        if new and rules.max_buffered and len(buffer.items) + len(new) > rules.max_buffered:
+            return Added(0, is_full=True)
+        for item in new:
+            buffer.add(next(self._buffers.numbers), item, now)
+            self._buffers.names.add(rules.name)
+        if not buffer.items:
+            return Added(0)
+        is_open = buffer.ask(rules, now)
+        self._buffers.groups[place] = buffer
+        self._buffers.settle(place, rules, now)
+        return Added(len(new), is_open)
+
+    def _new(self, place: Place, buffer: Buffer, addition: Addition, now: int) -> list[NewItem]:
+        first: dict[str, NewItem] = {}
+        for item in addition.items:
+            if item.id not in buffer.ids and self._buffers.seen.get((*place, item.id), 0) <= now:
+                first.setdefault(item.id, item)
+        return list(first.values())
+
+    def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
+        with self._state.lock:
+            place, now = (rules.name, group), self._clock()
+            buffer = self._buffers.groups.get(place)
+            if buffer is None:
+                return None
+            lease = buffer.leases.get(token)
+            if lease is None and buffer.paused_until > now:
+                return None
+            if lease is None:
+                lease = _lease(buffer, rules, token, now)
+                self._buffers.settle(place, rules, now)
+            if lease is None:
+                return None
+            items = tuple(buffer.items[number] for number in lease.numbers)
+            return Snapshot(items, lease.reason, len(buffer.unresolved), buffer.marked_until > now)
+
+    def renew(self, rules: Rules, group: str, token: str) -> bool:
+        with self._state.lock:
+            place, now = (rules.name, group), self._clock()
+            buffer = self._buffers.groups.get(place)
+            if buffer is None or token not in buffer.leases:
+                return False
+            buffer.leases[token].until = now + rules.lease_ms
+            self._buffers.settle(place, rules, now)
+            return True
+
+    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
+        with self._state.lock:
+            place, now = (rules.name, group), self._clock()
+            buffer, numbers = self._end(place, token)
+            for number in numbers - {keeping.number for keeping in kept}:
+                self._buffers.remember(place, buffer.drop(number).id, rules, now)
+            self._buffers.keep(place, rules, kept, now)
+            is_open = buffer.ask(rules, now)
+            self._buffers.settle(place, rules, now)
+            return is_open
+
+    def release(
+        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+    ) -> None:
+        with self._state.lock:
+            place, now = (rules.name, group), self._clock()
+            buffer, numbers = self._end(place, token)
+            buffer.free_again(numbers - {keeping.number for keeping in kept}, attempts=int(counted))
+            self._buffers.keep(place, rules, kept, now)
+            buffer.paused_until = max(buffer.paused_until, now + delay_ms)
+            buffer.marked_until = max(buffer.marked_until, now + delay_ms + rules.lease_ms)
+            self._buffers.settle(place, rules, now)
+
+    def _end(self, place: Place, token: str) -> tuple[Buffer, set[int]]:
+        buffer = self._buffers.groups.get(place)
+        if buffer is None or token not in buffer.leases:
+            raise LeaseLost(*place, token)
+        return buffer, set(buffer.leases.pop(token).numbers)
+
+    def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+        with self._state.lock:
+            now = self._clock()
+            due = [
+                (buffer.due, place)
+                for place, buffer in self._buffers.groups.items()
+                if place[0] in names and buffer.due is not None and buffer.due <= now
+            ]
+            places = [place for _, place in sorted(due)[:limit]]
+            for place in places:
+                buffer = self._buffers.groups[place]
+                buffer.marked_until = buffer.due = now + lease_ms
+            return [DueGroup(*place) for place in places]
+
+    def purge(self, limit: int) -> int:
+        with self._state.lock:
+            now = self._clock()
+            old = list(islice((id for id, until in self._buffers.seen.items() if until <= now), limit))
+            for id in old:
+                del self._buffers.seen[id]
+            return len(old)
+
+
+class MemoryBuffers(Buffers):
+    """A look at the same dictionaries."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._buffers = state.buffers
+        self._clock = clock
+
+    def names(self) -> list[str]:
+        with self._state.lock:
+            return sorted(self._buffers.names)
+
+    def count(self, name: str, group: str | None = None) -> Counts:
+        with self._state.lock:
+            groups = [buffer for place, buffer in self._buffers.groups.items() if place[0] == name and group in (None, place[1])]
+            rejected = [left for left in self._buffers.rejected_of(name) if group in (None, left.place[1])]
+            buffered, unresolved = sum(len(each.items) for each in groups), sum(len(each.unresolved) for each in groups)
+            return Counts(len(groups), buffered, unresolved, len(rejected))
+
+    def groups(self, name: str, limit: int, after: str = "") -> list[Group]:
+        with self._state.lock:
+            named = {place[1]: buffer for place, buffer in self._buffers.groups.items() if place[0] == name}
+            first = sorted(group for group in named if not after or group > after)[:limit]
+            return [_shown(group, named[group]) for group in first]
+
+    def read(self, name: str, group: str, limit: int) -> list[Item]:
+        with self._state.lock:
+            buffer = self._buffers.groups.get((name, group), Buffer())
+            return [buffer.shown(number) for number in sorted(buffer.items)[:limit]]
+
+    def open(self, rules: Rules, group: str) -> bool:
+        with self._state.lock:
+            place, now = (rules.name, group), self._clock()
+            buffer = self._buffers.groups.get(place)
+            numbers = set(buffer.items) - set(buffer.unresolved) if buffer else ()
+            if buffer is None or not numbers:
+                return False
+            buffer.open(max(numbers), "asked")
+            buffer.paused_until = 0
+            buffer.marked_until = now + rules.lease_ms
+            self._buffers.settle(place, rules, now)
+            return True
+
+    def remove(self, rules: Rules, group: str, id: str) -> None:
+        with self._state.lock:
+            place = rules.name, group
+            buffer = self._buffers.groups.get(place)
+            if buffer is None:
+                raise NothingBuffered(*place)
+            number = buffer.ids.get(id)
+            if number is None or buffer.shown(number).state == "leased":
+                raise ItemNotBuffered(*place, id, len(buffer.items))
+            self._drop(place, rules, [number])
+
+    def clear(self, rules: Rules, group: str) -> int:
+        with self._state.lock:
+            place = rules.name, group
+            buffer = self._buffers.groups.get(place)
+            if buffer is None:
+                return 0
+            buffer.leases.clear()
+            numbers = list(buffer.items)
+            self._drop(place, rules, numbers)
+            return len(numbers)
+
+    def _drop(self, place: Place, rules: Rules, numbers: Sequence[int]) -> None:
+        _drop(self._state, place, rules, numbers, self._clock())
+
+
+class MemoryLeftovers(Leftovers):
+    """Unresolved and rejected items."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state = state
+        self._buffers = state.buffers
+        self._clock = clock
+
+    def kept(self, name: str, kind: str, limit: int, after: str = "") -> list[Kept]:
+        with self._state.lock:
+            lefts = self._unresolved(name) if kind == "unresolved" else self._buffers.rejected_of(name)
+            return [kept for _, _, kept in lefts if not after or int(kept.handle) > int(after)][:limit]
+
+    def unread(self, name: str, reader: str, limit: int) -> list[Kept]:
+        with self._state.lock:
+            return [kept for _, _, kept in self._unresolved(name) if kept.note != reader][:limit]
+
+    def note(self, name: str, handles: Sequence[str], reader: str) -> int:
+        with self._state.lock:
+            lefts = [left for left in self._unresolved(name) if left.kept.handle in handles]
+            for place, number, _ in lefts:
+                unresolved = self._buffers.groups[place].unresolved
+                unresolved[number] = unresolved[number]._replace(reader=reader)
+            return len(lefts)
+
+    def put_back(self, rules: Rules, handles: Sequence[str]) -> int:
+        with self._state.lock:
+            now = self._clock()
+            places = [left.place for left in self._of(rules.name, handles) if self._put_back(left)]
+            for place in set(places):
+                self._buffers.groups[place].marked_until = 0
+                self._buffers.settle(place, rules, now)
+            return len(places)
+
+    def _put_back(self, left: Left) -> bool:
+        place, number, kept = left
+        buffer = self._buffers.groups.setdefault(place, Buffer())
+        if buffer.ids.get(kept.id, number) != number:
+            return False
+        self._buffers.rejected.pop(kept.handle, None)
+        buffer.unresolved.pop(number, None)
+        buffer.items[number] = Item(number, kept.id, kept.payload, kept.at)
+        buffer.ids[kept.id] = number
+        buffer.free_again([number], attempts=0)
+        return True
+
+    def discard(self, rules: Rules, handles: Sequence[str]) -> int:
+        with self._state.lock:
+            lefts, now = self._of(rules.name, handles), self._clock()
+            for place, number, kept in lefts:
+                if kept.kind == "rejected":
+                    del self._buffers.rejected[kept.handle]
+                else:
+                    _drop(self._state, place, rules, [number], now)
+            return len(lefts)
+
+    def _of(self, name: str, handles: Sequence[str]) -> list[Left]:
+        return [left for left in (*self._unresolved(name), *self._buffers.rejected_of(name)) if left.kept.handle in handles]
+
+    def _unresolved(self, name: str) -> list[Left]:
+        lefts = []
+        for place, buffer in self._buffers.groups.items():
+            for number, (handle, reader) in buffer.unresolved.items() if place[0] == name else ():
+                item = buffer.items[number]
+                kept = Kept(f"{handle}", place[1], item.id, item.payload, item.at, "unresolved", reader)
+                lefts.append(Left(place, number, kept))
+        return sorted(lefts, key=lambda left: int(left.kept.handle))
+
+
+def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> Lease | None:
+    buffer.give_up_ended(now)
+    buffer.marked_until = 0
+    reason = buffer.reason(rules, now)
+    if not reason:
+        return None
+    if reason in ("age", "idle"):
+        buffer.open(buffer.free[-1], reason)
+    count = taken(rules, [buffer.items[number].attempts for number in buffer.free])
+    lease = buffer.leases[token] = Lease(now + rules.lease_ms, tuple(buffer.free[:count]), reason)
+    del buffer.free[:count]
+    buffer.ask(rules, now)
+    return lease
+
+
+def _drop(state: State, place: Place, rules: Rules, numbers: Sequence[int], now: int) -> None:
+    buffer = state.buffers.groups[place]
+    for number in numbers:
+        if number in buffer.free:
+            buffer.free.remove(number)
+        state.buffers.remember(place, buffer.drop(number).id, rules, now)
+    state.buffers.settle(place, rules, now)
+
+
+def _shown(group: str, buffer: Buffer) -> Group:
+    leased = sum(len(lease.numbers) for lease in buffer.leases.values())
+    return Group(group, len(buffer.free), leased, len(buffer.unresolved), buffer.due or 0)

@@ -1,0 +1,158 @@
+"""The buffers of one backend in memory; whoever reads or writes them holds the lock."""
+
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from celery_sagas.core.gate import Rules, Waiting, due_at, reason_of
+from celery_sagas.stores.items import Item, Keeping, Kept, NewItem, State
+
+#: An aggregator and a group.
+Place = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Lease:
+    """The items of one run of a flush."""
+
+    until: int
+    numbers: tuple[int, ...]
+    reason: str
+
+
+class Unread(NamedTuple):
+    """What is known of an unresolved item."""
+
+    handle: int
+    reader: str  #: the fingerprint of the code that could not read it
+
+
+class Left(NamedTuple):
+    """A leftover, and where it came from."""
+
+    place: Place
+    number: int
+    kept: Kept
+
+
+@dataclass(slots=True)
+class Buffer:
+    """One group. Each item stands in ``items``; its number also in one of the views."""
+
+    items: dict[int, Item] = field(default_factory=dict)  #: by number
+    free: list[int] = field(default_factory=list)  #: sorted
+    leases: dict[str, Lease] = field(default_factory=dict)  #: by token
+    unresolved: dict[int, Unread] = field(default_factory=dict)  #: by number
+    ids: dict[str, int] = field(default_factory=dict)
+    last_at: int = 0
+    open_to: int = 0
+    open_why: str = ""
+    marked_until: int = 0
+    paused_until: int = 0  #: before that, no claim gets anything
+    due: int | None = None  #: when somebody must look at it
+
+    def waiting(self) -> Waiting:
+        """Return the group as its gate sees it."""
+        oldest = self.free[0] if self.free else 0
+        oldest_at = self.items[oldest].at if self.free else 0
+        return Waiting(len(self.free), oldest, oldest_at, self.last_at, self.open_to, self.open_why)
+
+    def reason(self, rules: Rules, now: int) -> str:
+        """Return why the gate is open, or an empty text."""
+        return reason_of(rules, self.waiting(), now)
+
+    def look(self, rules: Rules, now: int) -> None:
+        """Set the time at which somebody must look at it."""
+        ends = [lease.until for lease in self.leases.values()]
+        self.due = due_at(rules, self.waiting(), now, self.marked_until, ends)
+
+    def ask(self, rules: Rules, now: int) -> bool:
+        """Set the mark if the gate is open and there is none; return whether it was set."""
+        if self.marked_until > now or not self.reason(rules, now):
+            return False
+        self.marked_until = now + rules.lease_ms
+        return True
+
+    def open(self, to: int, why: str) -> None:
+        """Open the gate for everything up to a number."""
+        if to >= self.open_to:
+            self.open_to, self.open_why = to, why
+
+    def add(self, number: int, new: NewItem, now: int) -> None:
+        """Add an item."""
+        self.items[number] = Item(number, new.id, new.payload, now)
+        self.ids[new.id] = number
+        if new.unread_by:
+            self.unresolved[number] = Unread(number, new.unread_by)
+        else:
+            self.free.append(number)
+            self.last_at = now
+
+    def free_again(self, numbers: Iterable[int], attempts: int) -> None:
+        """Put items back where they stood, and open the gate for them."""
+        for number in numbers:
+            item = self.items[number]
+            self.items[number] = item._replace(attempts=item.attempts + attempts)
+            insort(self.free, number)
+            self.open(number, "again")
+
+    def drop(self, number: int) -> Item:
+        """Remove an item from the buffer."""
+        item = self.items.pop(number)
+        del self.ids[item.id]
+        self.unresolved.pop(number, None)
+        return item
+
+    def give_up_ended(self, now: int) -> None:
+        """Free the items whose lease has ended, with one attempt more."""
+        for token in [token for token, lease in self.leases.items() if lease.until <= now]:
+            self.free_again(self.leases.pop(token).numbers, attempts=1)
+
+    def shown(self, number: int) -> Item:
+        """Return an item with its state."""
+        leased = any(number in lease.numbers for lease in self.leases.values())
+        state: State = "unresolved" if number in self.unresolved else "leased" if leased else "free"
+        return self.items[number]._replace(state=state)
+
+
+@dataclass(slots=True)
+class Buffers:
+    """All groups of all aggregators."""
+
+    groups: dict[Place, Buffer] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+    seen: dict[tuple[str, str, str], int] = field(default_factory=dict)  #: aggregator, group and id → until when it is known
+    rejected: dict[str, Left] = field(default_factory=dict)  #: by handle, in their order
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))  #: of items and of handles: none is used again
+
+    def settle(self, place: Place, rules: Rules, now: int) -> None:
+        """Leave a group right after a change: with its due time, or not at all."""
+        buffer = self.groups[place]
+        if buffer.items:
+            buffer.look(rules, now)
+        else:
+            del self.groups[place]
+
+    def remember(self, place: Place, id: str, rules: Rules, now: int) -> None:
+        """Remember the id of an item that was removed."""
+        if rules.remember_ms:
+            self.seen[(*place, id)] = now + rules.remember_ms
+
+    def keep(self, place: Place, rules: Rules, keepings: Sequence[Keeping], now: int) -> None:
+        """Keep items of a lease that is ending."""
+        buffer = self.groups[place]
+        for keeping in keepings:
+            handle = next(self.numbers)
+            if keeping.kind == "unresolved":
+                buffer.unresolved[keeping.number] = Unread(handle, keeping.note)
+                continue
+            item = buffer.drop(keeping.number)
+            kept = Kept(f"{handle}", place[1], item.id, item.payload, item.at, "rejected", keeping.note)
+            self.rejected[kept.handle] = Left(place, item.number, kept)
+            self.remember(place, item.id, rules, now)
+
+    def rejected_of(self, name: str) -> list[Left]:
+        """Return what was rejected of an aggregator, the first that was kept first."""
+        return [left for left in self.rejected.values() if left.place[0] == name]

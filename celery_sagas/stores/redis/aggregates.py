@@ -1,0 +1,208 @@
+"""Aggregators in Redis."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat
+from typing import Any, Final
+
+from celery_sagas.errors import LeaseLost
+from celery_sagas.stores.aggregates import AggregateStore
+from celery_sagas.stores.items import Added, Addition, DueGroup, Item, Keeping, Rules, Snapshot
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connections import Word
+from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.packing import digest_of_item, pack_item, unpack_item, unreadable
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.scripts import Now, load, servers_time
+from celery_sagas.stores.redis.turns import Turns
+
+#: How many groups one script marks, how many ids one forgets, and how many items one inserts: it holds up everybody else.
+_AT_ONCE: Final = 500
+_INSERTED_AT_ONCE: Final = 5_000
+
+_INSERT: Final = load("aggregate_insert")
+_CLAIM: Final = load("aggregate_claim")
+_RENEW: Final = load("aggregate_renew")
+_REMOVE: Final = load("aggregate_remove")
+_RELEASE: Final = load("aggregate_release")
+_CLAIM_DUE: Final = load("aggregate_claim_due")
+_PURGE: Final = load("aggregate_purge")
+
+
+class RedisAggregateStore(AggregateStore):
+    """Items in one hash for each aggregator and shard; a group lives whole in one shard, chosen by its name.
+
+    Insertions, claims and removals wait for replicas. If a fail-over loses a mark, a renewal or a release, the time that it was
+    about ends sooner or later than it was meant to.
+    """
+
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        self._client = client
+        self._placement = placement
+        self._now = now
+        self._turns = Turns(client)
+
+    def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        if len(additions) == 1 and not _is_long(rules, additions[0]):
+            return self._insert(self._placement.of_group(rules.name, additions[0].group), rules, additions)
+        pieces = [_pieces(rules, addition) for addition in additions]
+        added = iter(self._insert_all(rules, [piece for each in pieces for piece in each]))
+        return [_together(list(islice(added, len(each)))) for each in pieces]
+
+    def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
+        shard = self._placement.of_group(rules.name, group)
+        keys = shard.buffers.change(rules.name, group, keeps=False)
+        args = of_rules(rules, group, self._now(), "-")
+        answer = self._client.run(_CLAIM, keys, [*args, token, rules.limit, rules.max_attempts], commits=True)
+        return _snapshot(shard, rules, group, answer) if answer else None
+
+    def renew(self, rules: Rules, group: str, token: str) -> bool:
+        keys = self._placement.of_group(rules.name, group).buffers.change(rules.name, group, keeps=False)
+        return bool(self._client.run(_RENEW, keys, [*of_rules(rules, group, self._now(), "-"), token]))
+
+    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
+        shard, call = self._placement.of_group(rules.name, group), new_call()
+        keys = shard.buffers.change(rules.name, group, keeps=bool(kept))
+        args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, *_flat(kept)]
+        answer = self._client.run(_REMOVE, keys, args, answer=shard.answer(call), commits=True)
+        if answer < 0:
+            raise LeaseLost(rules.name, group, token)
+        return bool(answer)
+
+    def release(
+        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+    ) -> None:
+        shard, call = self._placement.of_group(rules.name, group), new_call()
+        keys = shard.buffers.change(rules.name, group, keeps=bool(kept))
+        args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, int(counted), delay_ms]
+        # what is kept leaves the batch, and must not be lost
+        answer = self._client.run(_RELEASE, keys, [*args, *_flat(kept)], answer=shard.answer(call), commits=bool(kept))
+        if not answer:
+            raise LeaseLost(rules.name, group, token)
+
+    def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+        known = list(dict.fromkeys(names))
+        if not known:
+            return []
+        shards = self._placement.in_turn()
+        return self._turns.take(shards, limit, lambda shard, limit: self._claim_due_of(shard, known, limit, lease_ms))
+
+    def purge(self, limit: int) -> int:
+        purged = 0
+        for shard in self._placement.in_turn():
+            while (at_once := min(limit - purged, _AT_ONCE)) > 0:
+                call = new_call()
+                args = [call, self._now(), at_once]
+                forgotten: int = self._client.run(_PURGE, [shard.buffers.seen], args, answer=shard.answer(call))
+                purged += forgotten
+                if forgotten < at_once:
+                    break
+        return purged
+
+    def _scripts(self, name: str, additions: Sequence[Addition]) -> Iterator[tuple[Shard, list[int]]]:
+        """Yield the positions of the additions that one script inserts: of one shard, each group once, and not too many items."""
+        parts: dict[tuple[Shard, int], list[int]] = {}
+        turns: Counter[str] = Counter()
+        sizes: Counter[tuple[Shard, int]] = Counter()
+        for position, addition in enumerate(additions):
+            shard, size = self._placement.of_group(name, addition.group), len(addition.items) + 1
+            while (part := (shard, turns[addition.group])) in parts and sizes[part] + size > _INSERTED_AT_ONCE:
+                turns[addition.group] += 1
+            turns[addition.group] += 1
+            sizes[part] += size
+            parts.setdefault(part, []).append(position)
+        for (shard, _), positions in parts.items():
+            yield shard, positions
+
+    def _insert_all(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        added = [Added(0)] * len(additions)
+        for shard, positions in self._scripts(rules.name, additions):
+            answers = self._insert(shard, rules, [additions[position] for position in positions])
+            for position, answer in zip(positions, answers, strict=True):
+                added[position] = answer
+        return added
+
+    def _insert(self, shard: Shard, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        keeps = any(item.unread_by for addition in additions for item in addition.items)
+        keys = shard.buffers.insertion(rules.name, [addition.group for addition in additions], keeps=keeps)
+        args = of_rules(rules, rules.name, self._now(), new_call())
+        args += [rules.max_buffered, len(additions)]
+        for addition in additions:
+            _pack(args, rules.name, addition, keeps)
+        answer = self._client.run(_INSERT, keys, args, commits=True)
+        return [Added(new, bool(is_open), bool(is_full)) for new, is_open, is_full in zip(*[iter(answer)] * 3, strict=True)]
+
+    def _claim_due_of(self, shard: Shard, names: Sequence[str], limit: int, lease_ms: int) -> Iterator[list[DueGroup]]:
+        """Mark a bounded number of groups at once, until there are enough or no more."""
+        keys = [key for name in names for key in shard.buffers.of(name, "groups", "due")]
+        while limit > 0:
+            call, at_once = new_call(), min(limit, _AT_ONCE)
+            args = [call, self._now(), at_once, lease_ms]
+            answer = self._client.run(_CLAIM_DUE, keys, args, answer=shard.answer(call))
+            yield [DueGroup(names[at], group.decode()) for at, group in zip(answer[::2], answer[1::2], strict=True)]
+            limit = 0 if len(answer) < 2 * at_once else limit - at_once
+
+
+def of_rules(rules: Rules, about: str, now: int | str, call: str) -> list[Word]:
+    """Return the first arguments of the scripts that look at a gate.
+
+    Args:
+        rules: Of the aggregator.
+        about: The group; the aggregator, for an insertion.
+        now: The time, or empty.
+        call: By which a repeat is known.
+    """
+    return [call, now, about, rules.size, rules.within_ms, rules.idle_ms, rules.lease_ms]
+
+
+def _is_long(rules: Rules, addition: Addition) -> bool:
+    """Whether one script would hold everybody up; where a group may be full, all of an addition comes in, or nothing."""
+    return len(addition.items) > _INSERTED_AT_ONCE and not rules.max_buffered
+
+
+def _pieces(rules: Rules, addition: Addition) -> list[Addition]:
+    if not _is_long(rules, addition):
+        return [addition]
+    group, items = addition
+    return [Addition(group, items[at : at + _INSERTED_AT_ONCE]) for at in range(0, len(items), _INSERTED_AT_ONCE)]
+
+
+def _together(pieces: Sequence[Added]) -> Added:
+    """Return what is said of an addition, given what is said of its pieces."""
+    return Added(sum(each.added for each in pieces), any(each.is_open for each in pieces), any(each.is_full for each in pieces))
+
+
+def _pack(args: list[Word], name: str, addition: Addition, keeps: bool) -> None:
+    """Add what ``aggregate_insert`` takes of an addition."""
+    group, items = addition
+    digests = [digest_of_item(name, group, item.id) for item in items]
+    args += [group, len(items), *digests]
+    args += [pack_item(digest, item) for digest, item in zip(digests, items, strict=True)]
+    if keeps:
+        args += [item.unread_by for item in items]
+
+
+def _flat(kept: Sequence[Keeping]) -> list[Word]:
+    return [word for number, kind, note in kept for word in (number, kind, note)]
+
+
+def _snapshot(shard: Shard, rules: Rules, group: str, answer: Sequence[Any]) -> Snapshot:
+    reason, unresolved, is_more, numbers, attempts, *packed = answer
+    failures = map(int, attempts.split()) if attempts else repeat(0)
+    items = [
+        read_item(shard, (rules.name, group), int(number), each, failed)
+        for number, each, failed in zip(numbers.split(), packed, failures, strict=False)
+    ]
+    return Snapshot(tuple(items), reason.decode(), unresolved, bool(is_more))
+
+
+def read_item(shard: Shard, place: tuple[str, str], number: int, packed: bytes, attempts: int) -> Item:
+    """Read an item of an aggregator and a group.
+
+    Raises:
+        UnreadableState: It is damaged.
+    """
+    try:
+        return unpack_item(number, packed, attempts)
+    except ValueError as exc:
+        raise unreadable(*place, shard.buffers.of(place[0], "items")[0], str(number), exc) from exc

@@ -1,0 +1,97 @@
+"""The backend in Redis: its ports over one client."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.redis.aggregates import RedisAggregateStore
+from celery_sagas.stores.redis.buffers import RedisBuffers
+from celery_sagas.stores.redis.checks import check_servers
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.cluster import ClusterClient
+from celery_sagas.stores.redis.connections import always
+from celery_sagas.stores.redis.dead import RedisDeadLetters
+from celery_sagas.stores.redis.deliveries import RedisDeliveries
+from celery_sagas.stores.redis.journal import RedisJournal
+from celery_sagas.stores.redis.leftovers import RedisLeftovers
+from celery_sagas.stores.redis.location import Kind, Location, locate
+from celery_sagas.stores.redis.options import Options, read_options
+from celery_sagas.stores.redis.outbox import RedisOutbox
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.sagas import RedisSagaStore
+from celery_sagas.stores.redis.scripts import servers_time
+from celery_sagas.stores.redis.sentinel import master_of
+
+
+class RedisBackend(Backend):
+    """One backend in a Redis server, in the master that Sentinels watch, or in a Redis Cluster.
+
+    Nothing is connected before the first operation.
+
+    Args:
+        url: As Celery and redis-py take it: ``redis://``, ``rediss://``, ``unix://``, ``redis+socket://``, ``sentinel://``,
+            ``redis+cluster://`` or ``rediss+cluster://``.
+        prefix: Partitions the keys.
+        options: Those of ``celery_sagas.stores.redis.options``.
+        clock: Returns the time in milliseconds since the epoch; the server's if left out.
+    """
+
+    #: A day: everything is kept in memory.
+    journal_retention_s = 86_400.0
+
+    def __init__(
+        self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Callable[[], int] | None = None
+    ) -> None:
+        location = locate(url)
+        self.url = location.shown
+        self.options = read_options(options or {}, location)
+        self.client = open_client(location, self.options)
+        self._kind = location.kind
+        self._placement = Placement(self.client, prefix, self.options.shards)
+        now = clock or servers_time
+        self.sagas = RedisSagaStore(self.client, self._placement, now)
+        self.outbox = RedisOutbox(self.client, self._placement, now)
+        self.journal = RedisJournal(self.client, self._placement, now)
+        self.deliveries = RedisDeliveries(self.client, self._placement, now)
+        self.dead = RedisDeadLetters(self.client, self._placement, now)
+        self.aggregates = RedisAggregateStore(self.client, self._placement, now)
+        self.buffers = RedisBuffers(self.client, self._placement, now)
+        self.leftovers = RedisLeftovers(self.client, self._placement, now)
+
+    def __repr__(self) -> str:
+        return f"RedisBackend({self.url!r})"
+
+    def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
+        try:
+            warnings, unsafe = check_servers(self.client, self._kind, self.options)
+            self._placement.register()
+        except StoreUnavailable as exc:
+            raise self.client.errors.as_configuration(exc) from exc.__cause__
+        self._try_rights()
+        if unsafe:
+            raise unsafe
+        return warnings
+
+    def _try_rights(self) -> None:
+        """Refuse a user who may not run what the scripts run; that the server is full at this moment is no reason."""
+        try:
+            self._placement.try_rights()
+        except StoreUnavailable as exc:
+            refusal = self.client.errors.as_configuration(exc)
+            if refusal is not exc:
+                raise refusal from exc.__cause__
+
+    def schema(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def open_client(location: Location, options: Options) -> Client:
+    """Return the client for a kind of location."""
+    if location.kind is Kind.CLUSTER:
+        return ClusterClient(location, options)
+    if location.kind is Kind.SENTINEL:
+        return Client(master_of(location, options), location, options)
+    return Client(always(location.hosts[0]), location, options)

@@ -1,0 +1,101 @@
+"""A look at the buffers in Redis."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from celery_sagas.errors import ItemNotBuffered, NothingBuffered
+from celery_sagas.stores.aggregates import Buffers
+from celery_sagas.stores.items import Counts, Group, Item, Rules
+from celery_sagas.stores.redis.aggregates import of_rules, read_item
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connections import Word
+from celery_sagas.stores.redis.keys import new_call
+from celery_sagas.stores.redis.packing import digest_of_item
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
+
+#: How many items one script reads, or removes: it holds up everybody else.
+_AT_ONCE: Final = 1_000
+
+_NAMES: Final = load("buffer_names")
+_COUNT: Final = load("buffer_count")
+_GROUPS: Final = load("buffer_groups")
+_READ: Final = load("buffer_read")
+_OPEN: Final = load("buffer_open")
+_REMOVE: Final = load("buffer_remove")
+_CLEAR: Final = load("buffer_clear")
+
+
+class RedisBuffers(Buffers):
+    """A look at what the aggregators have, part by part: of thousands of items, each part is of its own moment."""
+
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        self._client = client
+        self._placement = placement
+        self._now = now
+
+    def names(self) -> list[str]:
+        answers = [self._client.run(_NAMES, [shard.buffers.names], []) for shard in self._placement.in_turn()]
+        return sorted({name.decode() for answer in answers for name in answer})
+
+    def count(self, name: str, group: str | None = None) -> Counts:
+        shards = self._placement.in_turn() if group is None else [self._placement.of_group(name, group)]
+        args: list[Word] = [] if group is None else [group]
+        kinds = ("groups", "items", "unresolved", "rejected", "rejected_of")
+        answers = [self._client.run(_COUNT, shard.buffers.of(name, *kinds), args) for shard in shards]
+        return Counts(*map(sum, zip(*answers, strict=True)))
+
+    def groups(self, name: str, limit: int, after: str = "") -> list[Group]:
+        args: list[Word] = [f"({after}" if after else "-", limit]
+        found: list[Group] = []
+        for shard in self._placement.in_turn():
+            answer = self._client.run(_GROUPS, shard.buffers.of(name, "groups", "order"), args)
+            found += [Group(group.decode(), *numbers) for group, *numbers in zip(*[iter(answer)] * 5, strict=True)]
+        return sorted(found)[:limit]
+
+    def read(self, name: str, group: str, limit: int) -> list[Item]:
+        items: list[Item] = []
+        for part in self._parts(name, group, limit):
+            items += part
+        return items
+
+    def open(self, rules: Rules, group: str) -> bool:
+        return bool(self._change(_OPEN, rules, group, keeps=False))
+
+    def remove(self, rules: Rules, group: str, id: str) -> None:
+        digest = digest_of_item(rules.name, group, id)
+        buffered = self._change(_REMOVE, rules, group, digest, rules.remember_ms)
+        if buffered == 0:
+            raise NothingBuffered(rules.name, group)
+        if buffered > 0:
+            raise ItemNotBuffered(rules.name, group, id, buffered)
+
+    def clear(self, rules: Rules, group: str) -> int:
+        cleared = 0
+        while removed := self._change(_CLEAR, rules, group, rules.remember_ms, _AT_ONCE):
+            cleared += removed
+            if removed < _AT_ONCE:
+                break
+        return cleared
+
+    def _parts(self, name: str, group: str, limit: int) -> Iterator[list[Item]]:
+        """Read a bounded number of items at once, until there are enough or no more."""
+        shard, last = self._placement.of_group(name, group), 0
+        keys = [*shard.buffers.of(name, "items", "attempts"), *shard.buffers.of_group(name, group, "free", "leased", "unread")]
+        while limit > 0:
+            at_once = min(limit, _AT_ONCE)
+            answer = self._client.run(_READ, keys, [last, at_once])
+            rows = list(zip(*[iter(answer)] * 4, strict=True))
+            yield [
+                read_item(shard, (name, group), int(number), packed, attempts)._replace(state=state.decode())
+                for number, state, attempts, packed in rows
+            ]
+            limit = 0 if len(rows) < at_once else limit - at_once
+            last = int(rows[-1][0]) if rows else last
+
+    def _change(self, script: Script, rules: Rules, group: str, *own: Word, keeps: bool = True) -> int:
+        shard, call = self._placement.of_group(rules.name, group), new_call()
+        keys = shard.buffers.change(rules.name, group, keeps=keeps)
+        args = [*of_rules(rules, group, self._now(), call), *own]
+        changed: int = self._client.run(script, keys, args, answer=shard.answer(call), commits=True)
+        return changed

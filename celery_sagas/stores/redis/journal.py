@@ -1,0 +1,92 @@
+"""The journal in Redis."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from celery_sagas.stores.ports import Journal
+from celery_sagas.stores.records import Entry
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.packing import encode, subject_of, unpack_entry, unreadable
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.scripts import Now, load, servers_time
+
+#: How many entries one script reads.
+_READ_AT_ONCE: Final = 100
+#: How many entries one script removes: it holds up everybody else.
+_PURGED_AT_ONCE: Final = 200
+
+_HISTORY: Final = load("journal_history")
+_OUTCOME_OF: Final = load("journal_outcome_of")
+_PURGE: Final = load("journal_purge")
+
+
+class RedisJournal(Journal):
+    """Entries in one hash for each shard, in a list in the order of their commits, and chained for each key."""
+
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        self._client = client
+        self._placement = placement
+        self._now = now
+
+    def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
+        subjects = [encode(subject_of(name, key)) for name in names]
+        entries = [
+            _unpack(shard, names[0], key, packed)
+            for shard in self._placement.of_key(names, key)
+            for packed in self._client.run(_OUTCOME_OF, [shard.journal, shard.completed], subjects)
+        ]
+        return max(entries, key=_age, default=None)
+
+    def history(self, names: Sequence[str], key: str, limit: int) -> list[Entry]:
+        entries: list[Entry] = []
+        for shard in self._placement.of_key(names, key):
+            for name in names:
+                entries += self._newest(shard, name, key, limit)
+        entries.sort(key=_age)
+        return entries[max(0, len(entries) - limit) :]
+
+    def purge(self, older_than_ms: int, limit: int) -> int:
+        purged = 0
+        for shard in self._placement.in_turn():
+            while (left := limit - purged) > 0:
+                at_once = min(left, _PURGED_AT_ONCE)
+                call = new_call()
+                keys = (shard.journal, shard.order, shard.heads, shard.completed)
+                args = [call, self._now(), older_than_ms, at_once]
+                removed: int = self._client.run(_PURGE, keys, args, answer=shard.answer(call))
+                purged += removed
+                if removed < at_once:
+                    break
+        return purged
+
+    def _newest(self, shard: Shard, saga: str, key: str, limit: int) -> list[Entry]:
+        """Return at least the newest ``limit`` entries: all that are of the time of the last one."""
+        entries: list[Entry] = []
+        for packed in self._walk(shard, encode(subject_of(saga, key))):
+            entry = _unpack(shard, saga, key, packed)
+            if len(entries) >= limit and entry.at < entries[limit - 1].at:
+                break
+            entries.append(entry)
+        return entries
+
+    def _walk(self, shard: Shard, subject: bytes) -> Iterator[bytes]:
+        """Yield a key's entries, newest first."""
+        number, digest = 0, b""
+        while True:
+            args: list[str | int | bytes] = [subject, number, digest, _READ_AT_ONCE]
+            number, digest, *entries = self._client.run(_HISTORY, [shard.journal, shard.heads], args)
+            yield from entries
+            if not number:
+                return
+
+
+def _unpack(shard: Shard, saga: str, key: str, packed: bytes) -> Entry:
+    try:
+        return unpack_entry(packed)
+    except ValueError as exc:
+        raise unreadable(saga, key, shard.journal, f"{packed[:60]!r}…", exc) from exc
+
+
+def _age(entry: Entry) -> tuple[int, int]:
+    return entry.at, entry.version

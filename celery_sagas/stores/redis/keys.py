@@ -1,0 +1,147 @@
+"""The catalogue of keys: what stands under which name in Redis. Nothing that is to last expires: what is old is purged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Final
+
+from celery_sagas.stores.redis.buffer_keys import BufferKeys
+
+#: What an empty prefix is called in keys; the colon keeps it apart from every real prefix.
+_NO_PREFIX: Final = "celery-sagas:"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of key."""
+
+    type: str  #: as the command ``TYPE`` names it
+    meaning: str
+    expires: str = "never"
+
+
+#: By what follows the hash tag ``{<prefix>:<shard>}``; ``<saga>`` is a saga's stored name, ``<aggregator>`` an aggregator's, and
+#: ``<group>`` stands for ``<characters of aggregator>:<aggregator>:<group>``.
+SHARD_KEYS: Final[Mapping[str, Kind]] = {
+    "instances:<saga>": Kind("hash", "instance id -> record"),
+    "keys:<saga>": Kind("hash", "<property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys it holds"),
+    "reservations": Kind("hash", "instance id -> <ends at, ms> <holder>"),
+    "journal": Kind("hash", "digest of step and message id -> entry"),
+    "journal:order": Kind("list", "digests of entries in the order of their commits: purged from its head"),
+    "journal:heads": Kind("hash", "<saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it"),
+    "journal:completed": Kind("hash", "<saga>=<key> -> digest of its newest entry with the outcome completed"),
+    "outbox": Kind("hash", "row id -> row"),
+    "outbox:due": Kind("zset", "row id, by the time in ms from which it is due: a lease's end while one lasts"),
+    "outbox:leases": Kind("hash", "row id -> <call> <token> of the lease that lasts or was last, if there was one; - once ended"),
+    "outbox:failures": Kind("hash", "row id -> <attempts> <error>, if publishing it has failed"),
+    "outbox:index": Kind(
+        "zset",
+        "c:<digest of the deciding message>:<row id>; i:<bytes>:<instance id>:<that digest>:<row id> for one that ends with it",
+    ),
+    "buffer:groups:<aggregator>": Kind("hash", "group -> what lua/parts/state.lua says, of each group that has items"),
+    "buffer:order:<aggregator>": Kind("zset", "groups that have items, by their names"),
+    "buffer:due:<aggregator>": Kind("zset", "group, by the time in ms at which somebody looks at it"),
+    "buffer:items:<aggregator>": Kind("hash", "number -> <at, ms> <digest of its id> … item; a number is used once in a shard"),
+    "buffer:attempts:<aggregator>": Kind("hash", "number of an item -> how many of its flushes have failed, if one has"),
+    "buffer:kept:<aggregator>": Kind("hash", "handle -> unresolved or rejected item, as lua/parts/keeping.lua says"),
+    "buffer:unresolved:<aggregator>": Kind("zset", "handles of unresolved items, by themselves: they grow with the time"),
+    "buffer:notes:<aggregator>": Kind("zset", "<bytes of note>:<note>:<handle> of each unresolved item"),
+    "buffer:rejected:<aggregator>": Kind("zset", "handles of rejected items, by themselves"),
+    "buffer:rejected_of:<aggregator>": Kind("hash", "group -> how many of its items are rejected, if there are any"),
+    "buffer:free:<group>": Kind("zset", "numbers of the items that are free, by themselves"),
+    "buffer:leases:<group>": Kind("hash", "token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>"),
+    "buffer:leased:<group>": Kind("hash", "token -> <number> <digest> … of the items under the lease"),
+    "buffer:unread:<group>": Kind("zset", "handles of the unresolved items, by the items' numbers"),
+    "buffer:seen": Kind(
+        "zset", "digest of aggregator, group and id: by its item's number, negative, while that is buffered; then until when, ms"
+    ),
+    "buffer:sequence": Kind("hash", "number -> the last item's; kept -> the last handle"),
+    "buffer:names": Kind("zset", "aggregators that have ever buffered something, by their names"),
+    "answer:<call>": Kind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),
+}
+#: By what follows the hash tag ``{<prefix>:dead}``, of what has to do with messages that fail.
+DEAD_KEYS: Final[Mapping[str, Kind]] = {
+    "letters": Kind("hash", "id -> dead letter"),
+    "letters:at": Kind("zset", "id of a dead letter, by its time in ms"),
+    "deliveries": Kind("hash", "digest of step and message id -> how often it was delivered again"),
+    "deliveries:at": Kind("zset", "digest of step and message id, by the time in ms of the last delivery"),
+    "answer:<call>": SHARD_KEYS["answer:<call>"],
+}
+#: Behind any hash tag, where ``wait_replicas`` is set.
+WAITS_KEY: Final = Kind("hash", "waits: written with the repeat of a commit, so that WAIT has something to wait for")
+#: The key ``{<prefix>:meta}`` itself.
+META_KEY: Final = Kind("hash", "layout -> <version> <number of shards>; with several, saga:<saga> -> its shard, or spread")
+
+
+def tag_of(prefix: str, part: str) -> str:
+    """Return the hash tag that all keys of a part have in common: a cluster keeps them on one node."""
+    return f"{{{prefix or _NO_PREFIX}:{part}}}"
+
+
+def new_call() -> str:
+    """Return a name for a call, by which its repeat is known."""
+    return token_hex(8)
+
+
+def answer_to(call: str, tag: str) -> str:
+    """Return the key of what a call was answered."""
+    return f"{tag}:answer:{call}"
+
+
+class Shard:
+    """The keys of one shard.
+
+    Args:
+        prefix: The setting ``saga_prefix``.
+        number: From 0.
+        place: ``Found.place`` of what is kept here.
+    """
+
+    def __init__(self, prefix: str, number: int, place: str) -> None:
+        self.place = place
+        self._tag = tag = tag_of(prefix, str(number))
+        self.reservations = f"{tag}:reservations"
+        self.journal = f"{tag}:journal"
+        self.order = f"{tag}:journal:order"
+        self.heads = f"{tag}:journal:heads"
+        self.completed = f"{tag}:journal:completed"
+        #: In the order in which ``lua/rows.lua`` takes them.
+        self.rows = tuple(f"{tag}:outbox{name}" for name in ("", ":due", ":leases", ":failures", ":index"))
+        #: In the order in which ``lua/effects.lua`` takes them.
+        self.effects = (*self.rows, self.journal, self.order, self.heads, self.completed)
+        self.buffers = BufferKeys(tag)
+        self._of_find: dict[tuple[str, ...], list[str]] = {}
+        self._of_commits: dict[tuple[str, ...], list[str]] = {}
+
+    def answer(self, call: str) -> str:
+        """Return the key of what a call was answered."""
+        return answer_to(call, self._tag)
+
+    def instances(self, saga: str) -> str:
+        """Return the key of a saga's instances."""
+        return f"{self._tag}:instances:{saga}"
+
+    def keys(self, saga: str) -> str:
+        """Return the key of a saga's keys and alternate keys."""
+        return f"{self._tag}:keys:{saga}"
+
+    def find(self, names: tuple[str, ...]) -> list[str]:
+        """Return the keys of ``saga_find``; made once, since there are few sagas and many messages."""
+        keys = self._of_find.get(names)
+        if keys is None:
+            each = [key for name in names for key in (self.instances(name), self.keys(name))]
+            keys = self._of_find[names] = [self.reservations, self.journal, *each]
+        return keys
+
+    def commit(self, saga: str, names: tuple[str, ...] = ()) -> list[str]:
+        """Return the keys of ``saga_insert``, ``saga_update`` and ``saga_delete``; made once.
+
+        Args:
+            saga: Of the instance.
+            names: Under which no other instance may hold the same keys.
+        """
+        keys = self._of_commits.get((saga, *names))
+        if keys is None:
+            each = [self.keys(name) for name in dict.fromkeys((saga, *names))]
+            keys = self._of_commits[saga, *names] = [*self.effects, self.instances(saga), self.reservations, *each]
+        return keys

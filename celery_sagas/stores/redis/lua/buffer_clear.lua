@@ -1,0 +1,46 @@
+-- uses: clock many state gate group leases attempts keeping unkeeping answers
+-- Remove the first items of a group, whatever their state; its leases are given up.
+-- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased, kept, unresolved, notes, unread, rejected,
+--   rejected ones of each group, answer of the call
+-- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), for how long ids are remembered (ms, 0: not at all), how
+--   many at most, beside those under leases
+-- Answers with: how many items were removed.
+-- A repeat removes nothing, and answers as the first call did.
+local now, remember_ms, limit = clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local ends_at, removed = remember_ms > 0 and now + remember_ms or 0, 0
+
+local function drop(numbers, digests)
+  if not digests then
+    digests = {}
+    for position, packed in ipairs(items_of(numbers)) do digests[position] = digest_of(packed) end
+  end
+  drop_items(numbers, digests, ends_at)
+  removed = removed + #numbers
+end
+
+check_leases()
+check_kept()
+local group, again = find_group(ARGV[3], free), answered()
+if again then return again end
+for _, token in ipairs(redis.call('HKEYS', leases)) do
+  drop(leased_by(token))
+  end_lease(group, token)
+end
+
+local waiting, numbers = redis.call('ZRANGE', unread, 0, limit - 1, 'WITHSCORES'), {}
+for at = 1, #waiting, 2 do
+  local _, number, _, note = read_kept(waiting[at])
+  forget_unresolved(group, waiting[at], note or '')
+  numbers[#numbers + 1] = number or waiting[at + 1]
+end
+drop(numbers)
+
+local first = redis.call('ZRANGE', free, 0, limit - #numbers - 1)
+if limit > #numbers and #first > 0 then
+  drop(first)
+  redis.call('ZREMRANGEBYRANK', free, 0, #first - 1)
+  group.free = group.free - #first
+end
+look_at_oldest(group, free)
+save_group(group, now)
+return removed > 0 and remember(removed) or 0

@@ -1,0 +1,10 @@
+-- Register the layout of the keys, unless there is one.
+-- KEYS: meta
+-- ARGV: <version> <number of shards>
+-- Answers with: the layout that is registered now.
+-- A repeat finds what the first call has registered.
+-- It writes only what is missing: a server that is out of memory can be read.
+local layout = redis.call('HGET', KEYS[1], 'layout')
+if layout then return layout end
+redis.call('HSET', KEYS[1], 'layout', ARGV[1])
+return ARGV[1]

@@ -1,0 +1,14 @@
+-- uses: clock rows
+-- Count the rows of a message that somebody may be publishing. It only reads.
+-- KEYS: outbox, due, leases, failures, index
+-- ARGV: now (ms, or empty), digest of each step and message id
+-- Answers with: how many are under a lease, and have never failed.
+local now, leased = clock(ARGV[1]), 0
+
+for at = 2, #ARGV do
+  for _, id in ipairs(under(of_cause(ARGV[at]))) do
+    local is_leased = tonumber(redis.call('ZSCORE', due, id) or 0) > now and not was_ended(redis.call('HGET', leases, id))
+    if is_leased and redis.call('HEXISTS', failures, id) == 0 then leased = leased + 1 end
+  end
+end
+return leased

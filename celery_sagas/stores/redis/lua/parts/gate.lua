@@ -1,0 +1,42 @@
+-- When a group is flushed, as core/gate.py says. Expects ARGV[1] call, [4] to [7]: size, within, idle and lease (ms; 0: not at
+-- all).
+local size, within, idle, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+
+-- Why the gate is open, or nil.
+local function reason_of(group, now)
+  if group.free == 0 then return nil end
+  if size > 0 and group.free >= size then return 'size' end
+  if group.oldest <= group.open_to then return group.why end
+  if within > 0 and group.oldest_at + within <= now then return 'age' end
+  if idle > 0 and group.last_at + idle <= now then return 'idle' end
+end
+
+-- When somebody must look at the group again; 0: when its next item comes.
+local function due_of(group, now)
+  if group.marked > now then return group.marked end
+  local at = group.lease_end > 0 and group.lease_end or math.huge
+  if reason_of(group, now) then
+    at = math.min(at, now)
+  elseif group.free > 0 and within > 0 then
+    at = math.min(at, group.oldest_at + within)
+  end
+  if group.free > 0 and idle > 0 then at = math.min(at, group.last_at + idle) end
+  return at < math.huge and at or 0
+end
+
+-- Set the mark, for a time.
+local function mark(group, ends_at)
+  group.marked, group.asker = ends_at, ARGV[1]
+end
+
+-- Set the mark, if the gate is open and there is none; return whether it was set.
+local function ask(group, now)
+  if group.marked > now or not reason_of(group, now) then return false end
+  mark(group, now + lease_ms)
+  return true
+end
+
+-- Open the gate for everything up to a number.
+local function open_gate(group, number, why)
+  if number >= group.open_to then group.open_to, group.why = number, why end
+end

@@ -1,0 +1,27 @@
+-- What is kept of a group: <call that set its mark> <call that inserted last> <items it inserted> <free> <leased> <unresolved>
+-- <oldest free number> <its time> <time of the last insertion> <number up to which the gate is open> <why> <marked until>
+-- <paused until> <end of the first lease> <due at, 0: when its next item comes>. All times are ms; - stands for nothing.
+local STATE = '^(%S+) (%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%d+)$'
+
+local function read_state(text)
+  local asker, inserter, inserted, free, leased, unresolved, oldest, oldest_at, last_at, open_to, why, marked, paused, lease_end,
+    due = string.match(text or '', STATE)
+  return {
+    asker = asker or '-', inserter = inserter or '-', inserted = tonumber(inserted or 0),
+    free = tonumber(free or 0), leased = tonumber(leased or 0), unresolved = tonumber(unresolved or 0),
+    oldest = tonumber(oldest or 0), oldest_at = tonumber(oldest_at or 0), last_at = tonumber(last_at or 0),
+    open_to = tonumber(open_to or 0), why = why or '-', marked = tonumber(marked or 0), paused = tonumber(paused or 0),
+    lease_end = tonumber(lease_end or 0), due = tonumber(due or 0),
+  }
+end
+
+local function pack_state(group)
+  return string.format(
+    '%s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s %.0f %.0f %.0f %.0f', group.asker, group.inserter, group.inserted,
+    group.free, group.leased, group.unresolved, group.oldest, group.oldest_at, group.last_at, group.open_to, group.why,
+    group.marked, group.paused, group.lease_end, group.due
+  )
+end
+
+-- How many items the group has, whatever their state.
+local function buffered(group) return group.free + group.leased + group.unresolved end

@@ -1,0 +1,34 @@
+-- uses: clock many rows removal effects instance
+-- Commit the end of the instance that was found: it, its keys, and the rows that end with it.
+-- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, reservations, keys of its saga
+-- ARGV: now (ms, or empty), digest, attempt, saga=key, entry, 1 if completed, instance id of the entry, owner, grace (ms),
+--   number of rows, id, version that was found, holder, $key=<key>; 4 for each row
+-- Answers with: ok, handled, version, reserved or unique.
+-- A repeat finds its own attempt in the journal: ok, and nothing more is written.
+local id, version, holder, key = ARGV[11], ARGV[12], ARGV[13], ARGV[14]
+
+-- The ids of the rows that end with an instance, and the other members of the index about them.
+local function ends_with(instance)
+  local ids, members = under(of_instance(instance)), {}
+  for number, rest in ipairs(ids) do
+    ids[number], members[number] = string.match(rest, ':(.*)'), 'c:' .. rest
+  end
+  return ids, members
+end
+
+local said = handled() or changed(id, version, holder) or refused_effects()
+if said then return said end
+local paths, ended, ended_members = held(id), ends_with(id)
+if #ended > 0 then check_rows() end
+
+redis.call('HDEL', instances, id)
+if reservation then redis.call('HDEL', reservations, id) end
+redis.call('HDEL', keys, '#' .. id)
+free(id, key)
+for _, path in ipairs(paths) do free(id, path) end
+if #ended > 0 then
+  remove_rows(ended, ended_members)
+  redis.call('ZREMRANGEBYLEX', index, range_of(of_instance(id)))
+end
+write_effects()
+return 'ok'

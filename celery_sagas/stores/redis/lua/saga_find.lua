@@ -1,0 +1,36 @@
+-- uses: clock
+-- Find an instance, and the entry of a message. It only reads.
+-- KEYS: reservations, journal; for each name of the saga: instances, keys
+-- ARGV: now (ms, or empty), <property>=<value> (empty: by id), id, digest of step and message id for each name of the step
+-- Answers with: the number of the name from 1 (0: none), id, record, entry, holder of the reservation; the last two only if there
+-- is an entry, or a holder.
+-- Nothing in the place of the record, under a name: the key is there, and its instance is not.
+local reservations, journal = KEYS[1], KEYS[2]
+local path, id = ARGV[2], ARGV[3]
+local name, record, holder, entry = 0, false, '', false
+
+for at = 3, #KEYS, 2 do
+  local found = path == '' and id or redis.call('HGET', KEYS[at + 1], path)
+  local stored = found and redis.call('HGET', KEYS[at], found)
+  if stored or (found and path ~= '') then
+    name, id, record = (at - 1) / 2, found, stored
+    break
+  end
+end
+
+if record then
+  local reservation = redis.call('HGET', reservations, id)
+  if reservation then
+    local ends_at, by = string.match(reservation, '^(%d+) (.*)$')
+    if by and tonumber(ends_at) > clock(ARGV[1]) then holder = by end
+  end
+end
+
+for at = 4, #ARGV do
+  entry = redis.call('HGET', journal, ARGV[at])
+  if entry then break end
+end
+
+if holder ~= '' then return { name, id, record, entry, holder } end
+if entry then return { name, id, record, entry } end
+return { name, id, record }

@@ -1,0 +1,81 @@
+"""Outgoing messages in Redis."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from celery_sagas.stores.ports import Outbox
+from celery_sagas.stores.records import Handling, OutboxRow
+from celery_sagas.stores.redis.claims import AT_ONCE, Claims
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.packing import digest_of, encode
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
+
+#: How many characters of an error are kept.
+_ERROR_CHARACTERS: Final = 2_000
+_CONFIRM: Final = load("outbox_confirm")
+_RELEASE: Final = load("outbox_release")
+_FAIL: Final = load("outbox_fail")
+_COUNT: Final = load("outbox_count")
+_COUNT_LEASED: Final = load("outbox_count_leased")
+
+
+class RedisOutbox(Outbox):
+    """Outgoing rows in one hash for each shard, and in a sorted set by the time from which they are due.
+
+    Only a claim waits for replicas: what is claimed is published, and its commit must not be lost then. If a fail-over loses a
+    confirmation, a message is sent again, as it may be anyway.
+    """
+
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        self._client = client
+        self._placement = placement
+        self._now = now
+        self._claims = Claims(client, now)
+
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+        return self._claims.claim(self._shards(cause), token, limit, lease_ms, _digests(cause))
+
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        return self._change(_CONFIRM, [encode(token)], ids)
+
+    def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
+        return self._change(_RELEASE, [self._now(), encode(token), delay_ms], ids)
+
+    def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
+        shard = self._placement.of_id(id)
+        call = new_call()
+        args = [call, self._now(), encode(token), encode(id), encode(error[:_ERROR_CHARACTERS]), delay_ms]
+        return bool(self._client.run(_FAIL, shard.rows, args, answer=shard.answer(call)))
+
+    def count(self) -> int:
+        return sum(self._client.run(_COUNT, shard.rows[:1], []) for shard in self._placement.in_turn())
+
+    def count_leased(self, cause: Handling) -> int:
+        args = [self._now(), *_digests(cause)]
+        return sum(self._client.run(_COUNT_LEASED, shard.rows, args) for shard in self._shards(cause))
+
+    def _change(self, script: Script, args: Sequence[str | int | bytes], ids: Sequence[str]) -> int:
+        """Run a script on the rows, each once, shard by shard and a bounded number at once."""
+        changed = 0
+        for shard, part in self._parts(dict.fromkeys(ids)):
+            call = new_call()
+            changed += self._client.run(script, shard.rows, [call, *args, *map(encode, part)], answer=shard.answer(call))
+        return changed
+
+    def _parts(self, ids: dict[str, None]) -> Iterator[tuple[Shard, list[str]]]:
+        by_shard: dict[Shard, list[str]] = {}
+        for id in ids:
+            by_shard.setdefault(self._placement.of_id(id), []).append(id)
+        for shard, own in by_shard.items():
+            for start in range(0, len(own), AT_ONCE):
+                yield shard, own[start : start + AT_ONCE]
+
+    def _shards(self, cause: Handling | None) -> list[Shard]:
+        """Return the shards that may have rows: all, unless it is known where the message that decided them is kept."""
+        return [self._placement.of_place(cause.place, "")] if cause and cause.place else self._placement.in_turn()
+
+
+def _digests(cause: Handling | None) -> list[bytes]:
+    return [digest_of(step, cause.message_id) for step in cause.steps] if cause else []

@@ -1,0 +1,197 @@
+"""How records, entries, rows, letters and items are kept: a line of numbers and lengths, then the texts one after the other.
+
+The lengths make every text safe, whatever is in it, and a cut or edited value detectable. The scripts read the first line only.
+"""
+
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Literal
+
+from celery_sagas.errors import StoreError, UnreadableState
+from celery_sagas.stores.items import Item, Kept, NewItem, State
+from celery_sagas.stores.records import KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
+
+#: The end of the year 9999 in milliseconds: what Python can tell.
+_LAST_TIME = 253_402_300_799_999
+#: The kinds of rows that end with their instance.
+_BOUND_KINDS = ("scheduled", "deadline")
+
+#: The kinds of kept items, by how they are kept.
+_KINDS: Mapping[bytes, Literal["unresolved", "rejected"]] = {b"u": "unresolved", b"r": "rejected"}
+
+
+class Malformed(ValueError):
+    """Raised when what is kept was not packed here, or was changed since."""
+
+
+def encode(text: str) -> bytes:
+    """Return the text's UTF-8.
+
+    Raises:
+        StoreError: It has none.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:
+        raise StoreError(f"The Redis saga backend refused a text: {exc.reason} at {exc.start}. Nothing was stored.") from exc
+
+
+@lru_cache(maxsize=64)  # the commit needs that of the find
+def digest_of(step: str, message_id: str) -> bytes:
+    """Return the name of a journal entry: 22 characters."""
+    return urlsafe_b64encode(blake2b(encode(f"{step}\0{message_id}"), digest_size=16).digest())[:22]
+
+
+def subject_of(saga: str, key: str) -> str:
+    """Return the name under which a key's newest entry is kept; a saga's name has no equals sign."""
+    return f"{saga}={key}"
+
+
+def key_path(key: str) -> str:
+    """Return the name under which the holder of a key is kept."""
+    return f"{KEY}={key}"
+
+
+def paths(keys: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names under which the holders of alternate keys are kept."""
+    return [f"{property}={value}" for property, value in keys]
+
+
+def pack_new(record: NewRecord) -> tuple[bytes, bytes]:
+    """Pack a new record: head and tail, between which the script writes the times."""
+    key, pending, data = encode(record.key), encode(record.pending), encode(record.data)
+    head = b"1 %d " % record.schema_version
+    return head, b" %d %d %d\n%b%b%b" % (len(key), len(pending), len(data), key, pending, data)
+
+
+def pack_change(record: Record, change: Change) -> tuple[bytes, bytes]:
+    """Pack a changed record: head and tail, between which the script writes the time."""
+    key, pending, data = encode(record.key), encode(change.pending), encode(change.data)
+    head = b"%d %d %d " % (record.version + 1, change.schema_version, record.created_at)
+    return head, b" %d %d %d\n%b%b%b" % (len(key), len(pending), len(data), key, pending, data)
+
+
+def unpack_record(saga: str, id: str, packed: bytes, reserved_by: str) -> Record:
+    """Read a record."""
+    words, (key, pending, data) = _split(packed, 4, 3)
+    version, schema_version, created_at, updated_at = map(_number, words[:4])
+    return Record(id, saga, key, version, schema_version, data, pending, created_at, updated_at, reserved_by)
+
+
+def pack_entry(entry: Entry) -> bytes:
+    """Pack an entry without its time and its place in the chain: the script writes them before it."""
+    subject = subject_of(entry.saga, entry.key)
+    texts = (entry.attempt, subject, entry.step, entry.message_id, entry.outcome, entry.instance_id, entry.detail)
+    return _pack(texts, entry.version)
+
+
+def unpack_entry(packed: bytes) -> Entry:
+    """Read an entry."""
+    words, texts = _split(packed, 3, 7)
+    attempt, subject, step, message_id, outcome, instance_id, detail = texts
+    saga, separator, key = subject.partition("=")
+    if not separator or len(words) != 11:
+        raise Malformed("it names no saga and key, or no version")
+    return Entry(step, message_id, attempt, outcome, saga, key, instance_id, int(words[10]), detail, int(words[0]))
+
+
+def pack_row(row: Outgoing, entry: Entry, digest: bytes) -> list[bytes | str | int]:
+    """Return the four arguments that a row is to a script."""
+    texts = (entry.instance_id, row.kind, row.message_id, row.task, row.payload, entry.step, entry.message_id)
+    ends = int(row.kind in _BOUND_KINDS)
+    return [row.id, row.due_at, ends, b"%d %b %d %b" % (row.due_at, digest, ends, _pack(texts))]
+
+
+def unpack_row(id: str, packed: bytes, attempts: int) -> OutboxRow:
+    """Read a row."""
+    (due_at, *_), (instance_id, kind, message_id, task, payload, step, cause) = _split(packed, 3, 7)
+    return OutboxRow(id, kind, message_id, task, payload, int(due_at), attempts, instance_id, step, cause)
+
+
+def pack_letter(letter: DeadLetter) -> bytes:
+    """Pack a letter without its time: the script writes it before it."""
+    texts = (letter.task, letter.message_id, letter.saga, letter.key, letter.error, letter.text, letter.traceback, letter.payload)
+    return _pack(texts)
+
+
+def unpack_letter(id: str, packed: bytes) -> DeadLetter:
+    """Read a letter."""
+    (at, *_), (task, message_id, saga, key, error, text, traceback, payload) = _split(packed, 1, 8)
+    return DeadLetter(id, task, message_id, saga, key, error, text, traceback, payload, int(at))
+
+
+def digest_of_item(aggregator: str, group: str, id: str) -> bytes:
+    """Return the name under which an item's id is known: 22 characters."""
+    text = encode(f"{len(aggregator)}:{aggregator}{len(group)}:{group}{id}")
+    return urlsafe_b64encode(blake2b(text, digest_size=16).digest())[:22]
+
+
+def pack_item(digest: bytes, item: NewItem) -> bytes:
+    """Pack an item without its time: the script writes it before it."""
+    id, payload = encode(item.id), encode(item.payload)
+    return b"%b %d %d\n%b%b" % (digest, len(id), len(payload), id, payload)
+
+
+def unpack_item(number: int, packed: bytes, attempts: int = 0, state: State = "free") -> Item:
+    """Read an item."""
+    words, (id, payload) = _split(packed, 2, 2)
+    return Item(number, id, payload, _number(words[0]), attempts, state)
+
+
+def unpack_kept(handle: str, packed: bytes, buffered: bytes) -> Kept:
+    """Read an unresolved or rejected item.
+
+    Args:
+        handle: Of it.
+        packed: What is kept under the handle.
+        buffered: The packed item, if that is in the buffer.
+    """
+    (kind, number, *_), (group, note, item) = _split(packed, 2, 3)
+    if kind not in _KINDS:
+        raise Malformed(f"{kind.decode(errors='replace')!r} is no kind of a kept item")
+    of = unpack_item(_number(number), encode(item) or buffered)
+    return Kept(handle, group, of.id, of.payload, of.at, _KINDS[kind], note)
+
+
+def unreadable(saga: str, key: str, stored_under: str, field: str, problem: object) -> UnreadableState:
+    """Return the error for something that is kept in a hash and cannot be read."""
+    remedy = "look at it with HGET, then restore it or remove it with HDEL"
+    return UnreadableState(saga, key, f"the field {field!r} of the Redis hash {stored_under!r} is damaged, {problem}; {remedy}")
+
+
+def _pack(texts: Sequence[str], *numbers: int) -> bytes:
+    parts = [encode(text) for text in texts]
+    line = " ".join(map(str, (*map(len, parts), *numbers)))
+    return b"".join((line.encode(), b"\n", *parts))
+
+
+def _number(word: bytes) -> int:
+    """Read a version or a time, spelled as the scripts spell it."""
+    if word.isdigit():
+        number = int(word)
+        if number <= _LAST_TIME and b"%d" % number == word:
+            return number
+    raise Malformed(f"{word.decode(errors='replace')!r} is no version and no time")
+
+
+def _split(packed: bytes, skipped: int, count: int) -> tuple[list[bytes], list[str]]:
+    """Return the words of the first line, and the texts whose lengths follow the skipped words.
+
+    Raises:
+        Malformed: The line has too few words, or the lengths are not those of what follows.
+    """
+    line, _, rest = packed.partition(b"\n")
+    words = line.split(b" ")
+    texts, start = [], 0
+    try:
+        for word in words[skipped : skipped + count]:
+            end = start + int(word)
+            texts.append(rest[start:end].decode())
+            start = end
+    except ValueError as exc:  # UnicodeDecodeError is one
+        raise Malformed(str(exc)) from exc
+    if len(texts) != count or start != len(rest):
+        raise Malformed(f"its first line does not describe the {len(rest)} bytes that follow")
+    return words, texts

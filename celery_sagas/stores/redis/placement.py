@@ -1,0 +1,173 @@
+"""Where things live: which shard keeps a saga's instances, its messages and what they send."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import count
+from typing import Final
+
+from celery_sagas.errors import ConfigurationError, StoreUnavailable
+from celery_sagas.stores.records import ID, Lookup
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.keys import Shard, tag_of
+from celery_sagas.stores.redis.packing import encode
+from celery_sagas.stores.redis.scripts import load
+
+#: Of the keys and what they hold; a change that older code cannot read adds one.
+LAYOUT_VERSION: Final = 2
+#: The place of a saga whose instances are spread over all shards, by their keys.
+SPREAD: Final = "spread"
+
+_REGISTER_LAYOUT: Final = load("layout_register")
+_REGISTER_PLACE: Final = load("place_register")
+_TRY_RIGHTS: Final = load("rights_try")
+
+
+class Placement:
+    """The shards of one prefix.
+
+    With one shard everything is there. With several a saga without alternate keys is spread over them by its keys; any other
+    lives whole in one, chosen by its name: its alternate keys are unique, and nothing is atomic between shards.
+    """
+
+    def __init__(self, client: Client, prefix: str, shards: int = 1) -> None:
+        self._client = client
+        self._meta = tag_of(prefix, "meta")
+        self.dead = tag_of(prefix, "dead")  #: the hash tag of the dead letters
+        self.shards = tuple(Shard(prefix, number, str(number) if shards > 1 else "") for number in range(shards))
+        self._by_place = {shard.place: shard for shard in self.shards}
+        self._places: dict[tuple[str, ...], str] = {}
+        self._turns = count()
+        self._registered_at = -1  #: how many connections had been lost then
+
+    def register(self) -> None:
+        """Register the layout, or compare it with the registered one: once, and again when a connection was lost.
+
+        A server that keeps nothing on disk has forgotten it after a restart.
+
+        Raises:
+            ConfigurationError: The prefix was used with another layout.
+        """
+        losses = self._client.losses
+        if self._registered_at == losses:
+            return
+        self._places.clear()
+        own = f"{LAYOUT_VERSION} {len(self.shards)}"
+        stored = _text(self._client.run(_REGISTER_LAYOUT, [self._meta], [own]))
+        if stored != own:
+            raise self._another_layout(stored)
+        self._registered_at = losses
+
+    def try_rights(self) -> None:
+        """Run each command that the scripts use once, on keys of its own: a right that is missing shows."""
+        self._client.run(_TRY_RIGHTS, [f"{self._meta}:{kind}" for kind in ("hash", "zset", "list", "string")], [])
+
+    def of_lookup(self, lookup: Lookup) -> Shard:
+        """Return the shard in which to look."""
+        if only := self._only():
+            return only
+        if lookup.property == ID:
+            return self.of_id(lookup.value)
+        place = self._place_of(lookup.names, SPREAD if lookup.spread else self._number(lookup.names[0]))
+        return self._by_place[self._number(lookup.value) if place == SPREAD else place]
+
+    def of_place(self, place: str, id: str) -> Shard:
+        """Return the shard to which a commit goes.
+
+        Args:
+            place: ``Effects.place``; empty, if no find was before it.
+            id: Of the instance.
+        """
+        return self._only() or self._by_place.get(place) or self.of_id(id)
+
+    def of_id(self, id: str) -> Shard:
+        """Return the shard that keeps the instance or row with an id; for a strange id any, but always the same."""
+        return self._only() or self._by_place.get(id.rpartition(".")[2]) or self._by_place[self._number(id)]
+
+    def of_key(self, names: Sequence[str], key: str) -> list[Shard]:
+        """Return the shards that may keep entries of a key."""
+        if only := self._only():
+            return [only]
+        numbers = {self._number(key), self._place_of(tuple(names), "")} - {"", SPREAD}
+        return [self._by_place[number] for number in sorted(numbers)]
+
+    def of_group(self, aggregator: str, group: str) -> Shard:
+        """Return the shard that keeps everything of a group."""
+        return self._only() or self._by_place[self._number(f"{len(aggregator)}:{aggregator}:{group}")]
+
+    def in_turn(self) -> list[Shard]:
+        """Return all shards; each time another one comes first."""
+        self._only()
+        first = next(self._turns) % len(self.shards)
+        return [*self.shards[first:], *self.shards[:first]]
+
+    def _only(self) -> Shard | None:
+        """Return the shard, if there is no other; before that compare the layout."""
+        if self._registered_at != self._client.losses:
+            self._register_again()
+        return self.shards[0] if len(self.shards) == 1 else None
+
+    def _register_again(self) -> None:
+        """Compare the layout; where that was done before, another node of a cluster may be away now."""
+        was_registered = self._registered_at >= 0
+        try:
+            self.register()
+        except ConfigurationError as exc:
+            raise self._misplaced(str(exc)) from exc
+        except StoreUnavailable:
+            if not was_registered:
+                raise
+
+    def _misplaced(self, problem: str) -> StoreUnavailable:
+        """Return the error that has a message wait for those who can mend the settings."""
+        return StoreUnavailable(self._client.errors.shown, problem)
+
+    def _number(self, text: str) -> str:
+        """Choose a shard."""
+        return str(int.from_bytes(blake2b(encode(text), digest_size=8).digest(), "big") % len(self.shards))
+
+    def _place_of(self, names: tuple[str, ...], chosen: str) -> str:
+        """Return where a saga lives: as registered under one of its names, else ``chosen``, which is empty to only look."""
+        place = self._places.get(names)
+        if place is None:
+            answer = self._client.run(_REGISTER_PLACE, [self._meta], [chosen, *names])
+            if not answer:
+                return chosen
+            place = self._places[names] = self._checked(names, [_text(word) for word in answer])
+        if chosen and (place == SPREAD) != (chosen == SPREAD):
+            raise self._misplaced(_moved(names[0], place))
+        return place
+
+    def _checked(self, names: tuple[str, ...], places: list[str]) -> str:
+        place, *others = places
+        if others or (place != SPREAD and place not in self._by_place):
+            raise self._misplaced(
+                f"the names of one saga, {', '.join(names)}, are registered at different places or at none: {', '.join(places)}. "
+                f"Give the saga a name that was never used, or mend the fields saga:<name> of the Redis hash {self._meta!r}"
+            )
+        return place
+
+    def _another_layout(self, stored: str) -> ConfigurationError:
+        version, _, shards = stored.partition(" ")
+        if version != str(LAYOUT_VERSION):
+            return ConfigurationError(
+                f"the Redis hash {self._meta!r} says layout {stored!r}, this celery-sagas knows layout {LAYOUT_VERSION}",
+                "Run the version that wrote it, or set saga_prefix to one that was never used",
+            )
+        return ConfigurationError(
+            f"saga_backend_options has shards={len(self.shards)}, but what is stored under this saga_prefix has {shards}: "
+            "with another number nothing of it would be found",
+            f"Set shards back to {shards}. To change it, let all sagas complete and the outbox run empty, then set saga_prefix "
+            "to one that was never used",
+        )
+
+
+def _moved(saga: str, place: str) -> str:
+    was, now = ("spread over all shards", "has") if place == SPREAD else ("kept in one shard", "no longer has")
+    return (
+        f"the instances of {saga} are {was}, and its class {now} alternate keys (also_by) since. "
+        "Undo that, or give the saga a new name without formerly, and let the instances under the old name complete"
+    )
+
+
+def _text(word: bytes) -> str:
+    return word.decode(errors="replace")

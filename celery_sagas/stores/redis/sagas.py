@@ -1,0 +1,137 @@
+"""Instances in Redis: each commit is one script."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.stores.ports import SagaStore
+from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.keys import Shard
+from celery_sagas.stores.redis.packing import (
+    digest_of,
+    encode,
+    key_path,
+    pack_change,
+    pack_entry,
+    pack_new,
+    pack_row,
+    paths,
+    subject_of,
+    unpack_entry,
+    unpack_record,
+    unreadable,
+)
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
+
+_Args = list[str | int | bytes]
+
+_FIND: Final = load("saga_find")
+_INSERT: Final = load("saga_insert")
+_UPDATE: Final = load("saga_update")
+_DELETE: Final = load("saga_delete")
+_RECORD: Final = load("saga_record")
+_RESERVE: Final = load("saga_reserve")
+
+
+class RedisSagaStore(SagaStore):
+    """Instances in one hash for each saga and shard."""
+
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        self._client = client
+        self._placement = placement
+        self._now = now
+
+    def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
+        shard = self._placement.of_lookup(lookup)
+        digests = [digest_of(step, handling.message_id) for step in handling.steps] if handling else []
+        value, by = encode(lookup.value), lookup.property
+        args = [b"", value] if by == ID else [b"%b=%b" % (encode(by), value), b""]
+        number, id, packed, *rest = self._client.run(_FIND, shard.find(lookup.names), [self._now(), *args, *digests])
+        entry, holder = rest[0] if rest else None, rest[1] if len(rest) > 1 else b""
+        if entry:  # by a commit that may have been refused for want of replicas: the message is acknowledged next
+            self._client.wait_for_replicas(shard.journal)
+        return Found(
+            _record(shard, lookup, lookup.names[number - 1], id, packed, holder) if number else None,
+            _entry(shard, lookup, digests, entry) if entry is not None else None,
+            shard.place,
+        )
+
+    def insert(self, record: NewRecord, effects: Effects) -> None:
+        shard, saga = self._placement.of_place(effects.place, record.id), record.names[0]
+        head, tail = pack_new(record)
+        keys = [key_path(record.key), *paths(record.keys)]
+        args: _Args = [record.id, head, tail, len(keys), *keys]
+        self._commit(_INSERT, shard.commit(saga, record.names), args, effects, (saga, record.key))
+
+    def update(self, record: Record, change: Change, effects: Effects) -> None:
+        shard = self._placement.of_place(effects.place, record.id)
+        head, tail = pack_change(record, change)
+        removed, added, withdrawn = paths(change.removed_keys), paths(change.added_keys), change.withdrawn
+        numbers = (len(removed), len(added), len(withdrawn))
+        args: _Args = [record.id, record.version, effects.holder, head, tail, *numbers, *removed, *added, *withdrawn]
+        self._commit(_UPDATE, shard.commit(record.saga, change.names), args, effects, (record.saga, record.key))
+
+    def delete(self, record: Record, effects: Effects) -> None:
+        shard = self._placement.of_place(effects.place, record.id)
+        args: _Args = [record.id, record.version, effects.holder, key_path(record.key)]
+        self._commit(_DELETE, shard.commit(record.saga), args, effects, (record.saga, record.key))
+
+    def record(self, effects: Effects) -> None:
+        entry = effects.entry
+        shard = self._placement.of_place(effects.place, entry.instance_id)
+        self._commit(_RECORD, shard.effects, [], effects, (entry.saga, entry.key))
+
+    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
+        shard = self._placement.of_id(record.id)
+        keys = [shard.instances(record.saga), shard.reservations]
+        return bool(self._client.run(_RESERVE, keys, [self._now(), record.id, holder, for_ms]))
+
+    def _commit(self, script: Script, keys: Sequence[str], own: _Args, effects: Effects, about: tuple[str, str]) -> None:
+        entry = effects.entry
+        digest = digest_of(entry.step, entry.message_id)
+        args: _Args = [
+            self._now(),
+            digest,
+            entry.attempt,
+            subject_of(entry.saga, entry.key),
+            pack_entry(entry),
+            int(entry.outcome == "completed"),
+            entry.instance_id,
+            effects.owner,
+            effects.grace_ms,
+            len(effects.outgoing),
+            *own,
+        ]
+        for row in effects.outgoing:
+            args += pack_row(row, entry, digest)
+        answer = self._client.run(script, keys, args, commits=True)
+        if answer == b"ok":
+            return
+        if answer == b"handled":
+            raise AlreadyHandled(entry.step, entry.message_id)
+        raise RevisionConflict(*about, answer.decode())
+
+
+def _record(shard: Shard, lookup: Lookup, saga: str, id: bytes, packed: bytes | None, holder: bytes) -> Record:
+    name = id.decode(errors="replace")
+    if packed is None:
+        path = f"{lookup.property}={lookup.value}"
+        raise unreadable(saga, lookup.value, shard.keys(saga), path, f"the instance {name!r} that it names is gone")
+    try:
+        record = unpack_record(saga, id.decode(), packed, holder.decode())
+    except ValueError as exc:
+        raise unreadable(saga, lookup.value, shard.instances(saga), name, exc) from exc
+    if lookup.property == KEY and record.key != lookup.value:
+        problem = f"the instance {name!r} that it names has another key"
+        raise unreadable(saga, lookup.value, shard.keys(saga), key_path(lookup.value), problem)
+    return record
+
+
+def _entry(shard: Shard, lookup: Lookup, digests: Sequence[bytes], packed: bytes) -> Entry:
+    try:
+        return unpack_entry(packed)
+    except ValueError as exc:
+        field = b" or ".join(digests).decode()
+        raise unreadable(lookup.names[0], lookup.value, shard.journal, field, exc) from exc

@@ -1,0 +1,47 @@
+"""The Lua scripts: one file for each operation, with the parts that it uses joined before it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Final, TypeAlias
+
+_FOLDER: Final = files("celery_sagas.stores.redis") / "lua"
+#: Returns the argument ``now`` of the scripts: milliseconds since the epoch, or an empty text for the server's clock.
+Now: TypeAlias = Callable[[], int | str]
+#: The first line of a script that uses parts, in the order in which they are joined.
+_USES: Final = "-- uses: "
+
+
+def servers_time() -> str:
+    """Leave the time to the server's clock."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script as the server keeps it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """Read a script from the package."""
+    body = _read(f"{name}.lua")
+    first, _, _ = body.partition("\n")
+    parts = first.removeprefix(_USES).split() if first.startswith(_USES) else []
+    source = "\n".join([*(_read(f"parts/{part}.lua") for part in parts), body])
+    return Script(name, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def names() -> list[str]:
+    """Return the names of all scripts, sorted."""
+    return sorted(file.name.removesuffix(".lua") for file in _FOLDER.iterdir() if file.name.endswith(".lua"))
+
+
+def _read(path: str) -> str:
+    return (_FOLDER / path).read_text("utf-8")

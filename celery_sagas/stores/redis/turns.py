@@ -1,0 +1,91 @@
+"""How something is taken from one shard after the other, so that a server that is silent does not hold up the others."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from redis.exceptions import ConnectionError as LostConnection
+from redis.exceptions import TimeoutError as NoAnswer
+
+from celery_sagas.errors import StoreError, StoreUnavailable
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.keys import Shard
+
+Taken = TypeVar("Taken")
+
+#: Seconds for which a server that gave no answer is not asked again, unless no other is left.
+_PASSED_OVER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    """That a server gave no answer."""
+
+    error: StoreUnavailable
+    until: float  #: when it is asked again
+
+
+class Turns:
+    """Asks shards in turn, and remembers whose server was silent.
+
+    Args:
+        client: Knows the servers.
+        clock: Returns seconds, of any beginning.
+    """
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        #: By what ``Client.holder_of`` returns.
+        self._silences: dict[object, _Silence] = {}
+
+    def take(self, shards: Sequence[Shard], limit: int, take: Callable[[Shard, int], Iterable[list[Taken]]]) -> list[Taken]:
+        """Take at most ``limit`` things of the shards, which are asked in this order.
+
+        What was taken is returned though a shard failed. It takes little longer than the option ``total_timeout`` says: a lease
+        that has begun must not be spent on waiting.
+
+        Args:
+            shards: To be asked.
+            limit: How many are taken at most.
+            take: Takes at most so many of one shard, and yields them part by part.
+
+        Raises:
+            StoreError: A shard failed, or belongs to a server that was silent a short while ago, and the others had nothing.
+        """
+        taken: list[Taken] = []
+        failure: StoreError | None = None
+        give_up = self._clock() + self._client.total_timeout
+        self._ask_again_if_all_are_silent(shards)
+        for shard in shards:
+            holder = self._client.holder_of(shard.rows[0])  # before the call, which may lose sight of it
+            if silence := self._silence_of(shard):
+                failure = silence.error.with_traceback(None)  # which would grow each time that it is raised
+                continue
+            try:
+                for part in take(shard, limit - len(taken)):
+                    taken += part
+            except StoreError as exc:
+                failure = exc
+                self._note(holder, exc)
+                if taken and isinstance(exc, StoreUnavailable):
+                    break
+            if len(taken) >= limit or self._clock() >= give_up:
+                break
+        if failure and not taken:
+            raise failure
+        return taken
+
+    def _silence_of(self, shard: Shard) -> _Silence | None:
+        silence = self._silences.get(self._client.holder_of(shard.rows[0]))
+        return silence if silence and self._clock() < silence.until else None
+
+    def _ask_again_if_all_are_silent(self, shards: Sequence[Shard]) -> None:
+        if all(map(self._silence_of, shards)):
+            self._silences.clear()
+
+    def _note(self, holder: object, error: StoreError) -> None:
+        """Remember who it was that gave no answer; whoever refuses does so at once."""
+        if isinstance(error, StoreUnavailable) and isinstance(error.__cause__, LostConnection | NoAnswer):
+            self._silences[holder] = _Silence(error, self._clock() + _PASSED_OVER_S)

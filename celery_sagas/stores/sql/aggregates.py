@@ -1,0 +1,52 @@
+"""Aggregators in SQL."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from celery_sagas.core.gate import Rules
+from celery_sagas.stores.aggregates import AggregateStore
+from celery_sagas.stores.items import Added, Addition, DueGroup, Keeping, Snapshot
+from celery_sagas.stores.sql.additions import insert
+from celery_sagas.stores.sql.calls import in_transaction
+from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.due import claim_due
+from celery_sagas.stores.sql.flushes import Flushes
+from celery_sagas.stores.sql.purges import purge
+from celery_sagas.stores.sql.tables import seen
+
+T = TypeVar("T")
+
+
+class SqlAggregateStore(AggregateStore):
+    """Groups in the table ``saga_group``, their items in ``saga_buffer``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        if not additions:
+            return []
+        return in_transaction(self._database, lambda session: insert(session, rules, additions))
+
+    def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
+        return self._flush(rules, group, lambda flushes: flushes.claim(token))
+
+    def renew(self, rules: Rules, group: str, token: str) -> bool:
+        return self._flush(rules, group, lambda flushes: flushes.renew(token))
+
+    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
+        return self._flush(rules, group, lambda flushes: flushes.remove(token, kept))
+
+    def release(
+        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+    ) -> None:
+        self._flush(rules, group, lambda flushes: flushes.release(token, kept, attempts=int(counted), delay_ms=delay_ms))
+
+    def _flush(self, rules: Rules, group: str, call: Callable[[Flushes], T]) -> T:
+        return in_transaction(self._database, lambda session: call(Flushes(session, rules, group)))
+
+    def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+        return in_transaction(self._database, lambda session: claim_due(session, names, limit, lease_ms))
+
+    def purge(self, limit: int) -> int:
+        return purge(self._database, seen.name, -1, limit)  # a millisecond that has come is over

@@ -1,0 +1,53 @@
+"""Connections to PostgreSQL that do not wait for ever: neither its protocol nor TCP tells a silent server from a busy one."""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine, event
+
+T = TypeVar("T")
+
+
+def bound_answers(engine: Engine, seconds: float) -> None:
+    """Have an engine of PostgreSQL open connections that are closed when the server has been silent for so long.
+
+    Whether the statement was run is then unknown, as it is when a connection breaks. Before release 3.2.13 psycopg tells nobody
+    that it is still waiting, and the bound has no effect.
+    """
+    bounded = _bounded(engine.dialect.loaded_dbapi, seconds)
+    event.listen(engine, "do_connect", lambda dialect, entry, args, named: bounded.connect(*args, **named))
+
+
+def _bounded(driver: Any, seconds: float) -> Any:
+    """Derive from psycopg's connections. All that they wait for, but for the connection itself, passes through ``wait``."""
+
+    def give_up() -> None:
+        raise driver.OperationalError(f"no answer within {seconds:g} s")
+
+    class BoundedConnection(driver.Connection):  # type: ignore[misc]
+        def wait(self, steps: Generator[Any, Any, T], *args: Any, **named: Any) -> T:
+            try:
+                answer: T = super().wait(_watched(steps, seconds, give_up), *args, **named)
+            except driver.OperationalError:
+                if self.pgconn.transaction_status == driver.pq.TransactionStatus.ACTIVE:
+                    self.close()  # the answer may still come: nobody may take it for that to another statement
+                raise
+            return answer
+
+    return BoundedConnection
+
+
+def _watched(steps: Generator[Any, Any, T], seconds: float, give_up: Callable[[], None]) -> Generator[Any, Any, T]:
+    """Pass on what psycopg waits for, and what has become ready: nothing, every tenth of a second."""
+    ready, last = None, time.monotonic()
+    try:
+        while True:
+            ready = yield steps.send(ready)
+            if ready:
+                last = time.monotonic()
+            elif time.monotonic() - last > seconds:
+                give_up()
+    except StopIteration as end:
+        answer: T = end.value
+        return answer

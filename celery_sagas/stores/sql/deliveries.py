@@ -1,0 +1,71 @@
+"""Counts of deliveries in SQL."""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Insert, Select, select
+from sqlalchemy import literal_column as literal
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from celery_sagas.stores.ports import Deliveries
+from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.purges import purge
+from celery_sagas.stores.sql.session import Session
+from celery_sagas.stores.sql.statements import PREFIX, Values, bound, now
+from celery_sagas.stores.sql.tables import delivery
+
+_MESSAGE = ("step", "message_id")
+
+
+class SqlDeliveries(Deliveries):
+    """Counts in the table ``saga_delivery``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._count = _count_in_one if database.name == "postgresql" else _count_in_transaction
+
+    def count(self, step: str, message_id: str) -> int:
+        values = {"step": step, "message_id": message_id}
+        return self._database.run(lambda session: self._count(session, self._database.name, values))
+
+    def purge(self, older_than_ms: int, limit: int) -> int:
+        return purge(self._database, delivery.name, older_than_ms, limit)
+
+
+def _count_in_one(session: Session, database: str, values: Values) -> int:
+    """Count on PostgreSQL."""
+    ((count,),) = session.fetch(_insert, (database,), values)
+    return int(count)
+
+
+def _count_in_transaction(session: Session, database: str, values: Values) -> int:
+    """Count on databases, or versions of them, whose ``INSERT`` returns nothing."""
+    session.begin()
+    session.change(_insert, (database,), values)
+    ((count,),) = session.fetch(_select, (), values)
+    session.end("COMMIT")
+    return int(count)
+
+
+def _insert(database: str) -> Insert:
+    """Insert a first delivery, or add one to those that are there."""
+    columns: dict[str, ColumnElement[Any]] = {
+        "prefix": PREFIX,
+        **{name: bound(delivery.c[name], name) for name in _MESSAGE},
+        "count": literal("1"),
+        "at": now(),
+    }
+    more = delivery.c.count + literal("1")
+    if database == "mysql":
+        first = mysql.insert(delivery).values(columns)
+        return first.on_duplicate_key_update(count=more, at=first.inserted.at)
+    if database == "sqlite":
+        one = sqlite.insert(delivery).values(columns)
+        return one.on_conflict_do_update(index_elements=delivery.primary_key, set_={"count": more, "at": one.excluded.at})
+    new = postgresql.insert(delivery).values(columns)
+    again = new.on_conflict_do_update(index_elements=delivery.primary_key, set_={"count": more, "at": new.excluded.at})
+    return again.returning(delivery.c.count)
+
+
+def _select() -> Select[Any]:
+    is_same = (delivery.c[name] == bound(delivery.c[name], name) for name in _MESSAGE)
+    return select(delivery.c.count).where(delivery.c.prefix == PREFIX, *is_same)

@@ -1,0 +1,130 @@
+"""The row of a group: whoever has locked it has all of the group to itself, until the transaction ends."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from typing import Any
+
+from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, insert, select
+from sqlalchemy.dialects import postgresql
+
+from celery_sagas.core.gate import Rules, Waiting, due_at, reason_of
+from celery_sagas.stores.sql.bulk import lock_rows, put_rows
+from celery_sagas.stores.sql.session import Session
+from celery_sagas.stores.sql.statements import PREFIX, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.tables import aggregator, group
+
+
+def digest(*names: str) -> str:
+    """Return what stands for several names; no two lists of names that anybody finds have the same."""
+    text = "".join(f"{len(name)}:{name}" for name in names)
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A row of ``saga_group``. Times are milliseconds since the epoch."""
+
+    place: str
+    aggregator: str
+    grp: str
+    free: int = 0
+    leased: int = 0
+    unresolved: int = 0
+    oldest: int = 0
+    oldest_at: int = 0
+    last_at: int = 0
+    open_to: int = 0
+    open_why: str = ""
+    marked_until: int = 0
+    paused_until: int = 0
+    lease_end: int = 0
+    due_at: int = 0
+
+    @property
+    def buffered(self) -> int:
+        """How many items the group has."""
+        return self.free + self.leased + self.unresolved
+
+    def reason(self, rules: Rules, now: int) -> str:
+        """Return why the gate is open, or an empty text."""
+        return reason_of(rules, self._waiting(), now)
+
+    def ask(self, rules: Rules, now: int) -> bool:
+        """Set the mark if the gate is open and there is none; return whether it was set."""
+        if self.marked_until > now or not self.reason(rules, now):
+            return False
+        self.marked_until = now + rules.lease_ms
+        return True
+
+    def open(self, to: int, why: str) -> None:
+        """Open the gate for everything up to a number."""
+        if to >= self.open_to:
+            self.open_to, self.open_why = to, why
+
+    def settle(self, rules: Rules, now: int) -> None:
+        """Set the time at which somebody must look at it."""
+        ends = [self.lease_end] if self.lease_end else []
+        self.due_at = due_at(rules, self._waiting(), now, self.marked_until, ends) or 0
+
+    def _waiting(self) -> Waiting:
+        return Waiting(self.free, self.oldest, self.oldest_at, self.last_at, self.open_to, self.open_why)
+
+
+_FIELDS = tuple(field.name for field in fields(GroupRow))
+_COLUMNS: list[ColumnElement[Any]] = [group.c[name] for name in _FIELDS]
+
+
+def lock(session: Session, name: str, of: str) -> tuple[int, GroupRow | None]:
+    """Lock a group that has items; return the store's time, and its row, if there is one."""
+    rows = session.fetch(_select_locked, (), {"place": digest(name, of)})
+    return (rows[0][0], GroupRow(*rows[0][1:])) if rows else (0, None)
+
+
+def lock_all(session: Session, name: str, groups: Collection[str]) -> tuple[int, dict[str, GroupRow]]:
+    """Lock groups, in the order in which everybody does, whether they have items or not; return the store's time, and them."""
+    empty = sorted((GroupRow(digest(name, each), name, each) for each in set(groups)), key=lambda row: row.place)
+    lock_rows(session, group, [_values(row) for row in empty])
+    rows = []
+    for count, given in in_parts(session.database, "place", [row.place for row in empty]):
+        rows += session.fetch(_select_all, (count,), given)
+    return max(row[0] for row in rows), {row.grp: row for row in (GroupRow(*fields[1:]) for fields in rows)}
+
+
+def save(session: Session, rules: Rules, now: int, rows: Sequence[GroupRow]) -> None:
+    """Leave locked groups right after a change: with their due times, or not at all."""
+    for row in rows:
+        row.settle(rules, now)
+    in_order = sorted(rows, key=lambda row: row.place)
+    put_rows(session, group, [_values(row) for row in in_order if row.buffered])
+    for count, given in in_parts(session.database, "place", [row.place for row in in_order if not row.buffered]):
+        session.change(_delete, (count,), given)
+
+
+def add_name(session: Session, name: str) -> None:
+    """Note that an aggregator has buffered something."""
+    session.change(_insert_name, (session.database,), {"name": name})
+
+
+def _values(row: GroupRow) -> dict[str, object]:
+    return {name: getattr(row, name) for name in _FIELDS}
+
+
+def _select_locked() -> Select[Any]:
+    is_it = (group.c.prefix == PREFIX, group.c.place == bound(group.c.place, "place"))
+    return select(now(), *_COLUMNS).where(*is_it).with_for_update()
+
+
+def _select_all(count: int) -> Select[Any]:
+    return select(now(), *_COLUMNS).where(group.c.prefix == PREFIX, any_of(group.c.place, "place", count))
+
+
+def _delete(count: int) -> Delete:
+    return delete(group).where(group.c.prefix == PREFIX, any_of(group.c.place, "place", count))
+
+
+def _insert_name(database: str) -> Insert:
+    columns = {"prefix": PREFIX, "name": bound(aggregator.c.name, "name")}
+    if database == "postgresql":
+        return postgresql.insert(aggregator).values(columns).on_conflict_do_nothing()
+    return insert(aggregator).values(columns).prefix_with("IGNORE", dialect="mysql").prefix_with("OR IGNORE", dialect="sqlite")

@@ -1,0 +1,35 @@
+"""The ids of removed items, in the table ``saga_seen``."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Insert, Table, select
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from celery_sagas.core.gate import Rules
+from celery_sagas.stores.sql.bulk import NewRows, or_change
+from celery_sagas.stores.sql.items import are
+from celery_sagas.stores.sql.session import Session
+from celery_sagas.stores.sql.statements import PREFIX, bound, in_parts
+from celery_sagas.stores.sql.tables import buffer, seen
+
+_INSERT: Mapping[str, Callable[[Table], NewRows]] = {
+    "mysql": mysql.insert,
+    "postgresql": postgresql.insert,
+    "sqlite": sqlite.insert,
+}
+
+
+def remember(session: Session, rules: Rules, now: int, numbers: Sequence[int]) -> None:
+    """Remember the ids of items that are about to be removed, if the rules say so."""
+    ends_at = now + rules.remember_ms
+    for count, given in in_parts(session.database, "number", sorted(numbers)) if rules.remember_ms else ():
+        session.change(_insert, (session.database, count), {"ends_at": ends_at, **given})
+
+
+def _insert(database: str, count: int) -> Insert:
+    """Insert ids; those that are remembered already are so from now on."""
+    columns: list[ColumnElement[Any]] = [PREFIX, buffer.c.key, bound(seen.c.ends_at, "ends_at")]
+    ids = select(*columns).where(*are(count)).order_by(buffer.c.number)
+    rows: NewRows = _INSERT[database](seen)
+    return or_change(rows.from_select(["prefix", "key", "ends_at"], ids), seen.name, "ends_at")

@@ -1,0 +1,208 @@
+"""A state machine that plays operations on buffers in any order beside the memory backend. It needs hypothesis."""
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from celery_sagas.errors import LeaseLost, NotBuffered
+from celery_sagas.stores.items import Addition, Keeping, Rules
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.ports import Backend
+from celery_sagas.testing.batches import new_items
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import NewBackend
+
+NAME = "readings"
+GROUPS = ("", "a")
+RUNS = ("one", "two", "three")
+
+_all_rules = st.builds(
+    Rules,
+    name=st.just(NAME),
+    size=st.sampled_from([0, 2, 3, 8]),
+    within_ms=st.sampled_from([0, 3_000]),
+    idle_ms=st.sampled_from([0, 2_000]),
+    max_buffered=st.sampled_from([0, 6, 12]),
+    remember_ms=st.sampled_from([0, 4_000]),
+    max_attempts=st.sampled_from([1, 2]),
+    lease_ms=st.sampled_from([2_000, 5_000]),
+)
+_ids = st.lists(st.sampled_from("abcdefghijklmnop"), max_size=5)
+_positions = st.lists(st.integers(0, 7), max_size=3, unique=True)
+
+
+@dataclass(frozen=True)
+class Game:
+    """What one operation is given."""
+
+    group: str
+    run: str
+    ids: list[str]
+    positions: list[int]  #: of items in a snapshot, or of what was kept
+    kind: Literal["unresolved", "rejected"]
+    counted: bool
+    delay_ms: int  #: for which the group pauses after a release
+    ms: int  #: that pass then
+
+
+_KINDS: tuple[Literal["unresolved", "rejected"], ...] = ("unresolved", "rejected")
+_games = st.builds(
+    Game,
+    group=st.sampled_from(GROUPS),
+    run=st.sampled_from(RUNS),
+    ids=_ids,
+    positions=_positions,
+    kind=st.sampled_from(_KINDS),
+    counted=st.booleans(),
+    delay_ms=st.sampled_from([0, 1_000, 3_000, 9_000]),
+    ms=st.sampled_from([0, 0, 1_000, 2_000, 6_000]),
+)
+
+
+class Player:
+    """One backend, and the names that it has given to what both have."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.rules = Rules(NAME)
+        self.runs: dict[tuple[str, str], tuple[str, list[int]]] = {}  #: its token and the numbers of its items
+        self.tokens = (f"run {number}" for number in count(1))
+
+    def insert(self, game: Game) -> object:
+        """Insert readable items, and into the other group unreadable ones."""
+        other = GROUPS[GROUPS.index(game.group) - 1]
+        additions = [Addition(game.group, new_items(game.ids)), Addition(other, new_items(game.ids[:1], "v1"))]
+        return self.backend.aggregates.insert(self.rules, additions)
+
+    def claim(self, game: Game) -> object:
+        """Claim for a new run, and once more, since the reply was lost."""
+        token = next(self.tokens)
+        snapshot = self.backend.aggregates.claim(self.rules, game.group, token)
+        if snapshot is None:
+            return None
+        assert self.backend.aggregates.claim(self.rules, game.group, token) == snapshot
+        self.runs[game.group, game.run] = token, [item.number for item in snapshot.items]
+        items = [(item.id, item.at, item.attempts) for item in snapshot.items]
+        return items, snapshot.reason, snapshot.unresolved, snapshot.is_more
+
+    def renew(self, game: Game) -> object:
+        """Renew a lease."""
+        token, _ = self.runs.get((game.group, game.run), ("nobody", []))
+        return self.backend.aggregates.renew(self.rules, game.group, token)
+
+    def remove(self, game: Game) -> object:
+        """End a lease with success."""
+        return self.backend.aggregates.remove(self.rules, game.group, *self._end(game))
+
+    def release(self, game: Game) -> object:
+        """End a lease with a failure."""
+        token, kept = self._end(game)
+        store = self.backend.aggregates
+        return store.release(self.rules, game.group, token, kept, counted=game.counted, delay_ms=game.delay_ms)
+
+    def claim_due(self, game: Game) -> object:
+        """Ask for the flushes that are due; groups that are due for equally long may come in any order."""
+        return sorted(self.backend.aggregates.claim_due([NAME], len(GROUPS), self.rules.lease_ms))
+
+    def open(self, game: Game) -> object:
+        """Open a gate by hand."""
+        return self.backend.buffers.open(self.rules, game.group)
+
+    def remove_item(self, game: Game) -> object:
+        """Remove items by hand."""
+        for id in game.ids[:1]:
+            self.backend.buffers.remove(self.rules, game.group, id)
+        return None
+
+    def clear(self, game: Game) -> object:
+        """Remove everything by hand, now and then."""
+        return self.backend.buffers.clear(self.rules, game.group) if len(game.positions) == 3 else None
+
+    def put_back(self, game: Game) -> object:
+        """Put back what was kept."""
+        return self.backend.leftovers.put_back(self.rules, self._handles(game))
+
+    def discard(self, game: Game) -> object:
+        """Discard what was kept."""
+        return self.backend.leftovers.discard(self.rules, self._handles(game)[:1])
+
+    def note(self, game: Game) -> object:
+        """Note that other code cannot read it either."""
+        return self.backend.leftovers.note(NAME, self._handles(game), game.run)
+
+    def purge(self, game: Game) -> object:
+        """Forget removed items; a store may have forgotten some of them before, where their time had passed."""
+        self.backend.aggregates.purge(100 if game.counted else 1)
+        return None
+
+    def sight(self, now: int) -> object:
+        """Return everything that can be seen, but for the names that a store gives."""
+        buffers, leftovers = self.backend.buffers, self.backend.leftovers
+        groups = [group._replace(due_at=max(group.due_at, now) if group.due_at else 0) for group in buffers.groups(NAME, 9)]
+        items = [[item._replace(number=0) for item in buffers.read(NAME, group, 100)] for group in GROUPS]
+        kept = [leftovers.kept(NAME, kind, 100) for kind in _KINDS] + [leftovers.unread(NAME, run, 100) for run in RUNS]
+        counts = [buffers.count(NAME, group) for group in (None, *GROUPS)]
+        return buffers.names(), groups, counts, items, [[each._replace(handle="") for each in some] for some in kept]
+
+    def _end(self, game: Game) -> tuple[str, list[Keeping]]:
+        token, numbers = self.runs.pop((game.group, game.run), ("nobody", []))
+        chosen = [numbers[position] for position in game.positions if position < len(numbers)]
+        return token, [Keeping(number, game.kind, game.run) for number in chosen]
+
+    def _handles(self, game: Game) -> list[str]:
+        kept = self.backend.leftovers.kept(NAME, game.kind, 100)
+        return [kept[position].handle for position in game.positions if position < len(kept)]
+
+
+_OPERATIONS: tuple[Callable[[Player, Game], object], ...] = (
+    *(Player.insert, Player.insert, Player.insert, Player.claim, Player.claim, Player.remove, Player.release),
+    *(Player.renew, Player.claim_due, Player.open, Player.remove_item, Player.clear),
+    *(Player.put_back, Player.discard, Player.note, Player.purge),
+)
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """One match: a prefix that is new, and a memory backend that is empty. It has one rule of hypothesis, as ``StoreMachine``."""
+
+    def __init__(self, new_backend: NewBackend) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.player = Player(new_backend(f"machine-{uuid.uuid4().hex}", self.clock))
+        self.player.backend.prepare(create_schema=True, processes=1)
+        self.reference = Player(MemoryBackend("memory://", prefix="reference", clock=self.clock))
+
+    @initialize(rules=_all_rules)
+    def begin(self, rules: Rules) -> None:
+        """Agree on the rules: what one call leaves under some, another may find otherwise under others."""
+        self.player.rules = self.reference.rules = rules
+
+    @rule(operation=st.sampled_from(_OPERATIONS), game=_games)
+    def play(self, operation: Callable[[Player, Game], object], game: Game) -> None:
+        """Play one operation on both sides, and compare the answers; let time pass, and compare everything."""
+        assert _answer(operation, self.player, game) == _answer(operation, self.reference, game)
+        if game.ms:
+            self.compare()
+            self.clock.advance(game.ms)
+
+    def compare(self) -> None:
+        """Compare everything that can be seen without changing it."""
+        assert self.player.sight(self.clock.now) == self.reference.sight(self.clock.now)
+
+    def teardown(self) -> None:
+        """Compare everything once more."""
+        try:
+            self.compare()
+        finally:
+            self.player.backend.close()
+
+
+def _answer(operation: Callable[[Player, Game], object], player: Player, game: Game) -> object:
+    try:
+        return operation(player, game)
+    except (LeaseLost, NotBuffered) as exc:
+        return type(exc).__name__

@@ -1,0 +1,143 @@
+"""When a group is due, after each call that changes it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_sagas.stores.items import Item, Keeping, Rules
+from celery_sagas.stores.ports import Backend
+from celery_sagas.testing.batches import (
+    CLOSED,
+    HOURLY,
+    IDLE,
+    LEASE,
+    NAME,
+    PAIRS,
+    add,
+    due_at,
+    flush,
+    rejected,
+    taken_by,
+    unresolved,
+)
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import StoreFixtures
+from celery_sagas.testing.samples import HOUR, MINUTE
+
+#: A gate that opens an hour after the oldest item, half an hour after the last, or for four items.
+TIMED = HOURLY._replace(size=4, idle_ms=30 * MINUTE)
+
+each_gate = pytest.mark.parametrize(
+    ("rules", "after"),
+    [(CLOSED, 0), (PAIRS, 0), (HOURLY, HOUR), (IDLE, HOUR), (TIMED, 30 * MINUTE), (PAIRS._replace(size=1), LEASE)],
+    ids=["none", "size", "age", "idle", "all", "open"],
+)
+
+
+class DueTimesContract(StoreFixtures):
+    """Somebody looks at a group when there is something to see, and not before."""
+
+    @each_gate
+    def test_due_time_after_an_insert(self, backend: Backend, clock: Clock, rules: Rules, after: int) -> None:
+        """AG-24: when the first of its times comes, or the mark expires."""
+        add(backend, rules, "a")
+        assert due_at(backend) == (clock.now + after if after else 0)
+
+    def test_due_time_is_that_of_the_last_item_or_of_the_oldest(self, backend: Backend, clock: Clock) -> None:
+        """AG-24."""
+        start, due = clock.now, []
+        for id in "abc":
+            add(backend, TIMED, id)
+            due.append(due_at(backend) - start)
+            clock.advance(20 * MINUTE)
+        assert due == [30 * MINUTE, 50 * MINUTE, HOUR]
+
+    def test_due_time_after_a_claim_is_that_of_what_is_left(self, backend: Backend, clock: Clock) -> None:
+        """AG-24: or the end of the lease, if that comes first."""
+        rules = TIMED._replace(lease_ms=20 * MINUTE)
+        start = clock.now
+        add(backend, rules, *"abc")
+        clock.advance(25 * MINUTE)
+        add(backend, rules, *"de")
+        assert taken_by(backend, rules) == [*"abcd"]
+        assert due_at(backend) == start + 45 * MINUTE
+        backend.aggregates.renew(rules._replace(lease_ms=HOUR), "", "one")
+        assert due_at(backend) == start + 55 * MINUTE
+        backend.aggregates.remove(rules, "", "one")
+        assert due_at(backend) == start + 55 * MINUTE
+
+    def test_due_time_is_that_of_the_lease_which_ends_first(self, backend: Backend, clock: Clock) -> None:
+        """AG-15."""
+        add(backend, PAIRS, *"abcd")
+        flush(backend, PAIRS, "one")
+        clock.advance(1_000)
+        flush(backend, PAIRS, "two")
+        assert due_at(backend) == clock.now - 1_000 + LEASE
+        backend.aggregates.renew(PAIRS, "", "one")
+        clock.advance(1_000)
+        backend.aggregates.renew(PAIRS, "", "one")
+        assert due_at(backend) == clock.now - 1_000 + LEASE
+        backend.aggregates.remove(PAIRS, "", "two")
+        assert due_at(backend) == clock.now + LEASE
+
+    def test_due_time_after_a_release_is_that_of_the_mark(self, backend: Backend, clock: Clock) -> None:
+        """AG-14."""
+        add(backend, TIMED, *"abcd")
+        flush(backend, TIMED)
+        backend.aggregates.release(TIMED, "", "one", delay_ms=3 * HOUR)
+        assert due_at(backend) == clock.now + 3 * HOUR + LEASE
+
+    def test_due_time_after_a_claim_that_finds_the_gate_closed(self, backend: Backend, clock: Clock) -> None:
+        """AG-24: the mark of an earlier flush says nothing any more."""
+        start = clock.now
+        add(backend, TIMED, *"abc")
+        backend.buffers.open(TIMED, "")
+        flush(backend, TIMED)
+        clock.advance(1_000)
+        add(backend, TIMED, "d")
+        backend.aggregates.claim_due([NAME], 9, HOUR)
+        assert backend.aggregates.claim(TIMED, "", "two") is None
+        assert due_at(backend) == start + LEASE
+
+    @pytest.mark.parametrize("keep", [unresolved, rejected])
+    def test_due_time_does_not_count_what_was_kept(self, backend: Backend, keep: Callable[[Item], Keeping]) -> None:
+        """AG-17, T3."""
+        add(backend, PAIRS, "a", "b")
+        items = flush(backend, PAIRS).items
+        add(backend, HOURLY, "c", unread_by="v1")
+        backend.aggregates.remove(HOURLY, "", "one", [keep(item) for item in items])
+        assert due_at(backend) == 0
+
+    def test_group_is_due_at_once_if_its_gate_is_open_and_nobody_was_asked(self, backend: Backend, clock: Clock) -> None:
+        """AG-24."""
+        start = clock.now
+        add(backend, TIMED, *"abcde")
+        clock.advance(LEASE)
+        backend.buffers.remove(TIMED, "", "a")
+        assert start < due_at(backend) <= clock.now
+        assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
+
+    def test_due_time_after_a_removal_by_hand(self, backend: Backend, clock: Clock) -> None:
+        """AG-09: the next of the items is the oldest."""
+        start = clock.now
+        for id in "abc":
+            add(backend, HOURLY, id)
+            clock.advance(MINUTE)
+        backend.buffers.remove(HOURLY, "", "b")
+        assert due_at(backend) == start + HOUR
+        backend.buffers.remove(HOURLY, "", "a")
+        assert due_at(backend) == start + HOUR + 2 * MINUTE
+
+    def test_due_time_of_one_group_is_its_own(self, backend: Backend, clock: Clock) -> None:
+        """AG-01."""
+        add(backend, HOURLY, "a", group="one")
+        add(backend, IDLE._replace(idle_ms=MINUTE), "a", group="two")
+        add(backend, PAIRS, "a", group="three")
+        assert [due_at(backend, group) for group in ("one", "two", "three")] == [clock.now + HOUR, clock.now + MINUTE, 0]
+
+    def test_due_time_after_a_repeat_that_asks(self, backend: Backend, clock: Clock) -> None:
+        """AG-02: it adds nothing, but marks the group."""
+        add(backend, PAIRS, "a", "b")
+        clock.advance(LEASE)
+        add(backend, PAIRS, "b")
+        assert due_at(backend) == clock.now + LEASE

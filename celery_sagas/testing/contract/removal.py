@@ -1,0 +1,185 @@
+"""``AggregateStore.remove``: the end of a flush that succeeded."""
+
+import pytest
+
+from celery_sagas.stores.items import Added, Counts, Kept
+from celery_sagas.stores.ports import Backend
+from celery_sagas.testing.batches import (
+    HOURLY,
+    LEASE,
+    NAME,
+    PAIRS,
+    add,
+    buffered,
+    due_at,
+    flush,
+    lease_lost,
+    nothing_changed,
+    rejected,
+    states,
+    taken_by,
+    unresolved,
+)
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.samples import HOUR
+
+
+class RemovalContract(StoreFixtures):
+    """What was flushed leaves the buffer, and nothing else does."""
+
+    def test_items_of_the_lease_are_removed(self, backend: Backend) -> None:
+        """AG-12: by their ids, never all of the partition."""
+        add(backend, PAIRS, *"abcde")
+        flush(backend, PAIRS, "one")
+        flush(backend, PAIRS, "two")
+        backend.aggregates.remove(PAIRS, "", "one")
+        assert states(backend) == {"c": "leased", "d": "leased", "e": "free"}
+
+    def test_items_that_came_later_stay(self, backend: Backend) -> None:
+        """AG-20, T4: a snapshot is a view, not a lock."""
+        add(backend, PAIRS, "a", "b")
+        flush(backend, PAIRS)
+        add(backend, PAIRS, "c")
+        add(backend, PAIRS, "d", unread_by="v1")
+        backend.aggregates.remove(PAIRS, "", "one")
+        assert states(backend) == {"c": "free", "d": "unresolved"}
+
+    def test_removal_is_committed_before_it_returns(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        """AG-13."""
+        add(backend, PAIRS, *"abc")
+        flush(backend, PAIRS)
+        backend.aggregates.remove(PAIRS, "", "one")
+        assert buffered(open_backend(prefix)) == ["c"]
+
+    def test_group_without_items_leaves_nothing(self, backend: Backend) -> None:
+        """AG-16."""
+        for group in ("", "group"):
+            add(backend, PAIRS, "a", "b", group=group)
+            flush(backend, PAIRS, group=group)
+            assert backend.aggregates.remove(PAIRS, group, "one") is False
+        assert backend.buffers.groups(NAME, 9) == []
+        assert backend.buffers.count(NAME) == Counts(0, 0, 0, 0)
+        assert backend.aggregates.claim_due([NAME], 9, LEASE) == []
+
+    def test_group_that_was_empty_begins_anew(self, backend: Backend, clock: Clock) -> None:
+        """AG-16: no gate, mark or time of its former items is left."""
+        rules = HOURLY._replace(size=2)
+        add(backend, rules, "a")
+        clock.advance(HOUR)
+        flush(backend, rules)
+        backend.aggregates.remove(rules, "", "one")
+        assert add(backend, rules, "b") == Added(1)
+        assert due_at(backend) == clock.now + HOUR
+        assert add(backend, rules, "c") == Added(1, is_open=True)
+
+    def test_lease_need_not_last(self, backend: Backend, clock: Clock) -> None:
+        """AG-12: it was late, but nobody else has had the items since."""
+        add(backend, PAIRS, "a", "b")
+        flush(backend, PAIRS)
+        clock.advance(9 * LEASE)
+        backend.aggregates.remove(PAIRS, "", "one")
+        assert buffered(backend) == []
+
+    def test_lease_that_was_given_up_removes_nothing(self, backend: Backend, clock: Clock) -> None:
+        """AG-12, T4: another has the items now."""
+        add(backend, PAIRS, "a", "b")
+        items = flush(backend, PAIRS, "one").items
+        clock.advance(LEASE)
+        flush(backend, PAIRS, "two")
+        with nothing_changed(backend), lease_lost("one"):
+            backend.aggregates.remove(PAIRS, "", "one", [rejected(items[0])])
+        backend.aggregates.remove(PAIRS, "", "two")
+        with lease_lost("one"):
+            backend.aggregates.remove(PAIRS, "", "one")
+
+    def test_lease_that_was_given_up_removes_nothing_of_what_is_free_again(self, backend: Backend, clock: Clock) -> None:
+        """AG-12: also where the next claim found its batch smaller."""
+        once = PAIRS._replace(max_attempts=1)
+        add(backend, once, "a", "b")
+        flush(backend, once, "one")
+        clock.advance(LEASE)
+        assert taken_by(backend, once, "two") == ["a"]
+        with nothing_changed(backend), lease_lost("one"):
+            backend.aggregates.remove(once, "", "one")
+
+    @pytest.mark.parametrize("token", ["two", "ONE", "one ", "", "öne"])
+    def test_stranger_removes_nothing(self, backend: Backend, token: str) -> None:
+        """AG-12: tokens are compared byte by byte."""
+        add(backend, PAIRS, "a", "b")
+        flush(backend, PAIRS, "one")
+        with nothing_changed(backend), lease_lost(token):
+            backend.aggregates.remove(PAIRS, "", token)
+
+    def test_lease_is_one_of_its_group(self, backend: Backend) -> None:
+        """AG-12."""
+        for group in ("a", "b"):
+            add(backend, PAIRS, "1", "2", group=group)
+        flush(backend, PAIRS, group="a")
+        with nothing_changed(backend), lease_lost(group="b"):
+            backend.aggregates.remove(PAIRS, "b", "one")
+        with lease_lost(group="no such group"):
+            backend.aggregates.remove(PAIRS, "no such group", "one")
+        with nothing_changed(backend), lease_lost(group="a", name="other"):
+            backend.aggregates.remove(PAIRS._replace(name="other"), "a", "one")
+
+    def test_lease_that_was_released_removes_nothing(self, backend: Backend) -> None:
+        """AG-14: it has ended."""
+        add(backend, PAIRS, "a", "b")
+        flush(backend, PAIRS)
+        backend.aggregates.release(PAIRS, "", "one")
+        with nothing_changed(backend), lease_lost():
+            backend.aggregates.remove(PAIRS, "", "one")
+
+    def test_caller_asks_for_a_flush_if_the_gate_is_open(self, backend: Backend, clock: Clock) -> None:
+        """AG-24: nobody had asked, or the mark had expired; the mark is set."""
+        add(backend, PAIRS, *"abcd")
+        flush(backend, PAIRS)
+        clock.advance(LEASE)
+        assert backend.aggregates.remove(PAIRS, "", "one") is True
+        assert due_at(backend) == clock.now + LEASE
+        assert add(backend, PAIRS, "e") == Added(1)
+
+    def test_caller_does_not_ask_for_a_flush_that_is_to_come(self, backend: Backend) -> None:
+        """AG-24."""
+        add(backend, PAIRS, *"abcd")
+        assert flush(backend, PAIRS).is_more
+        assert backend.aggregates.remove(PAIRS, "", "one") is False
+
+    def test_caller_does_not_ask_while_the_gate_is_closed(self, backend: Backend) -> None:
+        """AG-24."""
+        add(backend, PAIRS, *"abc")
+        flush(backend, PAIRS)
+        assert backend.aggregates.remove(PAIRS, "", "one") is False
+        assert due_at(backend) == 0
+
+    def test_unresolved_item_stays_in_the_buffer(self, backend: Backend) -> None:
+        """AG-08, AG-25."""
+        add(backend, PAIRS, "a", "b")
+        [first, _] = flush(backend, PAIRS).items
+        backend.aggregates.remove(PAIRS, "", "one", [unresolved(first, "v2")])
+        assert states(backend) == {"a": "unresolved"}
+        [kept] = backend.leftovers.kept(NAME, "unresolved", 9)
+        assert kept == Kept(kept.handle, "", "a", first.payload, first.at, "unresolved", "v2")
+        assert add(backend, PAIRS, "a", "b") == Added(1)
+        assert add(backend, PAIRS, "c").is_open
+
+    def test_rejected_item_leaves_the_buffer(self, backend: Backend) -> None:
+        """AG-25."""
+        add(backend, PAIRS, "a", "b", group="group")
+        [_, second] = flush(backend, PAIRS, group="group").items
+        backend.aggregates.remove(PAIRS, "group", "one", [rejected(second, "no such meter")])
+        assert backend.buffers.groups(NAME, 9) == []
+        [kept] = backend.leftovers.kept(NAME, "rejected", 9)
+        assert kept == Kept(kept.handle, "group", "b", second.payload, second.at, "rejected", "no such meter")
+        assert backend.buffers.count(NAME) == Counts(0, 0, 0, 1)
+
+    def test_some_items_are_kept_and_the_others_removed(self, backend: Backend) -> None:
+        """AG-12, AG-25."""
+        five = PAIRS._replace(size=5)
+        add(backend, five, *"abcdef")
+        items = flush(backend, five).items
+        backend.aggregates.remove(five, "", "one", [rejected(items[3]), unresolved(items[1]), rejected(items[0])])
+        assert states(backend) == {"b": "unresolved", "f": "free"}
+        assert backend.buffers.count(NAME) == Counts(1, 2, 1, 2)
+        assert [kept.id for kept in backend.leftovers.kept(NAME, "rejected", 9)] == ["d", "a"]

@@ -1,0 +1,304 @@
+"""The two tasks of an aggregator: one buffers an item, the other flushes a group."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, ClassVar
+
+from celery import Celery
+from celery.canvas import Signature
+from celery.exceptions import Ignore, Reject, TaskPredicate
+from celery.exceptions import Retry as RetryAsked
+from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
+
+from celery_sagas import signals
+from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.batch import Batch
+from celery_sagas.engine.buffering import buffer, new_item, unread_item
+from celery_sagas.engine.flush import Flush, Flushed, Verdict
+from celery_sagas.engine.session import refuse_inline
+from celery_sagas.errors import DefinitionError, InvalidMessage, PublishError, StoreError
+from celery_sagas.stores.items import NewItem
+from celery_sagas.worker.burials import bury_failures
+from celery_sagas.worker.durable import DurableTask
+from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, PUT_OFF, check_message_id
+from celery_sagas.worker.internals import add_task, registered, unregister
+from celery_sagas.worker.later import put_off_if_it_helps
+from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
+from celery_sagas.worker.turns import in_turn
+
+logger = logging.getLogger("celery_sagas")
+
+#: Seconds for which a group pauses whose function has given its message back to the broker, which delivers it again at once.
+_REJECTED_S = 1.0
+#: Task options that say how a message is published: both tasks have them.
+_PUBLISHING = ("queue", "exchange", "routing_key", "priority", "compression", "delivery_mode", "mandatory", "immediate")
+
+
+class BufferTask(DurableTask):
+    """Buffers an item: the task behind ``delay``."""
+
+    abstract = True
+    saga_aggregator: ClassVar[AggregatorDefinition]
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
+    ) -> Any:
+        """Publish an item, encoded by its type; a task that is delivered again publishes it under the same id."""
+        headers = options["headers"] = {AGGREGATOR: self.name, **(options.get("headers") or {})}
+        args, kwargs = self._encoded(args or (), kwargs or {}, headers)
+        check_message_id(self.name, headers.get(MESSAGE_ID))
+        session = current_session()
+        if task_id is None and session is not None and session.sending is None:
+            task_id = new_message_id(session, self.name, args[0])
+        return super().apply_async(args, kwargs, task_id, *positional, **options)
+
+    def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
+        """Return a signature, its item encoded; without one it is partial: an answer becomes the item."""
+        if args or kwargs:
+            args, kwargs = self._encoded(args or (), kwargs or {}, options.get("headers") or {})
+        return super().signature(args, kwargs, *positional, **options)
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Have a worker buffer together what it has received together."""
+        intake = import_module("celery_sagas.worker.intake")  # needs celery.worker, which whoever only sends does without
+        return super().start_strategy(app, intake.Intake(consumer, self), **options)
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """Return a signature, which may be partial."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """Return an immutable signature: no answer is added to its arguments."""
+        return self.signature(args, kwargs, immutable=True)
+
+    def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Any:
+        """Return the arguments of a message, its item encoded; one that is put off goes as it came: other code may read it."""
+        if PUT_OFF in headers:
+            return args, kwargs
+        items = self.saga_aggregator.items
+        return (items.encode(items.value_of(args, kwargs)),), {}
+
+
+class FlushTask(DurableTask):
+    """Flushes one batch of a group; what its function raises is retried, with longer and longer pauses."""
+
+    abstract = True
+    saga_aggregator: ClassVar[AggregatorDefinition]
+
+    max_retries = None
+    retry_backoff: bool | float = True
+    retry_backoff_max = 30
+    retry_jitter = False
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Leave a worker's requests as they are: a flush that fails has nothing to bury, its items are still buffered."""
+        return super(DurableTask, self).start_strategy(app, consumer, **options)
+
+    def delay_s(self, attempts: int) -> float:
+        """Return the seconds until the next attempt, by Celery's options of retries."""
+        if not self.retry_backoff:
+            return float(self.default_retry_delay)
+        factor = max(1, int(self.retry_backoff))
+        return float(get_exponential_backoff_interval(factor, attempts, self.retry_backoff_max, self.retry_jitter))
+
+
+def buffer_message(task: BufferTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Buffer the item of the message that a task runs for now, or of a direct call."""
+    definition, request = task.saga_aggregator, task.request
+    value = definition.items.value_of(args, kwargs)
+    if request.called_directly or request.is_eager:
+        refuse_inline(definition.name, open_sessions())
+        value = definition.items.encode(value)
+    if request.called_directly:
+        with direct_session(request) as session:
+            return _buffer(task, session.message_id, value)
+    check_message_id(task.name, (request.headers or {}).get(MESSAGE_ID))
+    return _buffer(task, session_of(request).message_id, value)
+
+
+def _buffer(task: BufferTask, id: str, value: Any) -> None:
+    runtime = runtime_of(task.app)
+    item = _item_of(task.saga_aggregator, id, value, runtime.settings.max_state_bytes)
+    try:
+        add_items(task.app, task.saga_aggregator, [item])
+    except StoreError as exc:
+        put_off_if_it_helps(task, exc)
+        raise
+
+
+def add_items(app: Celery, definition: AggregatorDefinition, items: Sequence[tuple[str, NewItem]]) -> int:
+    """Buffer items from here; return how many are new.
+
+    Raises:
+        BufferFull: A group is full.
+        StoreUnavailable: The store cannot be reached.
+    """
+    runtime = runtime_of(app)
+    return buffer(runtime.batches.aggregates, runtime.rules_of(definition), items, functools.partial(ask, app, definition))
+
+
+def ask(app: Celery, definition: AggregatorDefinition, group: str) -> bool:
+    """Ask for the flush of a group; if the broker is away, a relay does so when the mark has expired.
+
+    Returns:
+        Whether the broker is there.
+    """
+    try:
+        publish_flush(app, definition, group)
+    except PublishError as exc:
+        logger.warning("%s: the flush of the group %r is asked for by a relay later: %s", definition.name, group, exc)
+        return False
+    return True
+
+
+def publish_flush(app: Celery, definition: AggregatorDefinition, group: str) -> None:
+    """Publish the message that has a group flushed.
+
+    Raises:
+        PublishError: It was not confirmed.
+    """
+    sent, publisher = app.tasks[definition.flush_name].si(group), runtime_of(app).publisher
+    sent.freeze()
+    publish = functools.partial(publisher.publish_signature, sent)
+    if publisher.inline:
+        in_turn(publish)
+    else:
+        publish()
+
+
+def flush_group(task: FlushTask, group: str) -> Any:
+    """Flush one batch of a group, if its gate is open; return what the function returned."""
+    definition, runtime = task.saga_aggregator, runtime_of(task.app)
+    flush = Flush(
+        store=runtime.batches.aggregates,
+        definition=definition,
+        rules=runtime.rules_of(definition),
+        group=group,
+        call=_caller(task),
+        ask=functools.partial(ask, task.app, definition),
+        judge=functools.partial(_judge, task),
+        time_limit_s=_time_limit_s(task),
+    )
+    session_of(task.request).message_id = flush.token  # what it publishes is not that of another batch, if it is delivered again
+    try:
+        flushed = flush.execute()
+    except StoreError as exc:
+        put_off_if_it_helps(task, exc)
+        raise
+    _tell(task, flushed)
+    if flushed.error is not None:
+        _fail(task, flushed.error, flushed)
+    return flushed.result
+
+
+def _fail(task: FlushTask, error: Exception, flushed: Flushed) -> None:
+    request = task.request
+    if isinstance(error, TaskPredicate) or flushed.is_settled or request.called_directly or request.is_eager:
+        raise error
+    raise task.retry(exc=error, countdown=flushed.delay_s)
+
+
+def _judge(task: FlushTask, error: Exception, attempts: int) -> Verdict:
+    """Say what an error of the function means."""
+    if isinstance(error, Ignore):
+        return Verdict(is_done=True)
+    if isinstance(error, RetryAsked):
+        return Verdict(is_counted=False, delay_s=_seconds_until(task, error))
+    if isinstance(error, Reject):
+        return Verdict(is_counted=False, delay_s=_REJECTED_S)
+    return Verdict(delay_s=task.delay_s(attempts))
+
+
+def _seconds_until(task: FlushTask, asked: RetryAsked) -> float:
+    when: Any = asked.when
+    if isinstance(when, int | float):
+        return float(when)
+    return max(0.0, (maybe_make_aware(when) - task.app.now()).total_seconds()) if when is not None else 0.0
+
+
+def _caller(task: FlushTask) -> Callable[[Batch[Any]], Any]:
+    function = task.saga_aggregator.function
+    return functools.partial(function, task) if task.saga_aggregator.bind else function
+
+
+def _time_limit_s(task: FlushTask) -> float | None:
+    """Return when a run is ended by force, in seconds; the soft limit only asks."""
+    hard = (task.request.timelimit or (None, None))[0] or task.time_limit or task.app.conf.task_time_limit
+    return float(hard) if hard else None
+
+
+def _item_of(definition: AggregatorDefinition, id: str, value: Any, max_bytes: int) -> tuple[str, NewItem]:
+    """Return the group and what is buffered of a message's item; what cannot be read waits for code that can."""
+    try:
+        return new_item(definition, id, value, max_bytes)
+    except InvalidMessage as exc:
+        try:
+            group, item = unread_item(definition, id, value, max_bytes)
+        except InvalidMessage:
+            raise exc from None
+        logger.warning("%s[%s] cannot be read, and is kept until it can be: %s", definition.name, id, exc)
+        return group, item
+
+
+def _tell(task: FlushTask, flushed: Flushed) -> None:
+    if not flushed.reason:
+        logger.debug("%s[%s] found nothing to flush in the group %r", task.name, task.request.id, flushed.group)
+        return
+    logger.info(
+        "%s[%s] %s %d items of the group %r (%s), %d rejected, %d unresolved",
+        task.name,
+        task.request.id,
+        "flushed" if flushed.error is None else "failed with",
+        flushed.items,
+        flushed.group,
+        flushed.reason,
+        flushed.rejected,
+        flushed.unresolved,
+    )
+    if flushed.error is None and flushed.items:
+        signals.batch_flushed.send(sender=task, flushed=flushed)
+
+
+def install_aggregator(app: Celery, definition: AggregatorDefinition) -> None:
+    """Register an aggregator's tasks with a finalised app, in the place of its earlier self."""
+    for name in definition.names:
+        existing = registered(app, name)
+        if existing is not None and not isinstance(existing, BufferTask | FlushTask):
+            raise DefinitionError(name, "another task of the app has this name", "rename one of them, or give name=")
+        unregister(app, name)
+    options = dict(definition.options)
+    options.pop("bind", None)
+    base: Any = options.pop("base", None) or app.Task
+    not_retried = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
+    options["dont_autoretry_for"] = (*not_retried, Reject)  # it says what the broker does with the message
+    publishing = {name: options[name] for name in _PUBLISHING if name in options}
+    common = {"bind": True, "saga_aggregator": definition}
+    add_task(app, _buffering(definition), name=definition.name, base=_base(BufferTask, app.Task), **publishing, **common)
+    add_task(app, _flushing(definition), name=definition.flush_name, base=_base(FlushTask, base), **options, **common)
+    bury_failures(registered(app, definition.name))
+
+
+def _base(own: Any, base: Any) -> Any:
+    return type(own.__name__, (own, base), {"abstract": True, "__module__": __name__})
+
+
+def _buffering(definition: AggregatorDefinition) -> Any:
+    def run(self: BufferTask, /, *args: Any, **kwargs: Any) -> None:
+        buffer_message(self, args, kwargs)
+
+    return _named(run, definition)
+
+
+def _flushing(definition: AggregatorDefinition) -> Any:
+    def run(self: FlushTask, /, group: str = "") -> Any:
+        return flush_group(self, group)
+
+    return _named(run, definition)
+
+
+def _named(run: Any, definition: AggregatorDefinition) -> Any:
+    run.__module__, run.__doc__ = definition.function.__module__, definition.function.__doc__
+    return run

@@ -1,0 +1,270 @@
+"""``@aggregator``, and what it returns: a proxy for the aggregator's task in the current app, as ``shared_task`` returns one."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from uuid import UUID
+
+from celery import Celery
+
+from celery_sagas.core.aggregators import AS_JOURNAL, AggregatorDefinition, define_aggregator
+from celery_sagas.core.batch import Batch
+from celery_sagas.core.items import GroupBy
+from celery_sagas.core.registry import registry
+from celery_sagas.errors import DefinitionError
+from celery_sagas.worker.aggregating import BufferTask, install_aggregator
+from celery_sagas.worker.buffered import Buffered
+from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
+from celery_sagas.worker.proxy import TaskProxy
+
+if TYPE_CHECKING:
+    from celery.canvas import Signature
+    from celery.result import AsyncResult
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+#: What names a group: the value by which its items are grouped, or the values of several fields.
+GroupValue = str | int | UUID | Enum | tuple[str | int | UUID | Enum, ...]
+Duration = float | timedelta
+_KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered")
+
+if TYPE_CHECKING:
+
+    class Aggregator(Generic[ItemT]):
+        """A durable buffer of items that are handled in batches, and the Celery task that fills it."""
+
+        name: str
+
+        def __init__(self, definition: AggregatorDefinition) -> None: ...
+
+        @overload
+        def delay(self, item: ItemT, /) -> "AsyncResult[None]": ...
+        @overload
+        def delay(self, **fields: Any) -> "AsyncResult[None]": ...
+        def delay(self, *item: Any, **fields: Any) -> "AsyncResult[None]":
+            """Publish an item: a worker buffers it, once for the message's id."""
+
+        def apply_async(
+            self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+        ) -> "AsyncResult[None]":
+            """Publish an item with Celery's options (``countdown``, ``queue``, ``priority`` …)."""
+
+        @overload
+        def s(self, item: ItemT, /) -> "Signature[None]": ...
+        @overload
+        def s(self, **fields: Any) -> "Signature[None]": ...
+        def s(self, *item: Any, **fields: Any) -> "Signature[None]":
+            """Return a signature; without an item it is partial: an answer becomes the item."""
+
+        @overload
+        def si(self, item: ItemT, /) -> "Signature[None]": ...
+        @overload
+        def si(self, **fields: Any) -> "Signature[None]": ...
+        def si(self, *item: Any, **fields: Any) -> "Signature[None]":
+            """Return an immutable signature."""
+
+        def add(self, item: ItemT, *, id: str | None = None) -> str:
+            """Buffer an item from here, past the broker.
+
+            Args:
+                item: What its type takes.
+                id: Under which it is buffered once in its group, and known for ``dedupe_for`` after it was flushed; without it,
+                    each call adds an item, but for calls of a task that is delivered again.
+
+            Returns:
+                The id.
+
+            Raises:
+                InvalidMessage: It does not fit, is too large, or belongs to no group.
+                BufferFull: Its group has ``max_buffered`` items.
+                MisuseError: A step runs: use ``order.send(aggregator.s(item))``, which is sent if the step commits.
+                StoreUnavailable: The store cannot be reached; to add it again under the same id is safe.
+            """
+
+        def add_many(self, items: Iterable[ItemT], *, ids: Iterable[str] | None = None) -> list[str]:
+            """Buffer items from here, in their order, in as few round trips as can be; return their ids.
+
+            Raises:
+                ValueError: There are not as many ids as items.
+                BufferFull: At least one group is full: ``refused`` has the ids of the items that were not added.
+                InvalidMessage: One of them does not fit; none was added.
+                MisuseError: A step runs.
+                StoreUnavailable: The store cannot be reached; to add them again under the same ids is safe.
+            """
+
+        def count(self, group: GroupValue | None = None) -> int:
+            """Return how many items are buffered, whatever their state, in a group or in all."""
+
+        def read(self, group: GroupValue | None = None, *, limit: int = 1_000) -> list[ItemT]:
+            """Return the first buffered items of a group, oldest first; what cannot be read is left out."""
+
+        def remove(self, id: str, group: GroupValue | None = None) -> None:
+            """Remove the item that has an id from a group's buffer.
+
+            Raises:
+                NothingBuffered: The group has no items.
+                ItemNotBuffered: It has items, and none with this id that no flush has at this moment.
+            """
+
+        def clear(self, group: GroupValue | None = None) -> int:
+            """Remove all items of a group, whatever their state; return how many there were."""
+
+        def flush(self, group: GroupValue | None = None) -> int:
+            """Have a group flushed now, or all groups; return how many there are that have something to flush.
+
+            Raises:
+                PublishError: The broker did not take a message; a relay asks for the flush later.
+            """
+
+        @property
+        def handler(self) -> Callable[..., Any]:
+            """The plain function, to be called with ``Batch([…])`` in a test."""
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the Celery task."""
+
+else:
+
+    class Aggregator(TaskProxy):
+        """A durable buffer of items that are handled in batches: stands for its task in the current app."""
+
+        __slots__ = ()
+        _stand_in = BufferTask
+
+        def add(self, item: Any, *, id: str | None = None) -> str:
+            return _buffered(self).add([item], None if id is None else [id])[0]
+
+        def add_many(self, items: Iterable[Any], *, ids: Iterable[str] | None = None) -> list[str]:
+            return _buffered(self).add(list(items), None if ids is None else list(ids))
+
+        def count(self, group: Any = None) -> int:
+            return _buffered(self).count(group)
+
+        def read(self, group: Any = None, *, limit: int = 1_000) -> list[Any]:
+            return _buffered(self).read(group, limit)
+
+        def remove(self, id: str, group: Any = None) -> None:
+            _buffered(self).remove(id, group)
+
+        def clear(self, group: Any = None) -> int:
+            return _buffered(self).clear(group)
+
+        def flush(self, group: Any = None) -> int:
+            return _buffered(self).flush(group)
+
+    def _buffered(proxy: Aggregator) -> Buffered:
+        app = current_app()
+        app.finalize(auto=True)
+        return Buffered(app, object.__getattribute__(proxy, "_definition"))
+
+
+@overload
+def aggregator(
+    function: None = ...,
+    /,
+    *,
+    size: int | None = ...,
+    within: Duration | None = ...,
+    idle: Duration | None = ...,
+    group_by: GroupBy | None = ...,
+    dedupe_for: Duration | str | None = ...,
+    max_buffered: int | None = ...,
+    name: str | None = ...,
+    bind: Literal[True],
+    **options: Any,
+) -> Callable[[Callable[[Any, Batch[ItemT]], ResultT]], Aggregator[ItemT]]: ...
+@overload
+def aggregator(
+    function: None = ...,
+    /,
+    *,
+    size: int | None = ...,
+    within: Duration | None = ...,
+    idle: Duration | None = ...,
+    group_by: GroupBy | None = ...,
+    dedupe_for: Duration | str | None = ...,
+    max_buffered: int | None = ...,
+    name: str | None = ...,
+    **options: Any,
+) -> Callable[[Callable[[Batch[ItemT]], ResultT]], Aggregator[ItemT]]: ...
+def aggregator(
+    function: None = None,
+    /,
+    *,
+    size: int | None = None,
+    within: Duration | None = None,
+    idle: Duration | None = None,
+    group_by: GroupBy | None = None,
+    dedupe_for: Duration | str | None = AS_JOURNAL,
+    max_buffered: int | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> Any:
+    """Make a durable aggregator: items are buffered in the backend, and a function handles them in batches.
+
+    ``def store(batch: Batch[Reading])`` gets items of the type that it names: a ``Message``, or anything that pydantic knows. All
+    bounds hold for each group.
+
+    Args:
+        function: Not to be given: an aggregator needs to know when it is flushed.
+        size: A batch is flushed when so many items wait; none is larger. Without it, at most 1,000 go together.
+        within: The oldest item waits no longer than this: a ``timedelta``, or seconds.
+        idle: What waits is flushed when nothing has come for so long.
+        group_by: What items must share to be in one batch: a field (a dotted path), several, or a function of the item.
+        dedupe_for: For how long the ids of items are known after they were flushed, so that a message that is delivered again is
+            not buffered again; without it as long as the journal, ``saga_journal_retention``. ``None``: they are forgotten then.
+        max_buffered: How many items a group has at most: ``add`` raises ``BufferFull`` then, and messages wait.
+        name: The stored name (default: that of a shared task, module and function). What is buffered is found under it.
+        **options: Celery's task options, for the task that flushes: time limits, retries, ``bind``; both tasks share its queue.
+
+    Raises:
+        DefinitionError: It is declared wrongly.
+    """
+
+    if function is not None:
+        raise DefinitionError("the aggregator", "nothing would ever flush it", "@aggregator(size=100), or within= or idle=")
+    _check_spelling(options)
+
+    def decorate(function: Callable[..., Any]) -> Aggregator[Any]:
+        definition = define_aggregator(
+            function,
+            name=name,
+            size=size,
+            within=within,
+            idle=idle,
+            group_by=group_by,
+            dedupe_for=dedupe_for,
+            max_buffered=max_buffered,
+            options=options,
+        )
+        registry.add_aggregator(definition)
+        for app in finalised_apps():
+            install_aggregator(app, definition)
+        return Aggregator(definition)
+
+    return decorate
+
+
+def _check_spelling(options: Mapping[str, Any]) -> None:
+    """Refuse an option that is almost one of ours: Celery takes whatever it is given."""
+    for option in options:
+        if near := get_close_matches(option, _KEYWORDS, n=1, cutoff=0.75):
+            raise DefinitionError("the aggregator", f"{option}= is no option", f"Do you mean {near[0]}=?")
+
+
+def install_all(app: Celery) -> None:
+    """Check every aggregator, and register its tasks with an app that is being finalised."""
+    for definition in list(registry.aggregators.values()):
+        definition.resolve()
+        install_aggregator(app, definition)
+
+
+def install_last(app: Celery) -> None:
+    """Have them installed behind all other tasks of an app, so that a clash of names is seen whoever comes first."""
+    after_all_tasks(app, install_all)
+
+
+on_finalise(install_last)

@@ -1,0 +1,57 @@
+"""The base of all tasks of this library: nothing of them is acknowledged before it is done, and their retries are confirmed."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from celery import Celery, Task
+from celery.exceptions import Reject
+
+from celery_sagas.worker.later import give_back
+from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.requests import burying
+from celery_sagas.worker.runtime import runtime_of
+
+if TYPE_CHECKING:
+    _Task = Task[Any, Any]
+else:
+    _Task = Task  # generic for type checkers only, before Celery 5.6
+
+#: The parameters of ``Task.retry``, in their order.
+_RETRY = ("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries")
+
+
+class DurableTask(_Task):
+    """A task in front of the app's own ``Task``, whose names it leaves alone."""
+
+    abstract = True
+
+    # Nothing is acknowledged unless it is committed: not before the run, not when the worker is lost or out of time.
+    acks_late = True
+    reject_on_worker_lost = True
+    acks_on_timeout = False  # Celery 5.7; before it, one flag covers time limits and failures
+    ignore_result = True
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Publish the message again, confirmed, and raise ``Retry``; if that fails, the broker keeps it: Celery would lose it."""
+        publisher = runtime_of(self.app).publisher
+        if self.request.called_directly or self.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
+            return super().retry(*args, **options)
+        options = dict(zip(_RETRY, args, strict=False)) | options
+        throw = options.pop("throw", True)
+        with ExitStack() as stack:
+            try:
+                confirmed = stack.enter_context(publisher.confirming())
+            except Exception as error:  # the broker is away
+                give_back(error)
+            try:
+                retry = super().retry(throw=False, **{**confirmed, **options})
+            except Reject as error:
+                give_back(error)
+        if throw:
+            raise retry
+        return retry
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Have a worker's main process keep what runs into its hard time limit."""
+        self.Request = burying(self.Request)
+        return super().start_strategy(app, consumer, **options)

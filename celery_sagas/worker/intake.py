@@ -1,0 +1,180 @@
+"""The intake: messages of an aggregator that wait in a worker together are buffered together, by one process of its pool.
+
+Each of them alone would cost what a task costs. Whatever goes wrong, they run one by one, as any task does: there is no second
+way for an item that cannot be read, a full buffer, or a store that is away.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery import Celery
+from celery.worker.state import task_ready, task_reserved
+
+from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.buffering import new_item
+from celery_sagas.errors import BufferFull, InvalidMessage, StoreError
+from celery_sagas.stores.items import NewItem
+from celery_sagas.worker.aggregating import add_items
+from celery_sagas.worker.headers import MESSAGE_ID, check_message_id
+from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.runtime import runtime_of
+
+logger = logging.getLogger("celery_sagas")
+
+#: Messages that are buffered at once, at most; and the part of what a worker may have unacknowledged, so that it gets more
+#: meanwhile.
+MOST, OF_PREFETCHED = 500, 0.5
+#: Seconds that a message waits for others.
+LINGER_S = 0.05
+
+
+class Arrived(NamedTuple):
+    """A message, as far as buffering it needs it."""
+
+    task_id: str
+    named: object  #: the header by which its producer names it, if there is one
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class Intake:
+    """Stands before a worker's consumer, for one aggregator, until the consumer connects anew.
+
+    What has waited for its time comes here when it may run. What is limited in its rate, as by a remote control command, runs as
+    a task.
+    """
+
+    def __init__(self, consumer: Any, task: Any) -> None:
+        self._consumer = consumer
+        self._task = task
+        self._waiting: deque[Any] = deque()
+        self._is_timed = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the consumer has."""
+        return getattr(self._consumer, name)
+
+    def on_task_request(self, request: Any) -> None:
+        """Take a message that may run now; one that others follow runs as a task, which calls them."""
+        if request.revoked():  # or expired: then it is acknowledged
+            task_ready(request)
+            return
+        if _is_followed(request):
+            self._consumer.on_task_request(request)
+            return
+        self._waiting.append(request)
+        if len(self._waiting) >= self._most():
+            self._send()
+        elif not self._is_timed:
+            self._is_timed = True
+            self._consumer.timer.call_after(LINGER_S, self._end_linger)
+
+    def apply_eta_task(self, request: Any) -> None:
+        """Take a message that has waited for its time."""
+        task_reserved(request)
+        self.on_task_request(request)
+        self._consumer.qos.decrement_eventually()
+
+    def _most(self) -> float:
+        prefetched = self._consumer.qos.value
+        return max(1, min(MOST, prefetched * OF_PREFETCHED)) if prefetched else MOST
+
+    def _end_linger(self) -> None:
+        self._is_timed = False
+        self._send()
+
+    def _send(self) -> None:
+        """Have a process of the pool buffer what waits."""
+        requests = list(_drained(self._waiting))
+        if not requests:
+            return
+        try:
+            arrived = [_arrived(request) for request in requests]
+            self._consumer.pool.apply_async(
+                buffer_together,
+                (self._task.name, arrived),
+                callback=partial(self._settle, requests),
+                error_callback=partial(self._run_alone, requests),
+            )
+        except Exception as exc:  # such as a message that cannot be decoded
+            self._run_alone(requests, exc)
+
+    def _settle(self, requests: Sequence[Any], left: Sequence[int]) -> None:
+        """Acknowledge what was buffered, and have the rest run."""
+        alone = set(left)
+        for number, request in enumerate(requests):
+            if number in alone:
+                self._consumer.on_task_request(request)
+            else:
+                task_ready(request)
+                request.acknowledge()
+
+    def _run_alone(self, requests: Sequence[Any], error: object) -> None:
+        logger.debug("%s: %d messages run one by one: %s", self._task.name, len(requests), error)
+        for request in requests:
+            self._consumer.on_task_request(request)
+
+
+def buffer_together(name: str, arrived: Sequence[Arrived]) -> list[int]:
+    """Buffer messages in a process of the pool; return the positions of those that have to run as tasks."""
+    app = current_app()
+    try:
+        return _buffer(app, registry.aggregators[name], arrived)
+    except StoreError as exc:
+        logger.debug("%s: %d messages run one by one: %s", name, len(arrived), exc)
+    except Exception:  # an error must not end the worker's loop, which runs this where there is no pool of processes
+        logger.exception("%s: %d messages could not be buffered together, and run one by one", name, len(arrived))
+    return list(range(len(arrived)))
+
+
+def _buffer(app: Celery, definition: AggregatorDefinition, arrived: Sequence[Arrived]) -> list[int]:
+    items: dict[int, tuple[str, NewItem]] = {}
+    left: list[int] = []
+    max_bytes = runtime_of(app).settings.max_state_bytes
+    for number, each in enumerate(arrived):
+        try:
+            check_message_id(definition.name, each.named)
+            value = definition.items.value_of(each.args, each.kwargs)
+            items[number] = new_item(definition, str(each.named or each.task_id), value, max_bytes)
+        except InvalidMessage:
+            left.append(number)
+    if items:
+        left += _add(app, definition, items)
+    return left
+
+
+def _add(app: Celery, definition: AggregatorDefinition, items: Mapping[int, tuple[str, NewItem]]) -> list[int]:
+    """Buffer items; return the positions of those whose group is full."""
+    try:
+        count = add_items(app, definition, list(items.values()))
+    except BufferFull as exc:
+        refused = set(exc.refused)
+        return [number for number, (_, item) in items.items() if item.id in refused]
+    logger.debug("%s: %d items were buffered, %d were known", definition.name, count, len(items) - count)
+    return []
+
+
+def _is_followed(request: Any) -> bool:
+    """Whether a link, the next of a chain or a chord waits for the end of a message's task; or nobody can tell."""
+    try:
+        _, _, embedded = request._payload
+    except Exception:  # what cannot be decoded fails where it runs, as any task does
+        return True
+    return any((embedded or {}).values())
+
+
+def _arrived(request: Any) -> Arrived:
+    args, kwargs, _ = request._payload
+    return Arrived(str(request.id), request.request_dict.get(MESSAGE_ID), args, kwargs)
+
+
+def _drained(waiting: deque[Any]) -> Any:
+    while True:
+        try:
+            yield waiting.popleft()
+        except IndexError:  # another thread may have taken the last one
+            return

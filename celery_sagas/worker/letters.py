@@ -1,0 +1,62 @@
+"""The message in a dead letter: its text, and where it looks for its instance."""
+
+import json
+import logging
+from typing import Any
+
+from celery.canvas import Signature
+from celery.exceptions import SoftTimeLimitExceeded
+from kombu.utils.json import dumps, loads
+
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.engine.burial import locate
+from celery_sagas.errors import MessageError
+from celery_sagas.stores.records import Lookup
+from celery_sagas.worker.headers import MESSAGE_ID, PUT_OFF, check_message_id, read_address
+from celery_sagas.worker.sessions import session_of
+
+logger = logging.getLogger("celery_sagas")
+
+#: Headers that belong to one delivery of a message, not to the message.
+_PASSING = frozenset({PUT_OFF, "redelivered"})
+
+
+def payload_of(task: str, request: Any) -> str:
+    """Return the message of a request as the JSON text of its signature.
+
+    Args:
+        task: Its name.
+        request: A task's request, or what looks like one.
+    """
+    try:
+        payload = str(dumps(dict(Signature(task, request.args, request.kwargs, _options_of(request)))))
+        loads(payload)
+    except SoftTimeLimitExceeded:
+        raise  # which says nothing about the message
+    except Exception as exc:  # whatever a letter lacks, there must be one
+        logger.warning("%s[%s] cannot be written as JSON, its dead letter cannot be retried: %r", task, request.id, exc)
+        return json.dumps({"unreadable": repr(exc), "args": request.get("argsrepr"), "kwargs": request.get("kwargsrepr")})
+    return payload
+
+
+def _options_of(request: Any) -> dict[str, Any]:
+    options = {name: value for name, value in request.as_execution_options().items() if value is not None}
+    options["headers"] = {name: value for name, value in (request.headers or {}).items() if name not in _PASSING}
+    if (priority := (request.delivery_info or {}).get("priority")) is not None:
+        options["priority"] = priority
+    return options
+
+
+def lookup_of(step: StepDefinition, request: Any) -> Lookup | None:
+    """Return where the message of a request looks for its instance, or ``None`` if it names none, or fails to."""
+    try:
+        check_message_id(step.name, (request.headers or {}).get(MESSAGE_ID))
+        bound = step.arguments.bind(request.args or (), request.kwargs or {})
+        return locate(step, bound, session_of(request).causation, read_address(request))
+    except MessageError:
+        return None
+    except SoftTimeLimitExceeded:
+        raise  # which says nothing about the message
+    except Exception as exc:  # of a validator, say: it fails in the same way each time, and has a letter all the same
+        logger.warning("%s[%s] cannot be correlated: %r", step.name, request.id, exc)
+        return None

@@ -1,0 +1,44 @@
+"""A proxy for the task of a definition in the current app, as ``shared_task`` returns one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery.local import Proxy
+
+from celery_sagas.worker.internals import current_app, is_finalised
+
+if TYPE_CHECKING:
+
+    class TaskProxy:
+        """What derives from it says to type checkers what it seems to be."""
+
+else:
+
+    class TaskProxy(Proxy):
+        """Stands for a task, and knows its definition without asking any app."""
+
+        __slots__ = ("_definition",)
+        #: The class that it seems to be of before the app is finalised.
+        _stand_in: type
+
+        def __init__(self, definition: Any) -> None:
+            super().__init__(lambda: current_app().tasks[definition.name], __doc__=definition.function.__doc__)
+            object.__setattr__(self, "_definition", definition)
+
+        def __class_getitem__(cls, parameters: object) -> type["TaskProxy"]:
+            return cls
+
+        @property
+        def __class__(self) -> type:
+            """The task's class; before the app is finalised a stand-in: pydantic asks this of whatever it finds in a module."""
+            return self._get_class() if is_finalised() else type(self)._stand_in
+
+        @property
+        def name(self) -> str:
+            """The task's name."""
+            return object.__getattribute__(self, "_definition").name
+
+        @property
+        def handler(self) -> Callable[..., Any]:
+            """The plain function."""
+            return object.__getattribute__(self, "_definition").function

@@ -1,0 +1,130 @@
+"""The relay in a thread of its own: in every worker, and alone in ``celery sagas relay``."""
+
+import logging
+import random
+import threading
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import Celery
+
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.groups import Groups
+from celery_sagas.engine.relay import Relay, Terms
+from celery_sagas.engine.sweeps import Tally
+from celery_sagas.worker.aggregating import publish_flush
+from celery_sagas.worker.forks import gate
+from celery_sagas.worker.pipeline import pipeline_of
+from celery_sagas.worker.runtime import Runtime, runtime_of
+
+logger = logging.getLogger("celery_sagas")
+
+#: Seconds that a worker which ends waits for its relay; what it is about to publish is published again if that is not enough.
+STOP_S = 5.0
+#: Seconds between two sweeps at most, while they end in errors.
+_LONGEST_PAUSE_S = 10.0
+
+
+class RelayThread:
+    """Sweeps until it is stopped, whatever happens: a store or a broker that goes away comes back.
+
+    In a child of its process it does not run, and the child uses nothing of it.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.tally = Tally()
+        self._app = app
+        self._interval_s = runtime_of(app).settings.relay_interval
+        self._relay: Relay | None = None
+        self._failures = 0  #: sweeps that have failed since the last that did not
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first sweep comes within the interval, so that workers which start together do not sweep together."""
+        _started[self._app] = self
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """Have it end after what is at hand; return whether it has, within a time."""
+        self._stopping.set()
+        _started.pop(self._app, None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def shown(self) -> dict[str, Any]:
+        """Return what it has done in values of JSON, for people."""
+        return {"running": self._thread.is_alive(), **self.tally.shown()}
+
+    def _run(self) -> None:
+        pause_s = random.uniform(0, self._interval_s)
+        while not self._stopping.wait(pause_s):
+            pause_s = self._sweep()
+
+    def _sweep(self) -> float:
+        """Sweep once; return for how many seconds to pause."""
+        try:
+            is_well = not self._relay_of(runtime_of(self._app)).sweep().error
+        except Exception:
+            if self._stopping.is_set():  # the worker has not waited for it, and closes what it uses
+                return 0
+            logger.exception("the relay met with an error, and goes on")
+            is_well = False
+        self._failures = 0 if is_well else self._failures + 1
+        return self._pause_s()
+
+    def _relay_of(self, runtime: Runtime) -> Relay:
+        """Return the relay of this process's runtime."""
+        if self._relay is None or self._relay.backend is not runtime.backend:
+            self._relay = Relay(
+                runtime.backend,
+                runtime.publisher,
+                self._app.tasks.__contains__,
+                terms_of(runtime),
+                pipeline_of(self._app, runtime.publisher),
+                gate.working,
+                is_stopping=self._stopping.is_set,
+                tally=self.tally,
+                groups=groups_of(self._app, runtime),
+            )
+        return self._relay
+
+    def _pause_s(self) -> float:
+        longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
+        pause_s: float = min(self._interval_s * 2 ** min(self._failures, 30), longest_s)
+        return pause_s * random.uniform(0.8, 1.2)
+
+
+def groups_of(app: Celery, runtime: Runtime) -> Groups | None:
+    """Return the groups of the app's aggregators, if it has any."""
+    if not registry.aggregators:
+        return None
+    return Groups(
+        runtime.batches,
+        registry.aggregators.values,
+        runtime.rules_of,
+        partial(publish_flush, app),
+        runtime.settings.lease_ttl,
+    )
+
+
+def terms_of(runtime: Runtime) -> Terms:
+    """Return what an app's relay keeps to."""
+    settings = runtime.settings
+    retention_s = settings.journal_retention or runtime.backend.journal_retention_s
+    return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s)
+
+
+def relay_of(app: Celery) -> RelayThread | None:
+    """Return the relay that runs in this process for an app."""
+    return _started.get(app)
+
+
+_started: WeakKeyDictionary[Celery, RelayThread] = WeakKeyDictionary()

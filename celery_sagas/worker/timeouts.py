@@ -1,0 +1,135 @@
+"""Timeouts: messages that an instance schedules for itself, and that die with it (PM-25, WV-14)."""
+
+import logging
+import math
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from celery.canvas import Signature
+
+from celery_sagas.core.context import StepContext
+from celery_sagas.core.correlation import check_own_key
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.registry import registry
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.errors import MisuseError
+from celery_sagas.worker.headers import address_headers
+from celery_sagas.worker.internals import current_app
+
+if TYPE_CHECKING:
+    from celery_sagas.worker.step import Step
+
+Delay = timedelta | float
+
+logger = logging.getLogger("celery_sagas")
+
+_NAME_CHARACTERS = 255
+#: The year 9999, beyond which there are no dates. Milliseconds since the epoch.
+_LAST_MS = 253_402_300_799_000
+
+
+def due_time(after: Delay | None, at: datetime | None = None) -> int:
+    """Return when something is due, in milliseconds since the epoch.
+
+    Args:
+        after: A ``timedelta`` or seconds, from now.
+        at: An aware time.
+
+    Raises:
+        TypeError: Not exactly one of them is given, or it is of another type.
+        ValueError: The time is naive, or beyond all dates.
+    """
+    if (after is None) == (at is None):
+        raise TypeError("a timeout is due after= a time or at= a time: give one of them")
+    due_s = time.time() + _seconds(after) if after is not None else _timestamp(at)
+    if not math.isfinite(due_s) or due_s * 1000 > _LAST_MS:
+        raise ValueError(f"{after if after is not None else at!r} is beyond all dates")
+    return max(1, int(due_s * 1000))
+
+
+def waiting(due_at: int) -> int:
+    """Return a due time that is to come, or 0: what is due is sent at once, and in eager mode everything is."""
+    is_due = due_at <= time.time() * 1000 or current_app().conf.task_always_eager
+    return 0 if is_due else due_at
+
+
+def schedule(
+    context: StepContext, saga: SagaDefinition, target: "Step[Any, ..., Any] | Signature[Any] | str", at: int, name: str | None
+) -> str:
+    """Add a timeout to the instance on which a step runs; return its id.
+
+    Raises:
+        TypeError: The target is nothing that can be scheduled.
+        MisuseError: It is no step of this saga.
+        InvalidMessage: Its arguments do not fit the step.
+        CorrelationError: They name another instance.
+    """
+    _check_name(name)
+    sending = context.require_sending("schedule")
+    signature, step = _signature_of(saga, target)
+    arguments = step.arguments.validate(step.arguments.bind(signature.args or (), signature.kwargs or {}))
+    check_own_key(step.rule, arguments, saga.name, context.view.key)
+    id = sending.next_id()
+    signature = signature.clone()
+    signature.options["headers"] = {**(signature.options.get("headers") or {}), **address_headers(context.view.id, id)}
+    message = sending.freeze(signature, lambda: id)
+    if message.due_at:
+        raise TypeError("schedule() was given a signature with a countdown or eta: use after= or at=")
+    if signature.options.get("expires") is not None:
+        raise TypeError("schedule() was given a signature that expires: a timeout ends with its instance, or by unschedule()")
+    is_eager = current_app().conf.task_always_eager
+    if is_eager:
+        _tell_eager(step.name)
+    context.timeouts.add(name or id, replace(message, due_at=at if is_eager else waiting(at)), at)
+    return id
+
+
+def _tell_eager(step: str) -> None:
+    """Say, once in a process, that nobody sends timeouts in eager mode."""
+    if not _told:
+        _told.append(True)
+        logger.warning("%s was scheduled, and nothing that is scheduled runs while task_always_eager is set", step)
+
+
+_told: list[bool] = []
+
+
+def _signature_of(saga: SagaDefinition, target: Any) -> tuple["Signature[Any]", StepDefinition]:
+    if isinstance(target, Signature):
+        signature = target
+    else:
+        task = target if isinstance(target, str) else getattr(target, "name", None)
+        if not isinstance(task, str):
+            raise TypeError(f"schedule() takes a step, its signature or its name, not {type(target).__name__}")
+        signature = current_app().tasks[_step_named(saga, task).name].si()
+    return signature, _step_named(saga, str(signature.task))
+
+
+def _step_named(saga: SagaDefinition, name: str) -> StepDefinition:
+    steps = list(registry.steps_of(saga))
+    for step in steps:
+        if name in step.names or f"{saga.name}.{name}" in step.names:
+            return step
+    known = ", ".join(step.name for step in steps)
+    raise MisuseError(f"{name!r} is no step of the saga {saga.name}, and a timeout goes to its own instance", f"Known: {known}")
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARACTERS):
+        raise TypeError(f"the name of a timeout is a text of 1 to {_NAME_CHARACTERS} characters, not {name!r}")
+
+
+def _seconds(after: Any) -> float:
+    if isinstance(after, bool) or not isinstance(after, timedelta | int | float):
+        raise TypeError(f"after= takes a timedelta or seconds, not {type(after).__name__}")
+    return after.total_seconds() if isinstance(after, timedelta) else float(after)
+
+
+def _timestamp(at: Any) -> float:
+    if not isinstance(at, datetime):
+        raise TypeError(f"at= takes a datetime, not {type(at).__name__}")
+    if at.tzinfo is None:
+        raise ValueError(f"at= takes an aware time, and {at!r} names no time zone")
+    return at.timestamp()

@@ -1,0 +1,144 @@
+"""What Redis holds and does beside a thousand live instances and beside a million, and with one hot instance."""
+
+import statistics
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from celery import Celery
+
+from celery_sagas.stores.records import KEY, Lookup, NewRecord, Record
+from celery_sagas.stores.redis.keys import Shard
+from celery_sagas.stores.redis.packing import key_path, pack_new
+from celery_sagas.worker.runtime import close_runtime, runtime_of
+from tests import redis_servers, servers
+from tests.benchmarks.bench_instances import BLOCK, BLOCKS, BUSY, FEW, MANY, Steps, crowd, microseconds
+from tests.benchmarks.conftest import APPS, Report
+from tests.benchmarks.rates import middle, ratio
+from tests.integration.conftest import Deploy
+from tests.integration.counting import ADD, increments, send_all, sums, values
+
+#: Instances that one command writes.
+_AT_ONCE = 1_000
+#: Messages to one instance, and to a hundred.
+HOT, COUNTERS = 2_000, 100
+_ROUNDS = 3
+
+
+def test_a_step_beside_a_million_instances(report: Report) -> None:
+    with ExitStack() as stack:
+        (few, _), (many, server) = [stack.enter_context(_crowd(size)) for size in (FEW, MANY)]
+        for steps in (few, many):
+            steps.run(BUSY)  # every instance has been touched
+        with server.client() as client:
+            client.config_set("slowlog-log-slower-than", 0)
+            client.slowlog_reset()
+            client.config_set("slowlog-max-len", 1_000_000)
+        for _ in range(BLOCKS):
+            few.run(BLOCK)
+            many.run(BLOCK)
+        ratio = statistics.median(many.blocks[1:]) / statistics.median(few.blocks[1:])
+        report(
+            f"step beside {MANY} instances against {FEW}, redis",
+            f"{ratio:.2f}  ({microseconds(many)} against {microseconds(few)} µs)",
+            "0.90 to 1.10",
+            0.9 <= ratio <= 1.1,
+        )
+        with server.client() as client:
+            longest = max(call["duration"] for call in client.slowlog_get(-1) if call["command"].startswith(b"EVALSHA"))
+        report(f"longest script beside {MANY} instances, redis", f"{longest / 1000:.2f} ms", "< 5 ms", longest < 5_000)
+
+
+def test_memory_of_an_instance(report: Report) -> None:
+    with redis_servers.running() as server, server.client() as client:
+        app, record = _one_instance(server.url)
+        before = client.info("memory")["used_memory"]
+        own = _copy(client, record, MANY)
+        used = (client.info("memory")["used_memory"] - before) / MANY
+        report(
+            "bytes of an instance beside its state's own, redis",
+            f"{used - own:.0f} (and {own:.0f} of state)",
+            "<= 700",
+            used - own <= 700,
+        )
+        close_runtime(app)
+
+
+def test_memory_of_a_message(report: Report) -> None:
+    with redis_servers.running() as server, server.client() as client:
+        app, _ = _one_instance(server.url)
+        steps = Steps(app, BUSY)
+        steps.run(BUSY)
+        before = client.info("memory")["used_memory"]
+        for _ in range(20):
+            steps.run(BUSY)
+        used = (client.info("memory")["used_memory"] - before) / (20 * BUSY)
+        report("bytes of a handled message in the journal, redis", f"{used:.0f}")
+        close_runtime(app)
+
+
+def test_one_hot_instance(deploy: Deploy, report: Report) -> None:
+    """Eight processes; the same messages to a hundred instances are what it is compared with."""
+    hot, cold = [], []
+    for _ in range(_ROUNDS):
+        cold.append(_rate(deploy, COUNTERS))
+        hot.append(_rate(deploy, 1))
+    reached = ratio(hot, cold)
+    report(
+        f"one instance against {COUNTERS}, 8 processes, {HOT} messages, redis",
+        f"{reached:.2f}  ({middle(hot)} of {middle(cold)} /s)",
+        ">= 0.33, none failed",
+        reached >= 1 / 3,
+    )
+
+
+def _rate(deploy: Deploy, counters: int) -> float:
+    deployment = deploy("timed_counters", "redis", "redis")
+    deployment.paths = [str(APPS)]
+    wanted = increments(HOT, counters)
+    send_all(deployment, ADD, wanted)
+    worker = deployment.start("prefork", 8, level="WARNING").wait_ready()
+    deployment.wait_handled(ADD, HOT, deadline_s=300)
+    assert values(deployment, "counter", sums(wanted)) == sums(wanted)
+    assert deployment.failures() == []
+    assert worker.stop() == 0
+    done = [line.split() for line in deployment.noted("completed")]
+    return HOT / (max(float(last) for _, last, _ in done) - min(float(first) for first, _, _ in done))
+
+
+@contextmanager
+def _crowd(size: int) -> Iterator[tuple[Steps, redis_servers.RedisServer]]:
+    """Fill a server of its own with copies of a real instance."""
+    with redis_servers.running() as server, server.client() as client:
+        app, record = _one_instance(server.url)
+        _copy(client, record, size)
+        yield Steps(app, size), server
+        close_runtime(app)
+
+
+def _one_instance(url: str) -> tuple[Celery, Record]:
+    app = Celery(servers.unique("app"), broker="memory://", set_as_current=True)
+    app.conf.saga_backend = url
+    backend = runtime_of(app).backend
+    backend.prepare(create_schema=True, processes=1)
+    crowd(name="instance")
+    record = backend.sagas.find(Lookup(("crowded",), KEY, "instance", spread=True)).record
+    assert record is not None
+    return app, record
+
+
+def _copy(client: Any, record: Record, count: int) -> float:
+    """Write copies under other keys; return the bytes of state that one has."""
+    shard, time, own = Shard("", 0, ""), b"%d" % record.created_at, 0
+    for start in range(0, count, _AT_ONCE):
+        records, keys = {}, {}
+        for number in range(start, start + _AT_ONCE):
+            name, id = f"instance {number}", str(uuid.uuid4())
+            data = record.data.replace('"instance"', f'"{name}"')
+            head, tail = pack_new(NewRecord(id, (record.saga,), name, record.schema_version, data, record.pending, ()))
+            records[id], keys[key_path(name)] = head + time + b" " + time + tail, id
+            own += len(data)
+        client.hset(shard.instances(record.saga), mapping=records)
+        client.hset(shard.keys(record.saga), mapping=keys)
+    return own / count

@@ -1,0 +1,61 @@
+"""Tasks per second of one round through a real worker."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.benchmarks.conftest import APPS
+from tests.integration.counting import increments
+from tests.integration.worker import Deployment, Worker
+from tests.waiting import wait_until
+
+MESSAGES = 2_500
+COUNTERS = 250
+ROUNDS = 5
+
+
+def in_turn(measures: Sequence[Callable[[], float]]) -> list[list[float]]:
+    """Measure everything in each round twice, forth and back: a machine that becomes faster or slower favours nobody.
+
+    Returns:
+        For each measure the mean rate of each round.
+    """
+    rates: list[list[float]] = [[] for _ in measures]
+    for _ in range(ROUNDS):
+        forth = [measure() for measure in measures]
+        back = [measure() for measure in reversed(measures)][::-1]
+        for all_of_one, pair in zip(rates, zip(forth, back, strict=True), strict=True):
+            all_of_one.append(statistics.harmonic_mean(pair))
+    return rates
+
+
+def middle(rates: Sequence[float]) -> int:
+    """Return the median, rounded."""
+    return round(statistics.median(rates))
+
+
+def ratio(rates: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of what each round's rate is, as a part of the other's."""
+    return statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
+
+
+def rate(deployment: Deployment, task: str, pool: str) -> float:
+    """Return the tasks per second, from the first completion to the last."""
+    for name, amount in increments(MESSAGES, COUNTERS):
+        deployment.send(task, name=name, amount=amount)
+    deployment.settings["worker_prefetch_multiplier"] = 4  # Celery's default
+    deployment.paths = [str(APPS)]
+    worker = deployment.start(pool, 2, level="WARNING").wait_ready()
+    done = _times(deployment, worker)
+    assert sum(count for _, _, count in done) == MESSAGES
+    assert deployment.failures() == []
+    return (MESSAGES - 1) / (max(last for _, last, _ in done) - min(first for first, _, _ in done))
+
+
+def _times(deployment: Deployment, worker: Worker) -> list[tuple[float, float, int]]:
+    """End the worker when everything is done."""
+    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe, deadline_s=120)
+    assert worker.stop() == 0
+    notes = deployment.noted("completed")
+    Path(deployment.folder / "completed.notes").unlink()
+    return [(float(first), float(last), int(count)) for first, last, count in map(str.split, notes)]

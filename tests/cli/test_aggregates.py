@@ -1,0 +1,510 @@
+"""``celery sagas aggregates``."""
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from celery_sagas import Batch, Message, aggregator
+from celery_sagas.cli import sagas
+from celery_sagas.core.registry import registry
+from celery_sagas.errors import PublishError, StoreUnavailable
+from celery_sagas.stores.items import Addition, Keeping, NewItem, Rules
+from celery_sagas.stores.memory.aggregates import MemoryBuffers
+from celery_sagas.stores.ports import Backend
+from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker
+from tests.cli.test_describe import run
+
+#: An aggregator that is in the store, and that no code here defines.
+STRANGER = Rules("gone.store_meters", size=1)
+
+
+@pytest.fixture(autouse=True)
+def aggregators(definitions: None) -> Iterator[None]:
+    """Aggregators of this test alone."""
+    kept = dict(registry.aggregators)
+    registry.aggregators.clear()
+    yield
+    registry.aggregators = kept
+
+
+class Reading(Message):
+    """What a device has measured."""
+
+    device_id: str
+    celsius: float
+
+
+@pytest.fixture
+def flushed() -> list[list[str]]:
+    """The ids of each batch."""
+    return []
+
+
+@pytest.fixture
+def store_readings(app: Celery, flushed: list[list[str]]) -> Any:
+    """An aggregator with groups, whose batches are never full."""
+
+    @aggregator(name="meters.store_readings", size=100, within=60, group_by="device_id")
+    def store_readings(batch: Batch[Reading]) -> None:
+        flushed.append(list(batch.ids))
+
+    return store_readings
+
+
+@pytest.fixture
+def beat(app: Celery) -> Any:
+    """An aggregator without groups."""
+
+    @aggregator(name="meters.beat", size=100)
+    def beat(batch: Batch[int]) -> None: ...
+
+    return beat
+
+
+def batches_of(app: Celery) -> Backend:
+    """Return the backend that keeps what is buffered."""
+    return runtime_of(app).batches
+
+
+def add(app: Celery, *ids: str, group: str = "d1", name: str = "meters.store_readings", unread_by: str = "") -> None:
+    """Buffer items, as an aggregator would whose gate is never open."""
+    items = tuple(NewItem(id, json.dumps({"device_id": group, "celsius": 21.5}), unread_by) for id in ids)
+    batches_of(app).aggregates.insert(Rules(name, size=10_000), [Addition(group, items)])
+
+
+def reject(app: Celery, *ids: str, group: str = "d1", name: str = "meters.store_readings", why: str = "a fault") -> list[str]:
+    """Buffer items, have them rejected by a flush, and return all handles of what was rejected."""
+    add(app, *ids, group=group, name=name)
+    batches, rules = batches_of(app), Rules(name, size=1)
+    for _ in ids:
+        snapshot = batches.aggregates.claim(rules, group, "run")
+        assert snapshot is not None
+        batches.aggregates.remove(rules, group, "run", [Keeping(item.number, "rejected", why) for item in snapshot.items])
+    return handles(app, "rejected", name)
+
+
+def handles(app: Celery, kind: str, name: str = "meters.store_readings") -> list[str]:
+    """Return the handles of what was set aside."""
+    return [kept.handle for kept in batches_of(app).leftovers.kept(name, kind, 1_000)]
+
+
+def buffered(app: Celery, group: str = "d1", name: str = "meters.store_readings") -> list[str]:
+    """Return the ids of a group's buffered items."""
+    return [item.id for item in batches_of(app).buffers.read(name, group, 1_000)]
+
+
+def ask(app: Celery, answer: str, *arguments: str) -> Result:
+    """Run a command, and answer its question."""
+    return CliRunner().invoke(sagas, ["aggregates", *arguments], obj=SimpleNamespace(app=app), input=answer)
+
+
+class TestList:
+    """What there is."""
+
+    def test_every_aggregator_of_the_app_and_of_the_store(self, app: Celery, store_readings: Any, beat: Any) -> None:
+        add(app, "a", "b")
+        add(app, "c", group="d2")
+        add(app, "new", unread_by="v1")
+        reject(app, "r", group="d3")
+        add(app, "x", name=STRANGER.name)
+        result = run(app, "aggregates", "list")
+
+        assert result.exit_code == 0, result.output
+        assert [line.split(maxsplit=5) for line in result.output.splitlines()] == [
+            ["NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "REJECTED", "DEFINED"],
+            ["gone.store_meters", "1", "1", "0", "0", "not in this app"],
+            ["meters.beat", "0", "0", "0", "0", "yes"],
+            ["meters.store_readings", "2", "4", "1", "1", "yes"],
+        ]
+
+    def test_json(self, app: Celery, store_readings: Any) -> None:
+        """One object in each line, for other programs."""
+        add(app, "a")
+        (line,) = run(app, "aggregates", "list", "--json").output.splitlines()
+
+        counts = {"groups": 1, "buffered": 1, "unresolved": 0, "rejected": 0}
+        assert json.loads(line) == {"name": "meters.store_readings", **counts, "defined": True}
+
+    def test_limit(self, app: Celery, store_readings: Any, beat: Any) -> None:
+        assert len(run(app, "aggregates", "list", "--limit", "1").output.splitlines()) == 2
+
+    def test_none(self, app: Celery) -> None:
+        result = run(app, "aggregates", "list")
+
+        assert (result.exit_code, result.output) == (0, "There are no aggregators.\n")
+
+
+class TestListGroups:
+    """The groups of one aggregator."""
+
+    def test_each_group(self, app: Celery, store_readings: Any) -> None:
+        add(app, "a", "b")
+        batches_of(app).aggregates.claim(Rules("meters.store_readings", size=1), "d1", "run")
+        add(app, "new", unread_by="v1")
+        add(app, "c", group="d2")
+        result = run(app, "aggregates", "list", "meters.store_readings")
+
+        header, first, second = result.output.splitlines()
+        assert header.split() == ["GROUP", "FREE", "LEASED", "UNRESOLVED", "DUE"]
+        assert first.split()[:4] == ["d1", "1", "1", "1"]
+        assert first.endswith("UTC")
+        assert second.split(maxsplit=4) == ["d2", "1", "0", "0", "with its next item"]
+
+    def test_aggregator_without_groups(self, app: Celery, beat: Any) -> None:
+        beat.add(7)
+
+        assert run(app, "aggregates", "list", "meters.beat").output.splitlines()[1].split()[0] == "-"
+
+    def test_name_that_would_break_the_table(self, app: Celery, store_readings: Any) -> None:
+        add(app, "a", group="two\nlines\x1b[2J")
+
+        assert r"two\nlines\x1b[2J" in run(app, "aggregates", "list", "meters.store_readings").output
+
+    def test_json(self, app: Celery, store_readings: Any) -> None:
+        add(app, "a")
+        (line,) = run(app, "aggregates", "list", "meters.store_readings", "--json").output.splitlines()
+
+        assert json.loads(line) == {"group": "d1", "free": 1, "leased": 0, "unresolved": 0, "due_at": 0}
+
+    def test_limit(self, app: Celery, store_readings: Any) -> None:
+        for number in range(3):
+            add(app, "a", group=f"d{number}")
+
+        assert len(run(app, "aggregates", "list", "meters.store_readings", "--limit", "2").output.splitlines()) == 3
+
+    def test_nothing_buffered(self, app: Celery, beat: Any) -> None:
+        result = run(app, "aggregates", "list", "meters.beat")
+
+        assert (result.exit_code, result.output) == (0, "meters.beat has nothing buffered.\n")
+
+    def test_aggregator_of_other_code(self, app: Celery) -> None:
+        add(app, "x", name=STRANGER.name)
+
+        assert "d1" in run(app, "aggregates", "list", STRANGER.name).output
+
+    def test_unknown(self, app: Celery) -> None:
+        result = run(app, "aggregates", "list", "nobody")
+
+        assert result.exit_code == 1
+        assert "there is no aggregator nobody" in result.output
+
+
+class TestShow:
+    """What was set aside."""
+
+    def test_rejected(self, app: Celery, store_readings: Any) -> None:
+        handle, _ = reject(app, "m1", "m2", why="no such meter")
+        result = run(app, "aggregates", "show", "meters.store_readings")
+
+        assert result.exit_code == 0, result.output
+        header, first, _ = result.output.splitlines()
+        assert header.split() == ["HANDLE", "GROUP", "ID", "BUFFERED", "WHY", "ITEM"]
+        assert first.split()[:3] == [handle, "d1", "m1"]
+        assert first.endswith('UTC  no such meter  {"device_id": "d1", "celsius": 21.5}')
+
+    def test_unresolved(self, app: Celery, store_readings: Any) -> None:
+        """With what this app's code says of them."""
+        rules = Rules("meters.store_readings")
+        items = (NewItem("m1", '{"device_id":"d1"}', "v9"), NewItem("m2", '{"device_id":"d1","celsius":1}', "v9"))
+        batches_of(app).aggregates.insert(rules, [Addition("d1", items)])
+        _, first, second = run(app, "aggregates", "show", "meters.store_readings", "--unresolved").output.splitlines()
+
+        assert "celsius: Field required" in first
+        assert "readable for this app" in second
+
+    def test_unresolved_of_other_code(self, app: Celery) -> None:
+        add(app, "m1", name=STRANGER.name, unread_by="v9")
+
+        assert "not in this app" in run(app, "aggregates", "show", STRANGER.name, "--unresolved").output
+
+    def test_sizes_are_bounded(self, app: Celery, store_readings: Any) -> None:
+        """A reason has up to 2,000 characters, an item a megabyte."""
+        reject(app, "m1", why="why " * 500)
+        line = run(app, "aggregates", "show", "meters.store_readings").output.splitlines()[1]
+
+        assert "why why…" in line
+        assert len(line) < 250
+
+    def test_json(self, app: Celery, store_readings: Any) -> None:
+        """In full."""
+        reject(app, "m1", why="why " * 500)
+        (line,) = run(app, "aggregates", "show", "meters.store_readings", "--json").output.splitlines()
+
+        kept = json.loads(line)
+        assert (kept["kind"], kept["id"], kept["note"]) == ("rejected", "m1", "why " * 500)
+        assert json.loads(kept["payload"]) == {"device_id": "d1", "celsius": 21.5}
+
+    def test_limit(self, app: Celery, store_readings: Any) -> None:
+        reject(app, "m1", "m2", "m3")
+
+        assert len(run(app, "aggregates", "show", "meters.store_readings", "--limit", "2").output.splitlines()) == 3
+
+    @pytest.mark.parametrize(("flag", "kind"), [((), "rejected"), (("--unresolved",), "unresolved")])
+    def test_nothing(self, app: Celery, beat: Any, flag: tuple[str, ...], kind: str) -> None:
+        assert run(app, "aggregates", "show", "meters.beat", *flag).output == f"meters.beat has no {kind} items.\n"
+
+    def test_unknown(self, app: Celery) -> None:
+        assert run(app, "aggregates", "show", "nobody").exit_code == 1
+
+
+class TestRetry:
+    """Items are put back."""
+
+    def test_those_that_are_named(self, app: Celery, store_readings: Any) -> None:
+        first, second = reject(app, "m1", "m2")
+        result = run(app, "aggregates", "retry", "meters.store_readings", first, first)
+
+        assert (result.exit_code, result.output) == (0, "1 item of meters.store_readings was put back.\n")
+        assert (buffered(app), handles(app, "rejected")) == (["m1"], [second])
+
+    def test_all_rejected_ones(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many; those that cannot be read are left alone."""
+        monkeypatch.setattr(import_module("celery_sagas.cli.aggregates"), "_PAGE", 2)
+        reject(app, *(f"m{number}" for number in range(5)))
+        add(app, "new", unread_by="v1", group="d2")
+        result = run(app, "aggregates", "retry", "meters.store_readings", "--all")
+
+        assert result.output == "5 items of meters.store_readings were put back.\n"
+        assert len(buffered(app)) == 5
+        assert (len(handles(app, "rejected")), len(handles(app, "unresolved"))) == (0, 1)
+
+    def test_all_unresolved_ones(self, app: Celery, store_readings: Any) -> None:
+        add(app, "new", unread_by="v1")
+        handle = reject(app, "m1", group="d2")
+        result = run(app, "aggregates", "retry", "meters.store_readings", "--all", "--unresolved")
+
+        assert result.output == "1 item of meters.store_readings was put back.\n"
+        assert (handles(app, "unresolved"), handles(app, "rejected")) == ([], handle)
+
+    def test_they_are_flushed(self, app: Celery, worker: Worker, store_readings: Any, flushed: list[list[str]]) -> None:
+        """Their group is due at once."""
+        reject(app, "m1")
+        run(app, "aggregates", "retry", "meters.store_readings", "--all")
+        (due,) = batches_of(app).aggregates.claim_due(["meters.store_readings"], 10, 1_000)
+
+        assert due.group == "d1"
+        app.send_task("meters.store_readings.flush", ["d1"])
+        worker.run()
+        assert flushed == [["m1"]]
+
+    def test_what_cannot_be_put_back(self, app: Celery, store_readings: Any) -> None:
+        """An item whose id is buffered again, and a handle of nothing: the others are."""
+        first, second = reject(app, "m1", "m2")
+        add(app, "m1")
+        result = run(app, "aggregates", "retry", "meters.store_readings", first, second, "999999")
+
+        assert result.exit_code == 1
+        assert "1 item of meters.store_readings was put back.\n" in result.output
+        assert "Error: 2 items were not put back: nothing has their handle, or their id is buffered again\n" in result.output
+        assert handles(app, "rejected") == [first]
+
+    def test_aggregator_of_other_code(self, app: Celery) -> None:
+        """Its group becomes due, so that a relay which knows it has it flushed."""
+        (handle,) = reject(app, "m1", name=STRANGER.name)
+        result = run(app, "aggregates", "retry", STRANGER.name, handle)
+
+        assert result.exit_code == 0, result.output
+        assert [due.group for due in batches_of(app).aggregates.claim_due([STRANGER.name], 10, 1_000)] == ["d1"]
+
+    @pytest.mark.parametrize("arguments", [(), ("1", "--all")], ids=str)
+    @pytest.mark.parametrize("command", ["retry", "discard"])
+    def test_which(self, app: Celery, store_readings: Any, command: str, arguments: tuple[str, ...]) -> None:
+        """One or the other."""
+        result = run(app, "aggregates", command, "meters.store_readings", *arguments)
+
+        assert result.exit_code == 2
+        assert "name the handles of items, or give --all" in result.output
+
+    @pytest.mark.parametrize("command", ["retry", "discard"])
+    def test_unknown(self, app: Celery, command: str) -> None:
+        assert "there is no aggregator nobody" in run(app, "aggregates", command, "nobody", "--all").output
+
+
+class TestDiscard:
+    """Items are removed for good."""
+
+    def test_those_that_are_named(self, app: Celery, store_readings: Any) -> None:
+        first, second = reject(app, "m1", "m2")
+        result = ask(app, "y\n", "discard", "meters.store_readings", first)
+
+        assert result.exit_code == 0, result.output
+        assert "Remove 1 item of meters.store_readings for good? [y/N]" in result.output
+        assert "1 item of meters.store_readings was discarded." in result.output
+        assert (buffered(app), handles(app, "rejected")) == ([], [second])
+
+    @pytest.mark.parametrize("answer", ["n\n", ""])
+    def test_nothing_without_a_yes(self, app: Celery, store_readings: Any, answer: str) -> None:
+        kept = reject(app, "m1")
+        result = ask(app, answer, "discard", "meters.store_readings", "--all")
+
+        assert (result.exit_code, handles(app, "rejected")) == (1, kept)
+
+    def test_all_without_a_question(self, app: Celery, store_readings: Any) -> None:
+        reject(app, "m1", "m2")
+        add(app, "new", unread_by="v1", group="d2")
+        result = run(app, "aggregates", "discard", "meters.store_readings", "--all", "--yes")
+
+        assert result.output == "2 items of meters.store_readings were discarded.\n"
+        assert (len(handles(app, "rejected")), len(handles(app, "unresolved"))) == (0, 1)
+
+    def test_all_unresolved_ones(self, app: Celery, store_readings: Any) -> None:
+        add(app, "new", unread_by="v1")
+        kept = reject(app, "m1", group="d2")
+        run(app, "aggregates", "discard", "meters.store_readings", "--all", "--unresolved", "--yes")
+
+        assert (buffered(app), handles(app, "rejected")) == ([], kept)
+
+    def test_no_items_at_all(self, app: Celery, store_readings: Any) -> None:
+        """There is nothing to ask."""
+        result = run(app, "aggregates", "discard", "meters.store_readings", "--all")
+
+        assert (result.exit_code, result.output) == (0, "0 items of meters.store_readings were discarded.\n")
+
+    def test_handle_of_nothing(self, app: Celery, store_readings: Any) -> None:
+        result = run(app, "aggregates", "discard", "meters.store_readings", "999999", "--yes")
+
+        assert result.exit_code == 1
+        assert "Error: 1 item was not discarded: nothing has their handle\n" in result.output
+
+    def test_aggregator_of_other_code(self, app: Celery) -> None:
+        """What else waits in the group is not forgotten: the group is due, and a relay that knows its rules looks at it."""
+        add(app, "m1", name=STRANGER.name)
+        add(app, "new", name=STRANGER.name, unread_by="v1")
+        result = run(app, "aggregates", "discard", STRANGER.name, "--all", "--unresolved", "--yes")
+
+        assert result.exit_code == 0, result.output
+        assert buffered(app, name=STRANGER.name) == ["m1"]
+        (group,) = batches_of(app).buffers.groups(STRANGER.name, 10)
+        assert group.due_at > 0
+
+    def test_ids_of_other_code_are_remembered(self, app: Celery) -> None:
+        """A message that is delivered again does not bring back what was discarded."""
+        add(app, "new", name=STRANGER.name, unread_by="v1")
+        run(app, "aggregates", "discard", STRANGER.name, "--all", "--unresolved", "--yes")
+        add(app, "new", name=STRANGER.name)
+
+        assert buffered(app, name=STRANGER.name) == []
+
+
+class TestFlush:
+    """Groups are flushed now."""
+
+    def test_all_groups(self, app: Celery, worker: Worker, store_readings: Any, flushed: list[list[str]]) -> None:
+        add(app, "a")
+        add(app, "b", group="d2")
+        result = run(app, "aggregates", "flush", "meters.store_readings")
+
+        assert (result.exit_code, result.output) == (0, "2 groups of meters.store_readings will be flushed.\n")
+        worker.run()
+        assert flushed == [["a"], ["b"]]
+
+    def test_one_group(self, app: Celery, worker: Worker, store_readings: Any, flushed: list[list[str]]) -> None:
+        add(app, "a")
+        add(app, "b", group="d2")
+        result = run(app, "aggregates", "flush", "meters.store_readings", "d2")
+
+        assert result.output == "1 group of meters.store_readings will be flushed.\n"
+        worker.run()
+        assert flushed == [["b"]]
+
+    def test_group_of_several_fields(self, app: Celery, worker: Worker) -> None:
+        """Under the text that the list shows."""
+        seen = []
+
+        @aggregator(name="meters.pairs", size=100, group_by=("device_id", "celsius"))
+        def pairs(batch: Batch[dict[str, Any]]) -> None:
+            seen.append(batch.group)
+
+        pairs.add({"device_id": "d1", "celsius": 3})
+        shown = run(app, "aggregates", "list", "meters.pairs").output.splitlines()[1].split()[0]
+        run(app, "aggregates", "flush", "meters.pairs", shown)
+        worker.run()
+        assert seen == [shown]
+
+    def test_nothing_to_flush(self, app: Celery, worker: Worker, store_readings: Any) -> None:
+        result = run(app, "aggregates", "flush", "meters.store_readings", "d9")
+
+        assert (result.exit_code, result.output) == (0, "0 groups of meters.store_readings will be flushed.\n")
+        assert worker.waiting() == []
+
+    def test_text_of_no_group(self, app: Celery, store_readings: Any) -> None:
+        result = run(app, "aggregates", "flush", "meters.store_readings", "d" * 256)
+
+        assert result.exit_code == 2
+        assert "Invalid value for GROUP" in result.output
+
+    def test_aggregator_of_other_code(self, app: Celery) -> None:
+        """Nobody knows here what flushes it."""
+        add(app, "x", name=STRANGER.name)
+        result = run(app, "aggregates", "flush", STRANGER.name)
+
+        assert result.exit_code == 1
+        assert "this app does not define it: run the command with an app that does" in result.output
+
+    def test_unknown(self, app: Celery) -> None:
+        assert "there is no aggregator nobody" in run(app, "aggregates", "flush", "nobody").output
+
+    def test_broker_away(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object) -> None:
+            raise PublishError("refused", connection=True)
+
+        monkeypatch.setattr(ConfirmedPublisher, "publish_signature", fail)
+        add(app, "a")
+        result = run(app, "aggregates", "flush", "meters.store_readings")
+
+        assert result.exit_code == 1
+        assert result.output.startswith("Error: ")
+        assert "refused" in result.output
+
+    def test_not_in_eager_mode(self, eager: Celery) -> None:
+        """The function would run here."""
+        result = run(eager, "aggregates", "flush", "meters.store_readings")
+
+        assert result.exit_code == 1
+        assert "task_always_eager" in result.output
+
+
+def test_backend_of_the_aggregators(new_app: NewApp) -> None:
+    """What they buffer may be kept elsewhere."""
+    app = new_app(saga_aggregator_backend=f"memory://{uuid4()}")
+    runtime_of(app).batches.aggregates.insert(STRANGER, [Addition("", (NewItem("x", "1"),))])
+
+    assert STRANGER.name in run(app, "aggregates", "list").output
+    assert runtime_of(app).backend.buffers.names() == []
+
+
+def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, without a traceback."""
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("memory://", "refused")
+
+    monkeypatch.setattr(MemoryBuffers, "names", fail)
+    result = run(app, "aggregates", "list")
+
+    assert (result.exit_code, result.output) == (1, "Error: The saga backend memory:// is unavailable: refused.\n")
+
+
+def test_wrong_setting(new_app: NewApp) -> None:
+    """It says which."""
+    result = run(new_app(saga_unknown=1), "aggregates", "list")
+
+    assert result.exit_code == 1
+    assert "Error: unknown setting saga_unknown" in result.output
+
+
+def test_connections_are_closed(app: Celery) -> None:
+    """A command leaves nothing open."""
+    before = runtime_of(app)
+    run(app, "aggregates", "list")
+
+    assert runtime_of(app) is not before

@@ -1,0 +1,353 @@
+"""``celery sagas dead``."""
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sagas import Saga
+from celery_sagas.core.registry import registry
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.memory.dead import MemoryDeadLetters
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker, backend_of, interposed
+from tests.cli.test_describe import run
+
+
+def letter(id: str = "l1", **facts: Any) -> DeadLetter:
+    """Return a letter."""
+    given = {
+        "task": "order.place",
+        "message_id": "m1",
+        "saga": "order",
+        "key": "42",
+        "error": "Boom",
+        "text": "it broke",
+        "traceback": "Traceback (most recent call last):\n  …\nBoom: it broke\n",
+        "payload": json.dumps({"task": "order.place", "args": ["42"], "kwargs": {}, "options": {"task_id": "m1"}}),
+    }
+    return DeadLetter(id, **{**given, **facts})
+
+
+def keep(app: Celery, *letters: DeadLetter) -> None:
+    """Keep letters, the last one the newest."""
+    for each in letters:
+        backend_of(app).dead.add(each)
+
+
+def kept(app: Celery) -> set[str]:
+    """Return the ids of the letters."""
+    return {each.id for each in backend_of(app).dead.list(10)}
+
+
+@pytest.fixture
+def order(app: Celery) -> Any:
+    """A saga that works."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None: ...
+
+    return Order
+
+
+@pytest.fixture
+def reminded(app: Celery, worker: Worker) -> Any:
+    """A saga whose order 42 waits for two timeouts; one of them has failed."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.schedule(remind, after=0, name="reminder")
+        order.schedule(remind, after=3600, name="other")
+
+    @Order.handles
+    def remind(order: Order) -> None:
+        raise ValueError
+
+    @Order.handles
+    def end(order: Order, order_id: str) -> None:
+        order.complete()
+
+    place.delay("42")
+    worker.run()
+    return Order
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    """Return what raises an error."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+class TestList:
+    """What there is."""
+
+    def test_table(self, app: Celery) -> None:
+        keep(app, letter(), letter("a longer id", key="", error="InvalidMessage"))
+        result = run(app, "dead", "list")
+
+        assert result.exit_code == 0, result.output
+        header, *rows = result.output.splitlines()
+        assert header.split() == ["ID", "SINCE", "TASK", "KEY", "ERROR"]
+        by_id = {row.split("  ")[0].strip(): row for row in rows}
+        assert by_id.keys() == {"l1", "a longer id"}
+        assert by_id["l1"].endswith("UTC  order.place  42   Boom")
+        assert by_id["a longer id"].endswith("UTC  order.place  -    InvalidMessage")
+
+    def test_limit(self, app: Celery) -> None:
+        keep(app, letter(), letter("l2"), letter("l3"))
+
+        assert len(run(app, "dead", "list", "--limit", "2").output.splitlines()) == 3
+
+    def test_none(self, app: Celery) -> None:
+        result = run(app, "dead", "list")
+
+        assert (result.exit_code, result.output) == (0, "There are no dead letters.\n")
+
+    def test_json(self, app: Celery) -> None:
+        """One object in each line, for other programs."""
+        keep(app, letter(), letter("l2"))
+        lines = [json.loads(line) for line in run(app, "dead", "list", "--json").output.splitlines()]
+
+        assert {line["id"] for line in lines} == {"l1", "l2"}
+        assert lines[0]["traceback"].startswith("Traceback")
+        assert lines[0]["at"] > 0
+
+    def test_no_json(self, app: Celery) -> None:
+        result = run(app, "dead", "list", "--json")
+
+        assert (result.exit_code, result.output) == (0, "")
+
+
+class TestShow:
+    """One of them."""
+
+    def test_everything(self, app: Celery) -> None:
+        keep(app, letter())
+        result = run(app, "dead", "show", "l1")
+
+        assert result.exit_code == 0, result.output
+        for line in (
+            "id:      l1",
+            "task:    order.place",
+            "message: m1",
+            "saga:    order",
+            "key:     42",
+            "error:   Boom: it broke",
+            '  "task": "order.place",',
+            "Boom: it broke",
+        ):
+            assert line in result.output.splitlines()
+
+    def test_payload_that_is_no_json(self, app: Celery) -> None:
+        """It is shown as it is."""
+        keep(app, letter(payload="<what>", saga="", key="", traceback=""))
+        result = run(app, "dead", "show", "l1")
+
+        assert "<what>" in result.output
+        assert "saga:" not in result.output
+
+    def test_unknown(self, app: Celery) -> None:
+        result = run(app, "dead", "show", "l9")
+
+        assert result.exit_code == 1
+        assert "there is no dead letter l9" in result.output
+
+
+class TestRetry:
+    """The message is sent again."""
+
+    def test_those_that_are_named(self, app: Celery, worker: Worker, order: Any) -> None:
+        keep(app, letter(), letter("l2", message_id="m2"))
+        result = run(app, "dead", "retry", "l1")
+
+        assert result.exit_code == 0, result.output
+        (sent,) = worker.waiting()
+        assert result.output == f"l1: order.place was sent again as {sent.id}.\n"
+        assert kept(app) == {"l2"}
+        worker.run()
+        assert order.find("42") is not None
+
+    def test_all(self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many."""
+        monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "_PAGE", 2)
+        keep(app, *(letter(f"l{number}", message_id=f"m{number}") for number in range(5)))
+        result = run(app, "dead", "retry", "--all")
+
+        assert result.exit_code == 0, result.output
+        assert len(worker.waiting()) == 5
+        assert kept(app) == set()
+
+    def test_no_letters_at_all(self, app: Celery, order: Any) -> None:
+        assert run(app, "dead", "retry", "--all").exit_code == 0
+
+    def test_what_fails_is_kept_and_the_others_go_on(self, app: Celery, worker: Worker, order: Any) -> None:
+        keep(app, letter("no json", payload="<what>"), letter("no message", payload="{}"), letter())
+        result = run(app, "dead", "retry", "no json", "no message", "l9", "l1")
+
+        assert result.exit_code == 1
+        for sentence in (
+            "Error: the dead letter no json holds no JSON",
+            "Error: the dead letter no message holds no message that can be sent. It can only be discarded.",
+            "Error: there is no dead letter l9",
+            "l1: order.place was sent again as",
+        ):
+            assert sentence in result.output
+        assert kept(app) == {"no json", "no message"}
+        assert len(worker.waiting()) == 1
+
+    def test_message_that_does_not_fit(self, app: Celery, order: Any) -> None:
+        """As its step is now: its task refuses to send it."""
+        payload = {"task": "order.place", "args": [], "kwargs": {"order_id": {"a": 1}, "nonsense": 1}, "options": {}}
+        keep(app, letter(payload=json.dumps(payload)))
+        result = run(app, "dead", "retry", "l1")
+
+        assert (result.exit_code, kept(app)) == (1, {"l1"})
+        assert "does not fit: place() got an unexpected keyword argument 'nonsense'. It can only be discarded." in result.output
+
+    def test_message_that_was_handled_since(self, app: Celery, worker: Worker, order: Any) -> None:
+        """Its worker died between the letter and the journal, and another one handled it."""
+        keep(app, letter())
+        app.send_task("order.place", ["42"], task_id="m1")
+        worker.run()
+        result = run(app, "dead", "retry", "l1")
+
+        assert result.exit_code == 0
+        assert "l1: order.place was handled since" in result.output
+        assert worker.waiting() == []
+
+    @pytest.mark.parametrize("arguments", [(), ("l1", "--all")], ids=str)
+    def test_which(self, app: Celery, arguments: tuple[str, ...]) -> None:
+        """One or the other."""
+        result = run(app, "dead", "retry", *arguments)
+
+        assert result.exit_code == 2
+        assert "name the ids of dead letters, or give --all" in result.output
+
+
+class TestDiscard:
+    """The message is never handled."""
+
+    def test_those_that_are_named(self, app: Celery, worker: Worker) -> None:
+        keep(app, letter(), letter("l2"), letter("l3"))
+        result = run(app, "dead", "discard", "l1", "l2")
+
+        assert (result.exit_code, kept(app)) == (0, {"l3"})
+        assert result.output == "l1: order.place was discarded.\nl2: order.place was discarded.\n"
+        assert worker.waiting() == []
+
+    def test_unknown(self, app: Celery) -> None:
+        keep(app, letter())
+        result = run(app, "dead", "discard", "l9", "l1")
+
+        assert (result.exit_code, kept(app)) == (1, set())
+        assert "there is no dead letter l9" in result.output
+
+    def test_timeout(self, app: Celery, worker: Worker, reminded: Any) -> None:
+        """Its instance no longer waits for it, and never hears of it."""
+        (failed,) = backend_of(app).dead.list(10)
+        assert reminded.find("42").saga.timeouts.keys() == {"other", "reminder"}
+
+        result = run(app, "dead", "discard", failed.id)
+
+        assert (result.exit_code, kept(app)) == (0, set())
+        assert result.output == f"{failed.id}: order.remind was discarded, and its instance no longer waits for it.\n"
+        assert reminded.find("42").saga.timeouts.keys() == {"other"}
+        worker.deliver_again(worker.done[-1])
+        assert reminded.find("42").saga.version == 2
+
+    def test_timeout_of_a_step_that_is_gone(self, app: Celery, worker: Worker, reminded: Any) -> None:
+        """As long as its saga is known by one of its names, or was never renamed."""
+        (failed,) = backend_of(app).dead.list(10)
+        del registry.steps["order.remind"]
+
+        assert "no longer waits for it" in run(app, "dead", "discard", failed.id).output
+        assert reminded.find("42").saga.timeouts.keys() == {"other"}
+
+    def test_timeout_that_no_relay_could_publish(self, app: Celery, worker: Worker, reminded: Any) -> None:
+        """The relay's letters do not always name a saga."""
+        (failed,) = backend_of(app).dead.list(10)
+        backend_of(app).dead.remove(failed.id)
+        keep(app, failed._replace(id="l1", saga=""))
+
+        assert "no longer waits for it" in run(app, "dead", "discard", "l1").output
+        assert reminded.find("42").saga.timeouts.keys() == {"other"}
+
+    def test_timeout_whose_instance_is_gone(self, app: Celery, worker: Worker, reminded: Any) -> None:
+        (failed,) = backend_of(app).dead.list(10)
+        app.send_task("order.end", ["42"])
+        worker.run()
+
+        assert run(app, "dead", "discard", failed.id).output == f"{failed.id}: order.remind was discarded.\n"
+        assert kept(app) == set()
+
+    @pytest.mark.parametrize(
+        "payload", ["<what>", "{}", json.dumps({"task": "order.place", "options": {"headers": {"saga_address": "nonsense"}}})]
+    )
+    def test_message_that_cannot_be_read(self, app: Celery, payload: str) -> None:
+        """Else nobody could discard it."""
+        keep(app, letter(payload=payload))
+
+        assert run(app, "dead", "discard", "l1").output == "l1: order.place was discarded.\n"
+        assert kept(app) == set()
+
+    def test_store_that_goes_away(self, app: Celery, worker: Worker, reminded: Any) -> None:
+        """The letter stays until its instance has been told."""
+        (failed,) = backend_of(app).dead.list(10)
+        interposed(app).once_before("update", failing(StoreUnavailable("memory://", "refused")))
+        result = run(app, "dead", "discard", failed.id)
+
+        assert (result.exit_code, kept(app)) == (1, {failed.id})
+        assert result.output == "Error: The saga backend memory:// is unavailable: refused.\n"
+
+    def test_none(self, app: Celery) -> None:
+        assert run(app, "dead", "discard").exit_code == 2
+
+
+def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so, without a traceback."""
+
+    def fail(*_: object) -> None:
+        raise StoreUnavailable("memory://", "refused")
+
+    monkeypatch.setattr(MemoryDeadLetters, "list", fail)
+    result = run(app, "dead", "list")
+
+    assert result.exit_code == 1
+    assert result.output == "Error: The saga backend memory:// is unavailable: refused.\n"
+
+
+def test_wrong_setting(new_app: NewApp) -> None:
+    """It says which."""
+    result = run(new_app(saga_unknown=1), "dead", "list")
+
+    assert result.exit_code == 1
+    assert "Error: unknown setting saga_unknown" in result.output
+
+
+def test_connections_are_closed(app: Celery) -> None:
+    """A command leaves nothing open."""
+    before = runtime_of(app)
+    run(app, "dead", "list")
+
+    assert runtime_of(app) is not before
+
+
+def test_nothing_is_retried_in_eager_mode(eager: Celery) -> None:
+    """The message would run here, and its failure be lost with the letter."""
+    result = run(eager, "dead", "retry", "--all")
+
+    assert result.exit_code == 1
+    assert "task_always_eager" in result.output

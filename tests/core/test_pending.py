@@ -1,0 +1,94 @@
+"""The pending map, and the timeouts of a run."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_sagas.core.pending import NOTHING, Pending, Timeout, Timeouts, due_times, read_pending
+from celery_sagas.core.sending import Frozen
+
+A = Timeout("id-a", "row-a", "order.remind", 1_000)
+B = Timeout("id-b", "row-b", "order.remind", 2_000)
+MESSAGE = Frozen("id-new", "id-new", "order.remind", "{}", 3_000)
+
+texts = st.text(max_size=5)
+timeouts = st.builds(Timeout, id=texts, row=texts, step=texts, at=st.integers(0, 2**53))
+
+
+@given(st.dictionaries(texts, texts), st.dictionaries(texts, timeouts))
+def test_map_is_read_as_it_was_written(keys, named):
+    pending = Pending(keys, named)
+    assert read_pending(pending.text()) == pending
+
+
+def test_what_newer_code_keeps_is_written_back():
+    text = '{"requests":{"a":1},"keys":{"k":"1"},"timeouts":{"t":{"colour":"red","id":"i","row":"r","step":"s","at":5}}}'
+    pending = read_pending(text)
+    assert pending.timeouts["t"].at == 5
+    assert json.loads(pending.text()) == json.loads(text)
+
+
+def test_nothing_pending():
+    assert Pending().text() == NOTHING == "{}"
+    assert read_pending(NOTHING) == Pending()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '"x"',
+        "{",
+        '{"timeouts": []}',
+        '{"timeouts": {"a": {"id": "x"}}}',
+        '{"timeouts": {"a": 1}}',
+        '{"keys": 1}',
+    ],
+)
+def test_text_that_holds_no_map(text):
+    with pytest.raises(ValueError, match=r"."):
+        read_pending(text)
+
+
+def test_a_name_replaces():
+    timeouts = Timeouts({"a": A, "b": B})
+    timeouts.add("a", MESSAGE, 3_000)
+    assert timeouts.kept == {"b": B}
+    assert timeouts.added == {"a": (MESSAGE, 3_000)}
+    assert timeouts.withdrawn == ["row-a"]
+
+
+def test_what_this_run_added_is_withdrawn_without_a_trace():
+    timeouts = Timeouts({})
+    timeouts.add("a", MESSAGE, 3_000)
+    timeouts.withdraw("a")
+    assert (timeouts.added, timeouts.withdrawn) == ({}, [])
+
+
+def test_withdrawing_what_is_not_there():
+    timeouts = Timeouts({"a": A})
+    timeouts.withdraw("b")
+    assert (timeouts.kept, timeouts.withdrawn) == ({"a": A}, [])
+
+
+def test_the_handled_one_is_taken_once_and_its_row_left_to_its_sender():
+    timeouts = Timeouts({"a": A, "b": B})
+    assert timeouts.take("id-a")
+    assert not timeouts.take("id-a")
+    assert (timeouts.kept, timeouts.withdrawn) == ({"b": B}, [])
+
+
+def test_rescheduling_the_handled_one_keeps_the_new_one():
+    timeouts = Timeouts({"a": A})
+    assert timeouts.take("id-a")
+    timeouts.add("a", MESSAGE, 3_000)
+    assert (timeouts.added, timeouts.withdrawn) == ({"a": (MESSAGE, 3_000)}, [])
+
+
+def test_due_times_are_aware():
+    assert due_times({"a": A}) == {"a": datetime.fromtimestamp(1, UTC)}

@@ -1,0 +1,139 @@
+"""Published rows are removed a moment later, many at once, and whoever cannot remove them tries again."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from celery_sagas.engine import confirmations
+from celery_sagas.engine.confirmations import Confirmations
+from celery_sagas.errors import StoreUnavailable
+from tests.waiting import wait_until
+
+
+class Outbox:
+    """Notes what is confirmed, and fails as often as it is told."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[tuple[str, list[str]]] = []
+        self.failures = 0
+
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        if self.failures:
+            self.failures -= 1
+            raise StoreUnavailable("store", "away")
+        self.confirmed.append((token, list(ids)))
+        return len(ids)
+
+
+@pytest.fixture
+def outbox() -> Outbox:
+    """An outbox."""
+    return Outbox()
+
+
+#: How long the lease lasts, unless a test says otherwise.
+LASTS_S = 30.0
+
+
+def made(outbox: Outbox, lasts_s: float = LASTS_S) -> Confirmations:
+    return Confirmations(outbox, "me", lasts_s)  # type: ignore[arg-type]
+
+
+def test_many_are_removed_at_once(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirmations, "GATHERED_FOR_S", 60)  # the thread is out of the way
+    published = made(outbox)
+    for id in ("a", "b", "c"):
+        published.add([id])
+    assert outbox.confirmed == []
+    published.close()
+
+    assert outbox.confirmed == [("me", ["a", "b", "c"])]
+
+
+def test_a_thread_removes_them_by_itself(outbox: Outbox) -> None:
+    published = made(outbox)
+    for id in ("a", "b"):
+        published.add([id])
+        wait_until(lambda id=id: id in [each for _, ids in outbox.confirmed for each in ids], f"{id} confirmed")
+    published.close()
+
+
+def test_nothing_published_asks_nobody(outbox: Outbox) -> None:
+    made(outbox).flush()
+    assert outbox.confirmed == []
+
+
+def test_what_cannot_be_removed_is_tried_again(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    outbox.failures = 2
+    published = made(outbox)
+    published.add(["a", "b"])
+    wait_until(lambda: outbox.confirmed, "confirmed at last")
+    published.close()
+
+    assert outbox.confirmed == [("me", ["a", "b"])]
+    assert caplog.text.count("published messages could not be removed from the outbox") == 1
+
+
+def test_until_the_lease_has_ended(outbox: Outbox, caplog: pytest.LogCaptureFixture) -> None:
+    """Then others send the rows again."""
+    outbox.failures = 1
+    published = made(outbox, lasts_s=0)
+    published.add_now(["a"])
+    published.flush()
+
+    assert outbox.confirmed == []
+    assert "1 published messages could not be removed from the outbox in time" in caplog.text
+
+
+def test_what_an_interruption_left_is_tried_again(outbox: Outbox) -> None:
+    class Interrupted(Outbox):
+        def confirm(self, token: str, ids: Sequence[str]) -> int:
+            if not self.confirmed:
+                self.confirmed.append(("", []))
+                raise KeyboardInterrupt
+            return super().confirm(token, ids)
+
+    interrupted = Interrupted()
+    published = made(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        published.add_now(["a"])
+    published.flush()
+
+    assert interrupted.confirmed[1:] == [("me", ["a"])]
+
+
+def test_an_error_of_ours_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What it met with is tried again until the lease has ended; what came later is removed then."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(confirmations, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Broken(Outbox):
+        def confirm(self, token: str, ids: Sequence[str]) -> int:
+            if "a" in ids:
+                raise ZeroDivisionError
+            return super().confirm(token, ids)
+
+    broken = Broken()
+    published = made(broken)
+    with caplog.at_level(logging.ERROR):
+        published.add(["a"])
+        wait_until(lambda: "ZeroDivisionError" in caplog.text, "a logged error")
+    clock.now = LASTS_S - 1
+    published.add(["b"])
+    clock.now = LASTS_S + 1
+    wait_until(lambda: broken.confirmed == [("me", ["b"])], "b confirmed")
+    published.close()
+
+
+def test_closing_ends_the_thread(outbox: Outbox) -> None:
+    published = made(outbox)
+    published.add(["a"])
+    published.close()
+
+    thread = published._thread
+    assert isinstance(thread, threading.Thread)
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,797 @@
+"""The relay: it publishes what is due, in the place of whoever has died or could not wait."""
+
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from celery_sagas.engine.relay import BATCH, Receipt, Relay, Terms
+from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import Effects, Entry, Outgoing
+from celery_sagas.testing.clock import Clock
+from tests.engine.conftest import Recorder
+
+LEASE_S = 60.0
+TERMS = Terms(interval_s=1.0, lease_s=LEASE_S, max_attempts=3, retention_s=3600.0)
+POISON = PublishError("it is too large", False)
+AWAY = PublishError("the broker is away", True)
+LOST = Doubtful("the connection was lost", True)
+
+
+class Clocks:
+    """The store's clock and the relay's, which go together."""
+
+    def __init__(self, store: Clock) -> None:
+        self.store = store
+
+    def monotonic(self) -> float:
+        return self.store.now / 1000
+
+    def advance(self, seconds: float) -> None:
+        self.store.advance(int(seconds * 1000))
+
+
+class Deployment:
+    """A backend with rows, and relays over it."""
+
+    def __init__(self, backend: MemoryBackend, clocks: Clocks) -> None:
+        self.backend = backend
+        self.clocks = clocks
+        self.publisher = Recorder()
+        self.known = {"order.nudge"}
+
+    def relay(self, publisher: Any = None, knows: Callable[[str], bool] | None = None, terms: Terms = TERMS) -> Relay:
+        """Make a relay of a process."""
+        clock = self.clocks.monotonic
+        knows = knows or self.known.__contains__
+        return Relay(self.backend, publisher or self.publisher, knows, terms, clock=clock, wall_clock=clock)
+
+    def add(self, *names: str, kind: str = "sent", task: str = "charge", due_s: float = 0, leased_s: float = 0) -> None:
+        """Commit rows: due in some seconds, or under a lease for some."""
+        due_at = int((self.clocks.monotonic() + due_s) * 1000) if kind != "sent" or due_s else 0
+        rows = tuple(Outgoing(f"row-{name}", kind, f"id-{name}", task, "{}", due_at) for name in names)
+        entry = Entry("order.place", f"cause of {names}", "a", "started", "order", "42", "i", 1, "{}")
+        self.backend.sagas.record(Effects(entry, rows, "a dead process", int(leased_s * 1000)))
+
+
+@pytest.fixture
+def deployment(backend: MemoryBackend, clock: Clock) -> Deployment:
+    """A deployment with an empty outbox."""
+    return Deployment(backend, Clocks(clock))
+
+
+def test_publishes_what_is_due_and_removes_it(deployment: Deployment) -> None:
+    """NS-11: the decision to send was committed, whoever publishes it."""
+    deployment.add("a", "b")
+    relay = deployment.relay()
+
+    sweep = relay.sweep()
+
+    assert deployment.publisher.ids == ["id-a", "id-b"]
+    assert deployment.backend.outbox.count() == 0
+    assert (sweep.sent, sweep.released, sweep.failed, sweep.error) == (2, 0, 0, "")
+    assert relay.tally.last is sweep
+
+
+def test_leaves_what_is_leased_until_the_lease_has_ended(deployment: Deployment) -> None:
+    """Who committed it may be publishing it."""
+    deployment.add("a", leased_s=30)
+    relay = deployment.relay()
+    relay.sweep()
+    assert deployment.publisher.ids == []
+
+    deployment.clocks.advance(30)
+    relay.sweep()
+
+    assert deployment.publisher.ids == ["id-a"]
+
+
+def test_leaves_what_is_not_due_yet(deployment: Deployment) -> None:
+    """PM-25."""
+    deployment.add("a", kind="scheduled", task="order.nudge", due_s=10)
+    relay = deployment.relay()
+    for _ in range(10):
+        relay.sweep()
+        assert deployment.publisher.ids == []
+        deployment.clocks.advance(1)
+
+    relay.sweep()
+
+    assert deployment.publisher.ids == ["id-a"]
+
+
+def test_goes_on_while_batches_are_full(deployment: Deployment) -> None:
+    """A backlog is not left to the interval."""
+    names = [f"{number:03}" for number in range(2 * BATCH + 1)]
+    deployment.add(*names)
+
+    sweep = deployment.relay().sweep()
+
+    assert deployment.publisher.ids == [f"id-{name}" for name in names]
+    assert sweep.sent == len(names)
+
+
+def test_confirms_each_batch(deployment: Deployment) -> None:
+    """A relay that dies leaves one batch to be sent again, not a backlog."""
+    deployment.add(*(f"{number:03}" for number in range(2 * BATCH)))
+    counts: list[int] = []
+
+    class Watching(Recorder):
+        def publish(self, message: Any) -> None:
+            super().publish(message)
+            counts.append(deployment.backend.outbox.count())
+
+    deployment.relay(Watching()).sweep()
+
+    assert counts == [2 * BATCH] * BATCH + [BATCH] * BATCH
+
+
+def test_two_relays_share_the_rows(deployment: Deployment) -> None:
+    """Each row is one relay's, whenever the other looks."""
+    deployment.add(*(f"{number:03}" for number in range(BATCH + 50)))
+    rival = deployment.relay(other := Recorder())
+
+    class Interrupted(Recorder):
+        def publish(self, message: Any) -> None:
+            rival.sweep()
+            super().publish(message)
+
+    deployment.relay(mine := Interrupted()).sweep()
+
+    assert len(mine.ids) == BATCH
+    assert len(other.ids) == 50
+    assert not set(mine.ids) & set(other.ids)
+    assert deployment.backend.outbox.count() == 0
+
+
+def test_rows_of_another_prefix_are_not_seen(deployment: Deployment, clock: Clock) -> None:
+    """The backend's prefix partitions everything."""
+    mine = MemoryBackend("memory://relays", prefix="mine", clock=clock)
+    Deployment(MemoryBackend("memory://relays", prefix="theirs", clock=clock), deployment.clocks).add("a")
+    deployment.backend = mine
+
+    assert deployment.relay().sweep().sent == 0
+
+
+class TestStopping:
+    """A worker that ends does not wait for a backlog."""
+
+    def test_gives_back_what_it_does_not_come_to(self, deployment: Deployment) -> None:
+        deployment.add("a", "b", "c")
+        relay = deployment.relay()
+        relay.is_stopping = lambda: len(deployment.publisher.published) == 1
+
+        sweep = relay.sweep()
+
+        assert deployment.publisher.ids == ["id-a"]
+        assert (sweep.sent, sweep.released) == (1, 2)
+        relay = deployment.relay()
+        assert relay.sweep().sent == 2
+
+    def test_claims_nothing(self, deployment: Deployment) -> None:
+        deployment.add("a")
+        relay = deployment.relay()
+        relay.is_stopping = lambda: True
+
+        assert relay.sweep() == Sweep(deployment.clocks.monotonic(), deployment.clocks.monotonic())
+        assert deployment.relay().sweep().sent == 1
+
+
+class TestHalfLease:
+    """Whoever claims the rows when the lease has ended must be alone."""
+
+    def slow(self, deployment: Deployment, seconds: float) -> Recorder:
+        class Slow(Recorder):
+            def publish(self, message: Any) -> None:
+                super().publish(message)
+                deployment.clocks.advance(seconds)
+
+        return Slow()
+
+    def test_stops_publishing(self, deployment: Deployment) -> None:
+        deployment.add("a", "b", "c", "d")
+        publisher = self.slow(deployment, LEASE_S / 4 + 1)
+
+        sweep = deployment.relay(publisher).sweep()
+
+        assert publisher.ids == ["id-a", "id-b"]
+        assert (sweep.sent, sweep.released, sweep.error) == (2, 2, "")
+        assert deployment.relay().sweep().sent == 2
+
+    def test_lease_begins_before_the_claim(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store's answer may have been slow."""
+        deployment.add("a")
+        claim_due = deployment.backend.outbox.claim_due
+
+        def slowly(*arguments: Any) -> Any:
+            rows = claim_due(*arguments)
+            deployment.clocks.advance(LEASE_S / 2 + 1)
+            return rows
+
+        monkeypatch.setattr(deployment.backend.outbox, "claim_due", slowly)
+
+        assert deployment.relay().sweep().released == 1
+        assert deployment.publisher.ids == []
+
+    def test_ends_a_sweep_that_never_would(self, deployment: Deployment) -> None:
+        """There is more to do than to publish."""
+        deployment.add(*(f"{number:03}" for number in range(3 * BATCH)))
+        publisher = self.slow(deployment, LEASE_S / 2 / BATCH)
+
+        sweep = deployment.relay(publisher).sweep()
+
+        assert sweep.sent == BATCH
+
+
+class TestAbsentBroker:
+    """It says nothing about any row."""
+
+    def test_ends_the_sweep_and_counts_against_no_row(self, deployment: Deployment) -> None:
+        deployment.add("a", "b", "c")
+        deployment.publisher.errors = [None, AWAY]
+        relay = deployment.relay()
+
+        sweep = relay.sweep()
+
+        assert deployment.publisher.ids == ["id-a"]
+        assert (sweep.sent, sweep.released, sweep.failed) == (1, 2, 0)
+        assert sweep.error == "the broker is away"
+        rows = deployment.backend.outbox.claim_due("the test", 10, 1)
+        deployment.clocks.advance(60)
+        rows += deployment.backend.outbox.claim_due("the test", 10, 1)
+        assert {row.attempts for row in rows} == {0}
+
+    def test_any_number_of_times(self, deployment: Deployment) -> None:
+        """Not even a long outage makes a dead letter."""
+        deployment.add("a")
+        relay = deployment.relay()
+        for _ in range(3 * TERMS.max_attempts):
+            deployment.publisher.errors = [AWAY]
+            deployment.clocks.advance(60)
+            assert relay.sweep().error
+
+        deployment.clocks.advance(60)
+
+        assert relay.sweep().sent == 1
+        assert deployment.backend.dead.list(10) == []
+
+    def test_is_told_once_and_so_is_its_end(self, deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+        """Not with each sweep; and a sweep that had nothing to send does not know that it is over."""
+        caplog.set_level(logging.INFO, "celery_sagas")
+        relay = deployment.relay()
+        deployment.add("a")
+        for _ in range(3):
+            deployment.publisher.errors = [AWAY]
+            assert relay.sweep().error
+            deployment.backend.outbox.claim_due("another relay", 10, 10_000)
+            assert not relay.sweep().error
+            deployment.clocks.advance(10)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "the relay could not go on, and tries again: the broker is away" in caplog.text
+
+        relay.sweep()
+        relay.sweep()
+
+        assert caplog.text.count("the relay works again after an outage of 30 s") == 1
+
+
+class Choosy(Recorder):
+    """A publisher whose broker ends the connection over some rows, and which may go away."""
+
+    def __init__(self, *bad: str) -> None:
+        super().__init__()
+        self.bad = {f"id-{name}" for name in bad}
+        self.tried: list[str] = []
+        self.away: PublishError | None = None
+
+    def publish(self, message: Any) -> None:
+        """Keep a message, or fail."""
+        self.tried.append(message.message_id)
+        if self.away:
+            raise self.away
+        if message.message_id in self.bad:
+            raise LOST
+        super().publish(message)
+
+
+class TestSuspects:
+    """A row at whose turn the connection is lost: its neighbours tell whether it is to blame."""
+
+    @staticmethod
+    def sweep_for(deployment: Deployment, relay: Relay, seconds: int) -> list[Sweep]:
+        sweeps = []
+        for _ in range(seconds):
+            sweeps.append(relay.sweep())
+            deployment.clocks.advance(1)
+        return sweeps
+
+    def test_is_to_blame_if_the_next_is_accepted(self, deployment: Deployment) -> None:
+        deployment.add("bad", "worse", "a", "b")
+        relay = deployment.relay(publisher := Choosy("bad", "worse"))
+
+        sweep = relay.sweep()
+
+        assert publisher.ids == ["id-a", "id-b"]
+        assert (sweep.sent, sweep.failed, sweep.released, sweep.error) == (2, 2, 0, "")
+
+    def test_any_number_of_them_starves_no_other(self, deployment: Deployment) -> None:
+        bad = [f"bad {number:03}" for number in range(BATCH - 1)]
+        deployment.add(*bad, "good")
+        relay = deployment.relay(publisher := Choosy(*bad))
+
+        sweep = relay.sweep()
+
+        assert publisher.ids == ["id-good"]
+        assert (sweep.failed, sweep.error) == (len(bad), "")
+
+    def test_many_batches_of_them_starve_no_other(self, deployment: Deployment) -> None:
+        bad = [f"bad {number:03}" for number in range(3 * BATCH)]
+        deployment.add(*bad)
+        deployment.clocks.advance(1)
+        deployment.add("good")
+        relay = deployment.relay(publisher := Choosy(*bad))
+
+        self.sweep_for(deployment, relay, 10)
+
+        assert publisher.ids == ["id-good"]
+
+    def test_becomes_a_dead_letter_although_no_neighbour_is_left(self, deployment: Deployment) -> None:
+        """It was found to blame once."""
+        deployment.add("bad", "worse", "a")
+        relay = deployment.relay(Choosy("bad", "worse"))
+
+        sweeps = self.sweep_for(deployment, relay, 60)
+
+        assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"id-bad", "id-worse"}
+        assert not any(sweep.error for sweep in sweeps)
+
+    def test_is_to_blame_if_others_were_accepted_since_it_failed_alone(self, deployment: Deployment) -> None:
+        """They were never in one batch."""
+        deployment.add("bad")
+        relay = deployment.relay(Choosy("bad"))
+        assert relay.sweep().is_broker_away
+        deployment.add("a")
+        assert relay.sweep().sent == 1
+        deployment.clocks.advance(5)
+
+        sweep = relay.sweep()
+
+        assert (sweep.failed, sweep.error) == (1, "")
+
+    def test_waits_twice_as_long_each_time_it_fails_alone(self, deployment: Deployment) -> None:
+        """Nothing is counted against it."""
+        deployment.add("bad")
+        relay = deployment.relay(Choosy("bad"))
+        times = [number for number, sweep in enumerate(self.sweep_for(deployment, relay, 300)) if sweep.error]
+
+        assert [late - early for early, late in pairwise(times)] == [5, 10, 20, 40, 60, 60, 60]
+        assert deployment.backend.dead.list(10) == []
+
+    def test_is_not_to_blame_while_no_other_is_accepted(self, deployment: Deployment) -> None:
+        """However long that lasts, and whatever was found before: a broker may accept connections, and no message."""
+        deployment.add("bad", "a")
+        relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
+        assert relay.sweep().failed == 1
+        publisher.away = LOST
+        deployment.add("b", "c")
+
+        sweeps = self.sweep_for(deployment, relay, 600)
+
+        assert sum(sweep.failed for sweep in sweeps if sweep.is_broker_away) == 0
+        publisher.away = None
+        publisher.bad.clear()
+        self.sweep_for(deployment, relay, 61)
+        assert {"id-b", "id-c"} <= set(publisher.ids)
+        assert not {"id-b", "id-c"} & {letter.message_id for letter in deployment.backend.dead.list(10)}
+
+    def test_found_before_is_not_to_blame_for_a_broker_that_is_away(self, deployment: Deployment) -> None:
+        """It is tried once more, and there is nothing to connect to."""
+        deployment.add("bad", "a")
+        relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
+        assert relay.sweep().failed == 1
+        deployment.clocks.advance(2)
+        publisher.published.clear()
+        relay.publisher = deployment.publisher
+        deployment.publisher.errors = [LOST, AWAY]
+
+        sweep = relay.sweep()
+
+        assert (sweep.failed, sweep.dead, sweep.error) == (0, 0, "the broker is away")
+        deployment.clocks.advance(60)
+        assert relay.sweep().sent == 1
+
+    def test_slow_ones_end_the_sweep(self, deployment: Deployment) -> None:
+        """Each may cost a deadline, and the others would only wait for it too."""
+        deployment.add("a", "b", "c", "d")
+
+        class Slow(Choosy):
+            def publish(self, message: Any) -> None:
+                deployment.clocks.advance(5)
+                super().publish(message)
+
+        publisher = Slow()
+        publisher.away = LOST
+
+        sweep = deployment.relay(publisher).sweep()
+
+        assert publisher.tried == ["id-a", "id-b"]
+        assert (sweep.released, sweep.failed, sweep.is_broker_away) == (4, 0, True)
+
+    def test_broker_that_cannot_be_reached_ends_the_sweep_at_once(self, deployment: Deployment) -> None:
+        deployment.add("a", "b", "c")
+        deployment.publisher.errors = [LOST, AWAY]
+
+        sweep = deployment.relay().sweep()
+
+        assert (sweep.sent, sweep.released, sweep.failed, sweep.error) == (0, 3, 0, "the broker is away")
+
+
+class TestAbsentStore:
+    """It ends the sweep, and is told."""
+
+    def away(self, *_: Any) -> Any:
+        raise StoreUnavailable("store", "away")
+
+    def test_claim(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "celery_sagas")
+        relay = deployment.relay()
+        with monkeypatch.context() as patch:
+            patch.setattr(deployment.backend.outbox, "claim_due", self.away)
+            for _ in range(2):
+                assert "store is unavailable: away" in relay.sweep().error
+        assert caplog.text.count("store is unavailable: away") == 1
+
+        relay.sweep()
+
+        assert "the relay works again" in caplog.text
+        assert relay.tally.last_error == "The saga backend store is unavailable: away."
+
+    def test_confirm(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was published is sent again, under its id: at least once."""
+        deployment.add("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(deployment.backend.outbox, "confirm", self.away)
+            sweep = deployment.relay().sweep()
+        assert (sweep.sent, bool(sweep.error)) == (0, True)
+        deployment.clocks.advance(LEASE_S)
+
+        deployment.relay().sweep()
+
+        assert deployment.publisher.ids == ["id-a", "id-a"]
+
+    def test_failure_that_cannot_be_noted_repeats_no_other(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was published before it is removed."""
+        deployment.add("a", "b")
+        deployment.publisher.errors = [None, POISON]
+        monkeypatch.setattr(deployment.backend.outbox, "fail", self.away)
+
+        assert deployment.relay().sweep().error
+
+        assert deployment.backend.outbox.count() == 1
+
+
+class TestPoison:
+    """A row that no broker takes."""
+
+    def test_holds_up_no_other(self, deployment: Deployment) -> None:
+        deployment.add("a", "b", "c")
+        deployment.publisher.errors = [POISON]
+
+        sweep = deployment.relay().sweep()
+
+        assert deployment.publisher.ids == ["id-b", "id-c"]
+        assert (sweep.sent, sweep.failed, sweep.error) == (2, 1, "")
+
+    def test_waits_twice_as_long_each_time(self, deployment: Deployment) -> None:
+        deployment.add("a")
+        terms = Terms(1.0, LEASE_S, 19, 3600.0)
+        relay = deployment.relay(terms=terms)
+        attempts: list[float] = []
+
+        class Refusing(Recorder):
+            def publish(self, message: Any) -> None:
+                attempts.append(deployment.clocks.monotonic())
+                raise POISON
+
+        relay.publisher = Refusing()
+        for _ in range(4_000):
+            relay.sweep()
+            deployment.clocks.advance(1)
+
+        pauses = [round(late - early) for early, late in pairwise(attempts)]
+        assert pauses[:11] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
+
+    def test_becomes_a_dead_letter(self, deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+        """With everything that a person needs, and with nothing that a store refuses."""
+        deployment.add("a")
+        relay = deployment.relay()
+        error = PublishError("it holds \0", False)
+        error.__cause__ = ValueError("\0")
+        sweeps = []
+        for _ in range(TERMS.max_attempts):
+            deployment.publisher.errors = [error]
+            sweeps.append(relay.sweep())
+            deployment.clocks.advance(600)
+
+        (letter,) = deployment.backend.dead.list(10)
+        assert (letter.task, letter.message_id, letter.payload, letter.error) == ("charge", "id-a", "{}", "ValueError")
+        assert letter.text == "it holds \\0"
+        assert "ValueError" in letter.traceback
+        assert "\0" not in letter.traceback
+        assert deployment.backend.outbox.count() == 0
+        assert [(sweep.failed, sweep.dead) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
+        assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
+
+    def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store may go away between the letter and the row's removal."""
+        deployment.add("a")
+        relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
+        for is_away in (True, False):
+            deployment.publisher.errors = [POISON]
+            with monkeypatch.context() as patch:
+                if is_away:
+                    patch.setattr(deployment.backend.outbox, "confirm", TestAbsentStore().away)
+                relay.sweep()
+            deployment.clocks.advance(LEASE_S)
+
+        assert len(deployment.backend.dead.list(10)) == 1
+        assert deployment.backend.outbox.count() == 0
+
+
+class TestUnknownStep:
+    """A timeout is published by a worker that has its step: another's queue may be read by nobody who does."""
+
+    @pytest.mark.parametrize("kind", ["scheduled", "deadline"])
+    def test_is_left_to_a_worker_that_knows_it(self, deployment: Deployment, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+        deployment.add("a", kind=kind, task="order.renamed")
+        ignorant = deployment.relay()
+        for _ in range(3):
+            sweep = ignorant.sweep()
+            assert sweep.unknown == {"order.renamed": 1}
+            deployment.clocks.advance(1)
+        assert caplog.text.count("order.renamed is due, and is no step of this worker") == 1
+        assert ignorant.tally.unknown == {"order.renamed": 3}
+
+        sweep = deployment.relay(knows=lambda task: True).sweep()
+
+        assert sweep.sent == 1
+        assert deployment.publisher.ids == ["id-a"]
+
+    def test_plain_task_is_sent_without_being_known(self, deployment: Deployment) -> None:
+        """Its worker may have nothing to do with sagas."""
+        deployment.add("a", task="charge", due_s=5)
+        deployment.clocks.advance(5)
+
+        assert deployment.relay(knows=lambda task: False).sweep().sent == 1
+
+    def test_starves_no_other(self, deployment: Deployment) -> None:
+        """However many there are."""
+        deployment.add(*(f"{number:03}" for number in range(3 * BATCH)), kind="scheduled", task="order.renamed")
+        deployment.clocks.advance(1)
+        deployment.add("a")
+
+        sweep = deployment.relay().sweep()
+
+        assert deployment.publisher.ids == ["id-a"]
+        assert sweep.unknown == {"order.renamed": 3 * BATCH}
+
+    def test_is_looked_at_less_and_less(self, deployment: Deployment) -> None:
+        """From the interval up to a minute."""
+        deployment.add("a", kind="scheduled", task="order.renamed")
+        relay = deployment.relay()
+        looks: list[float] = []
+        for _ in range(600):
+            if relay.sweep().unknown:
+                looks.append(deployment.clocks.monotonic())
+            deployment.clocks.advance(1)
+
+        pauses = [late - early for early, late in pairwise(looks)]
+        assert pauses[0] == 1
+        assert pauses == sorted(pauses)
+        assert pauses[-1] == 60
+
+    def test_that_was_due_at_once_is_looked_at_with_each_interval(self, deployment: Deployment) -> None:
+        """Nobody knows since when it has been due."""
+        row = Outgoing("row-a", "scheduled", "id-a", "order.renamed", "{}")
+        entry = Entry("order.place", "cause", "a", "started", "order", "42", "i", 1, "{}")
+        deployment.backend.sagas.record(Effects(entry, (row,)))
+        relay = deployment.relay()
+
+        sweeps = TestSuspects.sweep_for(deployment, relay, 3)
+
+        assert [sweep.unknown for sweep in sweeps] == 3 * [{"order.renamed": 1}]
+
+
+class TestHousekeeping:
+    """What has been kept for long enough is removed, once a minute."""
+
+    def handled(self, deployment: Deployment, count: int) -> None:
+        for number in range(count):
+            entry = Entry("order.place", f"m{number}", "a", "started", "order", "42", "i", 1, "{}")
+            deployment.backend.sagas.record(Effects(entry))
+        deployment.backend.deliveries.count("order.place", "m0")
+
+    def test_removes_what_is_older_than_the_retention(self, deployment: Deployment) -> None:
+        self.handled(deployment, 3)
+        relay = deployment.relay()
+        deployment.clocks.advance(TERMS.retention_s - 1)
+        assert relay.sweep().purged == 0
+
+        deployment.clocks.advance(61)
+
+        assert relay.sweep().purged == 4
+        assert deployment.backend.journal.history(["order"], "42", 10) == []
+        assert deployment.backend.deliveries.count("order.place", "m0") == 1
+
+    def test_looks_once_a_minute(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        looks: list[float] = []
+
+        def purge(older_than_ms: int, limit: int) -> int:
+            looks.append(deployment.clocks.monotonic())
+            return 0
+
+        monkeypatch.setattr(deployment.backend.journal, "purge", purge)
+        relay = deployment.relay()
+        for _ in range(200):
+            relay.sweep()
+            deployment.clocks.advance(1)
+
+        assert [round(late - early) for early, late in pairwise(looks)] == [60, 60]
+
+    def test_removes_a_bounded_number_and_goes_on_with_the_next_sweep(
+        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        left = [25_500]
+
+        def purge(older_than_ms: int, limit: int) -> int:
+            count = min(limit, left[0])
+            left[0] -= count
+            return count
+
+        monkeypatch.setattr(deployment.backend.journal, "purge", purge)
+        relay = deployment.relay()
+        deployment.clocks.advance(60)
+
+        assert [relay.sweep().purged for _ in range(4)] == [10_000, 10_000, 5_500, 0]
+
+
+def test_what_it_has_done_can_be_shown(deployment: Deployment) -> None:
+    """As JSON, to people."""
+    deployment.add("a", "b")
+    deployment.add("c", kind="scheduled", task="order.renamed")
+    deployment.publisher.errors = [POISON]
+    relay = deployment.relay()
+    relay.sweep()
+    relay.sweep()
+
+    shown = relay.tally.shown()
+
+    assert (shown["sweeps"], shown["sent"], shown["failed"], shown["unknown"]) == (2, 1, 1, {"order.renamed": 1})
+    assert shown["last"]["sent"] == 0
+
+
+class TestPipeline:
+    """Publishing many messages before the broker confirms them, where it can."""
+
+    class Pipe:
+        """Confirms some rows, and keeps what it was given."""
+
+        def __init__(self, *confirmed: str) -> None:
+            self.confirmed = {f"row-{name}" for name in confirmed}
+            self.unsure: set[str] = set()
+            self.given: list[str] = []
+
+        def publish(self, messages: Any) -> Receipt:
+            self.given += [message.id for message in messages]
+            ids = {message.id for message in messages}
+            return Receipt(self.confirmed & ids, self.unsure & ids)
+
+    def test_what_it_leaves_is_published_one_by_one(self, deployment: Deployment) -> None:
+        """Each of them gets an answer of its own."""
+        deployment.add("a", "b", "c", "d")
+        deployment.publisher.errors = [POISON, None]
+        relay = deployment.relay()
+        relay.pipeline = pipe = self.Pipe("a", "c")
+
+        sweep = relay.sweep()
+
+        assert pipe.given == ["row-a", "row-b", "row-c", "row-d"]
+        assert deployment.publisher.ids == ["id-d"]
+        assert (sweep.sent, sweep.failed) == (3, 1)
+        assert deployment.backend.outbox.count() == 1
+
+    def test_broker_that_goes_away_meanwhile(self, deployment: Deployment) -> None:
+        """What was confirmed is removed, and the rest given back."""
+        deployment.add("a", "b", "c")
+        deployment.publisher.errors = [AWAY]
+        relay = deployment.relay()
+        relay.pipeline = self.Pipe("a")
+
+        sweep = relay.sweep()
+
+        assert (sweep.sent, sweep.released, sweep.error) == (1, 2, "the broker is away")
+        assert deployment.backend.outbox.count() == 2
+
+    def test_one_row_needs_none(self, deployment: Deployment) -> None:
+        """It would take longer."""
+        deployment.add("a")
+        relay = deployment.relay()
+        relay.pipeline = pipe = self.Pipe("a")
+
+        relay.sweep()
+
+        assert pipe.given == []
+        assert deployment.publisher.ids == ["id-a"]
+
+    def test_does_not_begin_when_asked_to_stop(self, deployment: Deployment) -> None:
+        deployment.add("a", "b")
+        relay = deployment.relay()
+        relay.pipeline = pipe = self.Pipe("a", "b")
+        answers = iter([False, True, True, True])
+        relay.is_stopping = lambda: next(answers)
+
+        sweep = relay.sweep()
+
+        assert pipe.given == []
+        assert sweep.released == 2
+
+    def test_row_of_which_nobody_knows_keeps_its_lease(self, deployment: Deployment) -> None:
+        """It may have arrived; when it comes again it goes alone, since it may be what ends the connection."""
+        deployment.add("a", "b", "c", "d")
+        relay = deployment.relay()
+        relay.pipeline = pipe = self.Pipe("a")
+        pipe.unsure = {"row-b", "row-c"}
+
+        sweep = relay.sweep()
+
+        assert deployment.publisher.ids == ["id-d"]
+        assert (sweep.sent, sweep.unsure, sweep.released, sweep.failed, sweep.error) == (2, 2, 0, 0, "")
+        deployment.clocks.advance(LEASE_S - 1)
+        assert relay.sweep().sent == 0
+        deployment.clocks.advance(1)
+        assert relay.sweep().sent == 2
+        assert deployment.publisher.ids == ["id-d", "id-b", "id-c"]
+        assert pipe.given == ["row-a", "row-b", "row-c", "row-d"]
+
+    def test_no_batch_follows_one_that_was_not_confirmed(self, deployment: Deployment) -> None:
+        """A broker that is slow would get them all, one lease after the other."""
+        deployment.add(*(f"{number:03}" for number in range(2 * BATCH)))
+        relay = deployment.relay()
+        relay.pipeline = pipe = self.Pipe()
+        pipe.unsure = {f"row-{number:03}" for number in range(2 * BATCH)}
+
+        assert relay.sweep().unsure == BATCH
+        assert len(pipe.given) == BATCH
+
+    def test_row_that_has_failed_goes_alone(self, deployment: Deployment) -> None:
+        """Others must not be lost with it."""
+        deployment.add("bad")
+        relay = deployment.relay()
+        deployment.publisher.errors = [POISON]
+        relay.sweep()
+        deployment.clocks.advance(2)
+        deployment.add("a", "b")
+        relay.pipeline = pipe = self.Pipe("a", "b", "bad")
+
+        assert relay.sweep().sent == 3
+
+        assert pipe.given == ["row-a", "row-b"]
+        assert deployment.publisher.ids == ["id-bad"]
+
+    def test_row_of_which_nobody_knows_is_to_blame_if_others_were_accepted_since(self, deployment: Deployment) -> None:
+        """It ended the connection for all, and ends it again."""
+        deployment.add("bad", "a", "b")
+        relay = deployment.relay(publisher := Choosy("bad"))
+        relay.pipeline = pipe = self.Pipe()
+        pipe.unsure = {"row-bad"}
+        assert relay.sweep().sent == 2
+        deployment.clocks.advance(LEASE_S)
+
+        sweep = relay.sweep()
+
+        assert publisher.ids == ["id-a", "id-b"]
+        assert (sweep.failed, sweep.error) == (1, "")

@@ -1,0 +1,22 @@
+"""An aggregator whose function always fails, or asks for a retry, while many batches wait."""
+
+import time
+from typing import Any
+
+from deployed import make_app, note
+
+from celery_sagas import Batch, aggregator
+
+app = make_app()
+
+
+@aggregator(name="failing.raise", size=10)
+def fail(batch: Batch[int]) -> None:
+    note("calls", str(time.time()))
+    raise RuntimeError("the service is away")
+
+
+@aggregator(name="failing.retry", size=10, bind=True)
+def again(self: Any, batch: Batch[int]) -> None:
+    note("calls", str(time.time()))
+    raise self.retry(countdown=3)

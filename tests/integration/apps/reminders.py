@@ -1,0 +1,36 @@
+"""Reminders: timeouts, and messages to others that are sent later."""
+
+from datetime import timedelta
+
+from celery import shared_task
+from deployed import make_app, note
+
+from celery_sagas import Saga
+
+app = make_app()
+
+
+class Reminder(Saga, correlate_by="name"):
+    name: str
+    count: int = 0
+
+
+@Reminder.starts
+def remind(reminder: Reminder, name: str, seconds: float, times: int = 1) -> None:
+    for _ in range(times):
+        reminder.schedule(reminded, after=timedelta(seconds=seconds))
+
+
+@Reminder.starts
+def write_later(reminder: Reminder, name: str, seconds: float) -> None:
+    reminder.send(written.si(name), after=seconds)
+
+
+@Reminder.handles
+def reminded(reminder: Reminder) -> None:
+    reminder.count += 1
+
+
+@shared_task(ignore_result=True)
+def written(name: str) -> None:
+    note("written", name)

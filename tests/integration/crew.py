@@ -1,0 +1,55 @@
+"""Workers that are killed at random moments, and replaced."""
+
+import contextlib
+import os
+import random
+import signal
+import time
+
+from tests.integration.worker import Deployment, Worker
+
+#: A kill comes so many seconds after it was asked for, at most.
+PAUSE_S = 1.0
+
+
+class Crew:
+    """Workers, one for each queue that is given; one that is killed is replaced.
+
+    On Redis the last one loses processes of its pool only: nobody would repeat what kombu has popped and lost.
+    """
+
+    def __init__(self, deployment: Deployment, chance: random.Random, queues: list[str], spare_last: bool) -> None:
+        self._deployment = deployment
+        self._chance = chance
+        self._queues = queues
+        self._spare_last = spare_last
+        self._workers = [self._start(queue) for queue in queues]
+        #: The processes that were killed, with those of their pools.
+        self.dead: set[int] = set()
+
+    def wait_ready(self) -> None:
+        """Wait until all of them consume."""
+        for worker in self._workers:
+            worker.wait_ready()
+
+    def kill_one(self) -> None:
+        """Kill a worker, or a process of its pool, at a random moment."""
+        time.sleep(self._chance.uniform(0, PAUSE_S))  # a moment, not an outcome
+        position = self._chance.randrange(len(self._workers))
+        is_spared = self._spare_last and position == len(self._workers) - 1
+        if is_spared or self._chance.random() < 0.5:
+            self._kill_child(self._workers[position])
+        else:
+            self.dead.update(self._workers[position].children())
+            self._workers[position].kill()
+            self._workers[position] = self._start(self._queues[position])
+
+    def _start(self, queue: str) -> Worker:
+        return self._deployment.start("prefork", 2, queue=queue, level="WARNING")
+
+    def _kill_child(self, worker: Worker) -> None:
+        children = worker.children()
+        if children:
+            self.dead.add(pid := self._chance.choice(children))
+            with contextlib.suppress(ProcessLookupError):  # it may just have ended
+                os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,238 @@
+"""Messages that fail for good, with real workers: each is a dead letter, and none is lost or handled as well."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_sagas.stores.records import DeadLetter
+from tests.integration.conftest import Deploy
+from tests.integration.proxy import Proxy
+from tests.integration.test_killed import VISIBILITY
+from tests.integration.worker import Deployment
+from tests.waiting import wait_until
+
+BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": VISIBILITY}}
+
+
+@pytest.fixture(params=BROKERS)
+def deployment(request: pytest.FixtureRequest, deploy: Deploy) -> Deployment:
+    """A deployment on either broker, with two engines in all."""
+    broker = str(request.param)
+    engine = {"rabbitmq": "postgresql", "redis": "redis"}[broker]
+    return deploy("failing", broker, engine, saga_max_deliveries=3, saga_relay_interval=0.2, **BROKERS[broker])
+
+
+def letters(deployment: Deployment) -> list[DeadLetter]:
+    """Return the dead letters."""
+    return deployment.backend.dead.list(100)
+
+
+def wait_letter(deployment: Deployment) -> DeadLetter:
+    """Wait until there is a letter, and nothing else to do; return it."""
+    wait_until(lambda: letters(deployment), deployment.describe)
+    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    (letter,) = letters(deployment)
+    return letter
+
+
+def mend(deployment: Deployment) -> None:
+    """Let no job fail any more."""
+    (deployment.folder / "mended").touch()
+
+
+def command(deployment: Deployment, *arguments: str) -> str:
+    """Run ``celery sagas dead …`` as an operator does, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", deployment.app, "sagas", "dead", *arguments],
+        env=deployment._environment(),
+        cwd=deployment.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def outcomes(deployment: Deployment, name: str = "a") -> list[str]:
+    """Return what the journal says of a job."""
+    return [entry.outcome for entry in deployment.history("job", name)]
+
+
+def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: str) -> None:
+    """Mend the job, retry its letter as an operator does, and deliver the first message once more."""
+    mend(deployment)
+    command(deployment, "retry", "--all")
+    wait_until(lambda: "started" in outcomes(deployment), deployment.describe)
+    deployment.send(step, task_id=message_id, name="a")
+    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    wait_until(lambda: f"{step}[{message_id}] failed: job 'a'" in deployment.workers[-1].log, deployment.describe)
+    state = deployment.state("job", "a")
+    assert state is not None
+    assert state["runs"] == 1
+    assert letters(deployment) == []
+
+
+@pytest.mark.parametrize(("step", "runs"), [("try_thrice", 3), ("try_twice", 2)])
+def test_retries_that_are_used_up(deployment: Deployment, step: str, runs: int) -> None:
+    deployment.start("prefork", 2).wait_ready()
+    message_id = deployment.send(f"job.{step}", name="a")
+
+    letter = wait_letter(deployment)
+
+    assert (letter.task, letter.message_id, letter.key, letter.error) == (f"job.{step}", message_id, "a", "Broken")
+    assert len(deployment.noted(step)) == runs
+    assert deployment.workers[0].log.count("is kept as the dead letter") == 1
+    assert outcomes(deployment) == ["failed"]
+    assert_retry_has_one_effect(deployment, message_id, f"job.{step}")
+
+
+def test_failure_before_the_step_begins(deployment: Deployment) -> None:
+    """The worker's main process sees to it."""
+    deployment.start("prefork", 1).wait_ready()
+    message_id = deployment.send("job.never_begin", name="a")
+
+    letter = wait_letter(deployment)
+
+    assert (letter.task, letter.message_id, letter.key) == ("job.never_begin", message_id, "a")
+    assert (letter.error, letter.text) == ("Broken", "it does not begin")
+    assert deployment.noted("never_begin") == []
+    assert outcomes(deployment) == ["failed"]
+
+
+def test_message_that_does_not_fit(deployment: Deployment) -> None:
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("job.try_thrice", name="a", nonsense=1)
+
+    letter = wait_letter(deployment)
+
+    assert (letter.error, letter.saga) == ("InvalidMessage", "job")
+    assert json.loads(letter.payload)["kwargs"] == {"name": "a", "nonsense": 1}
+
+
+def test_hard_time_limit(deployment: Deployment) -> None:
+    worker = deployment.start("prefork", 1).wait_ready()
+    message_id = deployment.send("job.hang", name="a")
+
+    letter = wait_letter(deployment)
+
+    assert (letter.task, letter.message_id, letter.key, letter.error) == ("job.hang", message_id, "a", "TimeLimitExceeded")
+    assert deployment.noted("hang") == ["a"]
+    assert worker.is_running
+    assert_retry_has_one_effect(deployment, message_id, "job.hang")
+
+
+def test_run_that_commits_when_its_time_is_over(deployment: Deployment) -> None:
+    """It wins: the message did not fail."""
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("job.hang_until_over", name="run first")
+
+    wait_until(lambda: outcomes(deployment, "run first"), deployment.describe)
+    deployment.send("job.try_thrice", name="next")
+    wait_letter(deployment)
+
+    assert [letter.key for letter in letters(deployment)] == ["next"]
+    assert outcomes(deployment, "run first") == ["started"]
+    assert deployment.queued() == 0
+
+
+def test_run_that_would_commit_after_its_burial(deployment: Deployment) -> None:
+    """It does not."""
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("job.hang_until_over", name="burial first")
+
+    letter = wait_letter(deployment)
+    wait_until((deployment.folder / "ended").exists, deployment.describe)
+
+    assert (letter.key, letter.error) == ("burial first", "TimeLimitExceeded")
+    assert deployment.state("job", "burial first") is None
+    assert outcomes(deployment, "burial first") == ["failed"]
+
+
+def test_message_that_ends_its_process_each_time(deployment: Deployment) -> None:
+    worker = deployment.start("prefork", 1).wait_ready()
+    message_id = deployment.send("job.crash", name="a")
+
+    letter = wait_letter(deployment)
+
+    assert (letter.task, letter.message_id, letter.error) == ("job.crash", message_id, "TooManyDeliveries")
+    assert deployment.noted("crash") == ["a"] * 3
+    assert worker.is_running
+    assert_retry_has_one_effect(deployment, message_id, "job.crash")
+
+
+def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send("job.from_the_future", name="a")
+    deployment.send("nobodys.task", name="a")
+
+    letter = wait_letter(deployment)
+    worker.wait_logged("nobodys.task")
+
+    assert (letter.task, letter.saga, letter.error) == ("job.from_the_future", "job", "NotRegistered")
+    assert len(letters(deployment)) == 1
+    shown = command(deployment, "list")
+    assert "job.from_the_future" in shown
+    assert "deploy the code" in command(deployment, "show", letter.id)
+    command(deployment, "discard", letter.id)
+    assert letters(deployment) == []
+
+
+@pytest.fixture
+def away(deploy: Deploy, proxied: Callable[[str], Proxy]) -> tuple[Deployment, Proxy]:
+    """A deployment whose workers reach the database through a proxy."""
+    proxy = proxied("postgresql")
+    deployment = deploy("failing", "rabbitmq", "postgresql", saga_max_deliveries=3)
+    deployment.settings["saga_backend"] = proxy.url
+    return deployment, proxy
+
+
+def test_store_that_is_away_when_a_message_fails(away: tuple[Deployment, Proxy]) -> None:
+    deployment, proxy = away
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send("job.break_when_told", name="a")
+    wait_until((deployment.folder / "running").exists, deployment.describe)
+    proxy.refuse()
+    (deployment.folder / "break").touch()
+    worker.wait_logged("cannot be kept as a dead letter")
+    worker.wait_logged("is put off by")
+    proxy.accept()
+
+    letter = wait_letter(deployment)
+
+    assert letter.error == "Broken"
+    assert outcomes(deployment) == ["failed"]
+
+
+def test_store_that_is_away_at_a_hard_time_limit(away: tuple[Deployment, Proxy]) -> None:
+    """The broker delivers the message again, until it can be kept."""
+    deployment, proxy = away
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send("job.hang", name="a")
+    wait_until(lambda: deployment.noted("hang"), deployment.describe)
+    proxy.refuse()
+    worker.wait_logged("goes back to the broker")
+    proxy.accept()
+
+    letter = wait_letter(deployment)
+
+    assert letter.error in ("TimeLimitExceeded", "TooManyDeliveries")
+    assert outcomes(deployment) == ["failed"]
+    assert worker.is_running
+
+
+def test_store_that_is_away_when_a_step_is_unknown(away: tuple[Deployment, Proxy]) -> None:
+    deployment, proxy = away
+    worker = deployment.start("prefork", 1).wait_ready()
+    proxy.refuse()
+    deployment.send("job.from_the_future", name="a")
+    worker.wait_logged("goes back to the broker")
+    assert letters(deployment) == []
+    proxy.accept()
+
+    assert wait_letter(deployment).error == "NotRegistered"

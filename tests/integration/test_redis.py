@@ -1,0 +1,186 @@
+"""What only a Redis server does: it forgets its scripts, runs out of memory, is killed and starts again, or is no fit place."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from tests import redis_servers
+from tests.integration.conftest import Deploy
+from tests.integration.counting import ADD, ADD_AND_TELL, TOLD, assert_conserved, increments, send_all, sums, values
+from tests.integration.worker import Deployment
+from tests.redis_servers import RedisServer
+from tests.waiting import wait_until
+
+PUT_OFF = "is put off by"
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server of our own, which keeps everything that it has answered to."""
+    with redis_servers.running(appendonly="yes", appendfsync="always") as server:
+        yield server
+
+
+def test_nothing_is_lost_or_doubled_when_redis_is_killed(deploy: Deploy, server: RedisServer) -> None:
+    deployment = deploy("counters", "redis", server.url)
+    worker = deployment.start("prefork", 4).wait_ready()
+    wanted = increments(600, counters=20)
+    send_all(deployment, ADD_AND_TELL, wanted)
+    for count in (100, 200, 300, 400):
+        deployment.wait_handled(ADD_AND_TELL, count)
+        server.kill()
+        if count == 100:
+            worker.wait_logged(PUT_OFF)
+        server.start()
+    assert_conserved(deployment, wanted)
+
+
+def test_messages_are_put_off_while_memory_lacks(deploy: Deploy, server: RedisServer) -> None:
+    """It runs out in the middle of traffic; no commit is half-written."""
+    deployment = deploy("counters", "redis", server.url)
+    worker = deployment.start("prefork", 4).wait_ready()
+    wanted = increments(400, counters=400)
+    send_all(deployment, ADD_AND_TELL, wanted[:100])
+    deployment.wait_handled(ADD_AND_TELL, 100)
+    with server.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
+        send_all(deployment, ADD_AND_TELL, wanted[100:])
+        worker.wait_logged("used memory > 'maxmemory'")
+        client.config_set("maxmemory", 1)
+        _assert_whole(deployment, wanted)
+        client.config_set("maxmemory", 0)
+    assert_conserved(deployment, wanted)
+
+
+def _assert_whole(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
+    """Assert that there is an entry for each instance, and an instance for each entry, while some are missing."""
+    there = values(deployment, "counter", sums(wanted))
+    assert there.items() <= sums(wanted).items()
+    assert {name for name, _ in wanted if deployment.history("counter", name)} == set(there)
+    assert 100 <= len(there) < len(wanted)
+
+
+def test_one_hot_instance_serves_eight_processes(deploy: Deploy, server: RedisServer) -> None:
+    """The server forgets the scripts meanwhile, again and again."""
+    deployment = deploy("counters", "redis", server.url)
+    wanted = increments(400, counters=1)
+    workers = [deployment.start("prefork", 4, level="WARNING") for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    send_all(deployment, ADD, wanted)
+    with server.client() as client:
+        for count in range(50, 400, 50):
+            deployment.wait_handled(ADD, count)
+            client.script_flush()
+    deployment.wait_handled(ADD, len(wanted))
+    assert values(deployment, "counter", sums(wanted)) == sums(wanted)
+    assert deployment.handled(ADD) == len(wanted)
+    assert deployment.failures() == []
+
+
+def test_a_cluster_shares_the_instances_out(deploy: Deploy, redis_cluster_url: str) -> None:
+    """What a step sends is in the shard of its instance, and leads into another's."""
+    deployment = deploy("counters", "redis", "redis_cluster")
+    deployment.start("prefork", 4).wait_ready()
+    wanted = increments(300, counters=60)
+    send_all(deployment, ADD_AND_TELL, wanted)
+    assert_conserved(deployment, wanted)
+    for port in map(int, re.findall(r":(\d+)", redis_cluster_url)):
+        with redis.Redis(host=redis_servers.HOST, port=port) as node:
+            assert next(node.scan_iter(match=f"*{deployment.name}*:instances:counter", count=1_000), None)
+
+
+def test_workers_do_not_start_on_a_server_that_cannot_keep_the_promise(deploy: Deploy, server: RedisServer) -> None:
+    with (
+        redis_servers.running(requirepass="s3cret") as locked,
+        redis_servers.running(maxmemory="100mb", maxmemory_policy="allkeys-lru") as evicting,
+        redis_servers.running(replicaof=f"{redis_servers.HOST} {server.port}") as replica,
+    ):
+        wrong = {
+            locked.url.replace("s3cret", "wr0ng"): "password",
+            evicting.url: "allkeys-lru",
+            replica.url: "replica",
+            server.url.replace("/0", "/99"): "99",
+        }
+        deployments = [deploy("counters", "redis", url) for url in wrong]
+        workers = []
+        for deployment in deployments:
+            deployment.send(ADD, name="a", amount=1)
+            workers.append(deployment.start("prefork", 2))
+        for deployment, worker, reason in zip(deployments, workers, wrong.values(), strict=True):
+            assert worker.wait_ended() != 0, reason
+            assert reason in worker.log.rstrip().splitlines()[-1], worker.log
+            assert not worker.is_ready
+            assert "wr0ng" not in worker.log
+            assert deployment.queued() == 1
+
+
+def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -> None:
+    """A commit that the new master lacks was not answered: its message is handled again, there."""
+    with _watched() as (first, second, sentinel):
+        url = f"sentinel://{redis_servers.HOST}:{sentinel.port}/0?master_name={MASTER}&wait_replicas=1"
+        deployment = deploy("counters", "redis", url)
+        deployment.start("prefork", 4).wait_ready()
+        wanted = increments(300, counters=20)
+        send_all(deployment, ADD_AND_TELL, wanted[:-20])
+        deployment.wait_handled(ADD_AND_TELL, 100)
+        _cut_off(second, first)
+        before = _committed(deployment)
+        send_all(deployment, ADD_AND_TELL, wanted[-20:])
+        wait_until(lambda: _committed(deployment) > before, "a commit that the replica lacks")
+        first.kill()
+        with sentinel.client() as client:
+            wait_until(lambda: client.sentinel_get_master_addr_by_name(MASTER)[1] == second.port, sentinel.log)
+        first.start()
+        with first.client() as client:
+            client.replicaof(redis_servers.HOST, second.port)
+        assert_conserved(deployment, wanted)
+
+
+MASTER = "sagas"
+
+
+@contextmanager
+def _watched() -> Iterator[tuple[RedisServer, RedisServer, RedisServer]]:
+    """Run a master, its replica, and the sentinel that watches them."""
+    with redis_servers.running() as first, redis_servers.running(replicaof=f"{redis_servers.HOST} {first.port}") as second:
+        with second.client() as client:
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up", "a replica in touch")
+        with redis_servers.sentinel(first, MASTER) as sentinel:
+            with sentinel.client() as client:
+                wait_until(lambda: client.sentinel_slaves(MASTER), "a replica that the sentinel knows")
+            yield first, second, sentinel
+
+
+def _cut_off(replica: RedisServer, master: RedisServer) -> None:
+    """End the replication, and let it not begin again."""
+    with replica.client() as client:
+        client.config_set("masterauth", "wrong")
+    with master.client() as client:
+        assert client.execute_command("CLIENT", "KILL", "TYPE", "replica") == 1
+
+
+def _committed(deployment: Deployment) -> int:
+    return deployment.handled(ADD_AND_TELL) + deployment.handled(TOLD)
+
+
+def test_nothing_is_published_that_no_replica_has_confirmed(deploy: Deploy, server: RedisServer) -> None:
+    """Neither by the run that has committed, nor by a repeat, which finds the commit there."""
+    deployment = deploy("counters", "redis", f"{server.url}?wait_replicas=1&wait_timeout=0.5")
+    with redis_servers.running(replicaof=f"{redis_servers.HOST} {server.port}") as replica:
+        worker = deployment.start("prefork", 1).wait_ready()
+        wanted = [("a", 1), ("a", 2)]
+        send_all(deployment, ADD_AND_TELL, wanted[:1])
+        deployment.wait_handled(TOLD, 1)
+        replica.kill()
+        message_id, *_ = send_all(deployment, ADD_AND_TELL, wanted[1:])
+        worker.wait_logged(PUT_OFF)
+        deployment.wait_handled(ADD_AND_TELL, 2)
+        wait_until(lambda: worker.log.count(PUT_OFF) > 1 or f"[{message_id}] succeeded" in worker.log, worker._describe)
+        assert f"[{message_id}] succeeded" not in worker.log
+        assert deployment.handled(TOLD) == 1
+        replica.start()
+        assert_conserved(deployment, wanted)

@@ -1,0 +1,172 @@
+"""Relays in real workers: what is due is sent, whoever has died, and whatever went away and came back."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import ENGINES, Deploy
+from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
+from tests.integration.proxy import Proxy
+from tests.integration.worker import Deployment
+from tests.waiting import wait_until
+
+REMIND, REMINDED, WRITE_LATER = "reminder.remind", "reminder.reminded", "reminder.write_later"
+POOLS = [
+    "prefork",
+    "threads",
+    "solo",
+    pytest.param("gevent", marks=pytest.mark.skipif(not find_spec("gevent"), reason="no gevent")),
+]
+
+
+@pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES), ("sqlite", "redis")])
+def test_what_a_killed_worker_left_is_sent_by_another(
+    deploy: Deploy, proxied: Callable[[str], Proxy], engine: str, broker: str
+) -> None:
+    """Although the message that decided it is done, and is never delivered again."""
+    proxy = proxied(broker)
+    deployment = deploy("counters", broker, engine, saga_dispatch_grace=2)
+    deployment.settings["broker_read_url"] = deployment.broker
+    deployment.settings["broker_write_url"] = proxy.url
+    worker = deployment.start("prefork", 2).wait_ready()
+    proxy.refuse()
+    ids = send_all(deployment, ADD_AND_TELL, wanted := increments(5, counters=2))
+    for message_id in ids:
+        worker.wait_logged(f"add_and_tell[{message_id}] succeeded")
+    wait_until(lambda: deployment.queued() == 0, "every message acknowledged")
+    worker.kill()
+    assert deployment.backend.outbox.count() == len(wanted)
+
+    deployment.settings["broker_write_url"] = deployment.broker
+    deployment.start("prefork", 2).wait_ready()
+    deployment.wait_handled(TOLD, len(wanted))
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    assert_conserved(deployment, wanted)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_timeouts_come_in_every_pool(deploy: Deploy, pool: str) -> None:
+    deployment = deploy("reminders", "redis", "sqlite", saga_relay_interval=0.2)
+    worker = deployment.start(pool, 2).wait_ready()
+    deployment.send(REMIND, name="a", seconds=0.5, times=3)
+    deployment.send(WRITE_LATER, name="b", seconds=0.5)
+    _wait_reminded(deployment, "a", 3)
+    wait_until(lambda: deployment.noted("written") == ["b"], deployment.describe)
+    assert worker.stop() == 0
+    assert "did not end in time" not in worker.log
+    assert deployment.failures() == []
+
+
+def test_two_workers_send_each_row_once(deploy: Deploy) -> None:
+    deployment = deploy("reminders", "rabbitmq", "postgresql", saga_relay_interval=0.05)
+    workers = [deployment.start("prefork", 2).wait_ready() for _ in range(2)]
+    names = [f"reminder {number}" for number in range(10)]
+    for name in names:
+        deployment.send(REMIND, name=name, seconds=3, times=30)
+    deployment.wait_handled(REMIND, len(names))
+    for name in names:
+        _wait_reminded(deployment, name, 30)
+    wait_until(lambda: deployment.queued() == 0, "an empty queue")
+    wait_until(lambda: deployment.backend.outbox.count() == 0, "an empty outbox")
+    received = [line for worker in workers for line in worker.log.splitlines() if REMINDED in line and " received" in line]
+    assert len(received) == 300
+
+
+@pytest.mark.parametrize("server", ["postgresql", "mariadb", "redis"])
+def test_a_database_that_comes_back(deploy: Deploy, proxied: Callable[[str], Proxy], server: str) -> None:
+    proxy = proxied(server)
+    deployment = deploy("reminders", "rabbitmq", server, saga_relay_interval=0.2)
+    deployment.settings["saga_backend"] = proxy.url
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send(REMIND, name="a", seconds=2)
+    deployment.wait_handled(REMIND, 1)
+    proxy.refuse()
+    worker.wait_logged("the relay could not go on")
+    proxy.accept()
+    _wait_reminded(deployment, "a", 1)
+    worker.wait_logged("the relay works again")
+    assert "the relay met with an error" not in worker.log
+    assert worker.stop() == 0
+
+
+def test_a_worker_without_a_relay_says_so_and_another_program_does_its_work(deploy: Deploy) -> None:
+    deployment = deploy("reminders", "redis", "postgresql", saga_relay=False, saga_relay_interval=0.1)
+    worker = deployment.start("prefork", 1).wait_ready()
+    assert "saga_relay is off: this worker sends no timeouts" in worker.log
+    deployment.send(REMIND, name="a", seconds=0.1, times=5)
+    deployment.send(WRITE_LATER, name="b", seconds=0.1)
+    deployment.wait_handled(WRITE_LATER, 1)
+    deployment.wait_handled(REMIND, 1)
+    assert deployment.backend.outbox.count() == 6
+
+    relay = deployment.start_relay()
+    _wait_reminded(deployment, "a", 5)
+    wait_until(lambda: deployment.noted("written") == ["b"], deployment.describe)
+    assert "sent=" in relay.log
+    assert relay.stop() == 0
+    assert relay.log.rstrip().endswith("The relay has ended.")
+
+
+def test_a_relay_alone_survives_its_servers(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
+    """And ends at once when it is told to, also while they are away."""
+    store, broker = proxied("postgresql"), proxied("rabbitmq")
+    deployment = deploy("reminders", "rabbitmq", "postgresql", saga_relay=False, saga_relay_interval=0.1)
+    deployment.start("prefork", 1).wait_ready()
+    deployment.settings |= {"saga_backend": store.url, "broker_url": broker.url}
+    relay = deployment.start_relay()
+    relay.wait_logged("The relay runs.")
+    for number, proxy in enumerate((store, broker)):
+        proxy.refuse()
+        deployment.send(REMIND, name=f"reminder {number}", seconds=0.1)
+        wait_until(lambda count=number + 1: relay.log.count("the relay could not go on") == count, relay._describe)
+        proxy.accept()
+        _wait_reminded(deployment, f"reminder {number}", 1)
+        wait_until(lambda count=number + 1: relay.log.count("the relay works again") == count, relay._describe)
+    store.refuse()
+    wait_until(lambda: relay.log.count("the relay could not go on") == 3, relay._describe)
+    os.kill(relay.pid, signal.SIGINT)
+    assert relay.wait_ended() == 0
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "redis"])
+def test_processes_that_are_replaced_while_the_relay_works(deploy: Deploy, engine: str) -> None:
+    """A fork at any moment of a sweep, in the relay's own process, harms neither side."""
+    deployment = deploy("reminders", "redis", engine, saga_relay_interval=0.01)
+    worker = deployment.start("prefork", 3, "--max-tasks-per-child", "1").wait_ready()
+    names = [f"reminder {number}" for number in range(6)]
+    for number, name in enumerate(names):
+        deployment.send(REMIND, name=name, seconds=1 + number / 2, times=5)
+    for name in names:
+        _wait_reminded(deployment, name, 5)
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    assert deployment.failures() == []
+    assert "the relay met with an error" not in worker.log
+    assert worker.stop() == 0
+
+
+def test_inspect_shows_the_relay(deploy: Deploy) -> None:
+    deployment = deploy("reminders", "redis", "sqlite", worker_enable_remote_control=True, saga_relay_interval=0.1)
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send(REMIND, name="a", seconds=0.1, times=2)
+    _wait_reminded(deployment, "a", 2)
+    answer = _inspect(deployment)[f"{worker.name}@localhost"]
+    assert (answer["running"], answer["sent"], answer["last_error"]) == (True, 2, "")
+    assert answer["last"]["ended_at"] >= answer["last"]["began_at"]
+    assert "sagas_relay" in deployment.command("inspect", "--list")
+
+
+def _inspect(deployment: Deployment) -> dict[str, Any]:
+    answers: dict[str, Any] = json.loads(deployment.command("inspect", "sagas_relay", "--json", "--timeout", "5"))
+    return answers
+
+
+def _wait_reminded(deployment: Deployment, name: str, count: int) -> None:
+    def is_reminded() -> bool:
+        return (deployment.state("reminder", name) or {}).get("count") == count
+
+    wait_until(is_reminded, lambda: f"{count} reminders of {name}\n{deployment.describe(REMINDED)}")

@@ -1,0 +1,130 @@
+"""Workers and pool processes that end under load, in each way that Celery has: nothing that is half done stays behind."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Deploy
+from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, Sent, assert_kept, enter, enter_again
+from tests.integration.test_killed import VISIBILITY
+from tests.integration.worker import Deployment, Worker
+from tests.waiting import wait_until
+
+MESSAGES = 120
+REPLACED = 12
+#: Longer than a message waits for its process while others are made, shorter than a test. Seconds.
+VISIBILITY_S = 10
+WARM, COLD = signal.SIGTERM, signal.SIGQUIT
+PLACES = [("sqlite", "rabbitmq"), ("postgresql", "redis")]
+WORKERS = [*((*place, "prefork") for place in PLACES), ("postgresql", "redis", "threads"), ("sqlite", "redis", "solo")]
+#: How the processes of a pool are replaced, or taken away.
+ENDS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "one message": (["--max-tasks-per-child=1"], {}),
+    "memory": ([], {"worker_max_memory_per_child": 1}),  # kilobytes, which every message exceeds
+}
+
+
+def _deployment(deploy: Deploy, engine: str, broker: str, **settings: Any) -> Deployment:
+    """Make a deployment; on Redis, what steps send waits for the last worker.
+
+    A worker that ends at once may lose what kombu has popped from Redis and not yet noted, and nobody would repeat that.
+    """
+    if broker != "redis":
+        return deploy("chaos", broker, engine, **SOON, **settings)
+    settings["broker_transport_options"] = {**VISIBILITY, "visibility_timeout": VISIBILITY_S}
+    deployment = deploy("chaos", broker, engine, **SOON, **settings)
+    for step in (HEAR, ALARM):
+        deployment.route(step)
+    return deployment
+
+
+@pytest.mark.parametrize(("engine", "broker", "pool"), WORKERS)
+def test_workers_that_are_shut_down(deploy: Deploy, engine: str, broker: str, pool: str) -> None:
+    """One after the other; the last one does what is left.
+
+    Celery's other pools than prefork cannot end what they run: a cold shutdown ends their worker by an error of its own.
+    """
+    deployment = _deployment(deploy, engine, broker)
+    sent = enter(deployment, range(MESSAGES))
+    for shutdown, handled in ((WARM, MESSAGES // 4), (COLD, MESSAGES // 2)):
+        worker = deployment.start(pool, 4).wait_ready()
+        deployment.wait_handled(ENTER, handled)
+        os.kill(worker.pid, shutdown)
+        if shutdown is COLD:
+            _wait_ended_or_kill(worker)
+        else:
+            assert worker.wait_ended() == 0, worker._describe()
+            assert "Traceback" not in worker.log
+        assert deployment.handled(ENTER) < MESSAGES, "there was no load"
+    _assert_kept_by_another(deployment, sent, pool)
+
+
+def _wait_ended_or_kill(worker: Worker) -> None:
+    """Do as a supervisor does: Celery may run the cold shutdown in the middle of a job that it writes to a process of its pool.
+
+    Each of them then waits for the other, for half a minute and longer.
+    """
+    try:
+        worker.wait_ended(10)
+    except AssertionError:
+        worker.kill()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_handler_that_a_cold_shutdown_interrupts_runs_again(deploy: Deploy, pool: str) -> None:
+    """Whatever the handler is interrupted by says nothing about its message, which is no dead letter."""
+    deployment = deploy("lingering", "rabbitmq", "sqlite")
+    worker = deployment.start(pool, 1).wait_ready()
+    deployment.send("guest.visit", name="a")
+    wait_until(lambda: deployment.noted("visits") == ["a"], worker._describe)
+    os.kill(worker.pid, COLD)
+    worker.wait_ended()
+    assert deployment.handled("guest.visit") == 0
+    (deployment.folder / "go").touch()
+    deployment.start(pool, 1)
+    deployment.wait_handled("guest.visit", 1)
+    assert deployment.state("guest", "a") == {"name": "a", "visits": 1}
+    assert deployment.backend.dead.list(10) == []
+    assert deployment.failures() == []
+
+
+@pytest.mark.parametrize(("engine", "broker"), PLACES)
+@pytest.mark.parametrize("why", ENDS)
+def test_processes_that_are_replaced(deploy: Deploy, engine: str, broker: str, why: str) -> None:
+    options, settings = ENDS[why]
+    deployment = _deployment(deploy, engine, broker, **settings)
+    worker = deployment.start("prefork", 4, *options).wait_ready()
+    first = set(worker.children())
+    sent = enter(deployment, range(REPLACED))
+    deployment.wait_handled(ENTER, REPLACED)
+    wait_until(lambda: first.isdisjoint(worker.children()), worker._describe)
+    assert worker.stop() == 0
+    _assert_kept_by_another(deployment, sent, "prefork")
+
+
+@pytest.mark.parametrize(("engine", "broker"), PLACES)
+def test_a_pool_that_grows_and_shrinks(deploy: Deploy, engine: str, broker: str) -> None:
+    deployment = _deployment(deploy, engine, broker)
+    worker = deployment.start("prefork", 4, "--autoscale=4,1", AUTOSCALE_KEEPALIVE="0.1").wait_ready()
+    sent: Sent = {}
+    for share in range(3):
+        sent |= enter(deployment, range(share * MESSAGES // 3, (share + 1) * MESSAGES // 3))
+        wait_until(lambda: len(worker.children()) > 1, worker._describe)
+        deployment.wait_handled(ENTER, len(sent))
+        wait_until(lambda: len(worker.children()) == 1, worker._describe)
+    assert worker.stop() == 0
+    _assert_kept_by_another(deployment, sent, "prefork")
+
+
+def _assert_kept_by_another(deployment: Deployment, sent: Sent, pool: str) -> None:
+    """Assert that another worker comes to the end of everything, and puts nothing off any more."""
+    worker = deployment.start(pool, 4, queue=",".join(deployment.queues)).wait_ready()
+    if deployment.broker.startswith("redis"):
+        enter_again(deployment, sent)
+    assert_kept(deployment, sent)
+    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, "empty queues")
+    assert worker.stop() == 0
+    assert deployment.queued() == 0  # nor did it hold anything back
+    assert deployment.backend.outbox.count() == 0

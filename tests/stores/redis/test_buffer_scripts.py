@@ -1,0 +1,227 @@
+"""The scripts of buffers: what is foreign or damaged stops them, nothing is left behind, and groups are spread over shards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_sagas.errors import StoreError, UnreadableState
+from celery_sagas.stores.items import Added, Addition, Kept
+from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.keys import SHARD_KEYS
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import HOUR, MINUTE
+from tests.stores.redis.buffer_plays import RULES, addition, empty_buffers, keep_items, keeping
+from tests.stores.redis.conftest import Dump, Open
+from tests.stores.redis.damage import foreign
+
+_KEYS = [name for name in SHARD_KEYS if name.startswith("buffer:")]
+_GROUP = "a group {}: é"
+
+
+def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
+    """Return every writing operation on one group, each with everything that it can write."""
+    aggregates, buffers, leftovers = backend.aggregates, backend.buffers, backend.leftovers
+    once = RULES._replace(size=2)
+    aggregates.insert(once, [addition(_GROUP, "abcdefghi")])
+    first = aggregates.claim(once._replace(size=3), _GROUP, "first")
+    second = aggregates.claim(once._replace(size=3), _GROUP, "second")
+    assert first
+    assert second
+    aggregates.remove(once, _GROUP, "first", keeping(first))
+    kept = [each.handle for kind in ("unresolved", "rejected") for each in leftovers.kept("agg", kind, 9)]
+    return [
+        lambda: aggregates.insert(RULES, [addition(_GROUP, "xy", "old"), addition("new", "z")]),
+        lambda: aggregates.claim(once, _GROUP, "third"),
+        lambda: aggregates.renew(once, _GROUP, "second"),
+        lambda: aggregates.remove(once, _GROUP, "second", keeping(second)),
+        lambda: aggregates.release(once, _GROUP, "third"),
+        lambda: aggregates.claim_due(["agg"], 9, MINUTE),
+        lambda: buffers.open(once, _GROUP),
+        lambda: buffers.remove(once, _GROUP, "b"),
+        lambda: leftovers.note("agg", kept, "new"),
+        lambda: leftovers.put_back(once, kept),
+        lambda: leftovers.discard(once, [each.handle for each in leftovers.kept("agg", "unresolved", 9)]),
+        lambda: buffers.clear(once, _GROUP),
+    ]
+
+
+class TestForeignKeys:
+    """Somebody else's data under one of our keys: a clear error, and nothing half-written."""
+
+    @pytest.mark.parametrize("name", _KEYS)
+    def test_foreign_key_stops_an_operation_before_its_first_write(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump], name: str
+    ) -> None:
+        key = f"{{{prefix}:0}}:{name}".replace("<aggregator>", "agg").replace("<group>", f"3:agg:{_GROUP}")
+        stopped = 0
+        for write in _writes(redis_backend):
+            with foreign(server, key):
+                before = dump()
+                try:
+                    write()
+                except StoreError:
+                    stopped += 1
+                    assert dump() == before
+        assert stopped
+
+
+class TestDamage:
+    """What was cut or edited by hand is not taken for something else."""
+
+    @pytest.mark.parametrize("damaged", [b"", b"{}", b"nonsense"])
+    def test_damaged_item_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str, damaged: bytes) -> None:
+        redis_backend.aggregates.insert(RULES, [addition("", "abc")])
+        key = f"{{{prefix}:0}}:buffer:items:agg"
+        for number in server.hkeys(key):
+            server.hset(key, number, damaged)
+        for read in (
+            lambda: redis_backend.aggregates.claim(RULES, "", "token"),
+            lambda: redis_backend.buffers.read("agg", "", 9),
+        ):
+            with pytest.raises(UnreadableState, match="buffer:items:agg"):
+                read()
+        assert redis_backend.buffers.clear(RULES, "") == 3
+
+    def test_lost_item_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        redis_backend.aggregates.insert(RULES, [addition("", "abc")])
+        server.delete(f"{{{prefix}:0}}:buffer:items:agg")
+        with pytest.raises(UnreadableState, match="buffer:items:agg"):
+            redis_backend.aggregates.claim(RULES, "", "token")
+
+    @pytest.mark.parametrize("damaged", [b"", b"{}", b"r 1 9 9 9\n", b"x 1 0 0 0\n"])
+    def test_damaged_leftover_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str, damaged: bytes) -> None:
+        kept = keep_items(redis_backend)
+        key = f"{{{prefix}:0}}:buffer:kept:agg"
+        for handle in server.hkeys(key):
+            server.hset(key, handle, damaged)
+        for kind in ("unresolved", "rejected"):
+            with pytest.raises(UnreadableState, match="buffer:kept:agg"):
+                redis_backend.leftovers.kept("agg", kind, 9)
+        assert redis_backend.leftovers.note("agg", [each.handle for each in kept], "new") == 0
+
+
+class TestTraces:
+    """What is left of groups that are empty."""
+
+    def test_nothing_is_left_but_names_numbers_and_remembered_ids(
+        self, redis_backend: RedisBackend, dump: Callable[[], Dump]
+    ) -> None:
+        for write in _writes(redis_backend):
+            write()
+        assert _kinds(dump()) >= {"items", "free", "groups"}
+        empty_buffers(redis_backend)
+        assert _kinds(dump()) == {"names", "sequence"}
+
+    def test_removed_items_are_remembered_in_one_key(self, redis_backend: RedisBackend, dump: Callable[[], Dump]) -> None:
+        redis_backend.aggregates.insert(RULES, [addition("", "abc")])
+        redis_backend.aggregates.claim(RULES, "", "token")
+        redis_backend.aggregates.remove(RULES, "", "token")
+        assert _kinds(dump()) == {"names", "sequence", "seen"}
+
+
+def _kinds(dump: Dump) -> set[str]:
+    return {key.partition(":buffer:")[2].partition(":")[0] for key in dump if ":buffer:" in key}
+
+
+class TestShards:
+    """Groups on several shards."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def backend(self, open_redis: Open, clock: Clock) -> RedisBackend:
+        return open_redis(options={"shards": 3}, clock=clock)
+
+    @pytest.fixture
+    def groups(self, backend: RedisBackend) -> list[str]:
+        """Thirty groups, each with three items."""
+        groups = [f"group {number:02}" for number in range(30)]
+        added = backend.aggregates.insert(RULES, [addition(group, "abc") for group in groups])
+        assert [(each.added, each.is_open) for each in added] == [(3, True)] * 30
+        return groups
+
+    def test_groups_are_spread_and_found_again(self, backend: RedisBackend, groups: list[str]) -> None:
+        places = [backend._placement.of_group("agg", group).place for group in groups]
+        assert {places.count(place) > 3 for place in "012"} == {True}
+        assert backend.buffers.names() == ["agg"]
+        assert backend.buffers.count("agg")[:2] == (30, 90)
+        assert [each.group for each in backend.buffers.groups("agg", 9, after="group 11")] == groups[12:21]
+
+    def test_many_groups_take_one_trip_for_each_shard(self, backend: RedisBackend, groups: list[str]) -> None:
+        trips = _trips(backend)
+        backend.aggregates.insert(RULES, [addition(group, "xyz") for group in groups])
+        # a connection that was lost, which fakeredis's server does now and then, has the layout looked at again
+        assert [trip for trip in trips if trip != "layout_register"] == ["aggregate_insert"] * 3
+
+    def test_additions_to_one_group_follow_each_other(self, backend: RedisBackend) -> None:
+        additions = [addition(group, ids) for ids in ("ab", "bc", "cd") for group in ("one", "two")]
+        assert [each.added for each in backend.aggregates.insert(RULES, additions)] == [2, 2, 1, 1, 1, 1]
+        assert [item.id for item in backend.buffers.read("agg", "two", 9)] == list("abcd")
+
+    def test_more_items_than_one_script_inserts(self, backend: RedisBackend) -> None:
+        many = [Addition(f"{number}", addition("", [f"{id}" for id in range(900)]).items) for number in range(20)]
+        assert sum(each.added for each in backend.aggregates.insert(RULES, many)) == 18_000
+        assert backend.buffers.count("agg")[:2] == (20, 18_000)
+
+    @pytest.mark.parametrize(("most", "trips"), [(0, 3), (20_000, 1)], ids=["in parts", "all or nothing"])
+    def test_more_items_of_one_group_than_one_script_inserts(self, backend: RedisBackend, most: int, trips: int) -> None:
+        names, ids = _trips(backend), [f"{number}" for number in range(10_001)]
+        rules = RULES._replace(max_buffered=most)
+        assert backend.aggregates.insert(rules, [addition("large", ids)]) == [Added(10_001, is_open=True)]
+        assert names.count("aggregate_insert") == trips
+        assert [item.id for item in backend.buffers.read("agg", "large", 20_000)] == ids
+        assert backend.aggregates.insert(rules, [addition("large", [*ids, "last"])]) == [Added(1)]
+
+    def test_long_addition_delays_no_others(self, backend: RedisBackend) -> None:
+        names, long = _trips(backend), [f"{number}" for number in range(6_000)]
+        others = [addition(f"{number}", "ab") for number in range(60)]
+        added = backend.aggregates.insert(RULES, [*others, addition("0", [*long, "a"]), addition("0", "ac")])
+        assert [each.added for each in added] == [2] * 60 + [6_000, 1]
+        assert names.count("aggregate_insert") <= 6
+        assert [item.id for item in backend.buffers.read("agg", "0", 9_000)] == ["a", "b", *long, "c"]
+
+    def test_all_due_groups_are_marked(self, backend: RedisBackend, clock: Clock, groups: list[str]) -> None:
+        clock.advance(HOUR)
+        first, second = (backend.aggregates.claim_due(["other", "agg"], limit, MINUTE) for limit in (20, 99))
+        assert (len(first), len(second)) == (20, 10)
+        assert sorted(each.group for each in first + second) == groups
+
+    def test_leftovers_follow_each_other_whatever_their_shard(
+        self, backend: RedisBackend, clock: Clock, groups: list[str]
+    ) -> None:
+        for group in groups:
+            snapshot = backend.aggregates.claim(RULES, group, "token")
+            assert snapshot
+            backend.aggregates.remove(RULES, group, "token", keeping(snapshot))
+            clock.advance(1)
+        for kind in ("rejected", "unresolved"):
+            assert [kept.group for kept in _pages(backend, kind)] == groups
+        handles = [kept.handle for kept in backend.leftovers.unread("agg", "new", 99)]
+        assert backend.leftovers.note("agg", handles[:20], "new") == 20
+        assert len(backend.leftovers.unread("agg", "new", 99)) == 10
+        assert backend.leftovers.put_back(RULES, handles) == 30
+        assert backend.leftovers.discard(RULES, [kept.handle for kept in _pages(backend, "rejected")]) == 30
+        assert backend.buffers.count("agg") == (30, 30, 0, 0)
+
+    def test_strange_handle_is_of_nothing(self, backend: RedisBackend) -> None:
+        strange = ["", "1", "1.", "1.7", "x.0", "1.0", "².0"]
+        assert backend.leftovers.put_back(RULES, strange) == backend.leftovers.discard(RULES, strange) == 0
+        assert backend.leftovers.note("agg", strange, "new") == 0
+
+
+def _trips(backend: RedisBackend) -> list[str]:
+    """Return a list to which the name of each script is added that is called from now on."""
+    trips: list[str] = []
+    backend.client.observers.append(trips.append)
+    return trips
+
+
+def _pages(backend: RedisBackend, kind: str) -> list[Kept]:
+    """Read leftovers page by page."""
+    found: list[Kept] = []
+    while page := backend.leftovers.kept("agg", kind, 7, after=found[-1].handle if found else ""):
+        found += page
+    return found

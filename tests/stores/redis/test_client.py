@@ -1,0 +1,656 @@
+"""What the client does with connections: calls get their own answers, whatever interrupts them or goes away."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from hashlib import sha1
+from itertools import count
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from celery_sagas.errors import StoreError, StoreUnavailable
+from celery_sagas.stores.records import Handling
+from celery_sagas.stores.redis import connections as connections_module
+from celery_sagas.stores.redis.backend import RedisBackend, open_client
+from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.cluster import ClusterClient
+from celery_sagas.stores.redis.location import locate
+from celery_sagas.stores.redis.options import read_options
+from celery_sagas.stores.redis.scripts import Script
+from celery_sagas.testing.samples import MINUTE, RELAY, by_key, change, effects, entry, found, outgoing, start
+from tests import redis_servers
+from tests.integration.proxy import Proxy
+from tests.redis_servers import RedisServer
+from tests.waiting import wait_until
+
+KEY = "{test:0}:key"
+BRIEF = {"socket_timeout": 0.5, "socket_connect_timeout": 0.5, "total_timeout": 0.5, "retries": 0}
+
+
+def script(source: str) -> Script:
+    """Return a script of the test's own."""
+    return Script("of_the_test", source, sha1(source.encode()).hexdigest())
+
+
+ECHO = script("return ARGV[1]")
+#: Appends, and answers with how many there are.
+APPEND = script("return redis.call('RPUSH', KEYS[1], ARGV[1])")
+#: Appends once, as all scripts of ours that write.
+APPEND_ONCE = script(
+    "if redis.call('LPOS', KEYS[1], ARGV[1]) then return 'replay' end return redis.call('RPUSH', KEYS[1], ARGV[1])"
+)
+
+
+@contextmanager
+def opened(url: str, **options: object) -> Iterator[Client]:
+    """Open a client until the end of the block."""
+    location = locate(url)
+    with closing(open_client(location, read_options(options, location))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RedisServer]:
+    """A server of this module, which nobody stops."""
+    with redis_servers.running() as server:
+        yield server
+
+
+@pytest.fixture
+def client(shared: RedisServer) -> Iterator[Client]:
+    """A client of the shared server, which is empty."""
+    with opened(shared.url) as client:
+        client.command("FLUSHALL")
+        yield client
+
+
+def echo(client: Client, token: str) -> bytes:
+    """Make a round trip."""
+    answer: bytes = client.run(ECHO, [KEY], [token])
+    return answer
+
+
+def connections(server: RedisServer) -> int:
+    """Count the clients of a server but for the one that asks."""
+    with server.client() as asking:
+        return len(asking.client_list(_type="normal")) - 1
+
+
+class TestCalls:
+    """Scripts and commands."""
+
+    def test_reply_comes_as_it_is(self, client: Client) -> None:
+        answers = script("return {1, 'é', false, {ARGV[1], ARGV[2], KEYS[1]}}")
+        assert client.run(answers, ["{é}"], [b"\xff\x00\r\n", -5]) == [
+            1,
+            "é".encode(),
+            None,
+            [b"\xff\x00\r\n", b"-5", "{é}".encode()],
+        ]
+
+    def test_large_values_pass(self, client: Client) -> None:
+        text = "x" * 3_000_000
+        assert echo(client, text) == text.encode()
+
+    def test_observers_are_told_of_each_trip(self, client: Client) -> None:
+        trips: list[str] = []
+        client.observers.append(trips.append)
+        client.command("SCRIPT", "FLUSH")
+        echo(client, "1")
+        echo(client, "2")
+        client.command("PING")
+        assert trips == ["SCRIPT", "of_the_test", "of_the_test", "of_the_test", "PING"]
+
+    def test_a_flushed_script_is_loaded_again(self, client: Client) -> None:
+        for token in map(str, range(3)):
+            assert echo(client, token) == token.encode()
+            client.command("SCRIPT", "FLUSH")
+
+    def test_a_text_that_is_no_utf8_is_refused(self, client: Client) -> None:
+        with pytest.raises(StoreError, match="refused of_the_test") as caught:
+            echo(client, "\ud800")
+        assert not isinstance(caught.value, StoreUnavailable)
+        assert echo(client, "1") == b"1"
+
+    def test_one_connection_serves_many_calls(self, shared: RedisServer, client: Client) -> None:
+        for token in map(str, range(10)):
+            echo(client, token)
+        assert connections(shared) == 1
+        client.close()
+        wait_until(lambda: connections(shared) == 0, "no connections")
+
+    @pytest.mark.parametrize("script", [script("error('no')"), script("return redis.call('NOSUCH')")])
+    def test_a_refused_script_leaves_the_connection_in_order(self, shared: RedisServer, client: Client, script: Script) -> None:
+        with pytest.raises(StoreError, match="refused of_the_test") as caught:
+            client.run(script, [KEY], [])
+        assert not isinstance(caught.value, StoreUnavailable)
+        assert echo(client, "1") == b"1"
+        assert connections(shared) == 1
+
+
+class TestSharing:
+    """Threads and processes that share a client."""
+
+    def test_threads_get_their_own_answers(self, shared: RedisServer) -> None:
+        with opened(shared.url, max_connections=4) as client:
+            with ThreadPoolExecutor(16) as pool:
+                tokens = list(map(str, range(4000)))
+                assert list(pool.map(lambda token: echo(client, token), tokens)) == [token.encode() for token in tokens]
+            assert connections(shared) <= 4
+
+    def test_a_call_waits_for_a_connection_and_says_so_in_the_end(self, shared: RedisServer) -> None:
+        with opened(shared.url, max_connections=1, **BRIEF) as client:
+            echo(client, "1")
+            server = client._server
+            lent = server._borrow(server._idle, 1)
+            with pytest.raises(StoreUnavailable, match="all 1 connections are in use: raise max_connections"):
+                echo(client, "2")
+            server._idle.append(lent[0])
+            assert echo(client, "3") == b"3"
+
+    def test_a_fork_leaves_the_connections_to_its_parent(self, shared: RedisServer, client: Client) -> None:
+        echo(client, "1")
+        child = os.fork()
+        if not child:
+            with suppress(BaseException):
+                answers = [echo(client, f"child {n}") for n in range(100)]
+                gc.collect()
+                os._exit(0 if answers == [b"child %d" % n for n in range(100)] else 1)
+            os._exit(2)
+        assert [echo(client, str(n)) for n in range(100)] == [str(n).encode() for n in range(100)]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert connections(shared) == 1
+
+    def test_greenlets_get_their_own_answers_also_after_a_timeout(self, shared: RedisServer) -> None:
+        pytest.importorskip("gevent")
+        program = f"""
+from gevent import monkey; monkey.patch_all()
+import gevent, random
+from tests.stores.redis.test_client import opened, echo
+def calls(client, name):
+    for n in range(100):
+        try:
+            with gevent.Timeout(random.uniform(0, 0.01)):
+                assert echo(client, f"{{name}} {{n}}") == b"%d %d" % (name, n)
+        except gevent.Timeout:
+            pass
+        assert echo(client, f"{{name}} {{n}} again") == b"%d %d again" % (name, n)
+with opened({shared.url!r}, max_connections=10) as client:
+    gevent.joinall([gevent.spawn(calls, client, name) for name in range(30)], raise_error=True)
+    server, = {{client._server}}
+    assert len(server._all) == len(server._idle) <= 10
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+class Interruption(BaseException):
+    """What no driver raises: a soft time limit, Ctrl-C."""
+
+
+class Alarm:
+    """Interrupts whatever runs, at a random moment of the next one and a half round trips."""
+
+    def __init__(self, seconds: float) -> None:
+        self._longest = 1.5 * seconds
+        self.strikes = 0
+
+    def strike(self, *_: object) -> None:
+        """Interrupt: this is the signal's handler."""
+        self.strikes += 1
+        raise Interruption
+
+    def during(self, call: Callable[[], object]) -> None:
+        """Make a call, and let the alarm strike in it, or not; never after it."""
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, self._longest))
+                call()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interruption:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except UnboundLocalError as exc:  # what redis-py 5 makes of it in a certain line
+            if not isinstance(exc.__context__, Interruption):
+                raise
+
+
+@pytest.fixture
+def alarm(shared: RedisServer) -> Iterator[Alarm]:
+    """An alarm for calls to the shared server."""
+    with opened(shared.url) as client:
+        echo(client, "0")
+        begin = time.perf_counter()
+        for n in range(100):
+            echo(client, str(n))
+        alarm = Alarm((time.perf_counter() - begin) / 100)
+    before = signal.signal(signal.SIGALRM, alarm.strike)
+    yield alarm
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupt(client: Client, alarm: Alarm, strikes: int, seconds: float = 30) -> None:
+    """Interrupt calls so often, and look at the answers of those that come after each."""
+    give_up, tokens = time.monotonic() + seconds, map(str, count())
+    while alarm.strikes < strikes and time.monotonic() < give_up:
+        alarm.during(partial(echo, client, next(tokens)))
+        for token in (next(tokens), next(tokens)):
+            assert echo(client, token) == token.encode()
+    assert alarm.strikes > strikes / 10
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+class TestInterrupted:
+    """A connection over which anything but a driver's error passed is never used again."""
+
+    def test_later_calls_get_their_own_answers(self, shared: RedisServer, client: Client, alarm: Alarm) -> None:
+        interrupt(client, alarm, 3000)
+        gc.collect()
+        assert len(client._server._all) == len(client._server._idle) == 1
+        wait_until(lambda: connections(shared) == 1, "no other connections than the idle one")
+
+    def test_a_write_is_sent_once_more_or_not_at_all(self, client: Client, alarm: Alarm) -> None:
+        """It is never lost once it was answered, nor does an interrupted one end up in another's place."""
+        answered = []
+
+        def append(n: int) -> None:
+            client.run(APPEND_ONCE, [KEY], [n])
+            answered.append(n)
+
+        for n in range(1000):
+            alarm.during(partial(append, n))
+        stored = [int(n) for n in client.command("LRANGE", KEY, 0, -1)]
+        assert set(answered) <= set(stored)
+        assert stored == sorted(set(stored))
+
+    def test_the_worst_moment(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Between the request and its reply, where redis-py notices nothing: the next call would get this one's answer."""
+        read = connections_module._reply
+
+        def interrupted(connection: Any) -> Any:
+            monkeypatch.setattr(connections_module, "_reply", read)
+            raise Interruption
+
+        echo(client, "1")
+        monkeypatch.setattr(connections_module, "_reply", interrupted)
+        with pytest.raises(Interruption):
+            echo(client, "2")
+        assert echo(client, "3") == b"3"
+
+    def test_threads_are_not_disturbed(self, client: Client, alarm: Alarm) -> None:
+        is_over, wrong = threading.Event(), []
+
+        def call(name: str) -> None:
+            for n in count():
+                if is_over.is_set():
+                    return
+                if echo(client, f"{name} {n}") != f"{name} {n}".encode():
+                    wrong.append(n)
+
+        threads = [threading.Thread(target=call, args=[name]) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        try:
+            interrupt(client, alarm, 300)
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+        assert not wrong
+
+
+@pytest.fixture
+def proxy(shared: RedisServer) -> Iterator[Proxy]:
+    """A network between the client and the shared server."""
+    with closing(Proxy(shared.url, 6379)) as proxy:
+        yield proxy
+
+
+class TestLost:
+    """Connections that are lost, and servers that go away."""
+
+    def test_a_lost_reply_is_asked_for_again(self, client: Client, proxy: Proxy) -> None:
+        with opened(proxy.url) as behind:
+            assert behind.run(APPEND_ONCE, [KEY], ["1"]) == 1
+            proxy.swallow(APPEND_ONCE.sha.encode())
+            assert behind.run(APPEND_ONCE, [KEY], ["2"]) == b"replay"
+            assert proxy.swallowed == 1
+        assert client.command("LRANGE", KEY, 0, -1) == [b"1", b"2"]
+
+    def test_stale_connections_are_left_behind_at_once(self, shared: RedisServer, proxy: Proxy) -> None:
+        with opened(proxy.url, retries=1) as client:
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda n: echo(client, str(n)), range(200)))
+            assert len(client._server._idle) > 1
+            proxy.cut()
+            begin = time.monotonic()
+            assert echo(client, "1") == b"1"
+            assert time.monotonic() - begin < 1
+            assert len(client._server._idle) == 1
+
+    def test_without_retries_a_lost_connection_is_an_error(self, proxy: Proxy) -> None:
+        with opened(proxy.url, retries=0) as client:
+            echo(client, "1")
+            proxy.cut()
+            with pytest.raises(StoreUnavailable):
+                echo(client, "2")
+            assert echo(client, "3") == b"3"
+
+    def test_a_server_that_restarts_between_calls_is_not_noticed(self) -> None:
+        with redis_servers.running(appendonly="yes") as server, opened(server.url) as client:
+            for n in range(3):
+                assert client.run(APPEND, [KEY], [n]) == n + 1
+                server.stop()
+                server.start()
+
+    def test_a_server_that_is_away_for_a_moment_is_waited_for(self) -> None:
+        with redis_servers.running() as server, opened(server.url, retries=20) as client:
+            echo(client, "1")
+            tries: list[str] = []
+            client.observers.append(tries.append)
+            server.kill()
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(echo, client, "2")
+                wait_until(lambda: len(tries) > 2, "repeats")
+                server.start()
+                assert answer.result() == b"2"
+
+    def test_a_server_that_is_away_is_an_error_within_the_bounds(self) -> None:
+        with redis_servers.running() as server, opened(server.url, retries=3) as client:
+            server.kill()
+            begin = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="refused") as caught:
+                echo(client, "1")
+            assert 0.4 < time.monotonic() - begin < 2
+            assert caught.value.__cause__ is not None
+            server.start()
+            assert echo(client, "2") == b"2"
+
+    def test_a_silent_server_is_an_error_within_the_total(self, proxy: Proxy) -> None:
+        with opened(proxy.url, socket_timeout=0.4, socket_connect_timeout=0.4, total_timeout=1, retries=50) as client:
+            echo(client, "1")
+            proxy.silence()
+            begin = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="Timeout"):
+                echo(client, "2")
+            assert 0.9 < time.monotonic() - begin < 1.6
+            proxy.speak()
+            assert echo(client, "3") == b"3"
+            assert len(client._server._idle) == 1
+
+
+@contextmanager
+def replica_of(master: RedisServer) -> Iterator[RedisServer]:
+    """Run a replica that is in step."""
+    with redis_servers.running(replicaof=f"{redis_servers.HOST} {master.port}") as replica:
+        with master.client() as client:
+            wait_until(lambda: client.publish("any", "") == 0 and client.execute_command("WAIT", 1, 1000), "a replica in step")
+        yield replica
+
+
+def wait_for_replica(master: RedisServer) -> None:
+    """Wait until the replica has caught up."""
+    with master.client() as client:
+        wait_until(lambda: client.set("caught up", "") and client.execute_command("WAIT", 1, 1000), "a replica in step")
+
+
+class TestReplicas:
+    """Commits that replicas confirm."""
+
+    def test_a_commit_waits_for_them_in_its_own_trip(self) -> None:
+        with redis_servers.running() as master, replica_of(master), opened(master.url, wait_replicas=1) as client:
+            trips: list[str] = []
+            client.observers.append(trips.append)
+            client.run(ECHO, [KEY], ["loaded"])
+            with master.client() as other:
+                before = other.info("commandstats").get("cmdstat_wait", {}).get("calls", 0)
+                client.run(APPEND, [KEY], ["1"], commits=True)
+                client.run(ECHO, [KEY], ["2"])
+                assert other.info("commandstats")["cmdstat_wait"]["calls"] - before == 2  # APPEND was not known at first
+            assert trips == ["of_the_test"] * 5
+
+    def test_a_shortfall_is_an_error_and_the_connection_in_order(self) -> None:
+        options = {"wait_replicas": 1, "wait_timeout": 0.2}
+        with redis_servers.running() as master, replica_of(master) as replica, opened(master.url, **options) as client:
+            with replica.silent():
+                with pytest.raises(StoreUnavailable, match=r"0 replicas confirmed a commit within 0\.2 s.*asks for 1"):
+                    client.run(APPEND_ONCE, [KEY], ["1"], commits=True)
+                assert echo(client, "2") == b"2"
+            wait_for_replica(master)
+            assert client.run(APPEND_ONCE, [KEY], ["1"], commits=True) == b"replay"
+            assert connections(master) == 1
+
+    def test_a_repeat_waits_for_what_the_first_has_written(self) -> None:
+        """On another connection, which has written nothing."""
+        with (
+            redis_servers.running() as master,
+            replica_of(master) as replica,
+            closing(Proxy(master.url, 6379)) as proxy,
+            opened(proxy.url, wait_replicas=1, wait_timeout=0.2) as client,
+        ):
+            client.run(APPEND_ONCE, [KEY], ["1"], commits=True)
+            with replica.silent():
+                proxy.swallow(APPEND_ONCE.sha.encode())
+                with pytest.raises(StoreUnavailable, match="0 replicas confirmed"):
+                    client.run(APPEND_ONCE, [KEY], ["2"], commits=True)
+                assert proxy.swallowed == 1
+            assert client.command("TYPE", "{test:0}:waits") == b"hash"
+
+    def test_a_message_is_handled_once_they_have_its_commit(self) -> None:
+        """Else a message whose commit they lack would be acknowledged when it comes again."""
+        options = {"wait_replicas": 1, "wait_timeout": 0.2}
+        with (
+            redis_servers.running() as master,
+            replica_of(master) as replica,
+            closing(RedisBackend(master.url, prefix="shop", options=options)) as backend,
+        ):
+            record = start(backend)
+            line = entry(record)
+            handling = Handling((line.step,), line.message_id)
+            with replica.silent():
+                with pytest.raises(StoreUnavailable, match="0 replicas confirmed"):
+                    backend.sagas.update(record, change(), effects(record, line=line))
+                assert found(backend, by_key()).version == 2
+                with pytest.raises(StoreUnavailable, match="0 replicas confirmed"):
+                    backend.sagas.find(by_key(), handling)
+            wait_for_replica(master)
+            assert backend.sagas.find(by_key(), handling).handled is not None
+
+    def test_no_relay_gets_a_message_whose_commit_they_lack(self) -> None:
+        """It would be out, and a fail-over could lose the commit that decided it."""
+        options = {"wait_replicas": 1, "wait_timeout": 0.2}
+        with (
+            redis_servers.running() as master,
+            replica_of(master) as replica,
+            closing(RedisBackend(master.url, prefix="shop", options=options)) as backend,
+        ):
+            with replica.silent():
+                with pytest.raises(StoreUnavailable, match="0 replicas confirmed"):
+                    backend.sagas.record(effects(None, outgoing(), grace_ms=0))
+                with pytest.raises(StoreUnavailable, match="0 replicas confirmed"):
+                    backend.outbox.claim_due(RELAY, 10, lease_ms=1)
+            wait_for_replica(master)
+            wait_until(lambda: len(backend.outbox.claim_due(RELAY, 10, MINUTE)) == 1, "the end of the lease")
+
+
+class TestSentinel:
+    """A master that Sentinels watch."""
+
+    def test_a_fail_over_is_followed(self) -> None:
+        options = {"master_name": "shop", "retries": 40, "total_timeout": 30}
+        with (
+            redis_servers.running() as master,
+            replica_of(master),
+            redis_servers.sentinel(master, "shop") as sentinel,
+            opened(f"sentinel://127.0.0.1:1;sentinel://127.0.0.1:{sentinel.port}/0", **options) as client,
+        ):
+            with sentinel.client() as asking:
+                wait_until(lambda: asking.sentinel_master("shop")["num-slaves"] == 1, "a sentinel that knows the replica")
+            client.run(APPEND, [KEY], ["1"])
+            with master.client() as asking:
+                wait_until(lambda: asking.execute_command("WAIT", 1, 1000), "a replica in step")
+            master.kill()
+            assert client.run(APPEND, [KEY], ["2"]) == 2
+
+    def test_an_unknown_master_is_an_error_without_secrets(self) -> None:
+        with redis_servers.running() as master, redis_servers.sentinel(master, "shop") as sentinel:
+            url = f"sentinel://:s3cret@127.0.0.1:{sentinel.port};sentinel://127.0.0.1:1"
+            options = {"master_name": "shoe", "sentinel_kwargs": {"password": "s3cret"}, "retries": 0}
+            with opened(url, **options) as client, pytest.raises(StoreUnavailable, match="shoe") as caught:
+                echo(client, "1")
+            assert "s3cret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[RedisServer]]:
+    """A cluster of this module."""
+    with redis_servers.cluster() as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def cluster(nodes: list[RedisServer]) -> Iterator[ClusterClient]:
+    """A client of the cluster that was told one of its nodes, and one that is not there."""
+    with opened(f"redis+cluster://127.0.0.1:1,127.0.0.1:{nodes[1].port}") as client:
+        assert isinstance(client, ClusterClient)
+        yield client
+
+
+def slot_of(key: str) -> int:
+    """Return a key's slot."""
+    return int(key_slot(key.encode()))
+
+
+class Move:
+    """A slot's move from one node to another; its keys are not moved, but removed."""
+
+    def __init__(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        self._slot, self._nodes = slot, (source, target)
+        ids = [self._on(node, "CLUSTER", "MYID").decode() for node in self._nodes]
+        self._set(target, "IMPORTING", ids[0])
+        self._set(source, "MIGRATING", ids[1])
+        self._target_id = ids[1]
+
+    def finish(self) -> None:
+        """Make the target the slot's owner."""
+        for node in reversed(self._nodes):
+            for key in self._on(node, "CLUSTER", "GETKEYSINSLOT", str(self._slot), "100"):
+                with node.client() as client, suppress(redis.ResponseError):
+                    client.pipeline(transaction=False).execute_command("ASKING").delete(key).execute()
+            self._set(node, "NODE", self._target_id)
+
+    def give_up(self) -> None:
+        """Leave the slot where it is."""
+        for node in self._nodes:
+            self._set(node, "STABLE")
+
+    def _set(self, node: RedisServer, *words: str) -> None:
+        self._on(node, "CLUSTER", "SETSLOT", str(self._slot), *words)
+
+    def _on(self, node: RedisServer, *words: str) -> Any:
+        with node.client() as client:
+            return client.execute_command(*words)
+
+
+@contextmanager
+def moving(nodes: list[RedisServer], key: str) -> Iterator[Move]:
+    """Begin to move a key's slot from its owner to the next node; it is back there in the end."""
+    slot = slot_of(key)
+    source, target = (nodes[(slot * len(nodes) // 16384 + offset) % len(nodes)] for offset in (0, 1))
+    move = Move(slot, source, target)
+    yield move
+    with source.client() as client:
+        owner = {first: port for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER", "SLOTS")}.get(slot)
+    if owner == target.port:
+        Move(slot, target, source).finish()
+    else:
+        move.give_up()
+
+
+class TestCluster:
+    """A Redis Cluster."""
+
+    def test_calls_go_to_the_node_that_has_the_key(self, cluster: ClusterClient) -> None:
+        for number in range(30):
+            assert cluster.run(APPEND, [f"{{calls:{number}}}"], ["1"]) == 1
+        assert cluster.command("PING") == b"PONG"
+        assert len(cluster.on_masters("PING")) == 3
+
+    def test_a_slot_that_moves_is_followed(self, cluster: ClusterClient, nodes: list[RedisServer]) -> None:
+        key = "{moving:0}:key"
+        trips: list[str] = []
+        cluster.run(APPEND, ["{moving:0}:other"], ["0"])
+        cluster.observers.append(trips.append)
+        with moving(nodes, key) as move:
+            assert cluster.run(APPEND, [key], ["1"]) == 1  # ASK; the script is not known there
+            assert cluster.run(APPEND, [key], ["2"]) == 2
+            move.finish()
+            trips.clear()
+            assert cluster.run(APPEND, [key], ["3"]) == 1  # MOVED
+            assert cluster.run(APPEND, [key], ["4"]) == 2
+            assert len(trips) == 3
+        assert cluster.run(APPEND, [key], ["5"]) == 1
+
+    def test_keys_on_both_sides_of_a_move_are_put_off(self, nodes: list[RedisServer]) -> None:
+        keys = ["{trying:0}:a", "{trying:0}:b"]
+        both = script("return redis.call('RPUSH', KEYS[1], 1) + redis.call('RPUSH', KEYS[2], 1)")
+        with opened(f"redis+cluster://127.0.0.1:{nodes[0].port}", retries=2) as cluster:
+            cluster.run(APPEND, [keys[0]], ["0"])
+            with moving(nodes, keys[0]), pytest.raises(StoreUnavailable, match="Multiple keys request"):
+                cluster.run(both, keys, [])
+            assert cluster.run(both, keys, []) == 3
+
+    def test_keys_of_several_slots_are_refused(self, cluster: ClusterClient) -> None:
+        with pytest.raises(StoreError, match="refused of_the_test") as caught:
+            cluster.run(APPEND, ["{a}", "{b}"], ["1"])
+        assert not isinstance(caught.value, StoreUnavailable)
+
+    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_interruptions(self, cluster: ClusterClient, alarm: Alarm) -> None:
+        interrupt(cluster, alarm, 300)
+
+    def test_a_node_that_is_away_is_an_error_until_it_is_back(self) -> None:
+        with redis_servers.cluster() as nodes, opened(f"redis+cluster://127.0.0.1:{nodes[0].port}", retries=2) as client:
+            keys = [f"{{{number}}}" for number in range(30)]
+            away = [key for key in keys if slot_of(key) * 3 // 16384 == 2]
+            for key in keys:
+                client.run(APPEND, [key], ["1"])
+            nodes[2].kill()
+            with pytest.raises(StoreUnavailable):
+                client.run(APPEND, [away[0]], ["2"])
+            nodes[2].start()
+
+            def is_back() -> bool:
+                with suppress(StoreUnavailable):
+                    return bool(client.run(APPEND, [away[0]], ["3"]))
+                return False
+
+            wait_until(is_back, "a cluster that is whole again")
+
+
+def test_tcp_and_sockets(tmp_path: Any) -> None:
+    path = tmp_path / "redis.sock"
+    with redis_servers.running(unixsocket=str(path)), opened(f"unix://{path}?db=3") as client:
+        assert echo(client, "1") == b"1"
+        assert b" db=3 " in client.command("CLIENT", "LIST")
+
+
+def test_options_reach_the_connection(shared: RedisServer) -> None:
+    options: Mapping[str, object] = {"client_name": "shop", "db": 5, "health_check_interval": 1}
+    with opened(shared.url.removesuffix("/0"), **options) as client:
+        echo(client, "1")
+        assert b" name=shop " in client.command("CLIENT", "LIST")
+        assert b" db=5 " in client.command("CLIENT", "LIST")

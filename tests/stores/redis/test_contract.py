@@ -1,0 +1,83 @@
+"""The Redis backend keeps the contract of the stores, on each kind of server."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.testing import (
+    AggregateStoreContract,
+    BackendContract,
+    BuffersContract,
+    DeadLettersContract,
+    DeliveriesContract,
+    InterleavingContract,
+    JournalContract,
+    LeftoversContract,
+    NewBackend,
+    OutboxContract,
+    SagaStoreContract,
+)
+from celery_sagas.testing.machine import MachineContract
+
+
+class Redis:
+    """Backends on one server."""
+
+    @pytest.fixture
+    def new_backend(self, url: str) -> NewBackend:
+        return lambda prefix, clock: RedisBackend(url, prefix=prefix, clock=clock)
+
+
+class TestSagas(Redis, SagaStoreContract):
+    """The sagas."""
+
+
+class TestOutbox(Redis, OutboxContract):
+    """The outgoing rows."""
+
+
+class TestJournal(Redis, JournalContract):
+    """The journal."""
+
+
+class TestDeliveries(Redis, DeliveriesContract):
+    """The counts of deliveries."""
+
+
+class TestDeadLetters(Redis, DeadLettersContract):
+    """The dead letters."""
+
+
+class TestAggregates(Redis, AggregateStoreContract):
+    """The aggregators."""
+
+
+class TestBuffers(Redis, BuffersContract):
+    """The buffers."""
+
+
+class TestLeftovers(Redis, LeftoversContract):
+    """The leftovers."""
+
+
+class TestBackend(Redis, BackendContract):
+    """The backend."""
+
+
+class TestInterleaving(Redis, InterleavingContract):
+    """A rival before each round trip: whatever a script does is one command."""
+
+    @contextmanager
+    def commands(self, backend: Backend, before: Callable[[], None]) -> Iterator[None]:
+        assert isinstance(backend, RedisBackend)
+        observers = backend.client.observers
+        observers.append(lambda _: before())
+        yield
+        observers.clear()
+
+
+class TestMachine(Redis, MachineContract):
+    """Many operations in any order."""

@@ -1,0 +1,307 @@
+"""Where things live: prefixes that never meet, and sagas on several shards."""
+
+import time
+from collections.abc import Callable
+from hashlib import sha1
+from typing import Any
+
+import pytest
+
+from celery_sagas.core.ids import placed_id
+from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.records import ID, KEY, Handling, Lookup, NewRecord, Outgoing, Record
+from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.keys import Shard, tag_of
+from celery_sagas.stores.redis.outbox import RedisOutbox
+from celery_sagas.stores.redis.placement import LAYOUT_VERSION
+from celery_sagas.stores.redis.scripts import Script
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, effects, entry, ids, letter, new_id, outgoing
+from tests.stores.redis.conftest import Open
+
+
+def _script(source: str) -> Script:
+    return Script("of_the_test", source, sha1(source.encode()).hexdigest())
+
+
+_SET = _script("return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])")
+_DELETE = _script("return redis.call('DEL', KEYS[1])")
+_SPOIL = _script("return redis.call('SET', KEYS[1], 'foreign')")
+SPREAD = ("parcel",)
+WHOLE = ("order", "purchase")
+T1 = (("tracking", "T1"),)
+
+
+@pytest.fixture
+def sharded(open_redis: Open) -> RedisBackend:
+    """A backend with three shards."""
+    return open_redis(options={"shards": 3})
+
+
+def _lookup(names: tuple[str, ...], key: str) -> Lookup:
+    return Lookup(names, KEY, key, spread=names == SPREAD)
+
+
+def _start(
+    backend: RedisBackend, key: str, *rows: str, names: tuple[str, ...] = SPREAD, keys: Keys = (), outcome: str = "started"
+) -> tuple[Record, str]:
+    """Start an instance as the engine does: in the place where find looked; return it with the message's id."""
+    found = backend.sagas.find(_lookup(names, key), Handling(("step",), new_id()))
+    new = NewRecord(placed_id(new_id(), found.place), names, key, 1, "{}", "{}", keys)
+    made = effects(None, *_rows(rows, found.place), line=entry(new, outcome=outcome, saga=names[0]), owner="me", grace_ms=1_000)
+    backend.sagas.insert(new, made._replace(place=found.place))
+    record = backend.sagas.find(_lookup(names, key)).record
+    assert record is not None
+    return record, made.entry.message_id
+
+
+def _rows(kinds: tuple[str, ...], place: str) -> list[Outgoing]:
+    return [outgoing(kind, id=placed_id(new_id(), place)) for kind in kinds]
+
+
+class TestPrefixes:
+    """Keys of two prefixes are never the same."""
+
+    def test_every_prefix_has_its_own_tags(self) -> None:
+        prefixes = ["", "celery-sagas", "shop", "shop.0", "0", "dead", "meta", "-", ".", "_"]
+        tags = [tag_of(prefix, part) for prefix in prefixes for part in ("0", "1", "10", "dead", "meta")]
+        assert len(set(tags)) == len(tags)
+        assert {(tag[0], tag[-1], tag.count("{"), tag.count("}")) for tag in tags} == {("{", "}", 1, 1)}
+
+    def test_sagas_whose_names_begin_alike_have_their_own_keys(self) -> None:
+        shard = Shard("shop", 0, "")
+        keys = [key for saga in ("order", "order.keys", "instances", "keys") for key in (shard.instances(saga), shard.keys(saga))]
+        assert len(set(keys)) == len(keys)
+        assert not set(keys) & {*shard.effects, shard.reservations, shard.answer("1")}
+
+
+class TestOneShard:
+    """Everything is in one place, which needs no name."""
+
+    def test_place_is_empty_and_nothing_is_registered_for_sagas(self, redis_backend: RedisBackend) -> None:
+        calls = _calls(redis_backend)
+        record, _ = _start(redis_backend, "42", names=WHOLE, keys=T1)
+        assert "." not in record.id
+        assert redis_backend.sagas.find(_lookup(SPREAD, "42")).place == ""
+        assert "place_register" not in calls
+
+    def test_step_of_an_existing_instance_takes_two_round_trips(self, redis_backend: RedisBackend) -> None:
+        _start(redis_backend, "42")
+        _step(redis_backend)  # fakeredis closes a connection on which it has refused something: an unknown script
+        assert _step(redis_backend) == ["saga_find", "saga_update"]
+
+
+def _calls(backend: RedisBackend) -> list[str]:
+    calls: list[str] = []
+    backend.client.observers.append(calls.append)
+    return calls
+
+
+def _step(backend: RedisBackend) -> list[str]:
+    """Run a step of an existing instance, once its scripts are loaded; return the round trips."""
+    _update(backend)
+    calls = _calls(backend)
+    _update(backend)
+    return calls
+
+
+def _update(backend: RedisBackend) -> None:
+    found = backend.sagas.find(_lookup(SPREAD, "42"), Handling(("step",), new_id()))
+    assert found.record is not None
+    row = outgoing(id=placed_id(new_id(), found.place))
+    made = effects(found.record, row)._replace(place=found.place)
+    backend.sagas.update(found.record, change(names=SPREAD), made)
+
+
+class TestShards:
+    """Several shards."""
+
+    def test_step_of_an_existing_instance_takes_two_round_trips(self, sharded: RedisBackend) -> None:
+        _start(sharded, "42")
+        assert _step(sharded) == ["saga_find", "saga_update"]
+
+    def test_spread_saga_uses_all_shards(self, sharded: RedisBackend) -> None:
+        places = [_start(sharded, str(number))[0].id.rpartition(".")[2] for number in range(60)]
+        assert set(places) == {"0", "1", "2"}
+        assert max(map(places.count, places)) < 40
+
+    def test_saga_with_alternate_keys_lives_in_one_shard(self, sharded: RedisBackend) -> None:
+        records = [_start(sharded, str(n), names=WHOLE, keys=(("tracking", f"T{n}"),))[0] for n in range(20)]
+        assert len({record.id.rpartition(".")[2] for record in records}) == 1
+        for number, record in enumerate(records):
+            assert sharded.sagas.find(Lookup(WHOLE, "tracking", f"T{number}")).record == record
+        with pytest.raises(RevisionConflict):
+            _start(sharded, "another", names=WHOLE, keys=(("tracking", "T7"),))
+
+    @pytest.mark.parametrize("names", [SPREAD, WHOLE], ids=["spread", "whole"])
+    def test_instance_is_found_changed_reserved_and_deleted_where_it_lives(
+        self, sharded: RedisBackend, names: tuple[str, ...]
+    ) -> None:
+        for number in range(12):
+            record, _ = _start(sharded, str(number), "scheduled", "sent", names=names)
+            found = sharded.sagas.find(Lookup(names, ID, record.id))
+            assert (found.record, found.place) == (record, record.id.rpartition(".")[2])
+            assert sharded.sagas.reserve(record, "me", MINUTE)
+            made = effects(record, *_rows(("deadline",), found.place), holder="me")._replace(place=found.place)
+            sharded.sagas.update(record, change(names=names), made)
+            changed = sharded.sagas.find(_lookup(names, str(number))).record
+            assert changed is not None
+            assert (changed.id, changed.version, changed.reserved_by) == (record.id, 2, "")
+            sharded.sagas.delete(changed, effects(changed, line=entry(changed, outcome="completed"))._replace(place=found.place))
+            assert sharded.sagas.find(_lookup(names, str(number)), Handling((made.entry.step,), made.entry.message_id)).handled
+            outcome = sharded.journal.outcome_of(names, str(number))
+            assert outcome is not None
+            assert outcome.instance_id == record.id
+            assert [line.version for line in sharded.journal.history(names, str(number), 9)] == [0, 2, 3]
+        assert sharded.outbox.count() == 12
+
+    def test_strange_id_is_found_nowhere_and_always_in_the_same_place(self, sharded: RedisBackend) -> None:
+        for id in ("unknown", "unknown.3", "unknown.-1", "unknown.00", ""):
+            first, second = (sharded.sagas.find(Lookup(SPREAD, ID, id)) for _ in range(2))
+            assert first.record is None
+            assert first.place == second.place
+            assert first.place in {"0", "1", "2"}
+
+    def test_rows_are_confirmed_released_and_failed_by_their_ids(self, open_redis: Open) -> None:
+        clock = Clock()
+        backend = open_redis(options={"shards": 3}, clock=clock)
+        messages = [_start(backend, str(number), "sent", "sent")[1] for number in range(12)]
+        assert backend.outbox.count() == 24
+        assert claim(backend) == []
+        step = Handling((entry().step,), messages[0])
+        assert backend.outbox.count_leased(step) == 2
+        clock.advance(1_001)
+        assert len(backend.outbox.claim_due("relay", 9, MINUTE, step)) == 2
+        rows = ids(claim(backend, limit=15)) + ids(claim(backend))
+        assert len(set(rows)) == 22
+        assert backend.outbox.release("relay", rows[:5]) == 5
+        assert sorted(ids(claim(backend))) == sorted(rows[:5])
+        assert backend.outbox.fail("relay", rows[0], "broken", 0)
+        assert [row.attempts for row in claim(backend)] == [1]
+        assert backend.outbox.confirm("relay", rows) == 22
+        assert backend.outbox.count() == 2
+
+    def test_no_shard_starves_the_others(self, sharded: RedisBackend) -> None:
+        for number in range(30):
+            made = effects(None, *_rows(("sent",), str(number % 3)))._replace(place=str(number % 3))
+            sharded.sagas.record(made)
+        first = {ids(claim(sharded, limit=1))[0].rpartition(".")[2] for _ in range(3)}
+        assert first == {"0", "1", "2"}
+
+    def test_purge_walks_all_shards_within_its_limit(self, sharded: RedisBackend) -> None:
+        for number in range(12):
+            _start(sharded, str(number))
+        assert [sharded.journal.purge(-HOUR, 5) for _ in range(4)] == [5, 5, 2, 0]
+
+    def test_dead_letters_are_in_no_shard(self, sharded: RedisBackend) -> None:
+        letters = [letter() for _ in range(9)]
+        for each in letters:
+            sharded.dead.add(each)
+        assert {each.id for each in sharded.dead.list(9)} == {each.id for each in letters}
+
+
+class TestRegistered:
+    """What was registered holds for every process."""
+
+    @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (3, 4)])
+    def test_another_number_of_shards_is_refused(self, open_redis: Open, before: int, after: int) -> None:
+        _start(open_redis(options={"shards": before}), "42")
+        changed = open_redis(options={"shards": after})
+        with pytest.raises(ConfigurationError, match=f"Set shards back to {before}"):
+            changed.prepare(create_schema=True, processes=1)
+        operations: list[Callable[[], Any]] = [
+            lambda: changed.sagas.find(_lookup(SPREAD, "42")),
+            lambda: changed.sagas.record(effects()),
+            changed.outbox.count,
+            lambda: changed.journal.purge(0, 1),
+        ]
+        for operation in operations:
+            with pytest.raises(StoreUnavailable, match=f"Set shards back to {before}"):
+                operation()
+
+    def test_newer_layout_is_refused(self, open_redis: Open, prefix: str) -> None:
+        backend = open_redis()
+        backend.client.run(_SET, [f"{{{prefix}:meta}}"], ["layout", f"{LAYOUT_VERSION + 1} 1"])
+        with pytest.raises(ConfigurationError, match=f"layout '{LAYOUT_VERSION + 1} 1'"):
+            backend.prepare(create_schema=True, processes=1)
+
+    def test_renamed_saga_stays_where_it_lives(self, open_redis: Open) -> None:
+        names = [f"saga{number}" for number in range(9)]
+        first = open_redis(options={"shards": 3})
+        places = [_start(first, "42", names=(name,), keys=T1)[0].id[-1] for name in names]
+        for name, place in zip(names, places, strict=True):
+            renamed = open_redis(options={"shards": 3})
+            found = renamed.sagas.find(Lookup((f"new_{name}", name), KEY, "42"))
+            assert found.record is not None
+            assert found.place == place
+            later = open_redis(options={"shards": 3})
+            assert later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).place == place
+            assert len(later.journal.history((f"new_{name}", name), "42", 9)) == 1
+
+    def test_history_of_a_renamed_saga_is_found_by_a_process_that_only_looks(self, open_redis: Open) -> None:
+        first = open_redis(options={"shards": 3})
+        for number in range(9):
+            _start(first, "42", names=(f"saga{number}",), keys=T1, outcome="completed")
+            first.sagas.find(Lookup((f"new{number}", f"saga{number}"), KEY, "42"))
+            looking = open_redis(options={"shards": 3})
+            looking.sagas.find(Lookup((f"new{number}",), KEY, "another"))
+            assert looking.journal.outcome_of((f"new{number}",), "42") is None
+            assert looking.journal.outcome_of((f"new{number}", f"saga{number}"), "42") is not None
+
+    def test_looking_registers_nothing(self, sharded: RedisBackend, open_redis: Open) -> None:
+        assert sharded.journal.outcome_of(SPREAD, "42") is None
+        _start(open_redis(options={"shards": 3}), "42")
+        assert len(sharded.journal.history(SPREAD, "42", 9)) == 1
+
+    @pytest.mark.parametrize("spread", [True, False])
+    def test_saga_that_gained_or_lost_its_alternate_keys_is_refused(self, open_redis: Open, spread: bool) -> None:
+        open_redis(options={"shards": 3}).sagas.find(Lookup(("order",), KEY, "42", spread))
+        changed = open_redis(options={"shards": 3})
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="also_by"):
+                changed.sagas.find(Lookup(("order",), KEY, "42", not spread))
+        with pytest.raises(StoreUnavailable, match="also_by"):
+            open_redis(options={"shards": 3}).sagas.find(Lookup(("purchase", "order"), KEY, "42", not spread))
+        changed.sagas.find(Lookup(("purchase",), KEY, "42", not spread))  # the refusal has registered nothing
+
+    def test_two_sagas_do_not_become_one(self, open_redis: Open) -> None:
+        backend = open_redis(options={"shards": 3})
+        backend.sagas.find(Lookup(("order",), KEY, "42", spread=True))
+        backend.sagas.find(Lookup(("purchase",), KEY, "42", spread=False))
+        with pytest.raises(StoreUnavailable, match="order, purchase"):
+            backend.sagas.find(Lookup(("order", "purchase"), KEY, "42", spread=True))
+
+    def test_server_that_has_forgotten_is_told_again(self, sharded: RedisBackend, open_redis: Open, prefix: str) -> None:
+        """It was restarted, and keeps nothing on disk."""
+        _start(sharded, "42")
+        sharded.client.run(_DELETE, [f"{{{prefix}:meta}}"], [])
+        sharded.client.losses += 1  # as the client counts when the connections break
+        _start(sharded, "43")
+        with pytest.raises(ConfigurationError, match="Set shards back to 3"):
+            open_redis(options={"shards": 4}).prepare(create_schema=True, processes=1)
+
+
+class TestOneShardIsAway:
+    """What happens in one shard is nothing to the others."""
+
+    def test_claim_returns_what_the_others_have(self, sharded: RedisBackend) -> None:
+        rows = [_start(sharded, key, "sent") for key in ("a", "b", "c", "d", "e", "f")]
+        shards = sharded._placement.shards
+        spoiled = rows[0][0].id.rpartition(".")[2]
+        sharded.client.run(_SPOIL, [shards[int(spoiled)].rows[3]], [])
+        sound = {record.id for record, _ in rows if not record.id.endswith(f".{spoiled}")}
+        assert 0 < len(sound) < len(rows)
+        later = RedisOutbox(sharded.client, sharded._placement, lambda: time.time_ns() // 1_000_000 + HOUR)
+        assert {row.instance_id for row in later.claim_due("relay", 9, HOUR)} == sound
+        with pytest.raises(StoreError, match="holds what the saga backend never writes"):
+            later.claim_due("relay", 9, HOUR)
+
+    def test_leftovers_are_asked_of_the_one_that_has_them(self, sharded: RedisBackend) -> None:
+        record, message_id = _start(sharded, "42", "sent")
+        place = record.id.rpartition(".")[2]
+        handling = Handling(("order.place_order",), message_id, place)
+        sharded.outbox.count_leased(handling)  # the script is loaded, and the node known
+        trips: list[str] = []
+        sharded.client.observers.append(trips.append)
+        assert sharded.outbox.count_leased(handling) == 1
+        assert len(trips) == 1

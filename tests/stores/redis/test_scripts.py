@@ -1,0 +1,812 @@
+"""Each script alone: it can be repeated, a refused one writes nothing, and it touches the keys that it was given."""
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import redis
+
+from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, UnreadableState
+from celery_sagas.stores.records import Handling, Outgoing, Record
+from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.keys import DEAD_KEYS, META_KEY, SHARD_KEYS
+from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.scripts import load, names
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import (
+    HOUR,
+    MINUTE,
+    NAMES,
+    STEP,
+    by_key,
+    by_tracking,
+    change,
+    claim,
+    complete,
+    effects,
+    entry,
+    handled,
+    ids,
+    letter,
+    new_record,
+    outgoing,
+    send,
+    start,
+    update,
+)
+from tests.stores.redis.buffer_plays import BUFFER_PLAYS, claim_items, empty_buffers, keep_items
+from tests.stores.redis.conftest import Dump, Open, OpenAt
+from tests.stores.redis.damage import DAMAGE, FORGET, foreign
+
+T1 = (("tracking", "T1"),)
+T2 = (("tracking", "T2"),)
+#: Does one thing with a backend, for which it may arrange something first.
+Play = Callable[[RedisBackend], object]
+_FOLDER = files("celery_sagas.stores.redis") / "lua"
+_LUA = [file for folder in (_FOLDER, _FOLDER / "parts") for file in folder.iterdir() if file.name.endswith(".lua")]
+
+
+@dataclass
+class Calls:
+    """The script calls of a backend, as they were made."""
+
+    made: list[tuple[Any, Any, Any, Any, Any]] = field(default_factory=list)  #: script, keys, arguments, options, reply
+
+    @contextmanager
+    def of(self, backend: RedisBackend) -> Iterator[None]:
+        """Note the calls until the end of the block."""
+        run = backend.client.run
+
+        def noted(script: Any, keys: Any, args: Any, **options: Any) -> Any:
+            reply = run(script, keys, args, **options)
+            self.made.append((script, keys, args, options, reply))
+            return reply
+
+        with patch.object(backend.client, "run", noted):
+            yield
+
+
+def _insert(backend: RedisBackend) -> None:
+    new = new_record(keys=T1)
+    backend.sagas.insert(new, effects(None, outgoing(), outgoing("scheduled"), line=entry(new), owner="me", grace_ms=MINUTE))
+
+
+def _update(backend: RedisBackend) -> None:
+    record = start(backend, keys=(("email", "a"), *T1))
+    backend.sagas.reserve(record, "me", MINUTE)
+    backend.sagas.update(record, change(added=T2, removed=T1), effects(record, outgoing(), outgoing("deadline"), holder="me"))
+
+
+def _withdraw(backend: RedisBackend) -> None:
+    record = start(backend, "42", due := outgoing(), later := outgoing("deadline", due_at=10**14), outgoing("scheduled"))
+    backend.outbox.fail("", ids(claim(backend, "", limit=1))[0], "broken", 0)
+    update(backend, record, outgoing("scheduled"), withdrawn=(due.id, "gone", later.id))
+
+
+def _delete(backend: RedisBackend) -> None:
+    record = start(backend, "42", outgoing("scheduled"), outgoing(), keys=T1)
+    backend.outbox.fail("", ids(claim(backend, ""))[0], "broken", 0)
+    complete(backend, record, outgoing())
+
+
+def _record(backend: RedisBackend) -> None:
+    send(backend, outgoing(), outgoing("deadline"))
+
+
+def _complete_at_birth(backend: RedisBackend) -> None:
+    send(backend, outgoing(), line=entry(new_record(), outcome="completed"))
+
+
+def _reserve(backend: RedisBackend) -> None:
+    backend.sagas.reserve(start(backend), "me", MINUTE)
+
+
+def _end_reservation(backend: RedisBackend) -> None:
+    record = start(backend)
+    backend.sagas.reserve(record, "me", MINUTE)
+    backend.sagas.reserve(record, "me", 0)
+
+
+def _find(backend: RedisBackend) -> None:
+    record = start(backend, keys=T1)
+    backend.sagas.reserve(record, "me", MINUTE)
+    backend.sagas.find(by_tracking("T1"), Handling(("a", "b"), "message"))
+
+
+def _claim(backend: RedisBackend) -> None:
+    send(backend, *(outgoing() for _ in range(5)))
+    backend.outbox.claim_due("relay", 3, MINUTE)
+
+
+def _claim_by_cause(backend: RedisBackend) -> None:
+    line = send(backend, *(outgoing() for _ in range(5)))
+    backend.outbox.claim_due("relay", 3, MINUTE, Handling((line.step,), line.message_id))
+
+
+def _set_aside(backend: RedisBackend) -> None:
+    send(backend, row := outgoing(), outgoing())
+    backend.client.run(DAMAGE, backend._placement.shards[0].rows, [row.id])
+    backend.outbox.claim_due("relay", 3, MINUTE)
+
+
+def _confirm(backend: RedisBackend) -> None:
+    start(backend, "42", outgoing(), outgoing("scheduled"), outgoing())
+    claimed = ids(claim(backend))
+    backend.outbox.fail("relay", claimed[0], "broken", 0)
+    backend.outbox.confirm("relay", claimed[:2])
+
+
+def _release(backend: RedisBackend) -> None:
+    send(backend, *(outgoing() for _ in range(3)))
+    backend.outbox.release("relay", ids(claim(backend))[:2])
+
+
+def _release_with_a_delay(backend: RedisBackend) -> None:
+    send(backend, *(outgoing() for _ in range(3)))
+    backend.outbox.release("relay", ids(claim(backend))[:2], MINUTE)
+
+
+def _fail(backend: RedisBackend) -> None:
+    send(backend, outgoing())
+    backend.outbox.fail("relay", claim(backend)[0].id, "broken", MINUTE)
+
+
+def _count(backend: RedisBackend) -> None:
+    line = send(backend, outgoing(), outgoing())
+    backend.outbox.claim_due("relay", 1, MINUTE, Handling((line.step,), line.message_id))
+    assert backend.outbox.count() >= 2
+    assert backend.outbox.count_leased(Handling((line.step,), line.message_id)) == 1
+
+
+def _history(backend: RedisBackend) -> None:
+    complete(backend, start(backend))
+    backend.journal.history(NAMES, "42", 9)
+    backend.journal.outcome_of(NAMES, "42")
+
+
+def _purge(backend: RedisBackend) -> None:
+    complete(backend, start(backend))
+    update(backend, start(backend))
+    backend.journal.purge(-MINUTE, 3)
+
+
+def _count_a_delivery(backend: RedisBackend) -> None:
+    for message_id in ("one", "two", "one"):
+        backend.deliveries.count(STEP, message_id)
+
+
+def _forget_deliveries(backend: RedisBackend) -> None:
+    for message_id in ("one", "two", "three"):
+        backend.deliveries.count(STEP, message_id)
+    backend.deliveries.purge(-MINUTE, 2)
+
+
+def _add_letter(backend: RedisBackend) -> None:
+    kept = letter()
+    backend.dead.add(kept)
+    backend.dead.get(kept.id)
+    backend.dead.list(9)
+
+
+def _remove_letter(backend: RedisBackend) -> None:
+    gone, kept = letter(), letter()
+    backend.dead.add(gone)
+    backend.dead.add(kept)
+    backend.dead.remove(gone.id)
+
+
+def _register(backend: RedisBackend) -> None:
+    Placement(backend.client, "elsewhere-" + entry().attempt, shards=3).of_lookup(by_key())
+
+
+PLAYS: tuple[Play, ...] = (
+    _insert,
+    _update,
+    _withdraw,
+    _delete,
+    _record,
+    _complete_at_birth,
+    _reserve,
+    _end_reservation,
+    _find,
+    _claim,
+    _claim_by_cause,
+    _set_aside,
+    _confirm,
+    _release,
+    _release_with_a_delay,
+    _fail,
+    _count,
+    _history,
+    _purge,
+    _count_a_delivery,
+    _forget_deliveries,
+    _add_letter,
+    _remove_letter,
+    *BUFFER_PLAYS,
+    _register,
+)
+each_play = pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__[1:])
+
+
+class TestRepeats:
+    """A reply was lost, and the same call is sent again, at a later time."""
+
+    @each_play
+    def test_repeat_gives_the_same_answer_and_state(
+        self, redis_backend: RedisBackend, dump: Callable[[], Dump], play: Play
+    ) -> None:
+        calls = Calls()
+        with calls.of(redis_backend):
+            play(redis_backend)
+        script, keys, args, options, reply = calls.made[-1]
+        before = dump()
+        time.sleep(0.002)
+        assert redis_backend.client.run(script, keys, args, **options) == reply
+        assert _but_ends_of_reservations(dump()) == _but_ends_of_reservations(before)
+
+    def test_every_script_is_played(self, redis_backend: RedisBackend) -> None:
+        played = {script.name for script, *_ in _played(redis_backend) if script not in (DAMAGE, FORGET)} | {
+            "layout_register",
+            "rights_try",
+        }  # by the fixture
+        assert played == set(names()), "add a play that ends with the new script to PLAYS"
+
+    def test_claim_is_repeated_after_others_have_claimed(self, redis_backend: RedisBackend, dump: Callable[[], Dump]) -> None:
+        send(redis_backend, *(outgoing() for _ in range(6)))
+        calls = Calls()
+        with calls.of(redis_backend):
+            first = claim(redis_backend, "relay", limit=2)
+        claim(redis_backend, "relay", limit=2)
+        claim(redis_backend, "another relay", limit=1)
+        (script, keys, args, options, reply), before = calls.made[0], dump()
+        assert redis_backend.client.run(script, keys, args, **options) == reply
+        assert dump() == before
+        assert [id.decode() for id in reply[::3]] == ids(first)
+
+    def test_repeat_of_a_claim_leaves_what_others_have_claimed_since(self, redis_backend: RedisBackend) -> None:
+        send(redis_backend, outgoing(), outgoing())
+        calls = Calls()
+        with calls.of(redis_backend):
+            claim(redis_backend, "relay", limit=2, lease_ms=1)
+        time.sleep(0.003)
+        taken = claim(redis_backend, "another relay", limit=1)
+        script, keys, args, options, reply = calls.made[0]
+        again = redis_backend.client.run(script, keys, args, **options)
+        assert [id.decode() for id in again[::3]] == [id.decode() for id in reply[::3] if id.decode() not in ids(taken)]
+
+    def test_late_repeat_of_a_release_leaves_what_others_have_claimed_since(self, redis_backend: RedisBackend) -> None:
+        send(redis_backend, outgoing())
+        calls = Calls()
+        with calls.of(redis_backend):
+            redis_backend.outbox.release("relay", ids(claim(redis_backend, "relay")))
+        claim(redis_backend, "relay")
+        script, keys, args, options, reply = calls.made[-1]
+        assert redis_backend.client.run(script, keys, args, **options) == reply
+        assert claim(redis_backend, "another relay") == []
+
+    def test_answers_are_forgotten(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        """They are the only keys that expire, after any repeat has come."""
+        send(redis_backend, row := outgoing(), owner="me", grace_ms=MINUTE)
+        assert redis_backend.outbox.confirm("me", [row.id]) == 1
+        (answer,) = server.scan_iter(f"{{{prefix}:0}}:answer:*", count=1_000)
+        assert 50_000 < server.pttl(answer) <= 60_000
+
+    def test_answer_outlives_a_thousand_others(self, redis_backend: RedisBackend) -> None:
+        """Of another relay, between a call and its repeat."""
+        send(redis_backend, first := outgoing(), owner="me", grace_ms=MINUTE)
+        calls = Calls()
+        with calls.of(redis_backend):
+            redis_backend.outbox.confirm("me", [first.id])
+        script, keys, args, options, reply = calls.made[-1]
+        for _ in range(1_000):
+            send(redis_backend, row := outgoing(), owner="me", grace_ms=MINUTE)
+            redis_backend.outbox.confirm("me", [row.id])
+        assert redis_backend.client.run(script, keys, args, **options) == reply == 1
+
+
+def _but_ends_of_reservations(dump: Dump) -> Dump:
+    """Leave out when reservations end: reserving again begins the time anew."""
+    return {
+        key: (type, {id: value.split()[1:] for id, value in content.items()})  # type: ignore[attr-defined]
+        if key.endswith(":reservations")
+        else (type, content)
+        for key, (type, content) in dump.items()
+    }
+
+
+def _empty(backend: RedisBackend) -> None:
+    """End what a play has left."""
+    if record := backend.sagas.find(by_key()).record:
+        backend.sagas.delete(record, effects(record, holder="me"))
+    for token in ("", "me", "relay"):
+        backend.outbox.confirm(token, ids(claim(backend, token)))
+    empty_buffers(backend)
+
+
+@dataclass
+class Scene:
+    """What refusals meet: "42" was found at its first version and is at its second, "43" lives, a message was handled."""
+
+    stale: Record
+    current: Record
+    other: Record
+    message: str
+    row: str
+
+
+@pytest.fixture
+def scene(redis_backend: RedisBackend) -> Scene:
+    stale = start(redis_backend, "42", row := outgoing("scheduled"), keys=T1)
+    current = update(redis_backend, stale)
+    other = start(redis_backend, "43", names=NAMES[::-1], keys=T2)
+    return Scene(stale, current, other, send(redis_backend).message_id, row.id)
+
+
+def _all_of(backend: RedisBackend, record: Record, *, withdrawn: tuple[str, ...] = (), **values: Any) -> list[Callable[[], None]]:
+    """Return each change of a record, with everything that a commit can write."""
+    rows = [outgoing(), outgoing("scheduled"), *values.pop("rows", [])]
+    line = entry(record, outcome="completed", message_id=values.pop("message_id", ""))
+    made = effects(record, *rows, line=line, owner="me", grace_ms=MINUTE, holder=values.pop("holder", ""))
+    return [
+        lambda: backend.sagas.update(record, change(removed=T1, withdrawn=withdrawn, **values), made),
+        lambda: backend.sagas.delete(record, made),
+    ]
+
+
+class TestRefusals:
+    """A refused commit leaves every key as it was."""
+
+    @pytest.fixture(autouse=True)
+    def _every_key_is_as_it_was(self, scene: Scene, dump: Callable[[], Dump]) -> Iterator[None]:
+        before = dump()
+        yield
+        assert dump() == before
+
+    def test_stale_version(self, redis_backend: RedisBackend, scene: Scene) -> None:
+        for commit in _all_of(redis_backend, scene.stale, withdrawn=(scene.row,)):
+            _refused(commit, "version")
+
+    def test_instance_that_is_gone(self, redis_backend: RedisBackend, scene: Scene) -> None:
+        for commit in _all_of(redis_backend, scene.current._replace(id="gone"), withdrawn=(scene.row,)):
+            _refused(commit, "version")
+
+    def test_row_that_is_there(self, redis_backend: RedisBackend, scene: Scene) -> None:
+        rows = [outgoing(id=scene.row)]
+        for commit in _all_of(redis_backend, scene.current, rows=rows, withdrawn=(scene.row,)):
+            _refused(commit, "unique")
+        new = new_record("44")
+        _refused(lambda: redis_backend.sagas.insert(new, effects(new, *rows)), "unique")
+        _refused(lambda: redis_backend.sagas.record(effects(None, *rows)), "unique")
+
+    def test_taken_alternate_key(self, redis_backend: RedisBackend, scene: Scene) -> None:
+        _refused(_all_of(redis_backend, scene.current, added=(("email", "new"), *T2), withdrawn=(scene.row,))[0], "unique")
+        new = new_record("44", keys=(("email", "new"), *T2))
+        _refused(lambda: redis_backend.sagas.insert(new, effects(new, outgoing())), "unique")
+
+    def test_taken_key_and_taken_id(self, redis_backend: RedisBackend, scene: Scene) -> None:
+        for new in (new_record("42"), new_record("43"), new_record("44", id=scene.current.id)):
+            _refused(lambda new=new: redis_backend.sagas.insert(new, effects(new, outgoing())), "unique")  # type: ignore[misc]
+
+    def test_message_that_was_handled(self, redis_backend: RedisBackend, scene: Scene) -> None:
+        line = entry(message_id=scene.message)
+        new = new_record("44")
+        commits = _all_of(redis_backend, scene.stale, message_id=scene.message, withdrawn=(scene.row,))
+        commits += [
+            lambda: redis_backend.sagas.insert(new, effects(None, outgoing(), line=line)),
+            lambda: redis_backend.sagas.record(effects(None, outgoing(), line=line)),
+        ]
+        for commit in commits:
+            with pytest.raises(AlreadyHandled):
+                commit()
+
+
+class TestReserved:
+    """A commit that meets another holder's reservation leaves every key as it was."""
+
+    def test_reserved(self, redis_backend: RedisBackend, scene: Scene, dump: Callable[[], Dump]) -> None:
+        redis_backend.sagas.reserve(scene.current, "somebody else", MINUTE)
+        before = dump()
+        for commit in _all_of(redis_backend, scene.current, holder="me", withdrawn=(scene.row,)):
+            _refused(commit, "reserved")
+        assert not redis_backend.sagas.reserve(scene.current, "me", MINUTE)
+        assert dump() == before
+
+
+def _refused(commit: Callable[[], None], reason: str) -> None:
+    with pytest.raises(RevisionConflict) as caught:
+        commit()
+    assert caught.value.reason == reason
+
+
+def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
+    """Return every writing operation, each with everything that it can write."""
+    withdrawn = outgoing("deadline", due_at=10**14)
+    record = start(backend, "42", outgoing("scheduled"), outgoing(), withdrawn, keys=T1, names=("order",))
+    other = start(backend, "43", outgoing("scheduled"), keys=(("email", "b"),), names=("order",))
+    third = start(backend, "45", no_longer := outgoing("scheduled"), names=("order",))
+    new = new_record("44", keys=(("tracking", "T3"),), names=("order",))
+    claimed = ids(claim(backend, limit=2))
+    backend.outbox.fail("relay", claimed[0], "broken", 0)
+    backend.sagas.reserve(other, "me", MINUTE)
+    kept, added = letter(), letter()
+    backend.dead.add(kept)
+    sagas, outbox = backend.sagas, backend.outbox
+    return [
+        lambda: sagas.insert(new, effects(new, *_rows(), line=entry(new, outcome="completed"))),
+        lambda: sagas.update(
+            record,
+            change(names=("order",), added=T2, removed=T1, withdrawn=(withdrawn.id,)),
+            effects(record, *_rows(), line=entry(record, outcome="completed")),
+        ),
+        lambda: sagas.delete(other, effects(other, holder="me")),
+        lambda: sagas.record(effects(None, *_rows(), line=entry(outcome="completed"))),
+        lambda: sagas.reserve(record, "me", MINUTE),
+        lambda: sagas.update(third, change(names=("order",), withdrawn=(no_longer.id,)), effects(third)),
+        lambda: outbox.claim_due("relay", 9, MINUTE),
+        lambda: outbox.confirm("relay", claimed[:1]),
+        lambda: outbox.release("relay", claimed[1:]),
+        lambda: outbox.fail("relay", claimed[1], "broken", 0),
+        lambda: backend.journal.purge(-MINUTE, 9),
+        lambda: backend.deliveries.count(STEP, "message"),
+        lambda: backend.deliveries.purge(-MINUTE, 9),
+        lambda: backend.dead.add(added),
+        lambda: backend.dead.remove(kept.id),
+    ]
+
+
+def _rows() -> list[Outgoing]:
+    return [outgoing(), outgoing("deadline")]
+
+
+#: What follows the prefix in each key that an operation may write.
+_PARTS = ((":0}", SHARD_KEYS), (":dead}", DEAD_KEYS))
+#: Those that have a name which somebody else could give a key of theirs; the keys of buffers have a test of their own.
+_KEYS = [
+    f"{tag}:{name}" for tag, kinds in _PARTS for name, kind in kinds.items() if kind.expires == "never" and "buffer:" not in name
+]
+
+
+class TestForeignKeys:
+    """Somebody else's data under one of our keys: a clear error, and nothing half-written."""
+
+    @pytest.mark.parametrize("key", _KEYS)
+    def test_foreign_key_stops_an_operation_before_its_first_write(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump], key: str
+    ) -> None:
+        stopped = 0
+        for write in _writes(redis_backend):
+            with foreign(server, f"{{{prefix}{key}".replace("<saga>", "order")):
+                before = dump()
+                error = _error_of(write)
+                assert not isinstance(error, RevisionConflict)
+                if error is not None:
+                    stopped += 1
+                    assert dump() == before
+        assert stopped
+
+    def test_error_names_the_key(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        server.set(f"{{{prefix}:0}}:journal", "foreign")
+        with pytest.raises(StoreError, match=re.escape(f"{{{prefix}:0}}:journal")):
+            start(redis_backend)
+
+    def test_foreign_layout_is_no_layout(self, open_redis: Open, server: Any, prefix: str) -> None:
+        server.set(f"{{{prefix}:meta}}", "foreign")
+        with pytest.raises(StoreError, match=re.escape(f"{{{prefix}:meta}}")):
+            open_redis().sagas.find(by_key())
+
+
+def _cut(packed: bytes) -> bytes:
+    return packed[:-3]
+
+
+def _edited(packed: bytes) -> bytes:
+    return packed + b" "
+
+
+def _emptied(packed: bytes) -> bytes:
+    return b""
+
+
+def _replaced(packed: bytes) -> bytes:
+    return b"{}"
+
+
+def _error_of(write: Callable[[], object]) -> StoreError | None:
+    try:
+        write()
+    except StoreError as exc:
+        return exc
+    return None
+
+
+each_damage = pytest.mark.parametrize("damage", [_cut, _edited, _emptied, _replaced], ids=lambda damage: damage.__name__[1:])
+
+
+class TestDamage:
+    """What was cut or edited by hand is not taken for something else."""
+
+    @each_damage
+    def test_damaged_record_is_unreadable(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, damage: Callable[[bytes], bytes]
+    ) -> None:
+        record = start(redis_backend, keys=T1)
+        key = f"{{{prefix}:0}}:instances:order"
+        server.hset(key, record.id, damage(server.hget(key, record.id)))
+        for lookup in (by_key(), by_tracking("T1")):
+            with pytest.raises(UnreadableState) as caught:
+                redis_backend.sagas.find(lookup)
+            assert key in str(caught.value)
+            assert record.id in str(caught.value)
+
+    def test_update_of_a_record_without_a_version_conflicts(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump]
+    ) -> None:
+        record = start(redis_backend)
+        server.hset(f"{{{prefix}:0}}:instances:order", record.id, "{}")
+        before = dump()
+        for commit in _all_of(redis_backend, record):
+            _refused(commit, "version")
+        assert dump() == before
+
+    def test_key_without_its_instance_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        record = start(redis_backend)
+        server.hdel(f"{{{prefix}:0}}:instances:order", record.id)
+        with pytest.raises(UnreadableState, match=re.escape(f"{{{prefix}:0}}:keys:order")):
+            redis_backend.sagas.find(by_key())
+
+    @each_damage
+    def test_damaged_entry_is_unreadable(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, damage: Callable[[bytes], bytes]
+    ) -> None:
+        line = complete(redis_backend, start(redis_backend))
+        key = f"{{{prefix}:0}}:journal"
+        for field_ in server.hkeys(key):
+            server.hset(key, field_, damage(server.hget(key, field_)))
+        reads: list[Callable[[], object]] = [
+            lambda: redis_backend.journal.history(NAMES, "42", 9),
+            lambda: redis_backend.journal.outcome_of(NAMES, "42"),
+            lambda: handled(redis_backend, line),
+        ]
+        for read in reads:
+            with pytest.raises(UnreadableState, match=re.escape(key)):
+                read()
+        assert redis_backend.journal.purge(-MINUTE, 9) == 2
+
+    def test_damaged_row_does_not_hold_up_others(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rows = [outgoing() for _ in range(3)]
+        send(redis_backend, *rows)
+        key = f"{{{prefix}:0}}:outbox"
+        server.hset(key, rows[0].id, b"nonsense")
+        server.hdel(key, rows[1].id)
+        assert ids(claim(redis_backend)) == [rows[2].id]
+        assert [key in record.message for record in caplog.records] == [True, True]
+        assert redis_backend.outbox.confirm("relay", ids(rows)) == 3
+        assert redis_backend.outbox.count() == 0
+
+    def test_damaged_letter_is_named(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        kept = letter()
+        redis_backend.dead.add(kept)
+        server.hset(f"{{{prefix}:dead}}:letters", kept.id, b"nonsense")
+        for read in (lambda: redis_backend.dead.list(9), lambda: redis_backend.dead.get(kept.id)):
+            with pytest.raises(StoreError, match=kept.id):
+                read()
+        assert redis_backend.dead.remove(kept.id)
+
+
+class TestJournal:
+    """Chains of entries, which end where entries were purged."""
+
+    def test_long_history_comes_in_pieces(self, redis_backend: RedisBackend) -> None:
+        lines = [send(redis_backend, line=entry(key="42", version=version)) for version in range(250)]
+        history = redis_backend.journal.history(NAMES, "42", 1_000)
+        assert [line.message_id for line in history] == [line.message_id for line in lines]
+        assert [line.version for line in redis_backend.journal.history(NAMES, "42", 120)] == list(range(130, 250))
+
+    def test_message_that_is_handled_again_after_a_purge_makes_no_circle(self, open_redis: Open) -> None:
+        clock = Clock()
+        backend = open_redis(clock=clock)
+        first = send(backend, line=entry(key="42", version=1))
+        clock.advance(HOUR)
+        second = send(backend, line=entry(key="42", version=2))
+        assert backend.journal.purge(MINUTE, 9) == 1
+        again = send(backend, line=entry(key="42", message_id=first.message_id, version=3))
+        assert [line.attempt for line in backend.journal.history(NAMES, "42", 9)] == [second.attempt, again.attempt]
+
+    def test_purge_of_everything_leaves_no_key(self, redis_backend: RedisBackend, dump: Callable[[], Dump], prefix: str) -> None:
+        for number in range(700):
+            send(redis_backend, line=entry(key=f"{number % 9}", outcome="completed"))
+        assert redis_backend.journal.purge(-MINUTE, 1_000) == 700
+        assert {key for key in dump() if ":answer:" not in key} == {f"{{{prefix}:meta}}"}
+
+    def test_completed_outcome_is_forgotten_with_its_entry_only(self, open_redis: Open) -> None:
+        clock = Clock()
+        backend = open_redis(clock=clock)
+        complete(backend, start(backend))
+        clock.advance(HOUR)
+        line = complete(backend, start(backend))
+        assert backend.journal.purge(MINUTE, 9) == 2
+        outcome = backend.journal.outcome_of(NAMES, "42")
+        assert outcome is not None
+        assert outcome.message_id == line.message_id
+        clock.advance(HOUR)
+        backend.journal.purge(MINUTE, 9)
+        assert backend.journal.outcome_of(NAMES, "42") is None
+
+
+class TestKeys:
+    """The catalogue of keys, and what the scripts are given of it."""
+
+    def test_every_key_is_in_the_catalogue_and_expires_only_if_that_says_so(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump]
+    ) -> None:
+        for write in _writes(redis_backend)[:5]:
+            write()
+        claim_items(redis_backend)
+        keep_items(redis_backend)
+        redis_backend.outbox.confirm("relay", ids(claim(redis_backend))[:1])
+        catalogue = {f":0}}:{name}": kind for name, kind in SHARD_KEYS.items()}
+        catalogue |= {f":dead}}:{name}": kind for name, kind in DEAD_KEYS.items()} | {":meta}": META_KEY}
+        for key, (type, _) in dump().items():
+            kind = catalogue[_pattern(key.removeprefix("{" + prefix))]
+            assert kind.type == type
+            assert (server.ttl(key) == -1) == (kind.expires == "never")
+
+    def test_all_keys_of_a_call_share_one_hash_tag(self, redis_backend: RedisBackend) -> None:
+        for script, keys, _, options, _ in _played(redis_backend):
+            answer = [options["answer"]] if "answer" in options else []
+            assert len({re.match(r"\{[^{}]+\}", key)[0] for key in [*keys, *answer]}) == 1, script.name  # type: ignore[index]
+
+    def test_instances_are_gone_without_a_trace(self, redis_backend: RedisBackend, dump: Callable[[], Dump], prefix: str) -> None:
+        record = update(redis_backend, start(redis_backend, "42", outgoing("deadline"), keys=T1), added=T2)
+        redis_backend.sagas.reserve(record, "me", MINUTE)
+        redis_backend.sagas.delete(record, effects(record, holder="me"))
+        kinds = {key.partition("}:")[2].partition(":")[0] for key in dump()}
+        assert kinds - {"answer"} == {"", "journal"}
+
+    def test_rows_are_gone_without_a_trace(self, redis_backend: RedisBackend, dump: Callable[[], Dump]) -> None:
+        start(redis_backend, "42", outgoing("deadline"), outgoing("scheduled"), outgoing())
+        rows = ids(claim(redis_backend))
+        for row in rows:
+            redis_backend.outbox.fail("relay", row, "broken", 0)
+        assert redis_backend.outbox.confirm("relay", rows) == 3
+        assert not [key for key in dump() if "}:outbox" in key]
+
+    def test_script_touches_the_keys_that_it_was_given(self, redis_url: str, prefix: str) -> None:
+        """As the server sees it: ``MONITOR`` shows a script before its commands."""
+        backend = RedisBackend(redis_url, prefix=prefix)
+        client: Any = redis.Redis.from_url(redis_url)
+        with closing(backend), closing(client), client.monitor() as monitor:
+            calls = _played(backend)
+            client.echo("the end")
+            commands = list(_until_the_end(monitor))
+        assert len(calls) > len(PLAYS)
+        given: set[str] = set()
+        for words, is_in_script in commands:
+            if words[0].upper() == "EVALSHA":
+                given = set(words[3 : 3 + int(words[2])])
+            elif is_in_script and words[0].upper() != "TIME" and prefix in words[1]:
+                assert words[1] in given, words[0]
+
+
+def _pattern(key: str) -> str:
+    """Return the name in the catalogue of what follows the prefix in a key."""
+    for kind in ("saga", "call", "aggregator", "group"):
+        names = {"saga": "instances|keys", "call": "answer"}.get(kind) or "|".join(
+            name.removesuffix(f":<{kind}>") for name in SHARD_KEYS if name.endswith(f":<{kind}>")
+        )
+        key = re.sub(f"}}:({names}):.*", rf"}}:\1:<{kind}>", key, flags=re.DOTALL)
+    return key
+
+
+def _played(backend: RedisBackend) -> list[Any]:
+    """Play everything, and return the calls that were made."""
+    calls = Calls()
+    with calls.of(backend):
+        for play in PLAYS:
+            play(backend)
+            _empty(backend)
+    return calls.made
+
+
+def _until_the_end(monitor: Any) -> Iterator[tuple[list[str], bool]]:
+    while (seen := monitor.next_command())["command"] != "ECHO the end":
+        yield shlex.split(seen["command"]), seen["client_type"] == "lua"
+
+
+class TestManyRows:
+    """A script holds up everybody: it must not run commands for each row that it removes."""
+
+    @pytest.fixture
+    def commands(self, redis_url: str, prefix: str) -> Iterator[Callable[[Callable[[], object]], list[str]]]:
+        """Return the commands that scripts run on the test's keys during a call."""
+        client: Any = redis.Redis.from_url(redis_url)
+
+        def during(call: Callable[[], object]) -> list[str]:
+            with client.monitor() as monitor:
+                call()
+                client.echo("the end")
+                return [words[0] for words, is_in_script in _until_the_end(monitor) if is_in_script and prefix in str(words[1:2])]
+
+        with closing(client):
+            yield during
+
+    @pytest.fixture
+    def backend(self, redis_url: str, open_at: OpenAt) -> RedisBackend:
+        return open_at(redis_url)
+
+    def test_end_of_an_instance(self, backend: RedisBackend, commands: Callable[[Callable[[], object]], list[str]]) -> None:
+        few = start(backend, "42", outgoing("scheduled"))
+        many = start(backend, "43", *(outgoing("scheduled", due_at=10**14) for _ in range(900)))
+        of_few = commands(lambda: complete(backend, few))
+        assert commands(lambda: complete(backend, many)) == of_few
+        assert backend.outbox.count() == 0
+
+    def test_withdrawal(self, backend: RedisBackend, commands: Callable[[Callable[[], object]], list[str]]) -> None:
+        rows = [outgoing("scheduled", due_at=10**14) for _ in range(900)]
+        record = start(backend, "42", *rows)
+        of_few = commands(lambda: update(backend, record, withdrawn=(rows[0].id,)))
+        again = backend.sagas.find(by_key()).record
+        assert again is not None
+        assert commands(lambda: update(backend, again, withdrawn=tuple(ids(rows)))) == of_few
+        assert backend.outbox.count() == 0
+
+    def test_more_rows_than_a_command_takes(self, backend: RedisBackend) -> None:
+        """Lua takes 8,000 arguments at once."""
+        rows = [outgoing("scheduled", due_at=10**14) for _ in range(10_001)]
+        record = start(backend, "42", *rows[:5_000], outgoing())
+        record = update(backend, record, *rows[5_000:])
+        record = update(backend, record, outgoing("deadline"), withdrawn=tuple(ids(rows[:9_000])))
+        assert backend.outbox.count() == 1_003
+        complete(backend, update(backend, record, *rows[:9_000]))
+        assert backend.outbox.count() == 1
+
+
+class TestFiles:
+    """The scripts as a person reads them."""
+
+    @pytest.mark.parametrize("name", names())
+    def test_head_says_the_call_and_the_answer(self, name: str) -> None:
+        head = _head(name)
+        for word in ("-- KEYS: ", "-- Answers with: "):
+            assert word in head, f"say in the head of {name}.lua what follows {word!r}"
+        assert ("ARGV" in head) == ("ARGV" in load(name).source), f"say in the head of {name}.lua what ARGV is, by name and unit"
+        assert re.search("^-- A repeat |It only reads.$", head, re.MULTILINE), (
+            f"say in the head of {name}.lua why a repeat gives the same answer and state ('-- A repeat …'), or 'It only reads.'"
+        )
+
+    @pytest.mark.parametrize("name", names())
+    def test_script_that_says_so_only_reads(self, name: str) -> None:
+        writes = re.findall(r"call\('(\w+)'", load(name).source.rpartition("Answers with:")[2])
+        if "It only reads." in _head(name):
+            assert not set(writes) & {"HSET", "HDEL", "ZADD", "ZREM", "RPUSH", "LTRIM", "HSETNX", "DEL"}
+
+    @pytest.mark.parametrize("path", _LUA, ids=lambda path: path.name)
+    def test_file_is_short_and_plain(self, path: Any) -> None:
+        text = path.read_text("utf-8")
+        assert len(text.splitlines()) <= 60, "divide it, or move a piece to lua/parts"
+        assert max(map(len, text.splitlines())) <= 130
+        assert not re.search(r"cjson|cmsgpack|KEYS\*|redis\.pcall", text), "payloads are opaque, and fakeredis differs"
+        for global_ in re.findall(r"^(\w+) *=", text, re.MULTILINE):
+            assert f"local {global_}" in text, f"{global_} is a global: write local"
+
+
+def _head(name: str) -> str:
+    lines = (_FOLDER / f"{name}.lua").read_text("utf-8").splitlines()
+    return "\n".join(line for line in lines if line.startswith("--"))
+
+
+def test_a_starting_worker_tries_every_command(redis_backend: RedisBackend) -> None:
+    """So that a right that is missing shows before anything is consumed."""
+    used = {command for name in names() for command in re.findall(r"redis\.call\('([A-Z]+)'", load(name).source)}
+    tried = set(re.findall(r"redis\.call\('([A-Z]+)'", load("rights_try").source))
+    assert used == tried, "add the command to lua/rights_try.lua"

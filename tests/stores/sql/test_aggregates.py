@@ -1,0 +1,269 @@
+"""What an aggregator costs in SQL, and what it leaves behind."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from psycopg.errors import DeadlockDetected
+from sqlalchemy import Select, func, select, text
+
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.items import Addition, DueGroup
+from celery_sagas.stores.sql import due, items
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.statements import PREFIX, Build, Shape
+from celery_sagas.stores.sql.statements import numbered as parameters
+from celery_sagas.stores.sql.tables import metadata
+from celery_sagas.testing.batches import (
+    CLOSED,
+    HOURLY,
+    LEASE,
+    NAME,
+    PAIRS,
+    RUN,
+    add,
+    flush,
+    keep,
+    lease_lost,
+    new_items,
+    numbered,
+    rejected,
+)
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import HOUR
+from tests.stores.sql.conftest import Open
+from tests.stores.sql.watching import explained, losing_first_reply, observed
+
+THOUSANDS = CLOSED._replace(size=1_000, remember_ms=HOUR)
+#: So many that it is worth it to take a few of them through the index.
+MANY = 600
+
+only_servers = pytest.mark.parametrize("url", ["postgresql", "mariadb"], indirect=True)
+
+
+class TestStatements:
+    """How many statements a call takes, BEGIN and COMMIT included."""
+
+    def test_thousand_items_take_few(self, sql: SqlBackend) -> None:
+        add(sql, THOUSANDS, "before")
+        with observed(sql) as of_insert:
+            add(sql, THOUSANDS, *numbered(1_000))
+        with observed(sql) as of_claim:
+            flush(sql, THOUSANDS)
+        with observed(sql) as of_removal:
+            sql.aggregates.remove(THOUSANDS, "", RUN)
+        taken = (len(of_insert), len(of_claim), len(of_removal))
+        assert taken == ((7, 7, 9) if sql.database.name == "postgresql" else (8, 8, 11))
+
+    def test_one_item_takes_fewer(self, sql: SqlBackend) -> None:
+        add(sql, CLOSED, "before")
+        with observed(sql) as statements:
+            add(sql, CLOSED, "item")
+        assert len(statements) == 7
+
+    def test_three_hundred_groups_take_as_many_as_one_whose_items_are_as_many(self, sql: SqlBackend) -> None:
+        with observed(sql) as of_one:
+            add(sql, CLOSED, *numbered(300))
+        with observed(sql) as of_many:
+            sql.aggregates.insert(CLOSED, [Addition(group, new_items(["item"])) for group in numbered(300, "group")])
+        assert len(of_many) == len(of_one)
+
+    def test_values_are_never_part_of_the_text(self, sql: SqlBackend) -> None:
+        texts: list[str] = []
+        sql.database.observers.append(texts.append)
+        rules = PAIRS._replace(name="VALUE", remember_ms=HOUR)
+        add(sql, rules, "VALUE", "other", group="VALUE")
+        first, _ = flush(sql, rules, "VALUE", "VALUE").items
+        sql.aggregates.remove(rules, "VALUE", "VALUE", [rejected(first, "VALUE")])
+        assert sql.leftovers.put_back(rules, [each.handle for each in sql.leftovers.kept("VALUE", "rejected", 9)]) == 1
+        assert not any("VALUE" in text.replace("VALUES", "") for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "values", "index"),
+    [
+        (items._first, (1,), {"place": "p", "state_0": "free", "limit": 9}, "saga_buffer_state"),
+        (items._oldest, (), {"place": "p", "state": "free", "limit": 1}, "saga_buffer_state"),
+        (items._leased_numbers, (), {"place": "p", "state": "leased", "token": "t"}, "saga_buffer_state"),
+        (items._known, (64,), parameters("key", numbered(64)), "saga_buffer_"),
+        (due._due, (), {"name": NAME, "limit": 9}, "saga_group_due"),
+    ],
+    ids=["first", "oldest", "leased", "known", "due"],
+)
+def test_nothing_is_searched_or_sorted(
+    sql: SqlBackend, build: Build, shape: Shape, values: dict[str, object], index: str
+) -> None:
+    sql.aggregates.insert(HOURLY, [Addition(group, new_items(["item"])) for group in numbered(MANY, "group")])
+    add(sql, HOURLY, *numbered(MANY))
+    if sql.database.name == "mysql":
+        with sql.database.connect() as connection:
+            connection.exec_driver_sql("ANALYZE TABLE saga_buffer, saga_group").close()
+    statement = sql.database.statement(build, shape)
+    plan = explained(sql, statement.text, statement.bind(values)).lower()
+    assert index in plan.replace("autoindex_", "")
+    assert "seq scan" not in plan.replace("seq scan on saga_seen", "")  # which is empty
+    if shape == ():
+        for word in ("sort", "temp b-tree"):
+            assert word not in plan
+
+
+class TestTraces:
+    """What a group leaves behind when its items are gone."""
+
+    def test_empty_group_leaves_what_is_remembered(self, sql: SqlBackend) -> None:
+        rules = PAIRS._replace(remember_ms=HOUR)
+        add(sql, rules, "a", "b")
+        flush(sql, rules)
+        sql.aggregates.remove(rules, "", RUN)
+        add(sql, rules, "c", unread_by="v1")
+        add(sql, rules, "d")
+        sql.buffers.clear(rules, "")
+        assert _rows(sql) == {"saga_aggregator": 1, "saga_seen": 4}
+
+    def test_leftovers_leave_nothing_either(self, sql: SqlBackend) -> None:
+        handles = [kept.handle for kind in ("unresolved", "rejected") for kept in keep(sql, kind, "a", "b", group=kind)]
+        assert sql.leftovers.discard(CLOSED, handles) == 4
+        assert _rows(sql) == {"saga_aggregator": 1}
+
+    def test_number_is_never_given_again(self, sql: SqlBackend) -> None:
+        """A stale one names nothing, whatever has come since."""
+        numbers = []
+        for _ in range(2):
+            add(sql, PAIRS, "a", "b")
+            numbers += [item.number for item in flush(sql, PAIRS).items]
+            sql.aggregates.remove(PAIRS, "", RUN)
+        assert len(set(numbers)) == 4
+
+    def test_removal_of_a_lost_lease_is_undone(self, sql: SqlBackend) -> None:
+        with lease_lost():
+            sql.aggregates.remove(PAIRS, "", RUN)
+        assert (sql.database.connections.lent, sql.database.connections.idle) == (0, 1)
+
+
+def _rows(sql: SqlBackend) -> dict[str, int]:
+    """Count the rows of the tables that have any under the test's prefix."""
+    names = [name for name, table in metadata.tables.items() if "prefix" in table.c]
+    counts = {name: sql.database.fetch(_count, (name,), {})[0][0] for name in names}
+    return {name: count for name, count in counts.items() if count}
+
+
+def _count(name: str) -> Select[tuple[int]]:
+    return select(func.count()).where(metadata.tables[name].c.prefix == PREFIX)
+
+
+class TestLostReplies:
+    """A call whose connection breaks after its COMMIT runs again."""
+
+    @pytest.fixture
+    def again(self, sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
+        """Run a call whose first reply is lost."""
+
+        def run(call: Callable[[], Any]) -> Any:
+            with monkeypatch.context() as patch:
+                patch.setattr(sql.database, "_attempt", losing_first_reply(sql.database._attempt))
+                return call()
+
+        return run
+
+    def test_claim_returns_what_it_has_claimed(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any]) -> None:
+        add(sql, PAIRS, *"abcd")
+        snapshot = again(lambda: sql.aggregates.claim(PAIRS, "", RUN))
+        assert [item.id for item in snapshot.items] == ["a", "b"]
+        assert snapshot.is_more
+        assert snapshot == sql.aggregates.claim(PAIRS, "", RUN)
+
+    @pytest.mark.parametrize("is_open", [True, False])
+    def test_removal_has_removed(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any], is_open: bool) -> None:
+        add(sql, PAIRS, "a", "b")
+        flush(sql, PAIRS)
+        add(sql, CLOSED, *(["c", "d"] if is_open else ["c"]))
+        assert again(lambda: sql.aggregates.remove(PAIRS, "", RUN)) is is_open
+        assert sql.buffers.count(NAME).buffered == 1 + is_open
+
+    def test_release_has_released(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any]) -> None:
+        add(sql, PAIRS, "a", "b")
+        flush(sql, PAIRS)
+        again(lambda: sql.aggregates.release(PAIRS, "", RUN))
+        assert [item.attempts for item in sql.buffers.read(NAME, "", 9)] == [1, 1]
+
+    def test_renewal_of_a_lost_lease_stays_one(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any]) -> None:
+        assert again(lambda: sql.aggregates.renew(PAIRS, "", RUN)) is False
+        with lease_lost():
+            again(lambda: sql.aggregates.remove(PAIRS, "", RUN))
+
+
+class TestRivals:
+    """Calls at the same time."""
+
+    @only_servers
+    def test_claim_passes_over_what_another_is_about_to_mark(self, open_sql: Open) -> None:
+        clock = Clock()
+        sql, rival = open_sql(clock=clock), open_sql(clock=clock)
+        sql.prepare(create_schema=True, processes=1)
+        for group in ("first", "second", "third"):
+            add(sql, HOURLY, "item", group=group)
+            clock.advance(1)
+        clock.advance(HOUR)
+        meanwhile: list[DueGroup] = []
+
+        def claim_before_commit(statement: str) -> None:
+            if statement == "COMMIT":
+                meanwhile.extend(rival.aggregates.claim_due([NAME], 1, LEASE))
+
+        sql.database.observers.append(claim_before_commit)
+        assert sql.aggregates.claim_due([NAME], 1, LEASE) == [DueGroup(NAME, "first")]
+        assert meanwhile == [DueGroup(NAME, "second")]
+
+    def test_calls_for_the_same_groups_in_any_order_do_not_wait_in_a_circle(self, sql: SqlBackend) -> None:
+        groups = numbered(6, "group")
+
+        def insert(number: int) -> None:
+            for turn in range(10):
+                order = groups if number % 2 else groups[::-1]
+                sql.aggregates.insert(CLOSED, [Addition(group, new_items([f"{number} {turn}"])) for group in order])
+                sql.buffers.clear(CLOSED, order[turn % 6])
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(insert, range(4)))
+        assert all(group.free == group.free + group.leased + group.unresolved for group in sql.buffers.groups(NAME, 9))
+
+
+class TestVictims:
+    """Calls that the database has undone for the sake of another."""
+
+    @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+    @pytest.mark.parametrize(("failures", "is_made"), [(2, True), (3, False)])
+    def test_call_is_made_again_but_not_for_ever(self, sql: SqlBackend, failures: int, is_made: bool) -> None:
+        commits: list[str] = []
+
+        def lose(statement: str) -> None:
+            if statement == "COMMIT" and len(commits) < failures:
+                commits.append(statement)
+                raise DeadlockDetected
+
+        sql.database.observers.append(lose)
+        with nullcontext() if is_made else pytest.raises(StoreUnavailable):
+            add(sql, CLOSED, "item")
+        sql.database.observers.clear()
+        assert sql.buffers.count(NAME).buffered == int(is_made)
+
+
+@pytest.mark.parametrize("handle", ["", "x", "-1", "1.0", "\u0661", "9" * 30])
+def test_text_that_is_no_handle_names_nothing(sql: SqlBackend, handle: str) -> None:
+    keep(sql, "unresolved", "item")
+    assert sql.leftovers.note(NAME, [handle], "v2") == 0
+    assert sql.leftovers.put_back(CLOSED, [handle]) == 0
+    assert sql.leftovers.discard(CLOSED, [handle]) == 0
+    assert sql.leftovers.kept(NAME, "unresolved", 9, after=handle) == (
+        sql.leftovers.kept(NAME, "unresolved", 9) if not handle else []
+    )
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_table_keeps_digests_of_one_length(sql: SqlBackend) -> None:
+    """However long the names are, the indexes stay small."""
+    add(sql, CLOSED._replace(name="n" * 255), "i" * 255, group="g" * 255)
+    with sql.database.connect() as connection:
+        assert connection.execute(text("SELECT length(place), length(key) FROM saga_buffer")).all() == [(40, 40)]

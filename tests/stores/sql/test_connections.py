@@ -1,0 +1,87 @@
+"""Connections stay open between operations, as many and as long as the options allow."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.exc import TimeoutError as NoConnection
+
+from celery_sagas.stores.sql.connections import Connections
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return create_engine(f"sqlite:///{tmp_path}/file", poolclass=NullPool)
+
+
+@pytest.fixture
+def connections(engine: Engine) -> Iterator[Connections]:
+    with closing(make(engine)) as made:
+        yield made
+
+
+def make(engine: Engine, *, pool_recycle: float = 60) -> Connections:
+    """Make connections: two at a time, of which one stays open."""
+    return Connections(engine, {"pool_size": 1, "max_overflow": 1, "pool_timeout": 0.01, "pool_recycle": pool_recycle})
+
+
+def test_connection_is_used_again(connections: Connections) -> None:
+    first = connections.borrow()
+    assert (connections.lent, connections.idle) == (1, 0)
+    connections.give_back(first)
+    assert (connections.lent, connections.idle) == (0, 1)
+    assert connections.borrow() is first
+    connections.give_back(first)
+
+
+def test_overflow_is_closed(connections: Connections) -> None:
+    first, second = connections.borrow(), connections.borrow()
+    connections.give_back(first)
+    connections.give_back(second)
+    assert (connections.lent, connections.idle) == (0, 1)
+    assert second.driver_connection is None
+
+
+def test_more_than_allowed_wait_in_vain(connections: Connections) -> None:
+    lent = [connections.borrow(), connections.borrow()]
+    with pytest.raises(NoConnection, match="each of the 2 connections"):
+        connections.borrow()
+    for each in lent:
+        connections.give_back(each)
+    assert connections.lent == 0
+
+
+def test_old_connection_is_replaced(engine: Engine) -> None:
+    with closing(make(engine, pool_recycle=0)) as connections:
+        first = connections.borrow()
+        connections.give_back(first)
+        second = connections.borrow()
+        assert second is not first
+        assert first.driver_connection is None
+        connections.give_back(second)
+
+
+def test_discarded_connection_is_closed(connections: Connections) -> None:
+    first = connections.borrow()
+    connections.discard(first)
+    assert (connections.lent, connections.idle) == (0, 0)
+    assert first.driver_connection is None
+
+
+def test_connection_that_cannot_be_opened_is_not_lent(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/no/such/folder", poolclass=NullPool)
+    connections = make(engine)
+    for _ in range(3):
+        with pytest.raises(Exception, match="unable to open"):
+            connections.borrow()
+    assert connections.lent == 0
+
+
+def test_lent_connection_is_closed_after_the_others(connections: Connections) -> None:
+    first = connections.borrow()
+    connections.close()
+    connections.give_back(first)
+    assert (connections.lent, connections.idle) == (0, 0)
+    assert first.driver_connection is None

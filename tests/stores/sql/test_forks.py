@@ -1,0 +1,112 @@
+"""SQLite's files and forks."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.forks import FILES, ForkGate
+from celery_sagas.testing.samples import by_key, found, outgoing, send, start
+from tests.stores.sql.conftest import Open
+from tests.waiting import wait_until
+
+only_files = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+
+
+@only_files
+def test_no_commit_is_lost_while_threads_write_and_the_process_forks(url: str) -> None:
+    """Children inherit nothing that SQLite knows of its locks, and no lock in the middle of an operation."""
+    script = Path(__file__).with_name("forking.py")
+    command = [sys.executable, str(script), url, "3", "16", "3"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.stderr == ""
+    failed, committed, there = map(int, run.stdout.split())
+    assert (failed, there) == (0, committed)
+
+
+@only_files
+def test_fork_waits_for_an_operation_and_the_next_one_for_the_fork(sql: SqlBackend) -> None:
+    """Whoever forks is let through when the last operation has ended, and no other begins before."""
+    gate, begun, may_end, order = ForkGate(), threading.Event(), threading.Event(), list[str]()
+    gate.add(sql.database)
+    record = start(sql)
+    assert sql.database.connections.idle == 1
+
+    def operate() -> None:
+        with gate:
+            begun.set()
+            may_end.wait()
+            order.append("operation")
+
+    def operate_later() -> None:
+        with gate:
+            order.append("next operation")
+
+    def fork() -> None:
+        gate.before_fork()
+        order.append("fork")
+        gate.after_fork()
+
+    threads = [threading.Thread(target=target) for target in (operate, fork, operate_later)]
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    wait_until(lambda: gate._forking, "the fork waits")
+    threads[2].start()
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["operation", "fork", "next operation"]
+    assert sql.database.connections.idle == 0
+    assert found(sql, by_key()) == record
+
+
+@only_files
+def test_every_way_to_a_file_leads_through_the_gate(sql: SqlBackend, open_sql: Open) -> None:
+    """An operation, what is done once, and closing."""
+    inside: list[bool] = []
+
+    def look(_: str) -> None:
+        inside.append(threading.get_ident() in FILES._operating)
+
+    sql.database.observers.append(look)
+    send(sql, outgoing())
+    assert sql.outbox.count() == 1
+    with sql.database.connect():
+        look("")
+    other = open_sql()
+    other.outbox.count()
+    opened = other.database.connections._idle[0].connection
+    close = opened.close
+    opened.close = lambda: (look(""), close())  # type: ignore[method-assign,func-returns-value,assignment]
+    other.close()
+    assert len(inside) == 7
+    assert all(inside)
+    assert threading.get_ident() not in FILES._operating
+
+
+@only_files
+def test_child_is_free_of_its_parents_threads(sql: SqlBackend) -> None:
+    """Another thread of the parent is forking too, and one holds the lock."""
+    gate = ForkGate()
+    gate._forking.add(-1)
+    gate._operating.add(-1)
+    gate._lock.acquire()
+    gate.after_fork_in_child()
+    with gate:
+        pass
+    gate.before_fork()
+    gate.after_fork()
+
+
+@pytest.mark.parametrize("url", ["postgresql", "mariadb"], indirect=True)
+def test_servers_have_no_gate(sql: SqlBackend) -> None:
+    """They tell connections apart themselves; a fork waits for none of them."""
+    inside: list[bool] = []
+    sql.database.observers.append(lambda _: inside.append(threading.get_ident() in FILES._operating))
+    start(sql)
+    assert inside
+    assert not any(inside)

@@ -1,0 +1,876 @@
+"""Dead letters: what fails for good is kept before it is acknowledged."""
+
+import pickle
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from billiard.einfo import ExceptionInfo
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+from kombu.utils.json import dumps, loads
+
+from celery_sagas import Saga, signals
+from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.worker import requests, unknown
+from celery_sagas.worker.deadline import within
+from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF
+from celery_sagas.worker.later import HELD_S
+from celery_sagas.worker.replay import new_id_of, retry_letter
+from celery_sagas.worker.requests import Burying, burying
+from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.unknown import KeepUnknownTasks
+from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
+from tests.servers import unique
+
+AWAY = StoreUnavailable("memory://", "it is away")
+
+
+class Boom(Exception):
+    """What a handler raises."""
+
+
+def letters(app: Celery) -> list[DeadLetter]:
+    """Return the dead letters."""
+    return backend_of(app).dead.list(10)
+
+
+def outcomes(app: Celery) -> list[str]:
+    """Return what the journal says of the order 42."""
+    return [entry.outcome for entry in backend_of(app).journal.history(["order"], "42", 10)]
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    """Return what raises an error."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def mended() -> list[bool]:
+    """Whether the handler works by now."""
+    return []
+
+
+@pytest.fixture
+def order(app: Celery, mended: list[bool]) -> Any:
+    """A saga whose starter raises, until it is mended."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+        total: int = 0
+
+    def work(order: Order, total: int) -> None:
+        order.total += total
+        if not mended:
+            raise Boom("it broke")
+
+    @Order.starts
+    def place(order: Order, order_id: str, total: int = 1) -> None:
+        work(order, total)
+
+    @Order.starts(autoretry_for=(Boom,), max_retries=2, default_retry_delay=0)
+    def try_thrice(order: Order, order_id: str, total: int = 1) -> None:
+        work(order, total)
+
+    @Order.starts(bind=True, max_retries=1, default_retry_delay=0)
+    def try_twice(self: Any, order: Order, order_id: str) -> None:
+        try:
+            work(order, 1)
+        except Boom as exc:
+            raise self.retry(exc=exc)  # noqa: B904
+
+    return SimpleNamespace(saga=Order, place=place, try_thrice=try_thrice, try_twice=try_twice)
+
+
+class TestFailures:
+    """In the process that runs the task."""
+
+    def test_letter(self, app: Celery, worker: Worker, order: Any) -> None:
+        order.place.apply_async(("42",), {"total": 5}, task_id="m1", headers={"tenant": "t"}, priority=3)
+
+        delivered = worker.one()
+
+        assert (delivered.fate, type(delivered.error)) == ("acked", Boom)
+        (letter,) = letters(app)
+        assert (letter.task, letter.message_id, letter.saga, letter.key) == ("order.place", "m1", "order", "42")
+        assert (letter.error, letter.text) == ("Boom", "it broke")
+        assert "in work" in letter.traceback
+        assert outcomes(app) == ["failed"]
+        sent = loads(letter.payload)
+        assert (sent["task"], sent["args"], sent["kwargs"]) == ("order.place", ["42"], {"total": 5})
+        assert sent["options"]["headers"]["tenant"] == "t"
+
+    def test_former_name(self, app: Celery, worker: Worker, order: Any) -> None:
+        """The journal has it where old code looks, which may get the message again; the letter has the present one."""
+
+        @order.saga.starts(formerly="orders.begin")
+        def begin(order: Any, order_id: str) -> None:
+            raise Boom("it broke")
+
+        app.send_task("orders.begin", ("42",), task_id="m1")
+        worker.run()
+
+        assert [letter.task for letter in letters(app)] == ["order.begin"]
+        entries = backend_of(app).journal.history(["order"], "42", 9)
+        assert [(entry.step, entry.outcome) for entry in entries] == [("orders.begin", "failed")]
+
+    def test_ids_that_begin_alike(self, app: Celery, worker: Worker, order: Any) -> None:
+        """They are too long for any journal, and each has its letter."""
+        for end in "12":
+            order.place.apply_async((end,), task_id="x" * 255 + end)
+        worker.run()
+
+        assert sorted(loads(letter.payload)["args"] for letter in letters(app)) == [["1"], ["2"]]
+
+    def test_redelivery_does_nothing_and_is_no_success(
+        self, app: Celery, worker: Worker, order: Any, mended: list[bool], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its links do not follow it."""
+        (order.place.si("42").set(task_id="m1", link=order.place.si("link")) | order.place.si("next")).delay()
+        failed = worker.one()
+        mended.append(True)
+
+        again = worker.deliver_again(failed)
+
+        assert (again.fate, type(again.error)) == ("acked", Ignore)
+        assert worker.waiting() == []
+        assert order.saga.find("42") is None
+        assert "WARNING" in caplog.text
+        assert "order.place[m1] failed: order '42'" in caplog.text
+
+    @pytest.mark.parametrize(("step", "runs"), [("try_thrice", 3), ("try_twice", 2)])
+    def test_retries_come_first(self, app: Celery, worker: Worker, order: Any, step: str, runs: int) -> None:
+        getattr(order, step).delay("42")
+        for _ in range(runs - 1):
+            assert isinstance(worker.one().error, Retry)
+            assert letters(app) == []
+
+        assert isinstance(worker.one().error, Boom)
+        assert [letter.error for letter in letters(app)] == ["Boom"]
+        assert worker.waiting() == []
+
+    def test_retry_that_succeeds(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        order.try_thrice.delay("42")
+        worker.one()
+        mended.append(True)
+        worker.run()
+
+        assert letters(app) == []
+        assert order.saga.find("42").total == 1
+
+    def test_retry_that_cannot_be_published_is_kept_by_the_broker(
+        self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Celery would reject it for good."""
+        order.try_twice.delay("42")
+        monkeypatch.setattr(app.tasks["order.try_twice"], "apply_async", failing(OSError("the broker is away")))
+
+        delivered = worker.one()
+
+        assert (delivered.fate, type(delivered.error)) == ("requeued", Reject)
+        assert letters(app) == []
+
+    def test_message_that_does_not_fit(self, app: Celery, worker: Worker, order: Any) -> None:
+        """It has no tombstone, and fails again, into the same letter."""
+        app.send_task("order.place", ["42"], {"nonsense": 1}, task_id="m1")
+        failed = worker.one()
+
+        assert (failed.fate, type(failed.error)) == ("acked", InvalidMessage)
+        worker.deliver_again(failed)
+        (letter,) = letters(app)
+        assert (letter.error, letter.message_id, letter.key) == ("InvalidMessage", "m1", "")
+        assert loads(letter.payload)["kwargs"] == {"nonsense": 1}
+        assert outcomes(app) == []
+
+    def test_message_id_of_the_producer(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        """The journal knows the message by it."""
+        for _ in range(2):
+            order.place.apply_async(("42",), headers={MESSAGE_ID: "mine"})
+            worker.one()
+            mended.append(True)
+
+        assert [letter.message_id for letter in letters(app)] == ["mine"]
+        assert order.saga.find("42") is None
+
+    def test_message_id_that_no_store_takes(self, app: Celery, worker: Worker, order: Any) -> None:
+        app.send_task("order.place", ["42"], headers={MESSAGE_ID: "\0" * 300})
+
+        assert worker.one().fate == "acked"
+        (letter,) = letters(app)
+        assert letter.error == "InvalidMessage"
+        assert letter.message_id.startswith("\\0\\0")
+
+    @pytest.mark.parametrize("reason", [Ignore(), Reject("no"), Reject("no", requeue=True)], ids=repr)
+    def test_users_own_choice(self, app: Celery, worker: Worker, reason: Exception) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            raise reason
+
+        place.delay("42")
+        worker.one()
+
+        assert letters(app) == []
+
+    def test_direct_call(self, app: Celery, order: Any) -> None:
+        """The exception reaches the caller."""
+        with pytest.raises(Boom):
+            order.place("42")
+        assert letters(app) == []
+
+    def test_eager_mode(self, eager: Celery) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            raise Boom
+
+        with pytest.raises(Boom):
+            place.delay("42")
+        assert letters(eager) == []
+
+    def test_signal(self, app: Celery, worker: Worker, order: Any) -> None:
+        heard: list[Any] = []
+
+        def hear(sender: Any, letter: Any, exception: Any, **_: Any) -> None:
+            heard.append((sender.name, letter.key, type(exception)))
+
+        signals.step_failed.connect(hear)
+        try:
+            order.place.delay("42")
+            worker.one()
+        finally:
+            signals.step_failed.disconnect(hear)
+
+        assert heard == [("order.place", "42", Boom)]
+
+    def test_arguments_are_still_checked_and_described(self, order: Any) -> None:
+        with pytest.raises(TypeError):
+            order.place.delay()
+
+    def test_message_that_fails_before_it_is_correlated(self, app: Celery, worker: Worker) -> None:
+        """In whatever way: burying it meets the same error."""
+
+        def broken(arguments: Any) -> str:
+            raise OSError("the callable needs a file")
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.handles(by={"order_id": broken})
+        def pay(order: Order, number: int) -> None: ...
+
+        pay.delay(1)
+
+        assert worker.one().fate == "acked"
+        (letter,) = letters(app)
+        assert (letter.task, letter.key) == ("order.pay", "")
+        assert outcomes(app) == []
+
+    @pytest.mark.parametrize("stage", ["dumps", "locate"])
+    def test_soft_time_limit_while_it_is_buried(
+        self, app: Celery, worker: Worker, order: Any, stage: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The message comes again: its letter would lack what was cut short."""
+        monkeypatch.setattr(f"celery_sagas.worker.letters.{stage}", failing(SoftTimeLimitExceeded()))
+        order.place.apply_async(("42",), task_id="m1")
+
+        assert isinstance(worker.one().error, Ignore)
+        assert [message.id for message in worker.waiting()] == ["m1"]
+        assert letters(app) == []
+
+    def test_payload_that_is_no_json(
+        self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """There is a letter all the same, without a message that could be retried."""
+        monkeypatch.setattr("celery_sagas.worker.letters.dumps", failing(TypeError("no JSON")))
+        order.place.delay("42")
+        worker.one()
+
+        (letter,) = letters(app)
+        assert (letter.key, letter.error) == ("42", "Boom")
+        assert "task" not in loads(letter.payload)
+        assert "cannot be retried" in caplog.text
+
+
+class TestStoreAway:
+    """Nothing is acknowledged unless it is kept."""
+
+    def test_message_is_put_off(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        interposed(app).once_before("record", failing(AWAY))
+        order.place.apply_async(("42",), task_id="m1")
+
+        delivered = worker.one()
+        (again,) = worker.waiting()
+
+        assert (delivered.fate, type(delivered.error)) == ("acked", Ignore)
+        assert (again.id, again.headers[PUT_OFF]) == ("m1", 1)
+        mended.append(True)
+        worker.run()
+        assert order.saga.find("42").total == 1
+
+    def test_put_off_counter_is_not_kept(self, app: Celery, worker: Worker, order: Any) -> None:
+        order.place.apply_async(("42",), headers={PUT_OFF: 3})
+        worker.one()
+
+        (letter,) = letters(app)
+        assert PUT_OFF not in loads(letter.payload)["options"]["headers"]
+
+    def test_broker_away_too(
+        self, app: Celery, worker: Worker, order: Any, held: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        interposed(app).once_before("record", failing(AWAY))
+        monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", failing(PublishError("away", True)))
+        order.place.delay("42")
+
+        delivered = worker.one()
+
+        assert (delivered.fate, type(delivered.error)) == ("requeued", Reject)
+        assert held == [HELD_S]
+
+    def test_message_that_cannot_be_published_either(
+        self, app: Celery, worker: Worker, order: Any, held: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The broker keeps it, and gets it back after a pause."""
+        monkeypatch.setattr(backend_of(app).dead, "add", failing(AWAY))
+        app.send_task("order.place", ["42"], {"nonsense": 1})
+
+        assert worker.one().fate == "requeued"
+        assert held == [HELD_S]
+
+
+@pytest.fixture(params=["damaged", "orphaned"])
+def spoilt(request: pytest.FixtureRequest, new_app: NewApp, redis_url: str) -> Celery:
+    """An app whose order 42 Redis keeps in a way that it will never be found again."""
+    app = new_app(saga_prefix=unique("test"))
+    app.conf.saga_backend = redis_url
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None: ...
+
+    place("42")
+    with redis.Redis.from_url(redis_url) as client:
+        instances = f"{{{app.conf.saga_prefix}:0}}:instances:order"
+        ((id, packed),) = client.hgetall(instances).items()
+        if request.param == "damaged":
+            client.hset(instances, id, packed + b"x")
+        else:
+            client.hdel(instances, id)
+    return app
+
+
+class TestNeverReadable:
+    """What the store keeps of the instance is damaged: its messages do not circle for ever."""
+
+    def test_message_becomes_a_letter(self, spoilt: Celery) -> None:
+        """Delivered again, it fails again, into the same letter."""
+        worker = Worker(spoilt)
+        spoilt.send_task("order.place", ["42"], task_id="m1")
+        failed = worker.one()
+
+        assert (failed.fate, type(failed.error)) == ("acked", UnreadableState)
+        worker.deliver_again(failed)
+        assert worker.waiting() == []
+        assert [(letter.message_id, letter.error) for letter in letters(spoilt)] == [("m1", "UnreadableState")]
+
+    def test_letter_is_retried(self, spoilt: Celery, redis_url: str) -> None:
+        """Once the record is mended, by removing it here."""
+        worker = Worker(spoilt)
+        spoilt.send_task("order.place", ["42"], task_id="m1")
+        worker.one()
+        with redis.Redis.from_url(redis_url) as client:
+            for kind in ("instances", "keys"):
+                client.delete(f"{{{spoilt.conf.saga_prefix}:0}}:{kind}:order")
+
+        assert retry_letter(spoilt, letters(spoilt)[0])
+        (done,) = worker.run()
+        assert (done.error, letters(spoilt), outcomes(spoilt)) == (None, [], ["started", "failed", "started"])
+
+    def test_letter_is_retried_too_early(self, spoilt: Celery) -> None:
+        """It is another letter."""
+        worker = Worker(spoilt)
+        spoilt.send_task("order.place", ["42"], task_id="m1")
+        worker.one()
+        (letter,) = letters(spoilt)
+
+        retry_letter(spoilt, letter)
+        worker.run()
+
+        assert [again.message_id for again in letters(spoilt)] == [new_id_of(letter)]
+
+
+class TestTooManyDeliveries:
+    """A message that ends its worker each time."""
+
+    def test_becomes_a_letter(self, app: Celery, order: Any) -> None:
+        app.conf.saga_max_deliveries = 3
+        for _ in range(2):
+            backend_of(app).deliveries.count("order.place", "m1")
+        order.place.apply_async(("42",), task_id="m1")
+
+        delivered = AgainWorker(app).one()
+
+        assert isinstance(delivered.error, TooManyDeliveries)
+        assert delivered.fate == "acked"
+        assert [letter.error for letter in letters(app)] == ["TooManyDeliveries"]
+        assert outcomes(app) == ["failed"]
+
+    def test_first_delivery_costs_nothing(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        mended.append(True)
+        order.place.apply_async(("42",), task_id="m1")
+        worker.one()
+
+        assert backend_of(app).deliveries.count("order.place", "m1") == 1
+
+    def test_redelivery_that_works(self, app: Celery, order: Any, mended: list[bool]) -> None:
+        mended.append(True)
+        order.place.apply_async(("42",), task_id="m1")
+
+        assert AgainWorker(app).one().error is None
+        assert backend_of(app).deliveries.count("order.place", "m1") == 2
+
+
+@pytest.fixture
+def fates() -> list[str]:
+    """What became of the messages in the main process."""
+    return []
+
+
+class Timed(Request):
+    """A user's own request class."""
+
+
+def request_for(app: Celery, fates: list[str], base: Any = Request) -> Any:
+    """Return the request of the message in the queue, as the main process makes it."""
+    with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
+        message = queue.get_nowait()
+        message.ack()
+    return burying(base)(
+        message,
+        app=app,
+        on_ack=lambda *_: fates.append("acked"),
+        on_reject=lambda *given: fates.append("requeued" if given[-1] else "rejected"),
+        hostname="test",
+    )
+
+
+def fail_with(request: Any, error: Exception) -> None:
+    """Do what a pool does when a task has failed."""
+    try:
+        failing(error)()
+    except Exception:
+        request.on_failure(ExceptionInfo(), return_ok=True)
+
+
+def run_out(request: Any) -> None:
+    """Do what a pool of processes does when a task's time is over."""
+    try:
+        failing(TimeLimitExceeded(1))()
+    except TimeLimitExceeded:
+        request.on_failure(ExceptionInfo())
+    request.on_timeout(soft=False, timeout=1)
+
+
+class TestTimeLimit:
+    """A hard time limit, in the main process."""
+
+    def test_message_is_kept_then_acknowledged(self, app: Celery, order: Any, fates: list[str]) -> None:
+        order.place.apply_async(("42",), task_id="m1")
+
+        run_out(request_for(app, fates))
+
+        assert fates == ["acked"]
+        (letter,) = letters(app)
+        assert (letter.error, letter.message_id, letter.key) == ("TimeLimitExceeded", "m1", "42")
+        assert loads(letter.payload)["args"] == ["42"]
+        assert outcomes(app) == ["failed"]
+
+    def test_pool_that_calls_on_timeout_alone(self, app: Celery, order: Any, fates: list[str]) -> None:
+        order.place.delay("42")
+
+        request_for(app, fates).on_timeout(False, 1)
+
+        assert fates == ["acked"]
+        assert len(letters(app)) == 1
+
+    def test_soft_limit_is_the_handlers(self, app: Celery, order: Any, fates: list[str]) -> None:
+        order.place.delay("42")
+
+        request_for(app, fates).on_timeout(True, 1)
+
+        assert fates == []
+        assert letters(app) == []
+
+    def test_store_away(
+        self, app: Celery, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The broker gets the message back."""
+        monkeypatch.setattr(backend_of(app).dead, "add", failing(AWAY))
+        order.place.delay("42")
+
+        run_out(request_for(app, fates))
+
+        assert fates == ["requeued"]
+        assert "goes back to the broker" in caplog.text
+
+    def test_silent_store(self, app: Celery, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """The main process does not wait for ever."""
+        monkeypatch.setattr(requests, "within", failing(TimeoutError()))
+        order.place.delay("42")
+
+        run_out(request_for(app, fates))
+
+        assert fates == ["requeued"]
+
+    def test_run_that_committed_first(self, app: Celery, order: Any, mended: list[bool], fates: list[str]) -> None:
+        mended.append(True)
+        order.place.apply_async(("42",), task_id="m1")
+        request = request_for(app, fates)
+        order.place.apply_async(("42",), task_id="m1")
+        Worker(app).one()
+
+        run_out(request)
+
+        assert fates == ["acked"]
+        assert letters(app) == []
+        assert order.saga.find("42").total == 1
+
+    @pytest.mark.parametrize("error", [Ignore(), Reject("no"), Retry(exc=Boom()), WorkerLostError(), Terminated()], ids=repr)
+    def test_what_is_no_failure(self, app: Celery, order: Any, fates: list[str], error: Exception) -> None:
+        """Celery decides."""
+        order.place.delay("42")
+
+        fail_with(request_for(app, fates), error)
+
+        assert letters(app) == []
+        assert len(fates) == 1
+
+    def test_failure_outside_of_run(self, app: Celery, order: Any, fates: list[str]) -> None:
+        """Such as one of the user's ``before_start``."""
+        order.place.delay("42")
+
+        fail_with(request_for(app, fates), Boom("at the start"))
+
+        assert fates == ["acked"]
+        assert [(letter.error, letter.text, letter.key) for letter in letters(app)] == [("Boom", "at the start", "42")]
+
+    def test_failure_that_was_seen_to(
+        self, app: Celery, worker: Worker, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In the process that ran the task, from where the exception comes by pickle: the store is not asked again."""
+        order.place.delay("42")
+        order.place.delay("42")
+        error = worker.one().error
+        assert isinstance(error, Boom)
+        monkeypatch.setattr(requests, "within", failing(AssertionError("the store was asked")))
+
+        fail_with(request_for(app, fates), pickle.loads(pickle.dumps(error)))
+
+        assert fates == ["acked"]
+
+    def test_users_own_request_class(self, app: Celery, order: Any, fates: list[str]) -> None:
+        cls = burying(Timed)
+
+        assert issubclass(cls, Timed)
+        assert issubclass(cls, Burying)
+        assert burying(cls) is cls
+        assert burying("celery.worker.request:Request").__mro__[2] is Request
+
+    def test_strategy_uses_it(self, app: Celery, order: Any) -> None:
+        """As the worker's consumer has it made."""
+        task = app.tasks["order.place"]
+        made: list[Any] = []
+        task.Strategy = lambda task, app, consumer, **_: made.append(task.Request)
+        try:
+            task.start_strategy(app, object())
+        finally:
+            del task.Strategy
+
+        assert issubclass(made[0], Burying)
+
+
+class TestDeadline:
+    """Work in a thread."""
+
+    def test_result_and_error_pass(self) -> None:
+        assert within(10, lambda: 1) == 1
+        with pytest.raises(Boom):
+            within(10, failing(Boom()))
+
+    def test_work_that_takes_too_long(self) -> None:
+        going_on = threading.Event()
+        with pytest.raises(TimeoutError):
+            within(0.01, lambda: going_on.wait(30))
+        going_on.set()
+
+
+class Consumer:
+    """A worker's consumer, as far as unknown tasks concern it."""
+
+    connection_errors = ()
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.timer = self
+        self.rejected: list[Any] = []
+        self.later: list[Any] = []
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Reject a message."""
+        self.rejected.append(message)
+
+    def call_soon(self, function: Any) -> None:
+        """Call at once."""
+        function()
+
+    def call_after(self, seconds: float, function: Any, args: Any) -> None:
+        """Remember what is to be called."""
+        self.later.append(lambda: function(*args))
+
+
+def message_of(task: str, **headers: Any) -> Any:
+    """Return a message as kombu delivers it."""
+    given: list[bool] = []
+    return SimpleNamespace(
+        headers={"task": task, "id": "m1", **headers},
+        payload=(["42"], {}, {"chain": None}),
+        properties={"priority": 3},
+        given_back=given,
+        reject_log_error=lambda logger, errors, requeue: given.append(requeue),
+    )
+
+
+@pytest.fixture
+def consumer(app: Celery) -> Consumer:
+    """A consumer with the step."""
+    made = Consumer(app)
+    KeepUnknownTasks(made).create(made)
+    return made
+
+
+class TestUnknownTasks:
+    """Messages of ours for a task that is not registered here."""
+
+    @pytest.mark.parametrize(
+        ("task", "headers", "saga"),
+        [
+            ("order.new_step", {}, "order"),
+            ("charge", {CAUSE: "m0"}, ""),
+            ("charge", {CAUSATION: {"order": "i1"}}, ""),
+            ("charge", {ADDRESS: {"instance": "i1", "timeout": "t1"}}, ""),
+            ("charge", {MESSAGE_ID: "mine"}, ""),
+        ],
+    )
+    def test_are_kept_before_they_are_rejected(
+        self, app: Celery, order: Any, consumer: Consumer, task: str, headers: dict[str, Any], saga: str
+    ) -> None:
+        message = message_of(task, **headers)
+
+        consumer.on_unknown_task(None, message, KeyError(task))
+
+        assert consumer.rejected == [message]
+        (letter,) = letters(app)
+        assert (letter.task, letter.saga, letter.error) == (task, saga, "NotRegistered")
+        assert letter.message_id == headers.get(MESSAGE_ID, "m1")
+        sent = loads(letter.payload)
+        assert (sent["args"], sent["options"]["task_id"], sent["options"]["priority"]) == (["42"], "m1", 3)
+        assert sent["options"]["headers"] == headers
+
+    def test_others_are_not_ours(self, app: Celery, order: Any, consumer: Consumer) -> None:
+        consumer.on_unknown_task(None, message_of("charge"), KeyError())
+
+        assert len(consumer.rejected) == 1
+        assert letters(app) == []
+
+    def test_worker_without_sagas(self, app: Celery, consumer: Consumer) -> None:
+        """It runs participants, and its backend is named: nobody else gets the message."""
+        consumer.on_unknown_task(None, message_of("order.tick", **{CAUSE: "m0"}), KeyError())
+
+        assert [letter.task for letter in letters(app)] == ["order.tick"]
+
+    def test_worker_without_sagas_and_backend(self, app: Celery, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has no store."""
+        monkeypatch.setattr(unknown, "is_default_backend", lambda conf: True)
+        consumer.on_unknown_task(None, message_of("charge", **{CAUSE: "m0"}), KeyError())
+
+        assert len(consumer.rejected) == 1
+        assert letters(app) == []
+
+    def test_protocol_1(self, app: Celery, order: Any, consumer: Consumer) -> None:
+        message = message_of("")
+        message.headers = {}
+        message.payload = {"task": "order.new_step", "id": "m1", "args": ["42"], "kwargs": {}}
+
+        consumer.on_unknown_task(None, message, KeyError())
+
+        assert [(letter.task, letter.message_id) for letter in letters(app)] == [("order.new_step", "m1")]
+
+    def test_store_away(self, app: Celery, order: Any, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The broker gets the message back, after a while: it comes again at once."""
+        monkeypatch.setattr(backend_of(app).dead, "add", failing(AWAY))
+        message = message_of("order.new_step")
+
+        consumer.on_unknown_task(None, message, KeyError())
+
+        assert consumer.rejected == message.given_back == []
+        consumer.later[0]()
+        assert message.given_back == [True]
+
+    def test_same_message_is_one_letter(self, app: Celery, order: Any, consumer: Consumer) -> None:
+        for _ in range(2):
+            consumer.on_unknown_task(None, message_of("order.new_step"), KeyError())
+
+        assert len(letters(app)) == 1
+
+
+class TestRetry:
+    """An operator's decision."""
+
+    def test_once_mended(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        order.place.apply_async(("42",), {"total": 5}, task_id="m1", headers={"tenant": "t"}, expires=600)
+        failed = worker.one()
+        (letter,) = letters(app)
+        mended.append(True)
+
+        new_id = retry_letter(app, letter)
+
+        (again,) = worker.waiting()
+        assert again.id == new_id != "m1"
+        assert (again.headers["tenant"], again.headers["retries"], again.headers["expires"]) == ("t", 0, None)
+        assert letters(app) == []
+        worker.run()
+        worker.deliver_again(failed)
+        assert order.saga.find("42").total == 5
+
+    def test_twice_is_once(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        """As when the letter could not be removed the first time."""
+        order.place.delay("42")
+        worker.one()
+        (letter,) = letters(app)
+        mended.append(True)
+
+        assert retry_letter(app, letter) == retry_letter(app, letter)
+        worker.run()
+
+        assert order.saga.find("42").total == 1
+
+    def test_in_vain(self, app: Celery, worker: Worker, order: Any) -> None:
+        """It is another letter."""
+        order.place.delay("42")
+        worker.one()
+        (letter,) = letters(app)
+
+        retry_letter(app, letter)
+        worker.run()
+
+        (second,) = letters(app)
+        assert second.id != letter.id
+        assert second.message_id == new_id_of(letter)
+
+    def test_message_id_of_the_producer_is_not_used_again(
+        self, app: Celery, worker: Worker, order: Any, mended: list[bool]
+    ) -> None:
+        """The journal has it already."""
+        order.place.apply_async(("42",), headers={MESSAGE_ID: "mine"})
+        worker.one()
+        mended.append(True)
+
+        retry_letter(app, letters(app)[0])
+        worker.run()
+
+        assert order.saga.find("42").total == 1
+
+    def test_letter_of_an_interrupted_burial(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        """The message was handled after all."""
+        order.place.apply_async(("42",), task_id="m1")
+        worker.one()
+        (letter,) = letters(app)
+        backend_of(app).journal.purge(-60_000, 10)  # the tombstone was not written
+        mended.append(True)
+        order.place.apply_async(("42",), task_id="m1")
+        worker.one()
+
+        assert retry_letter(app, letter) == ""
+        assert worker.waiting() == []
+        assert letters(app) == []
+
+    def test_chain(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+        """As the relay keeps one: its first task gets the new id."""
+        mended.append(True)
+        frozen = runtime_of(app).services.freeze(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
+        letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
+        backend_of(app).dead.add(letter)
+
+        retry_letter(app, letter)
+        done = worker.run()
+
+        assert [delivered.id for delivered in done] == [new_id_of(letter), "b"]
+        assert order.saga.find("42").total == order.saga.find("43").total == 1
+
+    def test_task_that_this_app_does_not_know(self, app: Celery, worker: Worker, order: Any) -> None:
+        """Somebody else does."""
+        payload = dumps({"task": "elsewhere.pay", "args": ["42"], "kwargs": {}, "options": {"task_id": "m1"}})
+        letter = DeadLetter("l1", "elsewhere.pay", "m1", "", "", "NotRegistered", "", "", str(payload))
+        backend_of(app).dead.add(letter)
+
+        new_id = retry_letter(app, letter)
+
+        assert [(message.task, message.id, message.args) for message in worker.waiting()] == [("elsewhere.pay", new_id, ["42"])]
+        assert letters(app) == []
+
+    def test_not_confirmed(self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The letter stays."""
+        order.place.delay("42")
+        worker.one()
+        monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", failing(PublishError("away", True)))
+
+        with pytest.raises(PublishError):
+            retry_letter(app, letters(app)[0])
+        assert len(letters(app)) == 1
+
+    def test_timeout_finds_its_instance(self, app: Celery, worker: Worker) -> None:
+        """Its address stays with it."""
+        broken = [True]
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            reminded: int = 0
+
+        @Order.starts
+        def begin(order: Order, order_id: str) -> None:
+            order.schedule(remind, after=0)
+
+        @Order.handles
+        def remind(order: Order) -> None:
+            order.reminded += 1
+            if broken:
+                raise Boom
+
+        begin.delay("42")
+        worker.run()
+        (letter,) = letters(app)
+        assert (letter.task, letter.key) == ("order.remind", "42")
+        broken.clear()
+
+        retry_letter(app, letter)
+        worker.run()
+
+        found = Order.find("42")
+        assert found is not None
+        assert found.reminded == 1
+        assert found.saga.timeouts == {}

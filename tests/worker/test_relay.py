@@ -1,0 +1,274 @@
+"""The relay's thread: it goes on whatever happens, until it is stopped."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.worker.control import Panel
+
+from celery_sagas import Saga
+from celery_sagas.engine.relay import Relay
+from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.worker import control, relay
+from celery_sagas.worker.relay import RelayThread, relay_of, terms_of
+from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
+from tests.apps import NewApp, Worker, backend_of
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def fast(new_app: NewApp) -> Celery:
+    """An app whose relay sweeps all the time."""
+    return new_app(saga_relay_interval=0.01)
+
+
+@pytest.fixture
+def thread(fast: Celery) -> Iterator[RelayThread]:
+    """Its relay, not started yet."""
+    made = RelayThread(fast)
+    yield made
+    assert made.stop()
+
+
+@pytest.fixture
+def order(fast: Celery) -> Any:
+    """A saga that reminds itself."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+        reminders: int = 0
+
+    @Order.handles
+    def remind(order: Order) -> None:
+        order.reminders += 1
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.schedule(remind, after=timedelta(milliseconds=500))
+
+    return SimpleNamespace(saga=Order, place=place)
+
+
+def test_sends_timeouts(fast: Celery, thread: RelayThread, order: Any) -> None:
+    """PM-25: the step runs on its instance, some time later."""
+    order.place("42")
+    worker = Worker(fast)
+    assert worker.waiting() == []
+
+    thread.start()
+    wait_until(lambda: backend_of(fast).outbox.count() == 0, "a timeout that is sent")
+    worker.run()
+
+    assert order.saga.find("42").reminders == 1
+    assert worker.done[0].task == "order.remind"
+
+
+def test_step_of_another_worker_is_left_to_it(fast: Celery, thread: RelayThread, order: Any) -> None:
+    """This process does not know it."""
+    order.place("42")
+    fast.finalize()
+    del fast.tasks["order.remind"]
+
+    thread.start()
+    wait_until(lambda: thread.tally.unknown, "a row that is passed over")
+
+    assert thread.tally.sent == 0
+    assert backend_of(fast).outbox.count() == 1
+
+
+@pytest.fixture
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> "Sweeps":
+    """Sweeps that do as they are told."""
+    made = Sweeps()
+    monkeypatch.setattr(Relay, "sweep", made.sweep)
+    return made
+
+
+class Sweeps:
+    """What happens in the sweeps of a relay."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Exception | str] = []  #: of the next ones: an error that is raised, or that ends it
+        self.times: list[float] = []
+
+    def sweep(self) -> Sweep:
+        self.times.append(time.monotonic())
+        outcome = self.outcomes.pop(0) if self.outcomes else ""
+        if isinstance(outcome, Exception):
+            raise outcome
+        return Sweep(0.0, error=outcome)
+
+
+def test_survives_any_exception(thread: RelayThread, sweeps: Sweeps, caplog: pytest.LogCaptureFixture) -> None:
+    """With its traceback in the log: a relay that is dead and silent is the worst of all."""
+    sweeps.outcomes = [RuntimeError("never heard of"), StoreUnavailable("x", "y")]
+
+    thread.start()
+    wait_until(lambda: len(sweeps.times) > 3, "sweeps after an exception")
+
+    assert "RuntimeError: never heard of" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_pauses_grow_while_sweeps_fail(fast: Celery, monkeypatch: pytest.MonkeyPatch, sweeps: Sweeps) -> None:
+    """Up to a bound, and not once all is well again."""
+    monkeypatch.setattr(relay.random, "uniform", lambda low, high: 1.0)
+    sweeps.outcomes = ["away"] * 12 + [RuntimeError("x"), ""]
+    thread = RelayThread(fast)
+
+    pauses = [thread._sweep() for _ in range(14)]
+
+    assert pauses[:3] == [0.02, 0.04, 0.08]
+    assert pauses[11:] == [10, 10, 0.01]
+
+
+def test_long_interval_is_kept_while_sweeps_fail(new_app: NewApp, monkeypatch: pytest.MonkeyPatch, sweeps: Sweeps) -> None:
+    """It is the user's."""
+    monkeypatch.setattr(relay.random, "uniform", lambda low, high: 1.0)
+    sweeps.outcomes = ["away", "away"]
+    thread = RelayThread(new_app(saga_relay_interval=60))
+
+    assert [thread._sweep() for _ in range(3)] == [60, 60, 60]
+
+
+def test_pauses_are_jittered(fast: Celery, sweeps: Sweeps) -> None:
+    """Workers that start together do not sweep together for ever."""
+    thread = RelayThread(fast)
+    pauses = [thread._sweep() for _ in range(50)]
+
+    assert len(set(pauses)) > 1
+    assert all(0.008 <= pause <= 0.012 for pause in pauses)
+
+
+def test_stop_does_not_wait_for_the_interval(new_app: NewApp) -> None:
+    """A worker ends at once."""
+    thread = RelayThread(new_app(saga_relay_interval=3600))
+    thread.start()
+    began = time.monotonic()
+
+    assert thread.stop()
+
+    assert time.monotonic() - began < 3
+
+
+def test_stop_before_start(fast: Celery) -> None:
+    """A worker may end before it has begun."""
+    assert RelayThread(fast).stop()
+
+
+def test_stop_waits_for_a_bounded_time(thread: RelayThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's own loop is not the relay's."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def sweep(_: Relay) -> Sweep:
+        entered.set()
+        leave.wait()
+        return Sweep(0.0)
+
+    monkeypatch.setattr(Relay, "sweep", sweep)
+    thread.start()
+    entered.wait()
+
+    assert not thread.stop(timeout_s=0.05)
+    leave.set()
+    assert thread.stop()
+
+
+def test_what_fails_because_the_worker_ends_is_not_reported(
+    fast: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker closes what a relay uses that did not end in time."""
+    thread = RelayThread(fast)
+
+    def sweep(_: Relay) -> Sweep:
+        thread._stopping.set()
+        raise RuntimeError("closed")
+
+    monkeypatch.setattr(Relay, "sweep", sweep)
+    thread.start()
+    wait_until(lambda: not thread.is_running, "the end of the relay")
+
+    assert "closed" not in caplog.text
+
+
+def test_uses_the_runtime_of_its_process(fast: Celery, thread: RelayThread) -> None:
+    """One that was closed is replaced."""
+    first = runtime_of(fast).backend
+    thread.start()
+    wait_until(lambda: thread.tally.sweeps > 1, "sweeps")
+    assert thread._relay is not None
+    assert thread._relay.backend is first
+
+    close_runtime(fast)
+
+    wait_until(lambda: thread._relay is not None and thread._relay.backend is not first, "another backend")
+    assert thread._relay.tally is thread.tally
+
+
+@pytest.mark.parametrize(("setting", "retention_s"), [(None, 7200.0), (timedelta(hours=3), 10_800.0)])
+def test_terms_are_the_settings(new_app: NewApp, monkeypatch: pytest.MonkeyPatch, setting: Any, retention_s: float) -> None:
+    """The retention is the backend's if they do not say it."""
+    app = new_app(
+        saga_relay_interval=2, saga_lease_ttl=timedelta(minutes=2), saga_max_deliveries=5, saga_journal_retention=setting
+    )
+    monkeypatch.setattr(backend_of(app), "journal_retention_s", 7200.0)
+
+    terms = terms_of(runtime_of(app))
+
+    assert (terms.interval_s, terms.lease_s, terms.max_attempts, terms.retention_s) == (2, 120, 5, retention_s)
+
+
+def test_publishes_through_its_own_app(fast: Celery, thread: RelayThread) -> None:
+    """Its publisher is the one of the runtime, with confirms and deadlines."""
+    thread.start()
+    wait_until(lambda: thread.tally.sweeps, "a sweep")
+
+    runtime: Runtime = runtime_of(fast)
+    assert thread._relay is not None
+    assert (thread._relay.backend, thread._relay.publisher) == (runtime.backend, runtime.publisher)
+
+
+class TestInspect:
+    """``celery inspect sagas_relay``."""
+
+    def ask(self, app: Celery) -> Any:
+        answer: Callable[..., Any] = Panel.data["sagas_relay"]
+        return answer(SimpleNamespace(app=app))
+
+    def test_tells_what_the_relay_has_done(self, fast: Celery, thread: RelayThread, order: Any) -> None:
+        order.place("42")
+        thread.start()
+        wait_until(lambda: thread.tally.sent and thread.tally.last, "a sweep")
+
+        answer = self.ask(fast)
+
+        assert (answer["running"], answer["sent"]) == (True, 1)
+        assert answer["last"]["ended_at"] >= answer["last"]["began_at"]
+
+    def test_tells_that_there_is_none(self, fast: Celery) -> None:
+        assert relay_of(fast) is None
+        assert self.ask(fast) == {"running": False}
+
+    def test_is_an_inspect_command(self) -> None:
+        assert Panel.data["sagas_relay"] is control.sagas_relay
+        assert Panel.meta["sagas_relay"].type == "inspect"
+
+
+def test_sweeps_that_did_something_are_logged(
+    fast: Celery, thread: RelayThread, order: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At DEBUG, and the idle ones not at all."""
+    caplog.set_level(logging.DEBUG, "celery_sagas")
+    order.place("42")
+    thread.start()
+    wait_until(lambda: thread.tally.sent and thread.tally.sweeps > 5, "sweeps")
+    thread.stop()
+
+    assert caplog.text.count("the relay's sweep: ") == 1
