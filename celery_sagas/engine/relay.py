@@ -23,7 +23,7 @@ from celery_sagas.stores.records import DeadLetter, OutboxRow
 logger = logging.getLogger("celery_sagas")
 
 #: Rows that are claimed, and confirmed, at once.
-BATCH = 100
+BATCH = 500
 #: Kinds of rows that are meant for a step of this library, and are of no use to a worker that does not know it.
 _OWN_KINDS = frozenset({"scheduled", "deadline"})
 #: Seconds after which a row is tried again that could not be published: doubled with each attempt, up to a bound.

@@ -51,7 +51,7 @@ class AmqpPipeline:
         self._await(channel, confirms)
 
     def _write_all(self, channel: Any, messages: Sequence[Message], confirms: "Confirms") -> None:
-        producer = self._app.amqp.Producer(channel)
+        producer = _producer(self._app, channel)
         for message in messages:
             channel.basic_publish = partial(self._write, channel, confirms, message.id)
             try:
@@ -75,6 +75,20 @@ class AmqpPipeline:
         give_up = time.monotonic() + DEADLINE_S
         while confirms.expected and (left_s := give_up - time.monotonic()) > 0:
             channel.connection.drain_events(timeout=left_s)
+
+
+def _producer(app: Celery, channel: Any) -> Any:
+    """Return a producer that looks once at each queue which a message wants declared, not with every message."""
+    producer: Any = app.amqp.Producer(channel)
+    declare, declared = producer.maybe_declare, dict[int, Any]()
+
+    def maybe_declare(entity: Any, *args: Any, **options: Any) -> Any:
+        if id(entity) not in declared:
+            declare(entity, *args, **options)
+            declared[id(entity)] = entity  # it is kept, so that no other has its id
+
+    producer.maybe_declare = maybe_declare
+    return producer
 
 
 class Confirms:
