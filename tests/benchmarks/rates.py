@@ -12,6 +12,8 @@ from tests.waiting import wait_until
 MESSAGES = 2_500
 COUNTERS = 250
 ROUNDS = 5
+#: Messages that a worker of two processes has received beforehand: Celery's default.
+PREFETCHED = 8
 
 
 def in_turn(measures: Sequence[Callable[[], float]]) -> list[list[float]]:
@@ -43,13 +45,16 @@ def rate(deployment: Deployment, task: str, pool: str) -> float:
     """Return the tasks per second, from the first completion to the last."""
     for name, amount in increments(MESSAGES, COUNTERS):
         deployment.send(task, name=name, amount=amount)
-    deployment.settings["worker_prefetch_multiplier"] = 4  # Celery's default
+    deployment.settings["worker_prefetch_multiplier"] = PREFETCHED // 2
     deployment.paths = [str(APPS)]
     worker = deployment.start(pool, 2, level="WARNING").wait_ready()
     done = _times(deployment, worker)
-    assert sum(count for _, _, count in done) == MESSAGES
+    count = sum(count for _, _, count in done)
+    # other brokers do not tell what is prefetched; it is left when the worker ends
+    assert MESSAGES - (0 if deployment.broker.startswith("redis") else PREFETCHED) <= count <= MESSAGES
+    deployment.purge()
     assert deployment.failures() == []
-    return (MESSAGES - 1) / (max(last for _, last, _ in done) - min(first for first, _, _ in done))
+    return (count - 1) / (max(last for _, last, _ in done) - min(first for first, _, _ in done))
 
 
 def _times(deployment: Deployment, worker: Worker) -> list[tuple[float, float, int]]:

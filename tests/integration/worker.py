@@ -242,6 +242,13 @@ class Deployment:
             except ChannelError:  # on Redis there is no empty queue
                 return 0
 
+    def purge(self) -> None:
+        """Remove the messages that wait in the queues."""
+        with self.client.connection_for_write() as connection, connection.channel() as channel:
+            for queue in self.queues:
+                with contextlib.suppress(ChannelError):
+                    channel.queue_purge(queue)
+
     def unacknowledged(self) -> int:
         """Count the messages that kombu's Redis transport has delivered, and that are not done; other brokers do not tell."""
         if not self.broker.startswith("redis"):
