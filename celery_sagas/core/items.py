@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import CoreConfig, SchemaValidator, to_json
@@ -24,6 +24,14 @@ GroupBy = str | tuple[str, ...] | Callable[[Any], object]
 _ITEM: Final = "item"
 #: Where an object stands in memory, which its text tells.
 _ADDRESS: Final = re.compile(" at 0x[0-9a-fA-F]+")
+
+
+class Encoded(NamedTuple):
+    """An item, encoded by its type."""
+
+    value: Any  #: in values of JSON
+    payload: bytes  #: as JSON text
+    item: Any  #: as it is read from that
 
 
 @dataclass(frozen=True)
@@ -67,15 +75,25 @@ class ItemType:
         Raises:
             InvalidMessage: It does not fit the type, cannot be encoded, could not be read again, or holds a secret.
         """
+        return self.encode_and_read(value).value
+
+    def encode_and_read(self, value: Any) -> Encoded:
+        """Encode an item, and return it as it will be read, too.
+
+        Raises:
+            InvalidMessage: See ``encode``.
+        """
         given = self._given(value)
-        item = self.read(self._json(given))
+        payload = self._json(given)
+        item = self.read(payload)
         encoded = self._dump(item)
         if encoded != given:
-            self.read(self._json(encoded))
+            payload = self._json(encoded)
+            item = self.read(payload)
         if MASK in str(encoded) and (holds_secret(value) or holds_secret(item)):
             problem = "it holds a secret, which would be sent as asterisks: send its plain value"
             raise InvalidMessage(self.aggregator, [("", problem)])
-        return encoded
+        return Encoded(encoded, payload, item)
 
     def read(self, payload: str | bytes) -> Any:
         """Return the item that a payload is.

@@ -7,6 +7,7 @@ from pydantic_core import to_json
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.gate import Rules
+from celery_sagas.core.items import Encoded
 from celery_sagas.errors import BufferFull, InvalidMessage
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Addition, NewItem
@@ -26,6 +27,15 @@ def new_item(definition: AggregatorDefinition, id: str, value: object, max_bytes
     """
     payload = _payload(definition, value, max_bytes)
     return definition.items.group_of(definition.items.read(payload)), NewItem(id, payload)
+
+
+def encoded_item(definition: AggregatorDefinition, id: str, encoded: Encoded, max_bytes: int) -> tuple[str, NewItem]:
+    """Return the same of an item that was encoded here.
+
+    Raises:
+        InvalidMessage: It is too large, or belongs to no group.
+    """
+    return definition.items.group_of(encoded.item), NewItem(id, _limited(definition, encoded.payload, max_bytes))
 
 
 def unread_item(definition: AggregatorDefinition, id: str, value: object, max_bytes: int) -> tuple[str, NewItem]:
@@ -70,6 +80,10 @@ def _payload(definition: AggregatorDefinition, value: object, max_bytes: int) ->
         payload = to_json(value)
     except BUGS as exc:  # half a surrogate pair, say, which JSON can write and no store keeps
         raise InvalidMessage(definition.name, [("", "it cannot be encoded as JSON")]) from exc
+    return _limited(definition, payload, max_bytes)
+
+
+def _limited(definition: AggregatorDefinition, payload: bytes, max_bytes: int) -> str:
     if len(payload) > max_bytes:
         problem = f"it has {len(payload)} bytes, saga_max_state_bytes allows {max_bytes}"
         raise InvalidMessage(definition.name, [("", problem)])

@@ -8,7 +8,7 @@ from celery import Celery
 
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.keys import key_text, text_of
-from celery_sagas.engine.buffering import new_item
+from celery_sagas.engine.buffering import encoded_item
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.aggregating import add_items, publish_flush
@@ -35,12 +35,12 @@ class Buffered:
         _refuse_in_step(self._definition.name, open_sessions())
         if ids is not None and len(ids) != len(items):
             raise ValueError(f"{len(ids)} ids were given for {len(items)} items")
-        values = [self._definition.items.encode(item) for item in items]
-        ids = self._new_ids(values) if ids is None else ids
+        encoded = [self._definition.items.encode_and_read(item) for item in items]
+        ids = self._new_ids([each.value for each in encoded]) if ids is None else ids
         if not all(map(is_message_id, ids)):
             raise InvalidMessage(self._definition.name, [("id", "it is no text of 1 to 255 printable characters")])
         max_bytes = self._runtime.settings.max_state_bytes
-        new = [new_item(self._definition, id, value, max_bytes) for id, value in zip(ids, values, strict=True)]
+        new = [encoded_item(self._definition, id, each, max_bytes) for id, each in zip(ids, encoded, strict=True)]
         if new:
             add_items(self._app, self._definition, new)
         return list(ids)
