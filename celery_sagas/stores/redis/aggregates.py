@@ -11,7 +11,7 @@ from celery_sagas.stores.items import Added, Addition, DueGroup, Item, Keeping, 
 from celery_sagas.stores.redis.client import Client
 from celery_sagas.stores.redis.connections import Word
 from celery_sagas.stores.redis.keys import Shard, new_call
-from celery_sagas.stores.redis.packing import digest_of_item, pack_item, unpack_item, unreadable
+from celery_sagas.stores.redis.packing import digest_of_item, pack_item, unpack_item, unreadable, unreadable_in_list
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.scripts import Now, load, servers_time
 from celery_sagas.stores.redis.turns import Turns
@@ -30,7 +30,8 @@ _PURGE: Final = load("aggregate_purge")
 
 
 class RedisAggregateStore(AggregateStore):
-    """Items in one hash for each aggregator and shard; a group lives whole in one shard, chosen by its name.
+    """Items in a list for each group, until a flush takes them, then in one hash for each aggregator and shard; a group lives
+    whole in one shard, chosen by its name.
 
     Insertions, claims and removals wait for replicas. If a fail-over loses a mark, a renewal or a release, the time that it was
     about ends sooner or later than it was meant to.
@@ -196,7 +197,7 @@ def _snapshot(shard: Shard, rules: Rules, group: str, answer: Sequence[Any]) -> 
     return Snapshot(tuple(items), reason.decode(), unresolved, bool(is_more))
 
 
-def read_item(shard: Shard, place: tuple[str, str], number: int, packed: bytes, attempts: int) -> Item:
+def read_item(shard: Shard, place: tuple[str, str], number: int, packed: bytes, attempts: int, *, is_fresh: bool = False) -> Item:
     """Read an item of an aggregator and a group.
 
     Raises:
@@ -205,4 +206,6 @@ def read_item(shard: Shard, place: tuple[str, str], number: int, packed: bytes, 
     try:
         return unpack_item(number, packed, attempts)
     except ValueError as exc:
+        if is_fresh:
+            raise unreadable_in_list(*place, shard.buffers.of_group(*place, "fresh")[0], str(number), exc) from exc
         raise unreadable(*place, shard.buffers.of(place[0], "items")[0], str(number), exc) from exc

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 #: How many of a group's keys are needed where nothing is kept for other code, or for people.
-_WITHOUT_KEPT: Final = 10
+_WITHOUT_KEPT: Final = 12
 
 
 class BufferKeys:
@@ -57,10 +57,15 @@ class BufferKeys:
         return _of_insertion(self, aggregator, groups, keeps)
 
 
+def _of_all(keys: BufferKeys, aggregator: str) -> list[str]:
+    """Return what each of these scripts takes first."""
+    return [*keys.of(aggregator, "groups", "order", "due", "items"), keys.sequence, keys.seen, *keys.of(aggregator, "fresh_ids")]
+
+
 @lru_cache(maxsize=1024)
 def _of_change(keys: BufferKeys, aggregator: str, group: str) -> tuple[str, ...]:
-    shared = [*keys.of(aggregator, "groups", "order", "due", "items"), keys.seen, keys.sequence, *keys.of(aggregator, "attempts")]
-    own = keys.of_group(aggregator, group, "free", "leases", "leased")
+    shared = [*_of_all(keys, aggregator), *keys.of(aggregator, "attempts")]
+    own = keys.of_group(aggregator, group, "free", "leases", "leased", "fresh")
     waiting = [*keys.of(aggregator, "kept", "unresolved", "notes"), *keys.of_group(aggregator, group, "unread")]
     return (*shared, *own, *waiting, *keys.of(aggregator, "rejected", "rejected_of"))
 
@@ -71,9 +76,9 @@ def _of_one_insertion(keys: BufferKeys, aggregator: str, group: str, keeps: bool
 
 
 def _of_insertion(keys: BufferKeys, aggregator: str, groups: Sequence[str], keeps: bool) -> tuple[str, ...]:
-    shared = [*keys.of(aggregator, "groups", "order", "due", "items"), keys.seen, keys.sequence, keys.names]
-    free = [key for group in groups for key in keys.of_group(aggregator, group, "free")]
+    shared = [*_of_all(keys, aggregator), keys.names]
+    fresh = [key for group in groups for key in keys.of_group(aggregator, group, "fresh")]
     if not keeps:
-        return (*shared, *free)
+        return (*shared, *fresh)
     unread = [key for group in groups for key in keys.of_group(aggregator, group, "unread")]
-    return (*shared, *free, *keys.of(aggregator, "kept", "unresolved", "notes"), *unread)
+    return (*shared, *fresh, *keys.of(aggregator, "kept", "unresolved", "notes"), *unread)

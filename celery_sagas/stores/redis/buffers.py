@@ -1,21 +1,24 @@
 """A look at the buffers in Redis."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
 from celery_sagas.stores.aggregates import Buffers
-from celery_sagas.stores.items import Counts, Group, Item, Rules
+from celery_sagas.stores.items import Counts, Group, Item, Rules, State
 from celery_sagas.stores.redis.aggregates import of_rules, read_item
 from celery_sagas.stores.redis.client import Client
 from celery_sagas.stores.redis.connections import Word
-from celery_sagas.stores.redis.keys import new_call
+from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import digest_of_item
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
 
 #: How many items one script reads, or removes: it holds up everybody else.
 _AT_ONCE: Final = 1_000
+
+#: The states of items, by the script's words for them.
+_STATES: Final[Mapping[str, State]] = {"fresh": "free", "free": "free", "leased": "leased", "unresolved": "unresolved"}
 
 _NAMES: Final = load("buffer_names")
 _COUNT: Final = load("buffer_count")
@@ -41,7 +44,7 @@ class RedisBuffers(Buffers):
     def count(self, name: str, group: str | None = None) -> Counts:
         shards = self._placement.in_turn() if group is None else [self._placement.of_group(name, group)]
         args: list[Word] = [] if group is None else [group]
-        kinds = ("groups", "items", "unresolved", "rejected", "rejected_of")
+        kinds = ("groups", "items", "fresh_ids", "unresolved", "rejected", "rejected_of")
         answers = [self._client.run(_COUNT, shard.buffers.of(name, *kinds), args) for shard in shards]
         return Counts(*map(sum, zip(*answers, strict=True)))
 
@@ -81,15 +84,13 @@ class RedisBuffers(Buffers):
     def _parts(self, name: str, group: str, limit: int) -> Iterator[list[Item]]:
         """Read a bounded number of items at once, until there are enough or no more."""
         shard, last = self._placement.of_group(name, group), 0
-        keys = [*shard.buffers.of(name, "items", "attempts"), *shard.buffers.of_group(name, group, "free", "leased", "unread")]
+        own = shard.buffers.of_group(name, group, "free", "leased", "unread", "fresh")
+        keys = [*shard.buffers.of(name, "items", "attempts"), *own, *shard.buffers.of(name, "fresh_ids")]
         while limit > 0:
             at_once = min(limit, _AT_ONCE)
             answer = self._client.run(_READ, keys, [last, at_once])
             rows = list(zip(*[iter(answer)] * 4, strict=True))
-            yield [
-                read_item(shard, (name, group), int(number), packed, attempts)._replace(state=state.decode())
-                for number, state, attempts, packed in rows
-            ]
+            yield [_read(shard, (name, group), int(number), state.decode(), *rest) for number, state, *rest in rows]
             limit = 0 if len(rows) < at_once else limit - at_once
             last = int(rows[-1][0]) if rows else last
 
@@ -99,3 +100,8 @@ class RedisBuffers(Buffers):
         args = [*of_rules(rules, group, self._now(), call), *own]
         changed: int = self._client.run(script, keys, args, answer=shard.answer(call), commits=True)
         return changed
+
+
+def _read(shard: Shard, place: tuple[str, str], number: int, word: str, attempts: int, packed: bytes) -> Item:
+    item = read_item(shard, place, number, packed, attempts, is_fresh=word == "fresh")
+    return item._replace(state=_STATES[word])

@@ -41,20 +41,24 @@ SHARD_KEYS: Final[Mapping[str, Kind]] = {
     "buffer:groups:<aggregator>": Kind("hash", "group -> what lua/parts/state.lua says, of each group that has items"),
     "buffer:order:<aggregator>": Kind("zset", "groups that have items, by their names"),
     "buffer:due:<aggregator>": Kind("zset", "group, by the time in ms at which somebody looks at it"),
-    "buffer:items:<aggregator>": Kind("hash", "number -> <at, ms> <digest of its id> … item; a number is used once in a shard"),
+    "buffer:items:<aggregator>": Kind(
+        "hash", "number -> <at, ms> <digest of its id> … item, and that digest -> number; but of fresh ones"
+    ),
+    "buffer:fresh:<group>": Kind(
+        "list", "<number>, <item>, … of the fresh ones: free, and never taken by a flush; a number is used once in a shard"
+    ),
+    "buffer:fresh_ids:<aggregator>": Kind("hash", "digest of aggregator, group and id -> number of a fresh item"),
     "buffer:attempts:<aggregator>": Kind("hash", "number of an item -> how many of its flushes have failed, if one has"),
     "buffer:kept:<aggregator>": Kind("hash", "handle -> unresolved or rejected item, as lua/parts/keeping.lua says"),
     "buffer:unresolved:<aggregator>": Kind("zset", "handles of unresolved items, by themselves: they grow with the time"),
     "buffer:notes:<aggregator>": Kind("zset", "<bytes of note>:<note>:<handle> of each unresolved item"),
     "buffer:rejected:<aggregator>": Kind("zset", "handles of rejected items, by themselves"),
     "buffer:rejected_of:<aggregator>": Kind("hash", "group -> how many of its items are rejected, if there are any"),
-    "buffer:free:<group>": Kind("zset", "numbers of the items that are free, by themselves"),
+    "buffer:free:<group>": Kind("zset", "numbers of the items that are free again, by themselves"),
     "buffer:leases:<group>": Kind("hash", "token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>"),
     "buffer:leased:<group>": Kind("hash", "token -> <number> <digest> … of the items under the lease"),
     "buffer:unread:<group>": Kind("zset", "handles of the unresolved items, by the items' numbers"),
-    "buffer:seen": Kind(
-        "zset", "digest of aggregator, group and id: by its item's number, negative, while that is buffered; then until when, ms"
-    ),
+    "buffer:seen": Kind("zset", "digest of aggregator, group and id of a removed item, by the time in ms until when it is known"),
     "buffer:sequence": Kind("hash", "number -> the last item's; kept -> the last handle"),
     "buffer:names": Kind("zset", "aggregators that have ever buffered something, by their names"),
     "answer:<call>": Kind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),

@@ -161,6 +161,13 @@ def unreadable(saga: str, key: str, stored_under: str, field: str, problem: obje
     return UnreadableState(saga, key, f"the field {field!r} of the Redis hash {stored_under!r} is damaged, {problem}; {remedy}")
 
 
+def unreadable_in_list(aggregator: str, group: str, stored_under: str, number: str, problem: object) -> UnreadableState:
+    """Return the error for a fresh item that cannot be read."""
+    remedy = "look at it with LRANGE and restore it with LSET, or let a flush take it, and remove it then"
+    text = f"what follows {number!r} in the Redis list {stored_under!r} is damaged, {problem}; {remedy}"
+    return UnreadableState(aggregator, group, text)
+
+
 def _pack(texts: Sequence[str], *numbers: int) -> bytes:
     parts = [encode(text) for text in texts]
     line = " ".join(map(str, (*map(len, parts), *numbers)))

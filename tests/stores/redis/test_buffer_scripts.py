@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.errors import StoreError, UnreadableState
-from celery_sagas.stores.items import Added, Addition, Kept
+from celery_sagas.stores.items import Added, Addition, Kept, Rules
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.keys import SHARD_KEYS
 from celery_sagas.testing.clock import Clock
@@ -72,22 +72,29 @@ class TestDamage:
     @pytest.mark.parametrize("damaged", [b"", b"{}", b"nonsense"])
     def test_damaged_item_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str, damaged: bytes) -> None:
         redis_backend.aggregates.insert(RULES, [addition("", "abc")])
-        key = f"{{{prefix}:0}}:buffer:items:agg"
-        for number in server.hkeys(key):
-            server.hset(key, number, damaged)
-        for read in (
-            lambda: redis_backend.aggregates.claim(RULES, "", "token"),
-            lambda: redis_backend.buffers.read("agg", "", 9),
+        for position in (1, 3, 5):
+            server.lset(f"{{{prefix}:0}}:buffer:fresh:3:agg:", position, damaged)
+        for read, place in (
+            (lambda: redis_backend.buffers.read("agg", "", 9), "buffer:fresh:3:agg:"),
+            (lambda: redis_backend.aggregates.claim(RULES, "", "token"), "buffer:items:agg"),
+            (lambda: redis_backend.buffers.read("agg", "", 9), "buffer:items:agg"),
         ):
-            with pytest.raises(UnreadableState, match="buffer:items:agg"):
+            with pytest.raises(UnreadableState, match=place):
                 read()
         assert redis_backend.buffers.clear(RULES, "") == 3
 
     def test_lost_item_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
         redis_backend.aggregates.insert(RULES, [addition("", "abc")])
+        redis_backend.aggregates.claim(RULES, "", "token")
         server.delete(f"{{{prefix}:0}}:buffer:items:agg")
         with pytest.raises(UnreadableState, match="buffer:items:agg"):
             redis_backend.aggregates.claim(RULES, "", "token")
+
+    def test_lost_list_is_of_no_items(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        redis_backend.aggregates.insert(RULES, [addition("", "abc")])
+        server.delete(f"{{{prefix}:0}}:buffer:fresh:3:agg:")
+        assert redis_backend.aggregates.claim(RULES, "", "token") is None
+        assert redis_backend.buffers.groups("agg", 9) == []
 
     @pytest.mark.parametrize("damaged", [b"", b"{}", b"r 1 9 9 9\n", b"x 1 0 0 0\n"])
     def test_damaged_leftover_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str, damaged: bytes) -> None:
@@ -109,7 +116,7 @@ class TestTraces:
     ) -> None:
         for write in _writes(redis_backend):
             write()
-        assert _kinds(dump()) >= {"items", "free", "groups"}
+        assert _kinds(dump()) >= {"fresh", "fresh_ids", "groups"}
         empty_buffers(redis_backend)
         assert _kinds(dump()) == {"names", "sequence"}
 
@@ -122,6 +129,80 @@ class TestTraces:
 
 def _kinds(dump: Dump) -> set[str]:
     return {key.partition(":buffer:")[2].partition(":")[0] for key in dump if ":buffer:" in key}
+
+
+class TestFresh:
+    """Items that no flush has taken stand in a list, beside those that come back, and those that were removed by their ids."""
+
+    def test_removed_item_that_is_buffered_again_is_the_last(self, redis_backend: RedisBackend) -> None:
+        rules = RULES._replace(remember_ms=0, size=9)
+        redis_backend.aggregates.insert(rules, [addition("", "abcd")])
+        redis_backend.buffers.remove(rules, "", "b")
+        assert redis_backend.aggregates.insert(rules, [addition("", "bc")]) == [Added(1)]
+        assert _ids(redis_backend) == "acdb"
+        redis_backend.buffers.open(rules, "")
+        assert _claimed(redis_backend, rules) == "acdb"
+
+    def test_items_that_come_back_stand_among_the_fresh_ones(self, redis_backend: RedisBackend) -> None:
+        rules = RULES._replace(size=4)
+        redis_backend.aggregates.insert(rules, [addition("", "abc", "old"), addition("", "defghi")])
+        redis_backend.leftovers.put_back(rules, [kept.handle for kept in redis_backend.leftovers.kept("agg", "unresolved", 9)])
+        assert _ids(redis_backend) == "abcdefghi"
+        assert _claimed(redis_backend, rules) == "abcd"
+        assert _claimed(redis_backend, rules, "other") == "efgh"
+        redis_backend.aggregates.release(rules, "", "other")
+        redis_backend.aggregates.release(rules, "", "token")
+        assert _claimed(redis_backend, rules._replace(size=3), "third") == "abc"
+        assert _claimed(redis_backend, rules._replace(size=6), "fourth") == "defghi"
+
+    def test_age_is_that_of_the_first_that_was_not_removed(self, open_redis: Open) -> None:
+        clock = Clock()
+        backend = open_redis(clock=clock)
+        for id in "abcd":
+            backend.aggregates.insert(RULES._replace(size=9), [addition("", id)])
+            clock.advance(1_000)
+        for id in "bca":
+            backend.buffers.remove(RULES, "", id)
+        clock.advance(MINUTE - 2_000)
+        assert backend.aggregates.claim(RULES, "", "token") is None
+        clock.advance(1_000)
+        assert _claimed(backend, RULES, "later") == "d"
+
+    def test_nothing_is_left_when_the_last_is_removed(self, redis_backend: RedisBackend, dump: Callable[[], Dump]) -> None:
+        rules = RULES._replace(remember_ms=0)
+        redis_backend.aggregates.insert(rules, [addition("", "abc")])
+        for id in "bca":
+            redis_backend.buffers.remove(rules, "", id)
+        assert _kinds(dump()) == {"names", "sequence"}
+
+    def test_thousands_are_read_but_for_those_that_were_removed(self, redis_backend: RedisBackend) -> None:
+        ids = [f"{number}" for number in range(3_500)]
+        redis_backend.aggregates.insert(RULES, [addition("", ids)])
+        gone = {*ids[:40:2], *ids[1_500:1_540], "999", "1000", "3499"}
+        for id in gone:
+            redis_backend.buffers.remove(RULES, "", id)
+        redis_backend.aggregates.release(RULES, "", _claim(redis_backend))
+        left = [id for id in ids if id not in gone]
+        assert [item.id for item in redis_backend.buffers.read("agg", "", 9_000)] == left
+        assert redis_backend.buffers.count("agg") == redis_backend.buffers.count("agg", "") == (1, len(left), 0, 0)
+        snapshot = redis_backend.aggregates.claim(RULES._replace(size=3_000), "", "other")
+        assert snapshot
+        assert [item.id for item in snapshot.items] == left[:3_000]
+        assert redis_backend.buffers.clear(RULES, "") == len(left)
+
+
+def _claim(backend: RedisBackend) -> str:
+    assert backend.aggregates.claim(RULES._replace(size=500), "", "token")
+    return "token"
+
+
+def _claimed(backend: RedisBackend, rules: Rules, token: str = "token") -> str:
+    snapshot = backend.aggregates.claim(rules, "", token)
+    return "".join(item.id for item in snapshot.items) if snapshot else ""
+
+
+def _ids(backend: RedisBackend) -> str:
+    return "".join(item.id for item in backend.buffers.read("agg", "", 99))
 
 
 class TestShards:

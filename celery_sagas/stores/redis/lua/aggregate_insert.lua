@@ -1,26 +1,26 @@
 -- uses: clock many state gate group keeping adding
 -- Buffer items of several groups, each group once.
--- KEYS: groups, order, due, items, seen, sequence, names, free items of each group; if an item is unresolved also kept,
---   unresolved, notes, unread items of each group
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, names, fresh items of each group; if an item is unresolved also
+--   kept, unresolved, notes, unread items of each group
 -- ARGV: call, now (ms, or empty), aggregator, size, within, idle, lease (ms), most items, number of groups; for each group: its
 --   name, number of items, digest of each, each packed item; if an item is unresolved, what could not read each (empty:
 --   nothing)
 -- Answers with: for each group how many items are new, 1 if a flush is to be asked for, 1 if it is full.
 -- A repeat finds the items, and its call if no other has inserted since: then it answers as the first call did.
 local now, most, number_of_groups = clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local names, of_unread = KEYS[7], 10 + number_of_groups
+local names, of_unread = KEYS[8], 11 + number_of_groups
 local has_unread = #KEYS > of_unread
 local additions, reply, total, at = {}, {}, 0, 10
 
 local function read_addition(number)
-  local free_items, count = KEYS[7 + number], tonumber(ARGV[at + 1])
-  local group = find_group(ARGV[at], free_items)
+  local fresh, count = KEYS[8 + number], tonumber(ARGV[at + 1])
+  local group = find_group(ARGV[at], fresh)
   local new = group.inserter ~= ARGV[1] and unknown(at + 2, at + 1 + count, now) or {}
   local is_full = most > 0 and #new > 0 and buffered(group) + #new > most
   at, unread = at + 2 + count * (has_unread and 3 or 2), KEYS[of_unread + number]
   if has_unread then check_kept() end
   if group.is_new then redis.call('ZCARD', names) end
-  return { group = group, new = is_full and {} or new, count = count, is_full = is_full, free = free_items, unread = unread }
+  return { group = group, new = is_full and {} or new, count = count, is_full = is_full, fresh = fresh, unread = unread }
 end
 
 local function write_addition(addition)

@@ -1,5 +1,5 @@
 -- uses: clock answers
--- Forget ids of removed items whose time has passed; the scores of those that are buffered are negative.
+-- Forget ids of removed items whose time has passed.
 -- KEYS: seen, answer of the call
 -- ARGV: call, now (ms, or empty), how many at most
 -- Answers with: how many ids were forgotten.
@@ -8,7 +8,7 @@ redis.call('ZCARD', KEYS[1])
 local forgotten = answered()
 if forgotten then return forgotten end
 
-local digests = redis.call('ZRANGEBYSCORE', KEYS[1], '(0', clock(ARGV[2]), 'LIMIT', 0, ARGV[3])
+local digests = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock(ARGV[2]), 'LIMIT', 0, ARGV[3])
 if #digests == 0 then return 0 end
 redis.call('ZREM', KEYS[1], unpack(digests))
 return remember(#digests)

@@ -1,7 +1,7 @@
--- uses: clock many state gate group leases attempts keeping ending answers
+-- uses: clock many state gate group leases fresh freeing attempts keeping ending answers
 -- End a lease: remove its items, but for those that are kept.
--- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased; if something is kept also kept, unresolved,
---   notes, unread, rejected, rejected ones of each group; answer of the call
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh; if something is kept
+--   also kept, unresolved, notes, unread, rejected, rejected ones of each group; answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token, for how long the ids are remembered (ms, 0: not
 --   at all); for each kept item its number, unresolved or rejected, the note
 -- Answers with: 1 if a flush is to be asked for, 0 if not, -1 if the token has no lease.
@@ -11,7 +11,7 @@ local ends_at = remember_ms > 0 and now + remember_ms or 0
 
 check_leases()
 if #ARGV > 9 then check_kept() end
-local group, again = find_group(ARGV[3], free), answered()
+local group, again = find_group(ARGV[3], fresh, free), answered()
 if again then return again end
 if redis.call('HEXISTS', leases, token) == 0 then return -1 end
 

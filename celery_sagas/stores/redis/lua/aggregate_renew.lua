@@ -1,11 +1,11 @@
--- uses: clock many state gate group leases
+-- uses: clock many state gate group leases fresh
 -- Begin the time of a lease anew.
--- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token
 -- Answers with: 1 if the token has the lease, else 0.
 -- A repeat is the same token's: it begins the time anew.
 check_leases()
-local now, token, group = clock(ARGV[2]), ARGV[8], find_group(ARGV[3], free)
+local now, token, group = clock(ARGV[2]), ARGV[8], find_group(ARGV[3], fresh, free)
 local lease = redis.call('HGET', leases, token)
 if not lease then return 0 end
 

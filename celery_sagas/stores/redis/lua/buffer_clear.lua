@@ -1,7 +1,7 @@
--- uses: clock many state gate group leases attempts keeping unkeeping answers
+-- uses: clock many state gate group leases fresh freeing attempts keeping unkeeping answers
 -- Remove the first items of a group, whatever their state; its leases are given up.
--- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased, kept, unresolved, notes, unread, rejected,
---   rejected ones of each group, answer of the call
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,
+--   notes, unread, rejected, rejected ones of each group, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), for how long ids are remembered (ms, 0: not at all), how
 --   many at most, beside those under leases
 -- Answers with: how many items were removed.
@@ -20,7 +20,7 @@ end
 
 check_leases()
 check_kept()
-local group, again = find_group(ARGV[3], free), answered()
+local group, again = find_group(ARGV[3], fresh, free), answered()
 if again then return again end
 for _, token in ipairs(redis.call('HKEYS', leases)) do
   drop(leased_by(token))
@@ -35,12 +35,11 @@ for at = 1, #waiting, 2 do
 end
 drop(numbers)
 
-local first = redis.call('ZRANGE', free, 0, limit - #numbers - 1)
-if limit > #numbers and #first > 0 then
+if limit > #numbers then
+  local first = take_free(group, limit - #numbers)
   drop(first)
-  redis.call('ZREMRANGEBYRANK', free, 0, #first - 1)
   group.free = group.free - #first
 end
-look_at_oldest(group, free)
+look_at_oldest(group)
 save_group(group, now)
 return removed > 0 and remember(removed) or 0

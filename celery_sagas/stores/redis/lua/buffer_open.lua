@@ -1,14 +1,14 @@
--- uses: clock many state gate group leases answers
+-- uses: clock many state gate group leases fresh freeing answers
 -- Open the gate of a group for everything that is free or leased, and mark it.
--- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased, answer of the call
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms)
 -- Answers with: 1, or 0 if nothing is free or leased.
 -- A repeat opens nothing, and answers as the first call did.
 check_leases()
-local now, group = clock(ARGV[2]), find_group(ARGV[3], free)
+local now, group = clock(ARGV[2]), find_group(ARGV[3], fresh, free)
 if answered() then return 1 end
 
-local last = tonumber(redis.call('ZRANGE', free, -1, -1)[1] or 0)
+local last = last_free()
 for _, list in ipairs(redis.call('HVALS', leased)) do last = math.max(last, tonumber(string.match(list, '(%d+) %S+$') or 0)) end
 if last == 0 then return 0 end
 

@@ -1,7 +1,7 @@
--- uses: clock many state gate group leases attempts keeping unkeeping answers
+-- uses: clock many state gate group leases fresh attempts keeping unkeeping answers
 -- Remove kept items of a group for good.
--- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased, kept, unresolved, notes, unread, rejected,
---   rejected ones of each group, answer of the call
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,
+--   notes, unread, rejected, rejected ones of each group, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), for how long ids are remembered (ms, 0: not at all),
 --   each handle
 -- Answers with: how many there were.
@@ -10,7 +10,7 @@ local now, remember_ms, discarded = clock(ARGV[2]), tonumber(ARGV[8]), 0
 
 check_leases()
 check_kept()
-local group, again = find_group(ARGV[3], free), answered()
+local group, again = find_group(ARGV[3], fresh, free), answered()
 if again then return again end
 for at = 9, #ARGV do
   local kind, number, of, note = read_kept(ARGV[at])

@@ -1,8 +1,8 @@
--- uses: clock many state gate group leases attempts keeping unkeeping answers
+-- uses: clock many state gate group leases fresh freeing attempts keeping unkeeping answers
 -- Make kept items of a group free again, where they stood, and open its gate for them; but for rejected ones whose id is buffered
 -- again.
--- KEYS: groups, order, due, items, seen, sequence, attempts, free, leases, leased, kept, unresolved, notes, unread, rejected,
---   rejected ones of each group, answer of the call
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,
+--   notes, unread, rejected, rejected ones of each group, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), each handle
 -- Answers with: how many are free again.
 -- A repeat finds them gone, and answers as the first call did.
@@ -10,7 +10,7 @@ local now, numbers = clock(ARGV[2]), {}
 
 check_leases()
 check_kept()
-local group, again = find_group(ARGV[3], free), answered()
+local group, again = find_group(ARGV[3], fresh, free), answered()
 if again then return again end
 for at = 8, #ARGV do
   local kind, number, of, note, item = read_kept(ARGV[at])
@@ -18,10 +18,10 @@ for at = 8, #ARGV do
   if is_of_group and kind == 'u' then
     forget_unresolved(group, ARGV[at], note)
     numbers[#numbers + 1] = number
-  elseif is_of_group and tonumber(redis.call('ZSCORE', seen, digest) or 0) >= 0 then
+  elseif is_of_group and redis.call('HEXISTS', items, digest) + redis.call('HEXISTS', fresh_ids, digest) == 0 then
     forget_rejected(group, ARGV[at])
-    redis.call('HSET', items, number, item)
-    redis.call('ZADD', seen, '-' .. number, digest)
+    redis.call('HSET', items, number, item, digest, number)
+    redis.call('ZREM', seen, digest)
     numbers[#numbers + 1] = number
   end
 end

@@ -21,9 +21,10 @@ local function count_attempts(numbers)
   in_parts(counts, function(...) redis.call('HSET', attempts, ...) end)
 end
 
--- Remove items, whose ids are remembered until a time (0: not at all).
+-- Remove items that are not fresh; their ids are remembered until a time (0: not at all).
 local function drop_items(numbers, digests, ends_at)
   in_parts(numbers, function(...) redis.call('HDEL', items, ...) end)
+  in_parts(digests, function(...) redis.call('HDEL', items, ...) end)
   if redis.call('HLEN', attempts) > 0 then in_parts(numbers, function(...) redis.call('HDEL', attempts, ...) end) end
   remember_ids(digests, ends_at)
 end

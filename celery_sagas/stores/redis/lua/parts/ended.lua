@@ -1,4 +1,4 @@
--- Gives up leases. Expects leases and attempts.
+-- Gives up leases. Expects freeing and attempts.
 
 -- Give up the leases that have ended: their items are free again, with one attempt more.
 local function give_up_ended(group, now)

@@ -1,23 +1,21 @@
--- A group and its items. Expects many, state and gate; KEYS[1] to [5]: groups, order, due, items, seen.
-local groups, order, due, items, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- A group and its items. Expects many, state and gate; KEYS[1] to [7]: groups, order, due, items, sequence, seen, fresh
+-- ids. Items stand in a list while they are fresh (parts/fresh.lua), then in items: there also the number of each, by its digest.
+local groups, order, due, items, seen, fresh_ids = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7]
 
--- Find a group by its name and the key of its free items; reads from each key that changes with it.
-local function find_group(name, free_items)
-  local text = redis.call('HGET', groups, name)
+-- Find a group by its name and the keys of its free items; reads from each key that changes with it. Without the second key
+-- it is not told how many are dead: see parts/fresh.lua.
+local function find_group(name, fresh_items, free_items)
+  local text, there = redis.call('HGET', groups, name), redis.call('LLEN', fresh_items) / 2
   local group = read_state(text)
-  group.name, group.is_new, group.free = name, not text, redis.call('ZCARD', free_items)
-  redis.call('ZCARD', due)
-  redis.call('HLEN', items)
-  redis.call('ZCARD', order)
+  group.name, group.is_new, group.dead = name, not text, 0
+  if free_items then
+    there = there + redis.call('ZCARD', free_items)
+    group.free = math.min(group.free, there)
+    group.dead = there - group.free
+  end
+  for _, key in ipairs({ items, fresh_ids }) do redis.call('HLEN', key) end
+  for _, key in ipairs({ due, order, seen }) do redis.call('ZCARD', key) end
   return group
-end
-
--- Note which of the free items is the oldest.
-local function look_at_oldest(group, free_items)
-  local first = redis.call('ZRANGE', free_items, 0, 0)[1]
-  if first and tonumber(first) == group.oldest then return end
-  group.oldest, group.oldest_at = tonumber(first or 0), 0
-  if first then group.oldest_at = tonumber(string.match(redis.call('HGET', items, first) or '', '^%d+') or 0) end
 end
 
 -- Keep a group as it is now, with its due time; or forget it, if it has no items.
@@ -49,10 +47,9 @@ local function digest_of(packed)
   return string.match(packed or '', '^%d+ (%S+) ') or '-'
 end
 
--- Remember the ids of removed items until a time; 0: forget them.
+-- Remember the ids of removed items until a time; 0: do not.
 local function remember_ids(digests, ends_at)
   local ends = {}
   for _, digest in ipairs(ends_at > 0 and digests or {}) do add(ends, ends_at, digest) end
   in_parts(ends, function(...) redis.call('ZADD', seen, ...) end)
-  if ends_at == 0 then in_parts(digests, function(...) redis.call('ZREM', seen, ...) end) end
 end

@@ -1,8 +1,8 @@
--- Items that are kept for other code, or for people. Expects many; KEYS[6] sequence, [11] to [16]: kept, unresolved, notes,
+-- Items that are kept for other code, or for people. Expects many; KEYS[5] sequence, [13] to [18]: kept, unresolved, notes,
 -- unread items of the group, rejected, rejected ones of each group. Each has a number of its own, which grows with the time.
 -- One is kept as: <u: unresolved, or r: rejected> <item's number> <bytes of group> <bytes of note> <bytes of packed item>\n….
 local sequence, kept, unresolved, notes, unread, rejected, counts =
-  KEYS[6], KEYS[11], KEYS[12], KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+  KEYS[5], KEYS[13], KEYS[14], KEYS[15], KEYS[16], KEYS[17], KEYS[18]
 
 -- Read from each key, so that a foreign one is noticed before the first write.
 local function check_kept()

@@ -1,10 +1,9 @@
--- Items under leases, and those that come back. Expects group; KEYS[7] to [10]: attempts, free, leases, leased.
+-- Items under leases. Expects group; KEYS[8] to [11]: attempts, free, leases, leased.
 -- A lease is kept as <until, ms> <items> <unresolved items> <1 if there is more> <reason>; what it is on as <number> <digest> ….
-local attempts, free, leases, leased = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local attempts, free, leases, leased = KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 
 -- Read from each key, so that a foreign one is noticed before the first write.
 local function check_leases()
-  redis.call('ZCARD', seen)
   redis.call('HLEN', attempts)
   redis.call('HLEN', leases)
   redis.call('HLEN', leased)
@@ -34,16 +33,4 @@ local function end_lease(group, token)
   redis.call('HDEL', leases, token)
   redis.call('HDEL', leased, token)
   look_at_leases(group)
-end
-
--- Put items back where they stood, and open the gate for them.
-local function free_again(group, numbers)
-  local members = {}
-  for _, number in ipairs(numbers) do
-    add(members, number, number)
-    open_gate(group, tonumber(number), 'again')
-  end
-  in_parts(members, function(...) redis.call('ZADD', free, ...) end)
-  group.free = group.free + #numbers
-  look_at_oldest(group, free)
 end
