@@ -18,11 +18,11 @@ def prepare_schema(connection: Connection, dialect: SqlDialect, location: Locati
     Raises:
         ConfigurationError: The tables are missing and not to be created, or have another layout.
     """
-    version, is_complete = _stored_layout(connection), _is_complete(connection)
+    is_complete, version = _look_at(connection)
     if create and version in (None, LAYOUT) and not is_complete:
         with _locked(connection, dialect):
             _create_missing(connection)
-        version, is_complete = _stored_layout(connection), _is_complete(connection)
+        is_complete, version = _look_at(connection)
     if version is None or (version == LAYOUT and not is_complete):
         raise ConfigurationError(
             f"the saga tables are missing in {location.shown}",
@@ -33,6 +33,12 @@ def prepare_schema(connection: Connection, dialect: SqlDialect, location: Locati
             f"the saga tables in {location.shown} have the layout {version}, this release of celery-sagas needs {LAYOUT}",
             "Use the release that made them, or let every saga complete and create new tables in another database",
         )
+
+
+def _look_at(connection: Connection) -> tuple[bool, int | None]:
+    """Tell whether the tables are there, and of which layout: in this order, since somebody may make them in between."""
+    is_complete = _is_complete(connection)
+    return is_complete, _stored_layout(connection)
 
 
 def _stored_layout(connection: Connection) -> int | None:

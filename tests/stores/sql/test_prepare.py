@@ -3,14 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect
+from sqlalchemy import Connection, create_engine, inspect
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
+from celery_sagas.stores.sql import schema
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.location import locate
@@ -75,6 +77,23 @@ class TestSchema:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert ended.stdout == f"{[0] * 10}\n", ended.stderr
         empty.prepare(create_schema=False, processes=1)
+        start(empty)
+
+    def test_rival_creates_it_after_each_look(self, empty_url: str, empty: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """PM-21."""
+        look, looks = schema._stored_layout, list[int | None]()
+
+        def look_before_a_rival(connection: Connection) -> int | None:
+            looks.append(look(connection))
+            if len(looks) == 1:
+                monkeypatch.setattr(schema, "_stored_layout", look)
+                with closing(SqlBackend(empty_url, prefix="rival", options={})) as rival:
+                    rival.prepare(create_schema=True, processes=1)
+            return looks[-1]
+
+        monkeypatch.setattr(schema, "_stored_layout", look_before_a_rival)
+        empty.prepare(create_schema=True, processes=1)
+        assert looks == [None]
         start(empty)
 
     def test_missing_tables_are_refused_if_they_are_not_to_be_created(self, empty: SqlBackend) -> None:
