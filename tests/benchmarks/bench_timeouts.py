@@ -35,7 +35,7 @@ _numbers = count()
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql", "mariadb", "redis"])
 def test_claiming_beside_many_that_are_not_due(report: Report, tmp_path: Path, engine: str) -> None:
-    with _pending(engine, tmp_path, FEW) as few, _pending(engine, tmp_path, MANY) as many:
+    with _urls(engine, tmp_path) as urls, _pending(engine, urls[0], FEW) as few, _pending(engine, urls[1], MANY) as many:
         times: dict[int, list[float]] = {FEW: [], MANY: []}
         for _ in range(ROUNDS):
             times[FEW].append(_claim(few))
@@ -72,31 +72,31 @@ def test_how_late_they_come(deploy: Deploy, report: Report, engine: str, broker:
 
 
 @contextmanager
-def _pending(engine: str, folder: Path, size: int) -> Iterator[Backend]:
-    """Open a backend of its own in which so many timeouts wait."""
-    with _url(engine, folder, size) as url:
-        backend = open_backend(url, prefix="", options={})
-        backend.prepare(create_schema=True, processes=1)
-        far = int(time.time() * 1000) + 86_400_000
-        for first in range(0, size, COMMIT):
-            _schedule(backend, [far + number for number in range(first, min(first + COMMIT, size))])
-        if engine in ("postgresql", "sqlite"):
-            with backend.database.connect() as connection:  # type: ignore[attr-defined]
-                connection.exec_driver_sql("ANALYZE")
-        yield backend
-        backend.close()
+def _pending(engine: str, url: str, size: int) -> Iterator[Backend]:
+    """Open an empty backend, in which so many timeouts wait from now on."""
+    backend = open_backend(url, prefix="", options={})
+    backend.prepare(create_schema=True, processes=1)
+    far = int(time.time() * 1000) + 86_400_000
+    for first in range(0, size, COMMIT):
+        _schedule(backend, [far + number for number in range(first, min(first + COMMIT, size))])
+    if engine in ("postgresql", "sqlite"):
+        with backend.database.connect() as connection:  # type: ignore[attr-defined]
+            connection.exec_driver_sql("ANALYZE")
+    yield backend
+    backend.close()
 
 
 @contextmanager
-def _url(engine: str, folder: Path, size: int) -> Iterator[str]:
+def _urls(engine: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Make two databases of one server: of two servers, one may have to share its processor for seconds, the other not."""
     if engine == "sqlite":
-        yield f"sqlite:///{folder}/{size}.sqlite3"
+        yield f"sqlite:///{folder}/few.sqlite3", f"sqlite:///{folder}/many.sqlite3"
     elif engine == "redis":
         with redis_servers.running() as server:
-            yield server.url
+            yield server.url, f"{server.url.removesuffix('0')}1"
     else:
-        with servers.database(engine) as url:
-            yield url
+        with servers.database(engine) as few, servers.database(engine) as many:
+            yield few, many
 
 
 def _schedule(backend: Backend, due_at: list[int]) -> None:

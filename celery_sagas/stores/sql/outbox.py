@@ -23,7 +23,7 @@ from celery_sagas.stores.records import Handling, OutboxRow
 from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction, decided_by
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.effects import in_order
-from celery_sagas.stores.sql.statements import PREFIX, Build, Values, bound, chunks, now, numbered, one_of
+from celery_sagas.stores.sql.statements import PREFIX, Build, Step, Values, bound, chunks, now, numbered, one_of
 from celery_sagas.stores.sql.tables import outbox
 
 #: How many characters of an error are kept.
@@ -65,11 +65,11 @@ class SqlOutbox(Outbox):
         return int(count)
 
     def _change_rows(self, build: Build, token: str, ids: Sequence[str], values: Values | None = None) -> int:
-        changed = 0
-        for part in chunks(sorted(set(ids))):
-            shape = (len(part), self._database.name)
-            changed += self._database.change(build, shape, {**(values or {}), "token": token, **numbered("id", part)})
-        return changed
+        """Run a statement on the rows, part by part: all in one transaction, so that the disk is waited for once."""
+        common, database = {**(values or {}), "token": token}, self._database
+        parts = chunks(sorted(set(ids)))
+        steps = [Step(build, (len(part), database.name), {**common, **numbered("id", part)}) for part in parts]
+        return database.run(lambda session: session.change_all(steps)) if steps else 0
 
 
 def _delete_rows(count: int, database: str) -> Delete:

@@ -54,6 +54,15 @@ class Session:
         self.end("COMMIT")
         return True
 
+    def change_all(self, steps: Sequence[Step]) -> int:
+        """Run steps, all or none; return how many rows they changed."""
+        if len(steps) > 1:
+            self.begin()
+        changed = sum(self.change(step.build, step.shape, step.values) for step in steps)
+        if len(steps) > 1:
+            self.end("COMMIT")
+        return changed
+
     def _take(self, step: Step) -> bool:
         return self.change(step.build, step.shape, step.values) > 0 or not step.is_required
 
