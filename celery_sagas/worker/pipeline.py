@@ -85,7 +85,8 @@ def _producer(app: Celery, channel: Any) -> Any:
     def maybe_declare(entity: Any, *args: Any, **options: Any) -> Any:
         if id(entity) not in declared:
             declare(entity, *args, **options)
-            declared[id(entity)] = entity  # it is kept, so that no other has its id
+            if getattr(entity, "can_cache_declaration", False):  # else it may go away at any moment, as kombu knows
+                declared[id(entity)] = entity  # it is kept, so that no other has its id
 
     producer.maybe_declare = maybe_declare
     return producer

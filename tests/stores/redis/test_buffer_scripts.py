@@ -175,6 +175,31 @@ class TestFresh:
             redis_backend.buffers.remove(rules, "", id)
         assert _kinds(dump()) == {"names", "sequence"}
 
+    @pytest.mark.parametrize("damage", ["", "9 9 9"])
+    def test_nothing_is_lost_with_the_state_of_a_group(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, damage: str
+    ) -> None:
+        """What is there is counted again when the next item comes."""
+        rules = RULES._replace(size=2)
+        redis_backend.aggregates.insert(rules._replace(size=9), [addition("", "abcd")])
+        groups = f"{{{prefix}:0}}:buffer:groups:agg"
+        if damage:
+            server.hset(groups, "", damage)
+        else:
+            server.hdel(groups, "")
+        redis_backend.aggregates.insert(rules, [addition("", "e")])
+        redis_backend.buffers.open(rules, "")
+        assert [_claimed(redis_backend, rules, token) for token in ("first", "second", "third")] == ["ab", "cd", "e"]
+
+    def test_one_that_was_removed_deep_in_the_list_is_met_there(self, redis_backend: RedisBackend) -> None:
+        rules = RULES._replace(size=3)
+        redis_backend.aggregates.insert(rules, [addition("", "abcdefgh")])
+        for id in "fe":
+            redis_backend.buffers.remove(rules, "", id)
+        assert _claimed(redis_backend, rules, "first") == "abc"
+        redis_backend.aggregates.release(rules, "", "first")
+        assert _claimed(redis_backend, rules._replace(size=5), "second") == "abcdg"
+
     def test_thousands_are_read_but_for_those_that_were_removed(self, redis_backend: RedisBackend) -> None:
         ids = [f"{number}" for number in range(3_500)]
         redis_backend.aggregates.insert(RULES, [addition("", ids)])

@@ -26,13 +26,13 @@ local function last_free()
   return math.max(tonumber(last), tonumber(redis.call('LINDEX', fresh, -2) or 0))
 end
 
--- Note which of the free items is the oldest; where there is none, no dead ones are left either.
+-- Note which of the free items is the oldest. Where the state of the group counts none, what is there is counted.
 local function look_at_oldest(group)
-  if group.free <= 0 then redis.call('LTRIM', fresh, 1, 0) end
-  drop_dead(group, 500)
+  drop_dead_heads(group)
   local first, packed = redis.call('ZRANGE', free, 0, 0)[1], nil
   local head = redis.call('LINDEX', fresh, 0)
   if head and (not first or tonumber(head) < tonumber(first)) then first, packed = head, redis.call('LINDEX', fresh, 1) end
+  if group.free <= 0 then group.free = first and redis.call('LLEN', fresh) / 2 + redis.call('ZCARD', free) or 0 end
   if first and tonumber(first) == group.oldest then return end
   group.oldest, group.oldest_at = tonumber(first or 0), 0
   packed = packed or first and redis.call('HGET', items, first) or ''
