@@ -1,5 +1,6 @@
 """Stateful sagas for Celery: each message's effect happens exactly once."""
 
+from celery_sagas.core.answers import Failure, Gathered
 from celery_sagas.core.batch import Batch
 from celery_sagas.core.context import MessageView, SagaView
 from celery_sagas.core.message import Message, SagaKey
@@ -15,6 +16,8 @@ __all__ = [
     "Aggregator",
     "Batch",
     "Entry",
+    "Failure",
+    "Gathered",
     "Message",
     "MessageView",
     "Missing",

@@ -128,7 +128,7 @@ class TooManyDeliveries(MessageError):
 
 
 class SagaNotFound(SagaError):
-    """Raised by the policy ``if_missing="raise"`` (and by ``"retry"`` once its retries are used up)."""
+    """Raised by the policy ``if_missing="raise"`` (by ``"retry"`` once its retries are used up), and where a wait is in vain."""
 
     def __init__(self, saga: str, property: str, value: str, completed: bool = False) -> None:
         super().__init__(saga, property, value, completed)
@@ -140,6 +140,28 @@ class SagaNotFound(SagaError):
     def __str__(self) -> str:
         why = "it has completed" if self.completed else "none was started, or its journal was purged"
         return f"There is no {self.saga} with {self.property}={self.value!r}: {why}."
+
+
+class WaitTimeout(SagaError, TimeoutError):
+    """Raised when what ``wait`` waits for has not come in time."""
+
+    def __init__(self, saga: str, property: str, value: str, seconds: float, version: int = 0, completed: bool = False) -> None:
+        # Not that of OSError, which takes its first arguments for a number and a text.
+        Exception.__init__(self, saga, property, value, seconds, version, completed)
+        self.saga = saga
+        self.property = property
+        self.value = value
+        self.seconds = seconds
+        self.version = version  #: of the instance when it was last seen; 0 if it never was
+        self.completed = completed  #: whether the journal knows of an instance with this key that has completed
+
+    def __str__(self) -> str:
+        gone = "the journal knows of one that has completed" if self.completed else "none is there"
+        seen = f"it is at version {self.version}" if self.version else gone
+        return (
+            f"After {self.seconds:g} s the {self.saga} with {self.property}={self.value!r} is not as it was waited for: {seen}. "
+            "See whether workers run and what became of its messages (celery sagas dead list), or wait longer."
+        )
 
 
 class SagaAlreadyExists(SagaError):

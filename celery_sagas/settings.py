@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from celery_sagas.errors import ConfigurationError
 
@@ -19,8 +19,47 @@ def _number(value: object) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
+class Subscription(BaseModel):
+    """A task that gets an event because the settings say so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    task: Annotated[str, StringConstraints(min_length=1)]
+    #: Without one Celery routes the message, like every other message to this task.
+    queue: Annotated[str, StringConstraints(min_length=1)] | None = None
+
+
+def _event(value: object) -> object:
+    if not isinstance(value, str) or "." not in value.strip("."):
+        raise ValueError("name the event by the path of its class: 'shop.events.OrderPlaced'")
+    return value
+
+
+def _subscription(value: object) -> object:
+    if not isinstance(value, str | Mapping | Subscription):
+        raise ValueError("name a task: 'crm.on_order', or {'task': 'crm.on_order', 'queue': 'crm'}")  # noqa: TRY004
+    return {"task": value} if isinstance(value, str) else value
+
+
+def _listed(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        raise ValueError("list the tasks that get the event: ['crm.on_order']")  # noqa: TRY004
+    return value
+
+
+def _each_once(value: tuple[Subscription, ...]) -> tuple[Subscription, ...]:
+    tasks = [each.task for each in value]
+    if twice := sorted({task for task in tasks if tasks.count(task) > 1}):
+        raise ValueError(f"list each task once; there twice: {', '.join(twice)}")
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[int, BeforeValidator(_number)]
+Event = Annotated[str, BeforeValidator(_event)]
+Subscriptions = Annotated[
+    tuple[Annotated[Subscription, BeforeValidator(_subscription)], ...], BeforeValidator(_listed), AfterValidator(_each_once)
+]
 
 
 class Settings(BaseModel):
@@ -61,6 +100,8 @@ class Settings(BaseModel):
     max_state_bytes: Count = Field(default=1_000_000, ge=1_000, le=100_000_000)
     #: What a worker does on a backend that cannot keep the promise: ``"refuse"`` to start, or ``"warn"``.
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
+    #: Tasks that get an event beside the steps that subscribe to it, those of other services: by the path of the event's class.
+    subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
 
 
 class Configuration(Protocol):

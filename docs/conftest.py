@@ -1,13 +1,14 @@
 """Run the Python examples of these pages and of the README as tests: each page is one program, read from top to bottom."""
 
 import os
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser
 
@@ -17,15 +18,20 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def begin(namespace: dict[str, Any]) -> None:
-    """Give a page's program a module name; a saga replaces its namesake of the page before, a plain task must not have one."""
+    """Give a page's program a module name, and a folder of its own."""
     scratch = TemporaryDirectory()
-    namespace.update(__name__="shop", start_worker=start_worker, leave=(os.getcwd(), scratch))
+    leave = os.getcwd(), scratch, set(_state._on_app_finalizers)
+    sys.modules["shop"] = ModuleType("shop")  # pydantic looks the module up in which a generic model is used
+    namespace.update(__name__="shop", start_worker=start_worker, leave=leave)
     os.chdir(scratch.name)
 
 
 def end(namespace: dict[str, Any]) -> None:
-    """Remove the databases that a page has made."""
-    home, scratch = namespace["leave"]
+    """Remove the databases that a page has made, and its tasks: the next page may have namesakes of them."""
+    home, scratch, _state._on_app_finalizers = namespace["leave"]
+    for app in [value for value in namespace.values() if isinstance(value, Celery)]:
+        app.close()
+    del sys.modules["shop"]
     os.chdir(home)
     scratch.cleanup()
 

@@ -11,11 +11,11 @@ from decimal import Decimal
 
 _BOOKS = """CREATE TABLE IF NOT EXISTS charge (
     key TEXT PRIMARY KEY, amount TEXT NOT NULL, calls INTEGER NOT NULL DEFAULT 0, charged INTEGER NOT NULL DEFAULT 0,
-    refunded INTEGER NOT NULL DEFAULT 0)"""
+    refunded INTEGER NOT NULL DEFAULT 0, closed INTEGER NOT NULL DEFAULT 0)"""
 
 
 class Declined(Exception):
-    """Raised when a card is not accepted: asking again would not help."""
+    """Raised when a card is not charged: asking again would not help."""
 
 
 class Pending(Exception):
@@ -36,16 +36,19 @@ def charge(card: str, amount: Decimal, key: str) -> str:
     if card == "flaky" and calls == 1:
         raise Unreachable(f"{key}: no connection")
     with _books() as books:
-        books.execute("UPDATE charge SET charged = 1 WHERE key = ?", (key,))
+        if not books.execute("UPDATE charge SET charged = 1 WHERE key = ? AND NOT closed", (key,)).rowcount:
+            raise Declined(f"{key}: the money was given back already")
     if card == "flaky" and calls == 2:
         raise Unreachable(f"{key}: the connection broke before the answer came")
     return f"receipt-{key}"
 
 
-def refund(receipt: str) -> None:
-    """Give the money of a receipt back, once."""
+def give_back(key: str) -> None:
+    """Give back what was charged under a key, if anything was, and charge nothing under it any more."""
+    close = """INSERT INTO charge (key, amount, closed) VALUES (?, '0', 1)
+        ON CONFLICT (key) DO UPDATE SET closed = 1, refunded = charged"""
     with _books() as books:
-        books.execute("UPDATE charge SET refunded = 1 WHERE key = ?", (receipt.removeprefix("receipt-"),))
+        books.execute(close, (key,))
 
 
 def balance() -> Decimal:

@@ -61,7 +61,7 @@ def look_at(planned: Planned) -> Look:
 class Books:
     """What the shop's till and the bank have counted."""
 
-    payments: int
+    sales: int
     taken: Decimal
     calls: int
     charged: int
@@ -72,8 +72,8 @@ class Books:
 def read_books() -> Books:
     """Read the till and the bank's books."""
     till = Till.find(SHOP)
-    payments, taken = (till.orders, till.taken) if till is not None else (0, Decimal(0))
-    return Books(payments, taken, bank.count("calls"), bank.count("charged"), bank.count("refunded"), bank.balance())
+    sales, taken = (till.orders, till.taken) if till is not None else (0, Decimal(0))
+    return Books(sales, taken, bank.count("calls"), bank.count("charged"), bank.count("refunded"), bank.balance())
 
 
 def expected_books(ends: Sequence[tuple[Decimal, str]], calls: int) -> Books:
@@ -84,13 +84,13 @@ def expected_books(ends: Sequence[tuple[Decimal, str]], calls: int) -> Books:
         calls: How often the bank was called, which is not the shop's to decide.
     """
     delivered = [total for total, end in ends if end == "delivered"]
-    cancelled = sum(end == "cancelled" for _, end in ends)
+    given_back = sum(end in ("cancelled", "unserved") for _, end in ends)
     return Books(
-        payments=len(delivered),
+        sales=len(delivered),
         taken=sum(delivered, Decimal(0)),
         calls=calls,
-        charged=len(delivered) + cancelled,
-        refunded=cancelled,
+        charged=len(delivered) + given_back,
+        refunded=given_back,
         balance=sum(delivered, Decimal(0)),
     )
 
@@ -146,7 +146,7 @@ def expected_invoices(delivered: Sequence[Planned]) -> list[ledger.Filed]:
 def all_done(looks: Sequence[Look], books: Books, filing: Filing) -> bool:
     """Whether there is nothing left to wait for, be it right or wrong."""
     expected = expected_books([(look.planned.total, look.state) for look in looks], books.calls)
-    counted = books.payments >= expected.payments and books.refunded >= expected.refunded
+    counted = books.sales >= expected.sales and books.refunded >= expected.refunded
     filed = filing.is_done([look.planned for look in looks if look.state == "delivered"])
     return counted and filed and all(look.settled for look in looks)
 

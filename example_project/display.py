@@ -32,12 +32,12 @@ class LiveProgress(Progress):
 
 def outcomes(day: Day) -> Table:
     """Return the table of outcomes, by kind of order."""
-    table = Table("order", "placed", "delivered", "declined", "cancelled", "messages", title="Outcomes")
+    table = Table("order", "placed", "came to", "messages", title="Outcomes")
     for scenario in SCENARIOS:
         looks = [look for look in day.looks if look.planned.scenario == scenario]
         states = Counter(look.state for look in looks)
-        counts = [len(looks), *(states[state] for state in ("delivered", "declined", "cancelled"))]
-        table.add_row(scenario.name, *map(str, [*counts, sum(len(look.journal) for look in looks)]))
+        came_to = ", ".join(f"{count} {state}" for state, count in states.items())
+        table.add_row(scenario.name, str(len(looks)), came_to, str(sum(len(look.journal) for look in looks)))
     return table
 
 
@@ -46,9 +46,11 @@ def timeline(journal: Sequence[Entry]) -> Table:
     table = Table("ms", "step", "came to", "version", "sent", title=f"Order {journal[0].key}, from its journal")
     for entry in journal:
         detail = json.loads(entry.detail)
-        sent = ", ".join(message["task"].rpartition(".")[2] for message in detail.get("sent", []))
-        came_to = f"{entry.outcome} ({detail['reason']})" if "reason" in detail else entry.outcome
-        table.add_row(f"{entry.at - journal[0].at:+}", entry.step.rpartition(".")[2], came_to, str(entry.version or ""), sent)
+        sent = Counter(message["task"].rpartition(".")[2] for message in detail.get("sent", []))
+        why = detail.get("reason") or detail.get("came")  # what came of a request: an answer, a failure, all that was gathered
+        came_to = f"{entry.outcome} ({why})" if why else entry.outcome
+        messages = ", ".join(f"{task} ({count})" if count > 1 else task for task, count in sent.items())
+        table.add_row(f"{entry.at - journal[0].at:+}", entry.step.rpartition(".")[2], came_to, str(entry.version or ""), messages)
     return table
 
 
@@ -56,7 +58,7 @@ def books(day: Day) -> str:
     """Return in a sentence what was counted."""
     found = day.books
     return (
-        f"The till counted {found.payments} payments, {found.taken} in all. "
+        f"The till counted {found.sales} sales, {found.taken} in all. "
         f"The bank was called {found.calls} times, charged {found.charged} cards and refunded {found.refunded}: {found.balance}."
     )
 

@@ -37,7 +37,10 @@ def forget() -> None:
 
     But for the name of the aggregator: a store keeps the names of all that have ever buffered anything.
     """
-    leftovers = runtime_of(app).batches.leftovers
+    backend, leftovers = runtime_of(app).backend, runtime_of(app).batches.leftovers
+    for name in backend.buffers.names():  # nothing waits but what carriers have answered too late, which a relay would clear
+        for group in backend.buffers.groups(name, _BATCH):
+            backend.buffers.clear(Rules(name), group.group)
     while kept := leftovers.kept(file_invoices.name, "rejected", _BATCH):
         leftovers.discard(Rules(file_invoices.name), [each.handle for each in kept])
     settings = runtime_of(app).settings

@@ -3,20 +3,18 @@
 from datetime import timedelta
 from decimal import Decimal
 
-from celery import chain
-
-from celery_sagas import Message, Missing, Saga, publish
+from celery_sagas import Failure, Gathered, Message, Saga, publish
 from example_project.invoices import Invoice, file_invoices
-from example_project.payments import CardCharged, CardDeclined, charge_card, refund
-from example_project.shipping import ask_carrier, ship
+from example_project.payments import charge_card, give_back
+from example_project.shipping import CARRIERS, Quote, ask_carrier, quote, ship
 
 SHOP = "high street"
 #: A message that overtook the one that it builds on is handled again after this many seconds, at most so often.
 AGAIN_AFTER_S, AT_MOST = 0.3, 200
 
 
-class OrderPaid(Message):
-    """An order was paid for, at one of our shops."""
+class OrderDelivered(Message):
+    """An order has arrived, from one of our shops."""
 
     shop: str
     order_id: str
@@ -28,56 +26,71 @@ class Order(Saga, correlate_by="order_id", also_by="tracking"):
 
     order_id: str
     total: Decimal  # no default: the first step must set it
-    carrier: str = ""
-    patience: timedelta = timedelta(days=5)
+    destination: str = ""
+    patience: timedelta = timedelta(hours=1)  # with the carriers, until they say what they ask for the parcel
+    cancelled: bool = False
     receipt: str | None = None
+    carrier: str = ""
     tracking: str | None = None
 
 
 @Order.starts(if_exists="ignore")  # creates the order; a second click on "buy" changes nothing
-def place_order(order: Order, order_id: str, total: Decimal, card: str, carrier: str, patience: timedelta) -> None:
+def place_order(order: Order, order_id: str, total: Decimal, card: str, destination: str, patience: timedelta) -> None:
     """Take an order, and have its card charged."""
     order.total = total
-    order.carrier = carrier
+    order.destination = destination
     order.patience = patience
-    order.send(charge_card.s(order_id, total, card))  # sent with the commit of this step, or not at all
+    # Sent with the commit of this step, or not at all. What comes of it finds this very order: the receipt that the task
+    # returns, or a failure; one outcome, once, however often the task runs.
+    order.send(charge_card.s(order_id, total, card), then=card_charged, otherwise=not_charged, within=timedelta(hours=1))
 
 
 # The customer may be quicker than the checkout.
 @Order.handles(if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
 def cancel_order(order: Order, order_id: str) -> None:
     """Cancel an order that is not paid yet; what is paid is on its way."""
-    if order.receipt is None:
-        order.complete()
-
-
-@Order.handles  # found by the event's order_id
-def card_charged(order: Order, event: CardCharged) -> None:
-    """Note the receipt, tell whom it may concern, and have the parcel shipped."""
-    if order.receipt is not None:  # the participant ran twice, and published two events of the same charge
-        return
-    order.receipt = event.receipt
-    publish(OrderPaid(shop=SHOP, order_id=order.order_id, total=order.total))
-    order.send(chain(ship.s(order.order_id, order.carrier), shipped.s()))  # the answer of one goes on to the other
-
-
-@card_charged.if_missing  # it was cancelled meanwhile
-def charged_too_late(missing: Missing, event: CardCharged) -> None:
-    """Give back the money of an order that has ended."""
-    missing.send(refund.s(event.receipt))
+    order.cancelled = order.receipt is None  # not its end: the card is being charged, and somebody must hear of it
 
 
 @Order.handles
-def card_declined(order: Order, event: CardDeclined) -> None:
+def card_charged(order: Order, receipt: str) -> None:
+    """Note the receipt, and ask all carriers at once what they want for the parcel; or give the money back."""
+    order.receipt = receipt
+    if order.cancelled:
+        order.send(give_back.s(order.order_id))
+        order.complete()
+        return
+    quotes = [quote.s(carrier, order.destination) for carrier in CARRIERS]
+    order.gather(quotes, then=carriers_answered, otherwise=nobody_delivers, at_least=1, within=order.patience)
+
+
+@Order.handles
+def not_charged(order: Order, failure: Failure) -> None:
     """End an order that cannot be paid."""
+    order.send(give_back.s(order.order_id))  # if the bank has not answered, it may have charged the card all the same
     order.complete()
 
 
-@Order.handles  # names no order: what an order caused finds it by the message's headers, which plain tasks hand on
-def shipped(order: Order, number: str) -> None:
-    """Note the parcel's number; the order can be found by it from now on. It should arrive before patience ends."""
-    order.tracking = number
-    order.schedule(still_waiting, after=order.patience, name="delivery")  # it ends with the order, or when it is unscheduled
+@Order.handles
+def carriers_answered(order: Order, quotes: Gathered[Quote]) -> None:
+    """Have the parcel shipped with the cheapest; who does not go there has failed, and who did not answer was silent."""
+    best = min(quotes.values, key=lambda each: each.price)
+    order.carrier = best.carrier
+    order.send(ship.s(order.order_id, best.carrier), then=shipped.s(promise=best.promise))  # the answer is put before that
+
+
+@Order.handles
+def nobody_delivers(order: Order, quotes: Gathered[Quote]) -> None:
+    """End an order for which there is no carrier."""
+    order.send(give_back.s(order.order_id))
+    order.complete()
+
+
+@Order.handles
+def shipped(order: Order, tracking: str, promise: timedelta) -> None:
+    """Note the parcel's number; the order can be found by it from now on. It should arrive as the carrier has promised."""
+    order.tracking = tracking
+    order.schedule(still_waiting, after=promise, name="delivery")  # it ends with the order, or when it is unscheduled
 
 
 @Order.handles
@@ -89,6 +102,7 @@ def still_waiting(order: Order) -> None:
 # The carrier may be quicker than the shop, and knows the parcel's number only.
 @Order.handles(by="tracking", if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
 def parcel_delivered(order: Order, tracking: str) -> None:
-    """End an order that has arrived, and with it what is still scheduled; its invoice is filed in the carrier's book."""
+    """End an order that has arrived, and with it what is still scheduled; tell whom it may concern, and file the invoice."""
+    publish(OrderDelivered(shop=SHOP, order_id=order.order_id, total=order.total))  # the till subscribes to it
     order.send(file_invoices.s(Invoice(number=order.order_id, book=order.carrier, total=order.total)))
     order.complete()

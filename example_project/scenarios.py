@@ -14,8 +14,9 @@ class Scenario:
 
     name: str
     card: str = "good"  #: what the bank makes of it, see bank.py
-    carrier: str = "prompt"  #: what the carrier makes of its parcel, see shipping.py
-    patience: timedelta = timedelta(days=5)  #: until the shop asks for the parcel
+    destination: str = "town"
+    carrier: str = "prompt"  #: the cheapest that goes there; what it makes of the parcel, see shipping.py
+    patience: timedelta = timedelta(hours=1)  #: with the carriers, until they have said what they ask for
     clicks: int = 1  #: on "buy"
     cancelled: bool = False  #: the cancellation is sent before the order
     ends: str = "delivered"  #: the state that it must be in
@@ -23,12 +24,13 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("good card"),
-    Scenario("impatient customer", clicks=3, carrier="hasty"),
+    Scenario("impatient customer", clicks=3, destination="harbour", carrier="hasty"),
     Scenario("flaky card", card="flaky"),
     Scenario("declined card", card="declined", ends="declined"),
-    Scenario("overtaking parcel", carrier="hasty"),
-    Scenario("forgotten parcel", carrier="silent", patience=timedelta(seconds=1)),
+    Scenario("overtaking parcel", destination="harbour", carrier="hasty"),
+    Scenario("forgotten parcel", destination="hills", carrier="silent"),
     Scenario("cancelled before paid", card="slow", cancelled=True, ends="cancelled"),
+    Scenario("no carrier", destination="island", carrier="", patience=timedelta(seconds=1), ends="unserved"),
 )
 
 #: The invoices of what was sold at the counter, more than one batch of them; and one that somebody has entered wrongly.
@@ -36,17 +38,24 @@ SOLD = [Invoice(number=f"counter-{number}", book="counter", total=Decimal(499 + 
 MISTAKE = Invoice(number="counter-13", book="counter", total=Decimal("-7.49"))
 
 #: The step that ended an order, and the state that this is called.
-ENDS = {"order.parcel_delivered": "delivered", "order.card_declined": "declined", "order.cancel_order": "cancelled"}
+ENDS = {
+    "order.parcel_delivered": "delivered",
+    "order.not_charged": "declined",
+    "order.card_charged": "cancelled",
+    "order.nobody_delivers": "unserved",
+}
 
 #: What the journal must hold beside the checkout: step and outcome, each once.
 _MESSAGES = {
     "delivered": [
         ("order.card_charged", "handled"),
+        ("order.carriers_answered", "handled"),
         ("order.shipped", "handled"),
         ("order.parcel_delivered", "completed"),
     ],
-    "declined": [("order.card_declined", "completed")],
-    "cancelled": [("order.cancel_order", "completed"), ("order.card_charged", "missing")],
+    "declined": [("order.not_charged", "completed")],
+    "cancelled": [("order.cancel_order", "handled"), ("order.card_charged", "completed")],
+    "unserved": [("order.card_charged", "handled"), ("order.nobody_delivers", "completed")],
 }
 
 

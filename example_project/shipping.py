@@ -1,11 +1,49 @@
-"""Shipping: a plain Celery task that hands parcels over to a carrier, whose reports come in an order of their own."""
+"""Shipping: plain Celery tasks that talk to the carriers, whose reports come in an order of their own."""
+
+from datetime import timedelta
+from decimal import Decimal
 
 from celery import current_app, shared_task
+from celery.exceptions import Ignore
+
+from celery_sagas import Message
+
+CARRIERS = ("prompt", "hasty", "silent")
+#: What each of them asks for a parcel, by its destination; where none is named, it does not go there.
+_PRICES = {
+    "town": {"prompt": "3.90", "hasty": "4.20", "silent": "6.10"},
+    "harbour": {"prompt": "5.10", "hasty": "4.80"},
+    "hills": {"hasty": "9.90", "silent": "6.40"},
+}
+
+
+class Quote(Message):
+    """What a carrier asks for a parcel."""
+
+    carrier: str
+    price: Decimal
+    promise: timedelta  #: when it will be there, at the latest
+
+
+class NotServed(Exception):
+    """Raised when a carrier does not go to a destination."""
+
+
+@shared_task(throws=(NotServed,))
+def quote(carrier: str, destination: str) -> Quote:
+    """Ask a carrier for a quote."""
+    if destination == "island" and carrier == "silent":
+        raise Ignore  # it has the request, and never answers: nothing comes of this task, neither an answer nor a failure
+    price = _PRICES.get(destination, {}).get(carrier)
+    if price is None:
+        raise NotServed(f"{carrier} does not go to the {destination}")
+    promise = timedelta(seconds=1) if carrier == "silent" else timedelta(days=5)
+    return Quote(carrier=carrier, price=Decimal(price), promise=promise)
 
 
 @shared_task
 def ship(order_id: str, carrier: str) -> str:
-    """Hand a parcel over; the answer is its tracking number, which goes on to the next task of the chain.
+    """Hand a parcel over to a carrier; return its tracking number.
 
     It may run twice: the number depends on the order alone, and the carrier's reports bear ids of their own.
     """

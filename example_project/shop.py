@@ -76,7 +76,7 @@ def check_out(order: Planned) -> None:
             order_id=order.order_id,
             total=order.total,
             card=scenario.card,
-            carrier=scenario.carrier,
+            destination=scenario.destination,
             patience=scenario.patience,
         )
 
@@ -100,7 +100,7 @@ def balance(planned: Sequence[Planned]) -> Day:
     looks, books, filing = [look_at(order) for order in planned], read_books(), read_filing()
     day = Day(looks, books, filing, problems(looks, books, filing))
     if not day.problems:
-        if books.payments:
+        if books.sales:
             close_till(shop=SHOP)  # a direct call handles the message here and now
         forget()
     return day

@@ -1,23 +1,24 @@
-"""A second saga: the till of a shop, which all of its payments count on at once."""
+"""A second saga: the till of a shop, which all of its sales count on at once."""
 
 from decimal import Decimal
 
 from celery_sagas import Saga
-from example_project.orders import OrderPaid
+from example_project.orders import OrderDelivered
 
 
 class Till(Saga, correlate_by="shop"):
-    """What a shop has taken today."""
+    """What a shop has sold today."""
 
     shop: str
     orders: int = 0
     taken: Decimal = Decimal(0)
 
 
-# Several workers count at the same time, and a message may be delivered twice: each payment is counted once all the same.
-@Till.starts  # the day's first payment opens the till
-def count_payment(till: Till, event: OrderPaid) -> None:
-    """Count a payment."""
+# It subscribes to the event, by its annotation; who publishes it knows nothing of tills. Several workers count at the same time,
+# and a message may be delivered twice: each sale is counted once all the same.
+@Till.starts  # the day's first sale opens the till
+def count_sale(till: Till, event: OrderDelivered) -> None:
+    """Count a sale."""
     till.orders += 1
     till.taken += event.total
 

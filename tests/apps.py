@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any, Protocol
@@ -9,10 +10,12 @@ from typing import Any, Protocol
 import pytest
 from celery import Celery, _state
 from celery.concurrency.solo import TaskPool
+from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.ports import Backend, SagaStore
+from celery_sagas.worker.reporting import reporting
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session
 
@@ -93,6 +96,7 @@ class Delivered:
     headers: Mapping[str, Any]
     args: Any
     kwargs: Any
+    embed: Mapping[str, Any]  #: what follows the task
     fate: str = "kept"  #: "acked", "rejected", "requeued", or "kept" by the broker
     error: BaseException | None = None
 
@@ -141,7 +145,8 @@ class Worker:
     def deliver_again(self, delivered: Delivered) -> Delivered:
         """Deliver a message once more, as a broker may that did not see it acknowledged."""
         headers = {name: value for name, value in delivered.headers.items() if name.startswith("saga_")}
-        self.app.send_task(delivered.task, delivered.args, delivered.kwargs, task_id=delivered.id, headers=headers)
+        follows = {"link": delivered.embed["callbacks"], "chain": delivered.embed["chain"]}
+        self.app.send_task(delivered.task, delivered.args, delivered.kwargs, task_id=delivered.id, headers=headers, **follows)
         return self.one()
 
     def _execute(self, message: Any, delivered: Delivered) -> None:
@@ -155,15 +160,16 @@ class Worker:
             message.reject(requeue=False)  # a requeued message would come again at once
             delivered.fate = "requeued" if requeue else "rejected"
 
-        request = Request(message, app=self.app, on_ack=ack, on_reject=reject, hostname="test", eventer=_NoEvents())
+        request = reporting(Request)(message, app=self.app, on_ack=ack, on_reject=reject, hostname="test", eventer=_NoEvents())
         failed = request.on_failure
 
         def on_failure(failure: Any, **options: Any) -> Any:
             delivered.error = getattr(failure.exception, "exc", failure.exception)
             return failed(failure, **options)
 
-        request.on_failure = on_failure  # type: ignore[method-assign]
-        request.execute_using_pool(TaskPool(app=self.app))
+        request.on_failure = on_failure
+        with suppress(TaskRevokedError):  # an expired one, too
+            request.execute_using_pool(TaskPool(app=self.app))
 
 
 class AgainWorker(Worker):
@@ -194,8 +200,8 @@ def _take_all(queue: Any) -> list[Any]:
 
 
 def _delivered(message: Any) -> Delivered:
-    args, kwargs, _ = message.payload
-    return Delivered(message.headers["task"], message.headers["id"], dict(message.headers), args, kwargs)
+    args, kwargs, embed = message.payload
+    return Delivered(message.headers["task"], message.headers["id"], dict(message.headers), args, kwargs, embed)
 
 
 class Interposed(SagaStore):

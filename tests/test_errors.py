@@ -23,6 +23,7 @@ SAMPLES = {
     errors.CorrelationError: ("order.place_order", "order_id is null"),
     errors.TooManyDeliveries: ("order.place", "m1", 11, 10),
     errors.SagaNotFound: ("order", "tracking", "1Z", True),
+    errors.WaitTimeout: ("order", "order_id", "42", 2.5, 3, False),
     errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),
     errors.KeyTaken: ("order", "tracking", "1Z", "3f1c"),
     errors.PublishError: ("ConnectionError: refused", True),

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.settings import DEFAULT_BACKEND, PREFIX, Settings, is_default_backend, read_settings
+from celery_sagas.settings import DEFAULT_BACKEND, PREFIX, Settings, Subscription, is_default_backend, read_settings
 
 
 def app_with(**settings):
@@ -56,6 +56,13 @@ VALUES = {
     "raw_sends": ("allow", "allow"),
     "max_state_bytes": (5000, 5000),
     "unsafe_backend": ("warn", "warn"),
+    "subscriptions": (
+        {"shop.Placed": ["billing.placed", {"task": "crm.on_order", "queue": "crm"}], "shop.Paid": ()},
+        {
+            "shop.Placed": (Subscription(task="billing.placed"), Subscription(task="crm.on_order", queue="crm")),
+            "shop.Paid": (),
+        },
+    ),
 }
 
 
@@ -117,12 +124,44 @@ def test_seconds(seconds):
         ("saga_max_state_bytes", 100_000_001),
         ("saga_unsafe_backend", "allow"),
         ("saga_unsafe_backend", None),
+        ("saga_subscriptions", None),
+        ("saga_subscriptions", ["billing.placed"]),
     ],
 )
 def test_wrong_value(setting, value):
     text = problem_of(**{setting: value})
     assert text.startswith(setting)
     assert text.endswith("The settings page lists every setting with its values.")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"Placed": []}, "name the event by the path of its class: 'shop.events.OrderPlaced'"),
+        ({Settings: []}, "name the event by the path of its class: 'shop.events.OrderPlaced'"),
+        ({"shop.Placed": "crm.on_order"}, "shop.Placed: Value error, list the tasks that get the event: ['crm.on_order']"),
+        (
+            {"shop.Placed": {"task": "crm.on_order"}},
+            "shop.Placed: Value error, list the tasks that get the event: ['crm.on_order']",
+        ),
+        (
+            {"shop.Placed": [1]},
+            "shop.Placed.0: Value error, name a task: 'crm.on_order', or {'task': 'crm.on_order', 'queue': 'crm'}",
+        ),
+        ({"shop.Placed": [""]}, "shop.Placed.0.task: "),
+        ({"shop.Placed": ["a.b", {"queue": "crm"}]}, "shop.Placed.1.task: Field required"),
+        ({"shop.Placed": [{"task": "a.b", "queue": ""}]}, "shop.Placed.0.queue: "),
+        ({"shop.Placed": [{"task": "a.b", "exchange": "crm"}]}, "shop.Placed.0.exchange: "),
+        (
+            {"shop.Placed": ["a.b", {"task": "a.b", "queue": "q"}]},
+            "shop.Placed: Value error, list each task once; there twice: a.b",
+        ),
+    ],
+)
+def test_wrong_subscription(given, problem):
+    text = problem_of(saga_subscriptions=given)
+    assert text.startswith("saga_subscriptions.")
+    assert problem in text
 
 
 def test_every_wrong_value_is_named():

@@ -42,6 +42,8 @@ def lines_of(saga: SagaDefinition) -> list[str]:
     }
     lines = [saga.name, *(f"  {name}: {value}" for name, value in facts.items() if value)]
     for step in registry.steps_of(saga):
+        if step.is_internal:
+            continue
         lines += ["", f"  {step.name}", *(f"    {name}: {value}" for name, value in _facts_of(step).items() if value)]
     return lines
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
+from celery_sagas.core.conversation import Conversation
 from celery_sagas.core.pending import Timeouts
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
@@ -16,6 +17,7 @@ class MessageView(NamedTuple):
 
     id: str  #: under which it is remembered: the task's id, unless its producer has named another
     step: str  #: the step's name
+    late: bool = False  #: it answers a request whose deadline has passed
 
 
 class SagaView(NamedTuple):
@@ -31,6 +33,7 @@ class SagaView(NamedTuple):
     message: MessageView | None  #: ``None`` on a copy that ``find`` returned
     #: When the timeouts are due that it had when this step began, by name; aware, UTC. The one that is handled is not among them.
     timeouts: Mapping[str, datetime] = MappingProxyType({})
+    originator: str | None = None  #: the id of the message that started it, if that asks for an answer and has none yet
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class StepContext:
     view: SagaView
     sending: Sending | None  #: ``None`` on a read-only copy
     timeouts: Timeouts = field(default_factory=lambda: Timeouts({}))
+    conversation: Conversation = field(default_factory=Conversation)
     completed: bool = False
 
     def require_sending(self, what: str) -> Sending:

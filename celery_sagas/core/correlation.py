@@ -4,11 +4,12 @@ The rule is chosen when the step is defined; at run time it leads to an address 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
+from celery_sagas.core.answers import Failure, Gathered
 from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.keys import KeyProperty, key_text, unwrap
 from celery_sagas.core.message import Message, SagaKey, members_of, missing_part, read_path
@@ -57,6 +58,7 @@ class ArgumentRule:
     step: str
     property: str  #: ``CORRELATION_KEY`` or the name of an alternate key
     sources: tuple[tuple[KeyProperty, Source], ...]
+    is_bare_id: bool = False  #: the field ``id`` of the ``Message``, which nearly every message has for itself
 
     def describe(self) -> str:
         """Return the rule in one line."""
@@ -121,7 +123,7 @@ Rule: TypeAlias = ArgumentRule | CausationRule
 
 
 def check_own_key(rule: Rule, arguments: Mapping[str, object], saga: str, key: str) -> None:
-    """Refuse a timeout whose arguments name another instance than the one that it goes to.
+    """Refuse what is addressed to an instance, a timeout or an answer say, and names another one in its arguments.
 
     Args:
         rule: Of its step.
@@ -132,11 +134,14 @@ def check_own_key(rule: Rule, arguments: Mapping[str, object], saga: str, key: s
     Raises:
         CorrelationError: They do.
     """
-    if rule.property != CORRELATION_KEY:
+    if not isinstance(rule, ArgumentRule) or rule.property != CORRELATION_KEY or rule.is_bare_id:
         return
-    named = rule.correlate(arguments, {}).text
+    try:
+        named = rule.correlate(arguments, {}).text
+    except CorrelationError:  # null, say: it names no other one
+        return
     if named != key:
-        raise CorrelationError(rule.step, f"a timeout of {saga} {key!r} names {named!r} in its arguments")
+        raise CorrelationError(rule.step, f"it is addressed to {saga} {key!r}, and names {named!r} in its arguments")
 
 
 def choose_rule(keys: SagaKeys, *, step: str, parameters: Mapping[str, Any], starter: bool, by: By | None = None) -> Rule:
@@ -192,6 +197,7 @@ class _Choice:
         """The one ``Message`` parameter; empty if there is none, or more than one."""
         bare = {name: unwrap(annotation)[0] for name, annotation in self.parameters.items()}
         found = {name: kind for name, kind in bare.items() if isinstance(kind, type) and issubclass(kind, Message)}
+        found = {name: kind for name, kind in found.items() if not issubclass(kind, Failure | Gathered)}  # they name no instance
         for kind in found.values():
             kind.model_rebuild(raise_errors=False)  # a mark may stand behind a forward reference
         return found if len(found) == 1 else {}
@@ -228,7 +234,8 @@ class _Choice:
 
     def bare_id(self) -> ArgumentRule | None:
         path = self.fields.get("id")
-        return self._key_at(path) if path and self.single and not self.starter else None
+        rule = self._key_at(path) if path and self.single and not self.starter else None
+        return replace(rule, is_bare_id=True) if rule else None
 
     def by(self, by: By) -> ArgumentRule:
         names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Mapping | tuple | list) else ()

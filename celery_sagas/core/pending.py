@@ -1,7 +1,8 @@
 """The pending map: what an instance waits for, kept with its record and changed only by commits.
 
-A timeout is handled only if it is still in the map, and the commit that handles, replaces or withdraws it takes it out. So it
-does not matter where its message is at that moment: in the outbox, under a lease, or in a broker's queue (NS-09).
+A timeout, or what came of a request, is handled only if it is still in the map, and the commit that handles, replaces or
+withdraws it takes it out. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
+broker's queue (NS-09).
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from celery_sagas.core.conversation import Request, read_request
 from celery_sagas.core.sending import Frozen
 
 Keys = dict[str, str]
@@ -44,6 +46,9 @@ class Pending:
     #: The alternate keys that the store has indexed for it: ``also_by`` may have changed since then.
     keys: Keys = field(default_factory=dict)
     timeouts: dict[str, Timeout] = field(default_factory=dict)  #: by name
+    requests: dict[str, Request] = field(default_factory=dict)  #: by id
+    #: The return address of the message that started the instance, until it is answered.
+    originator: dict[str, Any] | None = None
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
 
     def text(self) -> str:
@@ -53,6 +58,10 @@ class Pending:
             parts["keys"] = self.keys
         if self.timeouts:
             parts["timeouts"] = {name: timeout.noted() for name, timeout in self.timeouts.items()}
+        if self.requests:
+            parts["requests"] = {id: request.noted() for id, request in self.requests.items()}
+        if self.originator:
+            parts["originator"] = self.originator
         return to_json(parts).decode() if parts else NOTHING
 
 
@@ -66,8 +75,11 @@ def read_pending(text: str) -> Pending:
         return Pending()
     stored = from_json(text)
     try:
-        keys, timeouts = stored.pop("keys", {}), stored.pop("timeouts", {})
-        return Pending(dict(keys), {str(name): _timeout(dict(noted)) for name, noted in timeouts.items()}, stored)
+        keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
+        originator = stored.pop("originator", None)
+        by_name = {str(name): _timeout(dict(noted)) for name, noted in timeouts.items()}
+        by_id = {str(id): read_request(str(id), dict(noted)) for id, noted in requests.items()}
+        return Pending(dict(keys), by_name, by_id, originator, stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
 

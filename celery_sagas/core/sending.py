@@ -1,6 +1,6 @@
 """What a run sends: encoded at the call, under ids derived from the message that it handles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from celery_sagas.core.ids import derived_id
@@ -36,11 +36,17 @@ class Sending:
     closed: bool = False
     _drawn: int = 0
 
-    def send(self, signature: object, due_at: int | None = None) -> str:
-        """Encode a message now, to be stored with the commit and sent after it, or when it is due; 0: at once."""
+    def send(self, signature: object, due_at: int | None = None, ids: Sequence[str] = ()) -> str:
+        """Encode a message now, to be stored with the commit and sent after it; return its id.
+
+        Args:
+            signature: The message.
+            due_at: When it is sent; milliseconds since the epoch, 0: at once. ``None`` leaves it to the signature.
+            ids: That were drawn for its members; else they are drawn now.
+        """
         if self.closed:
             raise MisuseError("send() was called after the step had ended", "Call it while the step runs")
-        message = self.freeze(signature, self.next_id)
+        message = self.freeze(signature, iter(ids).__next__ if ids else self.next_id)
         if due_at is not None:
             if message.due_at:
                 raise TypeError("send() was given after=, and a signature with a countdown or eta: use one of them")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Final, get_origin
 
 from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
+from celery_sagas.core.conversation import ANSWERED
 from celery_sagas.core.correlation import Rule, choose_rule
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.handlers import check_handler, check_if_missing, check_options, place_of
@@ -56,6 +57,7 @@ class StepDefinition:
     by: Any
     options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
     if_missing: Callable[..., Any] | None = None  #: registered with ``@step.if_missing``
+    is_internal: bool = False  #: the library's own: nobody names it
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,6 +149,27 @@ def define_step(
         policy=_policy(subject, starts, policy),
         by=by,
         options=options,
+    )
+
+
+def answered_step(saga: SagaDefinition) -> StepDefinition:
+    """Return the step that gets an answer for which a request names none: it only takes the request out of the pending map."""
+
+    def answered(state: Any, answer: Any = None) -> None:
+        """Note that an answer has come."""
+
+    answered.__qualname__ = f"{saga.name}.{ANSWERED}"
+    name, *earlier = [f"{named}.{ANSWERED}" for named in saga.names]
+    return StepDefinition(
+        saga=saga,
+        name=name,
+        formerly=tuple(earlier),
+        function=answered,
+        starts=False,
+        bind=False,
+        policy=IfMissing.IGNORE,
+        by=None,
+        is_internal=True,
     )
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from celery_sagas.core.correlation import Address
+from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.core.text import storable
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.run import Addressed
 from celery_sagas.errors import AlreadyHandled, Retry, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, DeadLetter, Effects, Entry, Found, Handling, Lookup
@@ -44,7 +43,7 @@ def letter_of(task: str, message_id: str, saga: str, error: BaseException, paylo
         saga=saga,
         key="",
         error=storable(type(error).__name__, _NAME_CHARACTERS),
-        text=storable(_text_of(error), TEXT_CHARACTERS),
+        text=storable(text_of(error), TEXT_CHARACTERS),
         traceback=_traceback_of(error),
         payload=payload,
     )
@@ -58,8 +57,9 @@ def locate(
     Raises:
         MessageError: It does not fit, or names no instance: it fails in the same way each time.
     """
-    arguments = step.arguments.validate(bound)
-    address = Address(ID, addressed.instance_id, {}) if addressed else step.rule.correlate(arguments, causation)
+    if addressed:
+        return Lookup(step.saga.names, ID, addressed.instance_id, step.saga.is_spread)
+    address = step.rule.correlate(step.arguments.validate(bound), causation)
     return Lookup(step.saga.names, address.property, address.text, step.saga.is_spread)
 
 
@@ -165,7 +165,7 @@ def _entry(step: StepDefinition, letter: DeadLetter, found: Found, named: str) -
     )
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return an error's text; not every class of other people's can tell it."""
     try:
         return str(error)

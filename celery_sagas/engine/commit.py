@@ -1,15 +1,17 @@
 """The commit of one run: what is written, made ready and handed to the store in one call."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from pydantic_core import to_json
 
 from celery_sagas.core.codec import dump
+from celery_sagas.core.conversation import REQUESTS
 from celery_sagas.core.ids import placed_id
 from celery_sagas.core.pending import TIMEOUTS, Keys, Pending, Timeout
 from celery_sagas.core.sending import Frozen, Sending
@@ -25,6 +27,7 @@ from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgo
 MESSAGES = 1_000
 #: All messages of one commit together may be so many times as large as the largest state.
 STATES_IN_MESSAGES = 8
+NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Commit:
             pending=self._pending(instance, keys),
             added_keys=added,
             removed_keys=removed,
-            withdrawn=tuple(instance.context.timeouts.withdrawn),
+            withdrawn=(*instance.context.timeouts.withdrawn, *instance.context.conversation.withdrawn),
         )
         store.update(record, change, self._effects_of(Kind.HANDLED, instance))
 
@@ -113,12 +116,28 @@ class Commit:
         if len(timeouts.kept) + len(timeouts.added) > TIMEOUTS:
             problem = f"it has {len(timeouts.kept) + len(timeouts.added)} timeouts, and {TIMEOUTS:,} are allowed"
             raise InvalidState(instance.saga.name, instance.key, [("", problem)])
-        pending = Pending(keys, timeouts.kept, timeouts.more)
+        conversation = instance.context.conversation
+        pending = Pending(keys, timeouts.kept, conversation.remembered(), conversation.originator, timeouts.more)
         for name, (message, at) in timeouts.added.items():
-            row = self._row_id(len(self.sending.messages) + len(self.scheduled))
-            self.scheduled.append(_row(row, "scheduled", message))
+            row = self._schedule("scheduled", message)
             pending.timeouts[name] = Timeout(message.message_id, row, message.task, at)
+        for id, (request, deadline) in conversation.added.items():
+            row = self._schedule("deadline", deadline) if deadline else ""
+            pending.requests[id] = replace(request, row=row)
+        self._check_requests(instance, pending)
         return pending.text()
+
+    def _schedule(self, kind: str, message: Frozen) -> str:
+        """Add a row that ends with the instance; return its id."""
+        row = self._row_id(len(self.sending.messages) + len(self.scheduled))
+        self.scheduled.append(_row(row, kind, message))
+        return row
+
+    def _check_requests(self, instance: Instance, pending: Pending) -> None:
+        count = sum(not request.is_overdue for request in pending.requests.values())
+        if count > REQUESTS:
+            problem = f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind"
+            raise InvalidState(instance.saga.name, instance.key, [("", problem)])
 
     def _data(self, instance: Instance) -> str:
         data = dump(instance.saga, instance.key, instance.state, instance.unknown)
@@ -136,12 +155,13 @@ class Commit:
             raise InvalidState(instance.saga.name, instance.key, [(", ".join(instance.saga.correlate_by), problem)])
 
     def _effects_of(self, kind: Kind, instance: Instance) -> Effects:
-        return self._effects(kind, instance.key, instance.id, _next_version(instance))
+        version, about = _next_version(instance), instance.context.conversation.told()
+        return self._effects(kind, instance.key, instance.id, version, about=about)
 
     def _check_size_of_messages(self, key: str) -> None:
         """A commit that no database takes would be put off for ever."""
-        if len(self.outgoing) > MESSAGES:
-            problem = f"it sends {len(self.outgoing)} messages, and {MESSAGES:,} are allowed: send a task that sends them"
+        if len(self.sending.messages) > MESSAGES:  # timeouts and requests have bounds of their own
+            problem = f"it sends {len(self.sending.messages)} messages, and {MESSAGES:,} are allowed: send a task that sends them"
             raise InvalidState(self.step.saga.name, key, [("", problem)])
         size = sum(len(message.payload.encode()) for message in self.outgoing)
         allowed = self.limits.state_bytes * STATES_IN_MESSAGES
@@ -151,7 +171,9 @@ class Commit:
             )
             raise InvalidState(self.step.saga.name, key, [("", problem)])
 
-    def _effects(self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "") -> Effects:
+    def _effects(
+        self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "", about: Mapping[str, object] = NOTHING_ELSE
+    ) -> Effects:
         sent = [_row(self._row_id(number), "sent", message) for number, message in enumerate(self.sending.messages)]
         self.outgoing = (*sent, *self.scheduled)
         self._check_size_of_messages(key)
@@ -164,7 +186,7 @@ class Commit:
             key=key,
             instance_id=instance_id,
             version=version,
-            detail=_detail(self.outgoing, reason),
+            detail=_detail(self.outgoing, {**about, "reason": reason} if reason else about),
         )
         self.began = time.monotonic()
         return Effects(entry, self.outgoing, self.owner, self.limits.grace_ms, self.holder, self.place)
@@ -189,9 +211,9 @@ def _next_version(instance: Instance) -> int:
     return 1 if instance.record is None else instance.record.version + 1
 
 
-def _detail(outgoing: Sequence[Outgoing], reason: str) -> str:
-    detail: dict[str, object] = {"reason": reason} if reason else {}
-    for kind in ("sent", "scheduled"):
+def _detail(outgoing: Sequence[Outgoing], about: Mapping[str, object]) -> str:
+    detail = dict(about)
+    for kind in ("sent", "scheduled", "deadline"):
         if rows := [{"task": row.task, "id": row.message_id} for row in outgoing if row.kind == kind]:
             detail[kind] = rows
     return to_json(detail).decode() if detail else "{}"

@@ -1,5 +1,6 @@
 """A live instance during one run: its record, its state, and what the store has indexed of it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -7,6 +8,7 @@ from uuid import uuid4
 
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import MessageView, SagaView, StepContext
+from celery_sagas.core.conversation import Addressed, Conversation
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import placed_id
@@ -29,20 +31,43 @@ class Instance:
     context: StepContext
     unknown: dict[str, Any]  #: stored fields that this code does not know
     indexed: Keys  #: the alternate keys that the store has indexed for it
-    lacks_timeout: bool = False  #: the timeout that is handled was handled, replaced or withdrawn
+    is_withdrawn: bool = False  #: what it is addressed by was handled, replaced or withdrawn
 
 
-def begin(saga: SagaDefinition, address: Address, message: MessageView, sending: Sending, place: str) -> Instance:
-    """Make an instance for its first message: its key is set, and every field that has a default (NS-03)."""
+def begin(
+    saga: SagaDefinition,
+    address: Address,
+    message: MessageView,
+    sending: Sending,
+    place: str,
+    originator: dict[str, Any] | None = None,
+) -> Instance:
+    """Make an instance for its first message: its key is set, and every field that has a default (NS-03).
+
+    Args:
+        saga: Its definition.
+        address: Its key.
+        message: The one that is handled.
+        sending: Where its step's messages go.
+        place: Where the store will keep it.
+        originator: The return address of the message, if it asks for an answer.
+    """
     instance_id = placed_id(str(uuid4()), place)
-    view = SagaView(instance_id, saga.name, address.text, 0, True, None, None, message)
+    conversation = Conversation(originator=originator)
+    asked = originator["request"] if originator else None
+    view = SagaView(instance_id, saga.name, address.text, 0, True, None, None, message, originator=asked)
     state = saga.cls.model_construct(None, **address.values)
-    context = attach(state, view, sending, Timeouts({}))
+    context = attach(state, view, sending, Timeouts({}), conversation)
     return Instance(saga, instance_id, address.text, None, state, context, {}, {})
 
 
 def revive(
-    saga: SagaDefinition, record: Record, message: MessageView | None, sending: Sending | None, timeout: str = ""
+    saga: SagaDefinition,
+    record: Record,
+    message: MessageView | None,
+    sending: Sending | None,
+    addressed: Addressed | None = None,
+    steps: Collection[str] = (),
 ) -> Instance:
     """Make an instance from its record; without ``sending`` it is a read-only copy.
 
@@ -51,7 +76,8 @@ def revive(
         record: As it was found.
         message: The one that is handled.
         sending: Where its step's messages go.
-        timeout: The id of the timeout that is handled, if one is; ``lacks_timeout`` says whether it is still there.
+        addressed: What is handled, if that is a timeout, or came of a request; ``is_withdrawn`` says whether it is waited for.
+        steps: The names of the step that handles it.
 
     Raises:
         NewerState: Newer code wrote it.
@@ -59,17 +85,31 @@ def revive(
     """
     pending = _pending(record)
     timeouts = Timeouts(dict(pending.timeouts), more=pending.more)
-    lacks_timeout = timeout != "" and not timeouts.take(timeout)
+    conversation = Conversation(dict(pending.requests), originator=pending.originator)
+    is_withdrawn = False
+    if addressed and message:
+        is_withdrawn, is_late = _take(timeouts, conversation, addressed, steps)
+        message = message._replace(late=is_late)
     state, unknown = load(saga, record.key, record.data, record.schema_version)
     created, updated = _aware(record.created_at), _aware(record.updated_at)
-    view = SagaView(record.id, saga.name, record.key, record.version, False, created, updated, message, due_times(timeouts.kept))
-    context = attach(state, view, sending, timeouts)
-    return Instance(saga, record.id, record.key, record, state, context, unknown, pending.keys, lacks_timeout)
+    asked = pending.originator["request"] if pending.originator else None
+    due = due_times(timeouts.kept)
+    view = SagaView(record.id, saga.name, record.key, record.version, False, created, updated, message, due, asked)
+    context = attach(state, view, sending, timeouts, conversation)
+    return Instance(saga, record.id, record.key, record, state, context, unknown, pending.keys, is_withdrawn)
 
 
-def attach(state: State, view: SagaView, sending: Sending | None, timeouts: Timeouts) -> StepContext:
+def _take(timeouts: Timeouts, conversation: Conversation, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
+    """Take out what is handled; return whether it is not waited for any more, and whether it is late."""
+    if not addressed.came:
+        return not timeouts.take(addressed.id), False
+    request = conversation.take(addressed.id, addressed.came, steps)
+    return request is None, request is not None and request.is_overdue
+
+
+def attach(state: State, view: SagaView, sending: Sending | None, timeouts: Timeouts, conversation: Conversation) -> StepContext:
     """Give a state its context."""
-    context = StepContext(view, sending, timeouts)
+    context = StepContext(view, sending, timeouts, conversation)
     object.__setattr__(state, "_context", context)  # a slot: no need to ask pydantic
     return context
 

@@ -19,10 +19,18 @@ def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str
 
 def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Entry | None:
     """Return the journal's last entry of the newest finished instance with this key."""
-    lookup = lookup_of(saga, key, by)
+    return backend.journal.outcome_of(saga.names, journal_key(saga, lookup_of(saga, key, by)))
+
+
+def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:
+    """Return the key under which the journal knows what is looked for.
+
+    Raises:
+        DefinitionError: It is looked up by an alternate key.
+    """
     if lookup.property != KEY:
         raise DefinitionError(saga.cls.__qualname__, f"the journal knows no {lookup.property}", _by_key(saga))
-    return backend.journal.outcome_of(saga.names, lookup.value)
+    return lookup.value
 
 
 def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lookup:
@@ -43,7 +51,7 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
         (name,) = by
         return Lookup(saga.names, name, _text(saga, {name: saga.keys.alternates[name]}, by))
     if key is None and not by:
-        raise CorrelationError(f"{saga.cls.__qualname__}.find()", "the key is null")
+        raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", "the key is null")
     raise DefinitionError(saga.cls.__qualname__, f"it cannot be looked up by {', '.join(by) or repr(key)}", _by_key(saga))
 
 
@@ -51,7 +59,7 @@ def _text(saga: SagaDefinition, parts: Mapping[str, KeyProperty], values: Mappin
     try:
         return key_text([part.text(part.convert(values[name])) for name, part in parts.items()])
     except ValueError as exc:
-        raise CorrelationError(f"{saga.cls.__qualname__}.find()", f"{', '.join(parts)}: {exc}") from exc
+        raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", f"{', '.join(parts)}: {exc}") from exc
 
 
 def _by_key(saga: SagaDefinition) -> str:

@@ -12,6 +12,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.text import storable
 from celery_sagas.engine.burial import letter_of
 from celery_sagas.engine.dispatch import ERROR_CHARACTERS, Message, Publisher
+from celery_sagas.engine.gathers import Gathers
 from celery_sagas.engine.groups import Groups
 from celery_sagas.engine.housekeeping import Housekeeping
 from celery_sagas.engine.suspects import Suspects
@@ -79,6 +80,7 @@ class Relay:
     is_stopping: Callable[[], bool] = lambda: False
     tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
     groups: Groups | None = None  #: of aggregators
+    gathers: Gathers | None = None
 
     def __post_init__(self) -> None:
         self.suspects = Suspects()
@@ -98,6 +100,8 @@ class Relay:
         try:
             if self.groups is not None and not (sweep.error and self.groups.backend is self.backend):
                 self.groups.sweep(sweep, self.is_stopping)
+            if self.gathers is not None and not sweep.error:
+                self.gathers.sweep(sweep, self.is_stopping)
             if not self.is_stopping() and not sweep.error:
                 sweep.purged = self._housekeeping.clean()
         except StoreError as exc:

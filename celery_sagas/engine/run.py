@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from celery_sagas.core.context import MessageView
+from celery_sagas.core.conversation import Addressed, ReturnAddress
 from celery_sagas.core.correlation import Address, check_own_key
-from celery_sagas.core.sending import Sending, TypeOfFreeze
+from celery_sagas.core.sending import Frozen, Sending, TypeOfFreeze
 from celery_sagas.core.steps import Decision, StepDefinition
 from celery_sagas.engine.alternates import alternates_of, difference
 from celery_sagas.engine.commit import Commit, Limits
@@ -18,8 +19,8 @@ from celery_sagas.engine.instance import Instance, begin, revive
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import (
-    CorrelationError,
     KeyTaken,
+    MessageError,
     RevisionConflict,
     SagaAlreadyExists,
     SagaNotFound,
@@ -28,6 +29,9 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Record
+
+#: Encodes the message that answers a request, given its return address.
+TypeOfAnswer = Callable[[Mapping[str, Any], object], Frozen | None]
 
 logger = logging.getLogger("celery_sagas")
 
@@ -39,15 +43,9 @@ class Services:
     backend: Backend
     dispatcher: Dispatcher
     freeze: TypeOfFreeze
+    answer: TypeOfAnswer
     limits: Limits
     conflict_retries: int  #: runs after conflicts before the instance is reserved
-
-
-class Addressed(NamedTuple):
-    """To which instance a timeout goes, and to no other (T9)."""
-
-    instance_id: str
-    timeout: str  #: its id
 
 
 class Delivery(NamedTuple):
@@ -57,9 +55,10 @@ class Delivery(NamedTuple):
     bound: Mapping[str, Any]  #: the arguments by name, as they came
     session: Session
     call: Callable[..., Any]  #: calls a function with what comes first, and the arguments by name
-    addressed: Addressed | None = None  #: for a timeout
+    addressed: Addressed | None = None  #: for a timeout, or what came of a request
     redelivery: Redelivery | None = None  #: if the broker has delivered it before
     task: str = ""  #: the name of the step that it bears, if that is a former one
+    return_address: ReturnAddress | None = None  #: if it asks for an answer
 
 
 @dataclass(slots=True)
@@ -85,7 +84,6 @@ class Run:
             Exception: What the handler raised; nothing was written.
         """
         step, message_id = self.step, self.delivery.message_id
-        self.arguments = step.arguments.validate(self.delivery.bound)
         address = self._correlate()
         self.lookup = Lookup(step.saga.names, address.property, address.text, step.saga.is_spread)
         found = self._find()
@@ -98,10 +96,10 @@ class Run:
         self.commit = Commit(step, named, self.sending, self.services.limits, dispatcher.owner, holder, found.place)
         message = MessageView(message_id, step.name)
         if self.delivery.addressed:
-            return self._handle_timeout(found.record, message, self.delivery.addressed.timeout)
+            return self._handle_addressed(found.record, message, self.delivery.addressed)
         decision = step.decide(found.record is not None)
         if decision is Decision.BEGIN:
-            return self._handle(begin(step.saga, address, message, self.sending, found.place))
+            return self._handle(begin(step.saga, address, message, self.sending, found.place, self._asked_by))
         if decision is Decision.CONTINUE and found.record is not None:
             return self._handle(self._revive(found.record, message))
         return self._without_handler(decision, found.record)
@@ -110,23 +108,26 @@ class Run:
         addressed = self.delivery.addressed
         if addressed:
             return Address(ID, addressed.instance_id, {})
+        self.arguments = self.step.arguments.validate(self.delivery.bound)
         return self.step.rule.correlate(self.arguments, self.delivery.session.causation)
 
-    def _handle_timeout(self, record: Record | None, message: MessageView, timeout: str) -> Outcome:
-        """Run the handler if the instance still has the timeout; policies are not asked (NS-09)."""
+    def _handle_addressed(self, record: Record | None, message: MessageView, addressed: Addressed) -> Outcome:
+        """Run the handler if the instance still waits for the message; policies are not asked (NS-09)."""
         if record is None:
             return self._dropped("", "completed")
-        self._check_key_of_timeout(record)
-        instance = self._revive(record, message, timeout)
-        if instance.lacks_timeout:
+        instance = self._revive(record, message, addressed)
+        if instance.is_withdrawn:
             self._end_reservation(record)
             return self._dropped(record.key, "withdrawn")
+        self._check_addressed(record)
         return self._handle(instance)
 
-    def _check_key_of_timeout(self, record: Record) -> None:
+    def _check_addressed(self, record: Record) -> None:
+        """Read the arguments of what is waited for: nobody need read the others."""
         try:
+            self.arguments = self.step.arguments.validate(self.delivery.bound)
             check_own_key(self.step.rule, self.arguments, record.saga, record.key)
-        except CorrelationError:
+        except MessageError:
             self._end_reservation(record)
             raise
 
@@ -168,9 +169,9 @@ class Run:
             raise RevisionConflict(record.saga, record.key, "reserved")
         return found
 
-    def _revive(self, record: Record, message: MessageView, timeout: str = "") -> Instance:
+    def _revive(self, record: Record, message: MessageView, addressed: Addressed | None = None) -> Instance:
         try:
-            return revive(self.step.saga, record, message, self.sending, timeout)
+            return revive(self.step.saga, record, message, self.sending, addressed, self.step.names)
         except StoreError:
             self._end_reservation(record)
             raise
@@ -184,6 +185,7 @@ class Run:
             self._count_delivery()
             with session.running(self.sending):
                 result = self.delivery.call(self.step.function, instance.state, **self.arguments)
+            self._answer(instance, result)
             outcome = self._commit(instance, result)
             committed = True
         finally:
@@ -191,6 +193,20 @@ class Run:
                 session.causation = inherited
                 self._end_reservation(instance.record)
         return self._dispatch(outcome)
+
+    def _answer(self, instance: Instance, result: Any) -> None:
+        """Answer the message, unless the instance that it creates does so by itself; and whom that leaves unanswered (NS-12)."""
+        if instance.record is not None:
+            self._send_answer(self._asked_by, result)
+        if instance.context.completed:
+            self._send_answer(instance.context.conversation.originator, None)
+            instance.context.conversation.originator = None
+
+    def _send_answer(self, to: Mapping[str, Any] | None, value: Any) -> None:
+        """Send an answer with the commit: what follows a task in Celery would be sent for a repeat, too, which has no result."""
+        message = self.services.answer(to, value) if to else None
+        if message is not None:
+            self.sending.messages.append(message)
 
     def _count_delivery(self) -> None:
         """Count a delivery whose function is about to run: one that cannot come so far ends no worker, however often it comes."""
@@ -233,6 +249,7 @@ class Run:
         if decision is Decision.ALREADY_EXISTS:
             raise SagaAlreadyExists(self.step.saga.name, self._property, self.lookup.value, record.id)
         sagas = self.services.backend.sagas
+        self._send_answer(self._asked_by, None)
         return self._dispatch(self.commit.without_instance(sagas, Kind.IGNORED, record.key, record.id, "exists"))
 
     def _missing(self, decision: Decision) -> Outcome:
@@ -244,17 +261,25 @@ class Run:
             raise SagaNotFound(step.saga.name, self._property, self.lookup.value, completed)
         reason = "completed" if completed else "missing"
         if step.if_missing is None:
+            self._send_answer(self._asked_by, None)
             return self.commit.without_instance(sagas, Kind.IGNORED, key, instance_id, reason)
         missing = Missing(step.saga.name, self._property, self.lookup.value, completed, self.sending)
         self._count_delivery()
         with self.delivery.session.running(self.sending):
             result = self.delivery.call(step.if_missing, missing, **self.arguments)
+        self._send_answer(self._asked_by, result)
         return self.commit.without_instance(sagas, Kind.MISSING, key, instance_id, reason, result)
 
     def _dispatch(self, outcome: Outcome) -> Outcome:
         """Publish what the commit sends at once; what is due later, a relay publishes."""
         self.services.dispatcher.dispatch([row for row in self.commit.outgoing if not row.due_at], self.commit.began)
         return outcome
+
+    @property
+    def _asked_by(self) -> dict[str, Any] | None:
+        """Where the message's answer goes, if it asks for one."""
+        address = self.delivery.return_address
+        return address.noted() if address and address.then else None
 
     @property
     def _property(self) -> str:

@@ -1,4 +1,4 @@
-"""Withdrawal: an instance no longer waits for a timeout whose message will never be handled."""
+"""Withdrawal: an instance no longer waits for a timeout, or an answer, whose message will never be handled."""
 
 import logging
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from secrets import token_hex
 
 from pydantic_core import to_json
 
+from celery_sagas.core.conversation import Addressed, Conversation
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.pending import read_pending
+from celery_sagas.core.pending import Pending, read_pending
 from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.run import Addressed
 from celery_sagas.errors import AlreadyHandled, Retry, RevisionConflict, StoreError
 from celery_sagas.stores.ports import Backend, SagaStore
 from celery_sagas.stores.records import ID, Change, DeadLetter, Effects, Entry, Found, Lookup, Record
@@ -20,14 +20,14 @@ logger = logging.getLogger("celery_sagas")
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """Takes the timeout of a dead letter out of its instance's pending map, under a journal entry of its own."""
+    """Takes the timeout, or the request, of a dead letter out of its instance's pending map, under a journal entry of its own."""
 
     letter: DeadLetter
     names: tuple[str, ...]  #: of the saga: the stored one first
-    addressed: Addressed  #: the instance, and the timeout
+    addressed: Addressed  #: the instance, and the timeout or request
 
     def perform(self, backend: Backend, conflict_retries: int) -> bool:
-        """Take the timeout out, whoever changes the instance at the same time.
+        """Take it out, whoever changes the instance at the same time.
 
         Returns:
             Whether the instance had it. One that is gone, or that can never be read, has none.
@@ -50,7 +50,7 @@ class Withdrawal:
         if found is None or found.record is None or (pending := self._pending_without(found.record)) is None:
             return False
         record, (text, row) = found.record, pending
-        change = Change(self.names, record.schema_version, record.data, text, withdrawn=(row,))
+        change = Change(self.names, record.schema_version, record.data, text, withdrawn=(row,) if row else ())
         sagas.update(record, change, Effects(self._entry(record), place=found.place))
         return True
 
@@ -60,21 +60,31 @@ class Withdrawal:
         except StoreError as exc:
             if exc.retry is not Retry.NEVER:
                 raise
-            logger.warning("the timeout %s stays with its instance: %s", self.addressed.timeout, exc)
+            logger.warning("the timeout or request %s stays with its instance: %s", self.addressed.id, exc)
             return None
 
     def _pending_without(self, record: Record) -> tuple[str, str] | None:
-        """Return the text of the pending map without the timeout, and its row of the outbox; ``None`` if it is not there."""
+        """Return the text of the pending map without it, and its row of the outbox, if any; ``None`` if it is not there."""
         try:
             pending = read_pending(record.pending)
         except ValueError as exc:
-            logger.warning("the timeout %s stays with %s %r: %s", self.addressed.timeout, record.saga, record.key, exc)
+            logger.warning("the timeout or request %s stays with %s %r: %s", self.addressed.id, record.saga, record.key, exc)
             return None
+        if self.addressed.came:
+            return self._without_request(pending)
         for name, timeout in pending.timeouts.items():
-            if timeout.id == self.addressed.timeout:
+            if timeout.id == self.addressed.id:
                 del pending.timeouts[name]
                 return pending.text(), timeout.row
         return None
+
+    def _without_request(self, pending: Pending) -> tuple[str, str] | None:
+        """Do as if what came had been handled: after a deadline the instance still waits for a late answer."""
+        request, conversation = pending.requests.get(self.addressed.id), Conversation(pending.requests)
+        if request is None or not conversation.take(request.id, self.addressed.came, (request.then, request.otherwise)):
+            return None
+        pending.requests = conversation.remembered()
+        return pending.text(), "".join(conversation.withdrawn)
 
     def _entry(self, record: Record) -> Entry:
         """Return the journal's entry: its id is the letter's, so that a withdrawal which is repeated writes nothing."""

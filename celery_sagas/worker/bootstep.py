@@ -12,6 +12,7 @@ from celery_sagas.core.steps import StepDefinition
 from celery_sagas.stores.records import KEY, Lookup
 from celery_sagas.worker.redelivery import check_retention
 from celery_sagas.worker.relay import RelayThread, terms_of
+from celery_sagas.worker.reporting import reporting
 from celery_sagas.worker.runtime import close_runtime, runtime_of, tell_default_backend
 from celery_sagas.worker.unknown import KeepUnknownTasks
 
@@ -94,10 +95,15 @@ def _processes(worker: Any) -> int:
 
 
 def add_bootstep(sender: Any = None, **_: object) -> None:
-    """Add the bootsteps to a worker that begins: all task modules are loaded by now, and its blueprint is not built yet."""
+    """Add the bootsteps to a worker that begins: all task modules are loaded by now, and its blueprint is not built yet.
+
+    Each of its tasks may be asked for an answer: its requests tell of failures.
+    """
     import_module("celery_sagas.worker.control")  # needs celery.worker, which whoever only sends does without
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)
+    for task in sender.app.tasks.values():
+        task.Request = reporting(task.Request)
 
 
 def connect() -> None:

@@ -12,6 +12,7 @@ from celery_sagas.engine.burial import add_letter, bury, letter_of
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.worker.failures import report
 from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.later import postpone
 from celery_sagas.worker.letters import lookup_of, payload_of
@@ -48,7 +49,7 @@ def bury_failures(task: Any) -> None:
 
 
 def bury_request(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
-    """Make a dead letter of the message of a request, and tell of it.
+    """Make a dead letter of the message of a request, and tell of it; also the saga that waits for its answer.
 
     Returns:
         The letter, or ``None`` if the message was handled, or buried, before.
@@ -64,20 +65,21 @@ def bury_request(task: Any, request: Any, backend: Backend, error: Exception) ->
     is_known = letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
     kept = bury(backend, step, letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
-        _tell(task, kept, error)
+        _tell(task, request, kept, error)
     return kept
 
 
 def _keep(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter:
     letter = letter_of(task.name, session_of(request).message_id, "", error, payload_of(task.name, request))
     add_letter(backend, letter)
-    _tell(task, letter, error)
+    _tell(task, request, letter, error)
     return letter
 
 
-def _tell(task: Any, kept: DeadLetter, error: Exception) -> None:
+def _tell(task: Any, request: Any, kept: DeadLetter, error: Exception) -> None:
     logger.error("%s[%s] failed and is kept as the dead letter %s: %s", kept.task, kept.message_id, kept.id, kept.error)
     signals.step_failed.send(sender=task, letter=kept, exception=error)
+    report(task.app, request, error)
 
 
 def is_seen_to(error: BaseException) -> bool:

@@ -2,8 +2,8 @@
 
 from celery import Celery
 
+from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.run import Addressed
 from celery_sagas.engine.withdrawal import Withdrawal
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter

@@ -1,8 +1,8 @@
-"""Events: one message is published, and a worker fans it out to one task for each step that subscribes to it."""
+"""Events: one message is published, and a worker fans it out to one task for each subscriber."""
 
 import logging
 from collections.abc import Sequence
-from typing import Any, get_origin
+from typing import Any
 from uuid import uuid4
 
 from celery import Celery, Task
@@ -11,10 +11,7 @@ from kombu.utils.json import dumps
 
 from celery_sagas import signals
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
-from celery_sagas.core.registry import registry
-from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.burial import letter_of
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.worker.headers import causation_headers
@@ -22,15 +19,19 @@ from celery_sagas.worker.internals import add_task, current_app, on_finalise
 from celery_sagas.worker.later import postpone
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
+from celery_sagas.worker.subscribers import event_name, recipients, step_named
 
 logger = logging.getLogger("celery_sagas")
 
 #: The task that fans events out; every worker with this library has it.
 PUBLISH = "celery_sagas.publish"
 
+#: A message to a subscriber, and why it was not confirmed.
+Refused = tuple[Signature[Any], PublishError]
+
 
 def publish(event: Message) -> str:
-    """Publish an event to every step whose one argument is annotated with exactly its class.
+    """Publish an event to every step whose one argument is annotated with exactly its class, and to ``saga_subscriptions``.
 
     Inside a step it joins the step's commit. Elsewhere it is published, and confirmed, at once; no step needs to have been
     imported here, since a worker does the rest.
@@ -57,59 +58,80 @@ def publish(event: Message) -> str:
     return message_id
 
 
-def event_name(event: type[Message]) -> str:
-    """Return the name under which an event travels."""
-    return f"{event.__module__}.{event.__qualname__}"
-
-
-def subscribers(event: str) -> list[StepDefinition]:
-    """Return the steps that subscribe to an event, in the order of definition."""
-    return [step for step in registry.steps.values() if event in _events_of(step)]
-
-
-def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any]) -> None:
+def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:
     """Send an event to each of its subscribers: one task each, with a retry and a commit of its own (NS-25).
 
-    If the broker is away, all of it is done again. What the broker refuses for one subscriber is kept as a dead letter.
+    While the broker is away, what is left is put off. What the broker refuses for one subscriber is kept as a dead letter.
+
+    Args:
+        self: The task.
+        event: The event's name.
+        data: The event, encoded.
+        left: The tasks that an earlier run did not reach; without it, all. A plain task would not know a repeat.
     """
-    steps = subscribers(event)
-    message_id = str(self.request.id or uuid4())
-    if not steps:
+    tasks, message_id = recipients(self.app, event), str(self.request.id or uuid4())
+    if left is not None:
+        tasks = {task: tasks.get(task, {}) for task in left}
+    if not tasks:
         logger.warning("%s[%s] has no subscriber", event, message_id)
         signals.event_unhandled.send(sender=self, event=event, message_id=message_id)
-    publisher = runtime_of(self.app).publisher
-    refused: list[tuple[StepDefinition, Signature[Any], PublishError]] = []
-    for step in steps:
-        sent = self.app.tasks[step.name].si(data).set(task_id=derived_id(message_id, step.name))
+    messages = [_message_to(self.app, task, data, message_id, options) for task, options in tasks.items()]
+    refused = _send(self, event, messages)
+    try:
+        _keep(self, refused)
+    except Exception as exc:
+        self.request.update(args=[event, data, [sent.task for sent, _ in refused]], kwargs={})
+        postpone(self, exc)
+
+
+def _message_to(app: Celery, task: str, data: dict[str, Any], message_id: str, options: dict[str, Any]) -> Signature[Any]:
+    return app.signature(task, (data,), immutable=True, task_id=derived_id(message_id, task), **options)
+
+
+def _send(task: "Task[Any, Any]", event: str, messages: Sequence[Signature[Any]]) -> list[Refused]:
+    """Publish what goes to the subscribers; return the messages that were not confirmed."""
+    publisher = runtime_of(task.app).publisher
+    refused: list[Refused] = []
+    for sent in messages:
+        if publisher.inline and sent.task not in task.app.tasks:
+            logger.info("%s[%s] does not go to %s, which cannot run here: eager mode", event, task.request.id, sent.task)
+            continue
         try:
             publisher.publish_signature(sent)
         except PublishError as exc:
-            logger.warning("%s[%s] was not sent to %s: %s", event, message_id, step.name, exc.reason)
-            refused.append((step, sent, exc))
-    for _, _, error in refused:
+            logger.warning("%s[%s] was not sent to %s: %s", event, task.request.id, sent.task, exc.reason)
+            refused.append((sent, exc))
+    return refused
+
+
+def _keep(task: "Task[Any, Any]", refused: list[Refused]) -> None:
+    """Turn messages that the broker refused into dead letters, and take them off the list, unless the broker is away.
+
+    Raises:
+        PublishError: It is away, so that nobody knows whether it would refuse them.
+        Exception: They cannot be kept.
+    """
+    for _, error in refused:
         if error.connection:
-            postpone(self, error)
-    _keep(self, refused)
-
-
-def _keep(task: "Task[Any, Any]", refused: Sequence[tuple[StepDefinition, Signature[Any], PublishError]]) -> None:
-    """Keep a dead letter for each subscriber whose message the broker refused; without the store, do all of it again."""
+            raise error
     try:
-        for step, sent, error in refused:
-            _keep_one(task, step, sent, error)
+        while refused:
+            _keep_one(task, *refused[0])
+            del refused[0]
     except Exception as exc:
         bug = None if isinstance(exc, StoreError) else exc
         logger.warning("what %s[%s] sends cannot be kept as a dead letter: %s", task.name, task.request.id, exc, exc_info=bug)
-        postpone(task, exc)
+        raise
 
 
-def _keep_one(task: "Task[Any, Any]", step: StepDefinition, sent: Signature[Any], error: PublishError) -> None:
+def _keep_one(task: "Task[Any, Any]", sent: Signature[Any], error: PublishError) -> None:
     sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it has when it is published here
-    cause = error.__cause__ or error
-    letter = letter_of(step.name, sent.options["task_id"], step.saga.name, cause, str(dumps(dict(sent))))
+    cause, step = error.__cause__ or error, step_named(str(sent.task))
+    name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
+    letter = letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
     runtime_of(task.app).backend.dead.add(letter)
     logger.error("%s[%s] was refused and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
-    signals.step_failed.send(sender=task.app.tasks[step.name], letter=letter, exception=cause)
+    signals.step_failed.send(sender=task.app.tasks.get(name, task), letter=letter, exception=cause)
 
 
 def install_fan_out(app: Celery) -> None:
@@ -125,14 +147,6 @@ def install_fan_out(app: Celery) -> None:
         ignore_result=True,
         serializer="json",
     )
-
-
-def _events_of(step: StepDefinition) -> set[str]:
-    annotations = list(step.arguments.annotations.values())
-    if len(annotations) != 1:
-        return set()
-    kind, _ = unwrap(annotations[0])
-    return {event_name(kind)} if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Message) else set()
 
 
 on_finalise(install_fan_out)

@@ -34,7 +34,7 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
         TypeError: It is neither, or holds a group or chord.
         InvalidMessage: It cannot be encoded, or is too large.
     """
-    sent = _checked(message).clone()
+    sent = checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
     headers, parents = _headers_and_parents(app)
     of_chain = (sent.options.pop("headers", None) or {}) if isinstance(sent, _chain) else {}
@@ -101,16 +101,21 @@ _DECLARED = "declared_options"
 _SPREAD = frozenset({"link", "link_error"})
 
 
-def _checked(message: object) -> Signature[Any]:
+def checked(message: object) -> Signature[Any]:
+    """Return a message that can be sent: a signature of one task, or a chain of such.
+
+    Raises:
+        TypeError: It is something else.
+    """
     if isinstance(message, (group, chord, chunks)):
-        raise TypeError("send() takes one task or a chain, not a group, chord or chunks: send the members one by one")
+        raise TypeError("send() takes one task or a chain, not a group, chord or chunks: give the members to gather([…])")
     if not isinstance(message, Signature):
         raise TypeError(f"send() takes a signature such as task.s(…), not {type(message).__name__}")
     if isinstance(message, _chain):
         if not message.tasks:
             raise TypeError("send() was given an empty chain")
         for member in message.tasks:
-            _checked(member)
+            checked(member)
     return message
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-from celery_sagas.engine.run import Addressed
+from pydantic_core import from_json, to_json
+
+from celery_sagas.core.conversation import Addressed, Came, ReturnAddress, read_return_address
 from celery_sagas.engine.session import MAX_CAUSATION, Session
 from celery_sagas.errors import InvalidMessage
 
@@ -15,8 +17,10 @@ from celery_sagas.errors import InvalidMessage
 CAUSATION = "saga_causation"
 #: The id of the message whose task published this one.
 CAUSE = "saga_cause"
-#: Of a timeout: the instance it goes to, and its id.
+#: Of a timeout, or of what came of a request: the instance it goes to, and the id of the timeout or request.
 ADDRESS = "saga_address"
+#: Of a message that asks for an answer: where that goes, as JSON text, since AMQP has types of its own for what is in a header.
+RETURN_ADDRESS = "saga_return_address"
 #: The id under which a message is remembered, for producers that have one of their own; else the task's id.
 MESSAGE_ID = "saga_message_id"
 #: The name of the aggregator whose item a message is.
@@ -25,6 +29,9 @@ AGGREGATOR = "saga_aggregator"
 PUT_OFF = "saga_put_off"
 
 _MAX_CHARACTERS = 255
+#: RabbitMQ takes the headers of a message in one frame, of 128 KiB with everything else that is in them.
+_RETURN_ADDRESS_BYTES = 32_768
+_CAME = frozenset({"", *Came})
 
 
 def stamped_causation(request: Any) -> dict[str, str]:
@@ -42,7 +49,7 @@ def address_headers(instance_id: str, timeout: str) -> dict[str, Any]:
 
 
 def read_address(request: Any) -> Addressed | None:
-    """Return where the message of a task is addressed to, if it is a timeout.
+    """Return where the message of a task is addressed to, if it is a timeout, or came of a request.
 
     Raises:
         InvalidMessage: It has an address that cannot be read.
@@ -51,10 +58,40 @@ def read_address(request: Any) -> Addressed | None:
     if found is None:
         return None
     if isinstance(found, Mapping):
-        instance, timeout = found.get("instance"), found.get("timeout")
-        if isinstance(instance, str) and _is_name(instance) and isinstance(timeout, str) and _is_name(timeout):
-            return Addressed(instance, timeout)
+        came = found.get("came", "")
+        instance, id = found.get("instance"), found.get("request" if came else "timeout")
+        if isinstance(instance, str) and _is_name(instance) and isinstance(id, str) and _is_name(id) and came in _CAME:
+            return Addressed(instance, id, came)
     raise InvalidMessage(str(request.task), [(ADDRESS, "the header is no address")])
+
+
+def answer_headers(instance_id: str, request: str, came: Came) -> dict[str, Any]:
+    """Return the headers of what came of a request."""
+    return {ADDRESS: {"instance": instance_id, "request": request, "came": came.value}}
+
+
+def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
+    """Return the headers of a message that asks for an answer.
+
+    Raises:
+        InvalidMessage: They are larger than a broker takes.
+    """
+    text = to_json(address.noted())
+    if len(text) > _RETURN_ADDRESS_BYTES:
+        problem = f"the arguments of then= and otherwise= have {len(text)} bytes, {_RETURN_ADDRESS_BYTES:,} are allowed"
+        raise InvalidMessage(task, [("", f"{problem}: keep them in the state")])
+    return {RETURN_ADDRESS: text.decode()}
+
+
+def read_return_address_of(request: Any) -> ReturnAddress | None:
+    """Return where the answer to a task's message goes, if it asks for one; what is not of its form is none."""
+    found = _header(request, RETURN_ADDRESS)
+    if not isinstance(found, str) or len(found) > _RETURN_ADDRESS_BYTES:
+        return None
+    try:
+        return read_return_address(from_json(found))
+    except ValueError:
+        return None
 
 
 def read_message_id(request: Any) -> str:
@@ -90,9 +127,17 @@ def causation_headers(session: Session) -> dict[str, Any]:
 
 
 def stamp(headers: dict[str, Any], session: Session) -> None:
-    """Put the causation on a message, unless it has one, or is the session's own message sent again (``retry``, ``replace``)."""
-    if headers.get("id") != session.task_id and not is_stamped(headers):
+    """Put the causation on a message, unless it has one."""
+    if not is_stamped(headers):
         headers.update(causation_headers(session))
+
+
+def hand_over(headers: dict[str, Any], request: Any) -> None:
+    """Put what a task's message bears on one that is sent in its place: by ``replace``, which does not; ``retry`` does."""
+    for name in (CAUSE, CAUSATION, RETURN_ADDRESS):
+        value = _header(request, name)
+        if value is not None:
+            headers.setdefault(name, value)
 
 
 def is_stamped(headers: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
 from celery.local import PromiseProxy
@@ -33,6 +34,29 @@ def declared_options(task: Any) -> dict[str, Any]:
     conf, given = task.app.conf, task._get_exec_options()
     usual = {"serializer": conf.task_serializer, "priority": conf.task_default_priority}
     return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+
+
+def routing_of(app: Celery, name: str) -> dict[str, Any]:
+    """Return the options by which a message to a task is published as this app would, also by apps that route it otherwise."""
+    task: Any = app.tasks.get(name)
+    known = _routes.setdefault(app, {})
+    if name not in known or known[name][0] is not task:
+        known[name] = task, _routed(app, task, name)
+    return known[name][1]
+
+
+#: By app and name: the task, and its options. Routers take as long as all the rest of a message.
+_routes: WeakKeyDictionary[Celery, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
+
+
+def _routed(app: Celery, task: Any, name: str) -> dict[str, Any]:
+    declared = declared_options(task) if task is not None else {}
+    options = {option: value for option, value in declared.items() if isinstance(value, str | int | float)}
+    router: Any = app.amqp.router
+    routed = router.route(dict(options), name)
+    queue = routed.pop("queue", None)
+    plain = {option: value for option, value in routed.items() if isinstance(value, str | int | float)}
+    return {**plain, **({"queue": str(getattr(queue, "name", queue))} if queue is not None else {})}
 
 
 def is_terminating() -> bool:

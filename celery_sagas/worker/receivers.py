@@ -10,8 +10,9 @@ from typing import Any
 
 from celery import signals
 
-from celery_sagas.worker.headers import stamp
-from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.failures import report_eager_failure
+from celery_sagas.worker.headers import hand_over, stamp
+from celery_sagas.worker.internals import current_app, running_requests
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session
 
@@ -26,9 +27,19 @@ def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, *
     session = current_session()
     if session is None or headers is None:
         return
+    if headers.get("id") == session.task_id:
+        _hand_over(headers, session.task_id)
+        return
     stamp(headers, session)
-    if session.sending is not None and headers.get("id") != session.task_id:
+    if session.sending is not None:
         _report_raw_send(session.sending.step, str(sender))
+
+
+def _hand_over(headers: dict[str, Any], task_id: str) -> None:
+    for request in running_requests():
+        if request.id == task_id:
+            hand_over(headers, request)
+            return
 
 
 def _report_raw_send(step: str, task: str) -> None:
@@ -66,5 +77,6 @@ def close_process(sender: Any = None, **_: object) -> None:
 def connect() -> None:
     """Connect the receivers; again changes nothing."""
     signals.before_task_publish.connect(look_at_message, dispatch_uid="celery_sagas.publish")
+    signals.task_failure.connect(report_eager_failure, dispatch_uid="celery_sagas.failure")
     signals.worker_process_shutdown.connect(close_process, dispatch_uid="celery_sagas.process_shutdown")
     signals.worker_shutdown.connect(close_process, dispatch_uid="celery_sagas.shutdown")

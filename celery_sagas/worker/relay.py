@@ -10,11 +10,13 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_sagas.core.registry import registry
+from celery_sagas.engine.gathers import Gathers
 from celery_sagas.engine.groups import Groups
 from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.engine.sweeps import Tally
 from celery_sagas.worker.aggregating import publish_flush
 from celery_sagas.worker.forks import gate
+from celery_sagas.worker.gathering import gathering_of
 from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
@@ -93,6 +95,7 @@ class RelayThread:
                 is_stopping=self._stopping.is_set,
                 tally=self.tally,
                 groups=groups_of(self._app, runtime),
+                gathers=Gathers(gathering_of(self._app), registry.sagas.values),
             )
         return self._relay
 

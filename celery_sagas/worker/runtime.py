@@ -19,6 +19,7 @@ from celery_sagas.errors import UnsafeBackend
 from celery_sagas.settings import Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.conversation import answering
 from celery_sagas.worker.freeze import freezer
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
 
@@ -38,6 +39,7 @@ class Runtime:
             backend=self.backend,
             dispatcher=Dispatcher(self.backend.outbox, self.publisher, self.settings.dispatch_grace),
             freeze=freezer(app, self.settings.max_state_bytes),
+            answer=answering(app, self.settings.max_state_bytes),
             limits=Limits(self.settings.max_state_bytes, int(self.settings.dispatch_grace * 1000)),
             conflict_retries=self.settings.conflict_retries,
         )

@@ -1,27 +1,30 @@
 """``Saga``: the class that users derive from. Its fields are the state, its decorators make the steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from celery import Task
 from celery.local import Proxy
 
+from celery_sagas.core.answers import Failure, Gathered
 from celery_sagas.core.correlation import By
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import define_step
+from celery_sagas.core.steps import answered_step, define_step
 from celery_sagas.engine.query import copy_of, outcome_of
+from celery_sagas.engine.waiting import refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
 from celery_sagas.stores.records import Entry
+from celery_sagas.worker.conversation import reply, request
+from celery_sagas.worker.gather import gather
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.sessions import current_session
 from celery_sagas.worker.step import BoundStep, Step, register
+from celery_sagas.worker.targets import AnySignature
 from celery_sagas.worker.timeouts import Delay, due_time, schedule, waiting
-
-if TYPE_CHECKING:
-    from celery.canvas import Signature
 
 SagaT = TypeVar("SagaT", bound="Saga")
 P = ParamSpec("P")
@@ -49,6 +52,7 @@ class Saga(State):
             super().__pydantic_init_subclass__(**keywords)
             if cls.__saga__ is not None:
                 registry.add_saga(cls.__saga__)
+                register(answered_step(cls.__saga__))
 
     @overload
     @classmethod
@@ -148,30 +152,105 @@ class Saga(State):
         """
         return _decorator(cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, options=options)
 
-    def send(self, signature: "Signature[Any]", *, after: Delay | None = None) -> str:
+    def send(
+        self,
+        signature: AnySignature,
+        *,
+        then: "Step[Self, Concatenate[Any, ...], Any] | AnySignature | str | None" = None,
+        otherwise: "Step[Self, Concatenate[Failure, ...], Any] | AnySignature | str | None" = None,
+        within: Delay | None = None,
+        after: Delay | None = None,
+    ) -> str:
         """Send a message: stored with this step's commit, published after it, or not at all.
 
-        What is sent is gone: it survives the end of the instance. ``schedule`` is for what is to end with it.
+        What is sent is gone: it survives the end of the instance. ``schedule`` is for what is to end with it. What comes of it
+        finds this very instance, or none if it has ended (NS-15). One outcome is handled once; but an answer that comes after
+        its deadline, when ``otherwise`` has run, still runs ``then``, and ``order.saga.message.late`` is true.
 
         Args:
             signature: Of one task, or a chain. It is encoded now: later changes of its arguments are not seen. A ``countdown``
                 or ``eta`` in its options does what ``after`` does.
+            then: The step that gets the answer, before its other arguments: what the task returns, or the last of the chain. A
+                step, its name, or a signature of it (``quoted.s(provider="ups")``; ``.si()`` takes no answer). From a step
+                that creates an instance the answer is what that instance gives to ``reply``, or ``None`` when it completes.
+            otherwise: The step that gets a ``Failure`` in its place, once the task's own retries are exhausted.
+            within: How long an answer may take: a ``timedelta`` or seconds, from when the message is sent. After that
+                ``otherwise`` gets a failure of the kind ``"deadline"``, and the message expires.
             after: How long it waits in the backend, not in the broker; a ``timedelta`` or seconds.
 
         Returns:
             The message's id; for a chain, its last task's. The same message handled again sends under the same id.
 
         Raises:
-            TypeError: It is a group or a chord, or no signature.
-            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``.
+            TypeError: It is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
+            ValueError: ``within`` is over before it begins, or beyond all dates.
+            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; or a step has no room for
+                what it gets.
+            MisuseError: No step runs on this object; or a step is none of this saga.
+        """
+        context = self._in_step("send")
+        due_at = None if after is None else waiting(due_time(after))
+        if then is None and otherwise is None and within is None:
+            return context.require_sending("send").send(signature, due_at)
+        return request(context, _concrete(type(self)), signature, then, otherwise, within, due_at)
+
+    def gather(
+        self,
+        signatures: Iterable[AnySignature],
+        *,
+        then: "Step[Self, Concatenate[Gathered[Any], ...], Any] | AnySignature | str",
+        otherwise: "Step[Self, Concatenate[Gathered[Any], ...], Any] | AnySignature | str | None" = None,
+        at_least: int | None = None,
+        within: Delay | None = None,
+    ) -> str:
+        """Send many messages, and have one step get a ``Gathered`` of what comes of all of them (NS-15).
+
+        It runs once: when each member has answered or failed, or when ``within`` has passed; what comes after that is dropped.
+        What comes is collected in the backend, beside the instance, so that a thousand answers are one message to it. Of each
+        member the first outcome counts.
+
+        Args:
+            signatures: The members, 1 to 1,000: each of one task, or a chain, which its last task answers. They are encoded now.
+            then: The step that gets the ``Gathered``, before its other arguments: a step, its name, or a signature of it.
+            otherwise: The step that gets it in the place of ``then`` if fewer than ``at_least`` members have answered. Without
+                it ``then`` gets it in any case.
+            at_least: How many members must answer; all if left out.
+            within: How long it may take: a ``timedelta`` or seconds from now. After that the members expire, and those of which
+                nothing has come are ``silent``.
+
+        Returns:
+            The gather's id. The same message handled again sends under the same ids.
+
+        Raises:
+            TypeError: A member is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
+            ValueError: There are too few or too many members, or ``at_least`` is no number of them.
+            InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; or a step has no room
+                for what it gets.
+            MisuseError: No step runs on this object; or a step is none of this saga.
+        """
+        return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)
+
+    def reply(self, answer: Any = None) -> bool:
+        """Answer the ``send(…, then=)`` that started this instance, with this step's commit; now or in a year (NS-12).
+
+        The first answer counts. An instance that completes without one answers with ``None``.
+
+        Args:
+            answer: Any value that can be encoded as JSON.
+
+        Returns:
+            Whether there was somebody to answer: ``False`` if the message that started it asked for no answer, or has one.
+
+        Raises:
+            InvalidMessage: It cannot be encoded, or is too large.
             MisuseError: No step runs on this object.
         """
-        due_at = None if after is None else waiting(due_time(after))
-        return self._in_step("send").require_sending("send").send(signature, due_at)
+        context = self._in_step("reply")
+        return reply(context, runtime_of(current_app()).services.answer, answer)
 
     def schedule(
         self,
-        target: "Step[Self, ..., Any] | Signature[Any] | str",
+        target: "Step[Self, ..., Any] | AnySignature | str",
         *,
         after: Delay | None = None,
         at: datetime | None = None,
@@ -240,6 +319,42 @@ class Saga(State):
         """
         saga = _concrete(cls)
         return outcome_of(runtime_of(current_app()).backend, saga, key, by)
+
+    @overload
+    @classmethod
+    def wait(cls, key: object = None, /, *, until: Callable[[Self], object], timeout: Delay, **by: object) -> Self: ...
+    @overload
+    @classmethod
+    def wait(cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object) -> Entry: ...
+    @classmethod
+    def wait(cls, key: object = None, /, *, until: Any, timeout: Delay, **by: object) -> Any:
+        """Wait for what messages make of an instance: in a script, a web handler or a test, never in a task.
+
+        An instance that is not there yet is waited for, too. It is looked at again and again, with pauses of up to half a second.
+
+        Args:
+            key: The correlation key; a tuple of all parts for a composite one.
+            until: A function of the state, ``lambda order: order.paid``, which gets a fresh, read-only copy at each look; or
+                ``"completed"``.
+            timeout: How long at most: a ``timedelta`` or seconds; with 0 it is looked at once.
+            **by: An alternate key, or the parts of the correlation key by name; not an alternate key with ``"completed"``.
+
+        Returns:
+            The copy for which ``until`` is true; with ``"completed"`` the journal entry that ``outcome`` returns.
+
+        Raises:
+            WaitTimeout: It did not come in time; it is a ``TimeoutError``.
+            SagaNotFound: The instance was there and has completed, and ``until`` was true at none of the looks.
+            MisuseError: It was called inside a task.
+            TypeError: ``until`` or ``timeout`` is of another type.
+            ValueError: ``timeout`` is negative.
+            DefinitionError: It is looked up by a property that is no key of the saga, or that the journal does not know.
+            CorrelationError: The value is null or is no value of the key's type.
+            StoreError: The store is unavailable, or the instance cannot be read.
+        """
+        saga = _concrete(cls)
+        refuse_in_task(cls.__qualname__, current_session())
+        return wait_for(runtime_of(current_app()).backend, saga, key, by, until=until, timeout=timeout)
 
 
 def _concrete(cls: type[State]) -> SagaDefinition:

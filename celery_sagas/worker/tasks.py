@@ -11,10 +11,11 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 
 from celery_sagas import signals
+from celery_sagas.core.conversation import Addressed, Came
 from celery_sagas.core.steps import IfMissing, StepDefinition
 from celery_sagas.engine.deliveries import Redelivery
 from celery_sagas.engine.outcomes import Kind, Outcome
-from celery_sagas.engine.run import Addressed, Delivery
+from celery_sagas.engine.run import Delivery
 from celery_sagas.engine.session import Session, refuse_inline
 from celery_sagas.engine.unit_of_work import handle
 from celery_sagas.errors import (
@@ -28,8 +29,11 @@ from celery_sagas.errors import (
     UnreadableState,
 )
 from celery_sagas.worker.burials import bury_failures
+from celery_sagas.worker.conversation import forget_link
 from celery_sagas.worker.durable import DurableTask
-from celery_sagas.worker.headers import MESSAGE_ID, check_message_id, read_address
+from celery_sagas.worker.failures import report
+from celery_sagas.worker.gathering import gathering_of
+from celery_sagas.worker.headers import ADDRESS, MESSAGE_ID, check_message_id, read_address, read_return_address_of
 from celery_sagas.worker.internals import add_task, registered, unregister
 from celery_sagas.worker.later import put_off_if_it_helps, retry_missing
 from celery_sagas.worker.publisher import ConfirmedPublisher
@@ -55,7 +59,8 @@ class StepTask(DurableTask):
 
         A task that is delivered again publishes it under the same id, so that its step drops the repeat.
         """
-        args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
+        if ADDRESS not in (options.get("headers") or {}):  # an answer is judged where it is handled, not where it is given
+            args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
         check_message_id(self.name, (options.get("headers") or {}).get(MESSAGE_ID))
         session = current_session()
         if task_id is None and session is not None and session.sending is None:
@@ -104,13 +109,19 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     step, runtime = task.saga_step, runtime_of(task.app)
     try:
         address, redelivery = _address_of(task, request), _redelivery_of(request, runtime)
-        delivery = Delivery(session.message_id, bound, session, _caller(task, step), address, redelivery, task.name)
+        asked_by = None if request.called_directly else read_return_address_of(request)
+        delivery = Delivery(session.message_id, bound, session, _caller(task, step), address, redelivery, task.name, asked_by)
         outcome = handle(runtime.services, step, delivery)
     except (StoreError, SagaNotFound) as exc:
         _later(task, request, runtime, exc)
         raise
     _tell(task, outcome)
+    if asked_by is not None:
+        forget_link(request, asked_by.request)  # the commit answers, or the instance later
+    if address is not None and address.came == Came.GATHERED:
+        gathering_of(task.app).forget(step.saga, address.instance_id, address.id)
     if outcome.kind is Kind.FAILED:
+        report(task.app, request, "it failed before, and is kept as a dead letter")  # whoever buried it may have told nobody
         raise Ignore()  # what follows a success, ``link`` or the next of a chain, does not follow it
     return outcome.result
 

@@ -5,21 +5,17 @@ import math
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.canvas import Signature
 
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
 from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.errors import MisuseError
 from celery_sagas.worker.headers import address_headers
 from celery_sagas.worker.internals import current_app
-
-if TYPE_CHECKING:
-    from celery_sagas.worker.step import Step
+from celery_sagas.worker.targets import AnyStep, step_of
 
 Delay = timedelta | float
 
@@ -43,7 +39,7 @@ def due_time(after: Delay | None, at: datetime | None = None) -> int:
     """
     if (after is None) == (at is None):
         raise TypeError("a timeout is due after= a time or at= a time: give one of them")
-    due_s = time.time() + _seconds(after) if after is not None else _timestamp(at)
+    due_s = time.time() + seconds_of("after", after) if after is not None else _timestamp(at)
     if not math.isfinite(due_s) or due_s * 1000 > _LAST_MS:
         raise ValueError(f"{after if after is not None else at!r} is beyond all dates")
     return max(1, int(due_s * 1000))
@@ -55,9 +51,7 @@ def waiting(due_at: int) -> int:
     return 0 if is_due else due_at
 
 
-def schedule(
-    context: StepContext, saga: SagaDefinition, target: "Step[Any, ..., Any] | Signature[Any] | str", at: int, name: str | None
-) -> str:
+def schedule(context: StepContext, saga: SagaDefinition, target: AnyStep, at: int, name: str | None) -> str:
     """Add a timeout to the instance on which a step runs; return its id.
 
     Raises:
@@ -81,12 +75,12 @@ def schedule(
         raise TypeError("schedule() was given a signature that expires: a timeout ends with its instance, or by unschedule()")
     is_eager = current_app().conf.task_always_eager
     if is_eager:
-        _tell_eager(step.name)
+        tell_eager(step.name)
     context.timeouts.add(name or id, replace(message, due_at=at if is_eager else waiting(at)), at)
     return id
 
 
-def _tell_eager(step: str) -> None:
+def tell_eager(step: str) -> None:
     """Say, once in a process, that nobody sends timeouts in eager mode."""
     if not _told:
         _told.append(True)
@@ -97,23 +91,8 @@ _told: list[bool] = []
 
 
 def _signature_of(saga: SagaDefinition, target: Any) -> tuple["Signature[Any]", StepDefinition]:
-    if isinstance(target, Signature):
-        signature = target
-    else:
-        task = target if isinstance(target, str) else getattr(target, "name", None)
-        if not isinstance(task, str):
-            raise TypeError(f"schedule() takes a step, its signature or its name, not {type(target).__name__}")
-        signature = current_app().tasks[_step_named(saga, task).name].si()
-    return signature, _step_named(saga, str(signature.task))
-
-
-def _step_named(saga: SagaDefinition, name: str) -> StepDefinition:
-    steps = list(registry.steps_of(saga))
-    for step in steps:
-        if name in step.names or f"{saga.name}.{name}" in step.names:
-            return step
-    known = ", ".join(step.name for step in steps)
-    raise MisuseError(f"{name!r} is no step of the saga {saga.name}, and a timeout goes to its own instance", f"Known: {known}")
+    step, signature = step_of(saga, target, "a timeout")
+    return (current_app().tasks[step.name].si() if signature is None else signature), step
 
 
 def _check_name(name: str | None) -> None:
@@ -121,10 +100,19 @@ def _check_name(name: str | None) -> None:
         raise TypeError(f"the name of a timeout is a text of 1 to {_NAME_CHARACTERS} characters, not {name!r}")
 
 
-def _seconds(after: Any) -> float:
-    if isinstance(after, bool) or not isinstance(after, timedelta | int | float):
-        raise TypeError(f"after= takes a timedelta or seconds, not {type(after).__name__}")
-    return after.total_seconds() if isinstance(after, timedelta) else float(after)
+def seconds_of(name: str, delay: Any) -> float:
+    """Return a delay in seconds.
+
+    Args:
+        name: Of the argument, for the error.
+        delay: A ``timedelta`` or seconds.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
+        raise TypeError(f"{name}= takes a timedelta or seconds, not {type(delay).__name__}")
+    return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
 
 
 def _timestamp(at: Any) -> float:

@@ -14,6 +14,7 @@ from celery_sagas.engine.burial import letter_of
 from celery_sagas.settings import is_default_backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.deadline import within
+from celery_sagas.worker.failures import report_in_time
 from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, read_message_id
 from celery_sagas.worker.later import HELD_S
 from celery_sagas.worker.letters import payload_of
@@ -29,17 +30,22 @@ class KeepUnknownTasks(bootsteps.Step):
     """Puts itself before the consumer's ``on_unknown_task``, which rejects a message before anybody else sees it."""
 
     def create(self, consumer: Any) -> None:
-        """Have the consumer keep what is ours."""
+        """Have the consumer tell whoever waits for an answer, and keep what else is ours."""
         reject = consumer.on_unknown_task
 
         @functools.wraps(reject)
         def on_unknown_task(body: Any, message: Any, exc: Exception) -> None:
             request = _request_of(message)
-            has_store = registry or not is_default_backend(consumer.app.conf)
-            if not has_store or not _is_ours(request) or keep(consumer, message, request):
+            if report_in_time(consumer.app, request, NotRegistered(str(request.task))) or _is_over(consumer, message, request):
                 reject(body, message, exc)
 
         consumer.on_unknown_task = on_unknown_task
+
+
+def _is_over(consumer: Any, message: Any, request: Any) -> bool:
+    """Whether nobody needs the message any more: it is not ours, or is kept."""
+    has_store = registry or not is_default_backend(consumer.app.conf)
+    return not has_store or not _is_ours(request) or keep(consumer, message, request)
 
 
 def keep(consumer: Any, message: Any, request: Any) -> bool:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from tests.benchmarks.conftest import Report
-from tests.benchmarks.rates import in_turn, middle, rate, ratio
+from tests.benchmarks.rates import COUNTERS, in_turn, middle, rate, ratio
 from tests.integration.conftest import Deploy
 from tests.integration.worker import Deployment
 
@@ -20,7 +20,7 @@ def test_a_step_that_sends_against_one_that_publishes(deploy: Deploy, report: Re
     deployment = deploy("sending", broker, engine, saga_raw_sends="allow")
     # a queue that nobody consumes, and that a round does not wait for
     deployment.settings["task_routes"] = {"told": {"queue": f"{deployment.name}-told"}}
-    raw, sent = in_turn([partial(_rate, deployment, f"counter.{how}") for how in ("delay", "send")])
+    raw, sent = in_turn([partial(rate_of, deployment, f"counter.{how}") for how in ("delay", "send")])
     reached = ratio(raw, sent)
     report(
         f"step that sends against step and delay(), {engine}, {broker} broker",
@@ -30,9 +30,10 @@ def test_a_step_that_sends_against_one_that_publishes(deploy: Deploy, report: Re
     )
 
 
-def _rate(deployment: Deployment, task: str) -> float:
+def rate_of(deployment: Deployment, task: str, counters: int = COUNTERS) -> float:
+    """Return the steps per second; what they send goes to a queue that nobody consumes."""
     try:
-        return rate(deployment, task, "prefork")
+        return rate(deployment, task, "prefork", counters)
     finally:
         with deployment.client.connection_for_write() as connection, connection.channel() as channel:
             channel.queue_delete(f"{deployment.name}-told")

@@ -41,9 +41,9 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(rate / other for rate, other in zip(rates, others, strict=True))
 
 
-def rate(deployment: Deployment, task: str, pool: str) -> float:
+def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS) -> float:
     """Return the tasks per second, from the first completion to the last."""
-    for name, amount in increments(MESSAGES, COUNTERS):
+    for name, amount in increments(MESSAGES, counters):
         deployment.send(task, name=name, amount=amount)
     deployment.settings["worker_prefetch_multiplier"] = PREFETCHED // 2
     deployment.paths = [str(APPS)]

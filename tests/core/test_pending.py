@@ -25,7 +25,7 @@ def test_map_is_read_as_it_was_written(keys, named):
 
 
 def test_what_newer_code_keeps_is_written_back():
-    text = '{"requests":{"a":1},"keys":{"k":"1"},"timeouts":{"t":{"colour":"red","id":"i","row":"r","step":"s","at":5}}}'
+    text = '{"later":{"a":1},"keys":{"k":"1"},"timeouts":{"t":{"colour":"red","id":"i","row":"r","step":"s","at":5}}}'
     pending = read_pending(text)
     assert pending.timeouts["t"].at == 5
     assert json.loads(pending.text()) == json.loads(text)

@@ -3,12 +3,14 @@
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from celery_sagas.core.conversation import Addressed, ReturnAddress
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition, define_step
@@ -73,14 +75,23 @@ class Engine:
         self.publisher = Recorder()
         self.session: Session | None = None  #: of the last message, as it ended
         dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
-        self.services = Services(backend, dispatcher, _freeze, Limits(state_bytes, int(GRACE_S * 1000)), conflict_retries)
+        limits = Limits(state_bytes, int(GRACE_S * 1000))
+        self.services = Services(backend, dispatcher, _freeze, _answer, limits, conflict_retries)
 
     def handle(
-        self, step: StepDefinition, *, id: str | None = None, causation: Mapping[str, str] | None = None, **arguments: Any
+        self,
+        step: StepDefinition,
+        *,
+        id: str | None = None,
+        causation: Mapping[str, str] | None = None,
+        addressed: Addressed | None = None,
+        asked_by: ReturnAddress | None = None,
+        **arguments: Any,
     ) -> Outcome:
         """Handle a message, under a new id if none is given."""
         self.session = session = Session(id or str(uuid4()), dict(causation or {}))
-        outcome = handle(self.services, step, Delivery(session.message_id, arguments, session, _call))
+        delivery = Delivery(session.message_id, arguments, session, _call, addressed, return_address=asked_by)
+        outcome = handle(self.services, step, delivery)
         self.services.dispatcher.confirmations.flush()  # as happens a moment later
         return outcome
 
@@ -89,7 +100,7 @@ class Engine:
         backend = SimpleNamespace(**vars(self.backend))
         backend.sagas = store = Interposed(self.backend.sagas)
         services = self.services
-        self.services = Services(backend, services.dispatcher, services.freeze, services.limits, services.conflict_retries)  # type: ignore[arg-type]
+        self.services = replace(services, backend=backend)  # type: ignore[arg-type]
         return store
 
     def record(self, key: str = "42", property: str = KEY) -> Record | None:
@@ -148,6 +159,10 @@ def send(order: State, message: object) -> str:
 def _freeze(message: object, next_id: Callable[[], str]) -> Frozen:
     message_id = next_id()
     return Frozen(message_id, message_id, str(message), json.dumps(message))
+
+
+def _answer(originator: Mapping[str, Any], value: object) -> Frozen:
+    return Frozen(f"answer to {originator['request']}", "", "answer", json.dumps(value))
 
 
 def _call(function: Any, first: Any, **arguments: Any) -> Any:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.burial import TEXT_CHARACTERS, TRACEBACK_CHARACTERS, bury, close, letter_of, locate
 from celery_sagas.engine.deliveries import Redelivery
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.run import Addressed, Delivery
+from celery_sagas.engine.run import Delivery
 from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import handle
 from celery_sagas.errors import (

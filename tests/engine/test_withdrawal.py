@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.pending import Pending, Timeout, read_pending
 from celery_sagas.core.state import State
 from celery_sagas.engine.burial import letter_of
-from celery_sagas.engine.run import Addressed
 from celery_sagas.engine.withdrawal import Withdrawal
 from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable, UnreadableState
 from celery_sagas.stores.memory.backend import MemoryBackend

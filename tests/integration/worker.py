@@ -17,7 +17,7 @@ from kombu.exceptions import ChannelError
 from kombu.utils.json import loads
 
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import KEY, Entry, Lookup
+from celery_sagas.stores.records import KEY, Entry, Lookup, Record
 from celery_sagas.stores.urls import open_backend
 from tests.integration.handled import counting
 from tests.servers import unique
@@ -168,18 +168,18 @@ class Deployment:
 
     def start(self, pool: str = "prefork", concurrency: int = 2, *options: str, queue: str = "", **environment: str) -> Worker:
         """Start a worker; see ``Worker.wait_ready``."""
-        level = environment.pop("level", "INFO")
+        level, app = environment.pop("level", "INFO"), environment.pop("app", self.app)
         name = unique("worker")
         command = ["worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", f"{name}@localhost"]
-        return self._run([*command, *quiet, *options], environment, name)
+        return self._run([*command, *quiet, *options], environment, name, app)
 
     def start_relay(self, **environment: str) -> Worker:
         """Start the relay alone; it has written ``The relay runs.`` once it does."""
         return self._run(["sagas", "relay", "-l", "DEBUG"], environment, unique("relay"))
 
-    def _run(self, command: list[str], environment: Mapping[str, str], name: str) -> Worker:
-        worker = Worker(["-A", self.app, *command], {**self._environment(), **environment}, self.folder, name)
+    def _run(self, command: list[str], environment: Mapping[str, str], name: str, app: str = "") -> Worker:
+        worker = Worker(["-A", app or self.app, *command], {**self._environment(), **environment}, self.folder, name)
         self.workers.append(worker)
         return worker
 
@@ -264,9 +264,13 @@ class Deployment:
 
     def state(self, saga: str, key: str) -> dict[str, Any] | None:
         """Return the stored state of an instance."""
-        lookup = Lookup((saga,), KEY, key, spread=saga not in _WITH_ALTERNATE_KEYS)
-        record = self.backend.sagas.find(lookup).record
+        record = self.record(saga, key)
         return None if record is None else json.loads(record.data)
+
+    def record(self, saga: str, key: str) -> Record | None:
+        """Return what the store keeps of an instance."""
+        lookup = Lookup((saga,), KEY, key, spread=saga not in _WITH_ALTERNATE_KEYS)
+        return self.backend.sagas.find(lookup).record
 
     def history(self, saga: str, key: str) -> list[Entry]:
         """Return the journal of an instance."""

@@ -1,6 +1,11 @@
 """Events: one message, fanned out by a worker to each step that subscribes."""
 
+import importlib
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -10,9 +15,10 @@ from celery.exceptions import Ignore
 from celery_sagas import Message, Saga, SagaKey, publish, signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import PublishError, SagaError, StoreUnavailable
-from celery_sagas.worker.events import PUBLISH, event_name, subscribers
+from celery_sagas.worker.events import PUBLISH
 from celery_sagas.worker.replay import retry_letter
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.subscribers import event_name, subscribers
 from tests.apps import NewApp, Worker, backend_of
 
 
@@ -69,6 +75,33 @@ def sagas(app: Celery) -> Any:
 
 EVENT = Shipped(order_id="42", parcel_id="7")
 
+SHARED_EVENTS = """
+from celery_sagas import Message
+
+class Placed(Message):
+    order_id: str
+"""
+
+WEB_PROCESS = """
+import json, sys
+from celery import Celery
+from celery_sagas import publish
+from shared_events import Placed
+
+app = Celery("web")
+app.conf.update(json.loads(sys.argv[1]), saga_backend="memory://")
+print(publish(Placed(order_id="42")))
+"""
+
+
+def _run(program: str, path: Path, *arguments: str) -> str:
+    """Run a program in a process of its own, beside the modules in a folder; return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
 
 class TestPublish:
     """Outside a step it is published at once, confirmed; inside one it joins the commit."""
@@ -85,6 +118,40 @@ class TestPublish:
         publish(EVENT)
 
         assert len(worker.waiting()) == 1
+
+    def test_outside_needs_no_store(self, new_app: NewApp, tmp_path: Path) -> None:
+        """A web process may not even be allowed to reach it."""
+        app = new_app()
+        app.conf.saga_backend = f"sqlite:///{tmp_path}/missing/sagas.sqlite3"
+        publish(EVENT)
+
+        assert len(Worker(app).waiting()) == 1
+
+    def test_from_a_process_that_has_imported_no_step(
+        self, new_app: NewApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All that it shares with the worker is the broker and the module of the event."""
+        (tmp_path / "shared_events.py").write_text(SHARED_EVENTS)
+        folders = dict.fromkeys(("data_folder_in", "data_folder_out", "control_folder"), str(tmp_path))
+        broker = {"broker_url": "filesystem://", "broker_transport_options": folders, "task_default_queue": "events"}
+        app = new_app()
+        app.conf.update(broker)
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        message_id = _run(WEB_PROCESS, tmp_path, json.dumps(broker))
+        monkeypatch.syspath_prepend(tmp_path)
+        event = importlib.import_module("shared_events").Placed
+
+        @Order.starts
+        def placed(order: Order, event: event) -> None: ...  # type: ignore[valid-type]
+
+        worker = Worker(app)
+        worker.run()
+        assert [(done.task, done.error) for done in worker.done] == [(PUBLISH, None), ("order.placed", None)]
+        assert worker.done[0].id == message_id
+        assert Order.find("42") is not None
 
     def test_by_a_participant_that_runs_again(self, app: Celery, worker: Worker, sagas: Any) -> None:
         """The same events have the same ids, so that their subscribers drop the repeat; other events have others."""
@@ -149,6 +216,24 @@ class TestPublish:
         worker.run()
 
         assert ids[0] == ids[1]
+
+    def test_for_a_missing_instance_joins_what_it_commits(self, app: Celery, worker: Worker, sagas: Any) -> None:
+        order, parcel = sagas
+
+        @order.handles
+        def cancel(order: Any, order_id: str) -> None:
+            raise AssertionError("there is none")
+
+        @cancel.if_missing
+        def ship_all_the_same(missing: Any, order_id: str) -> None:
+            publish(EVENT)
+            assert worker.waiting() == []
+
+        cancel.delay("43")
+        worker.run()
+
+        assert worker.done[0].error is None
+        assert parcel.find("7") is not None
 
     def test_in_a_plain_task_is_published_at_once_and_caused(self, app: Celery, worker: Worker, sagas: Any) -> None:
         @app.task(name="scan")
@@ -285,6 +370,28 @@ class TestFanOut:
         assert len(order.find("42").seen) == 1
         assert parcel.find("7") is not None
 
+    def test_put_off_keeps_ids_and_cause(self, app: Celery, worker: Worker, sagas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is sent later is what would have been sent at once."""
+        publisher = runtime_of(app).publisher
+        publish_signature, errors = publisher.publish_signature, [PublishError("away", True)] * 4
+
+        def later(sent: Any) -> None:
+            if sent.task != PUBLISH and errors:
+                raise errors.pop()
+            publish_signature(sent)
+
+        monkeypatch.setattr(publisher, "publish_signature", later)
+        arguments = (event_name(Shipped), EVENT.__json__())
+        app.tasks[PUBLISH].apply_async(arguments, task_id="e1", headers={"saga_causation": {"order": "i1"}})
+        for _ in range(3):
+            worker.one()
+
+        sent = {message.task: message for message in worker.waiting()}
+        steps = ["order.order_shipped", "parcel.parcel_shipped"]
+        assert {task: message.id for task, message in sent.items()} == {step: derived_id("e1", step) for step in steps}
+        assert [message.headers["saga_causation"] for message in sent.values()] == [{"order": "i1"}] * 2
+        assert [message.headers["saga_cause"] for message in sent.values()] == ["e1"] * 2
+
     def test_subscriber_that_cannot_be_sent_to_has_a_dead_letter(
         self, app: Celery, worker: Worker, sagas: Any, refused: list[str]
     ) -> None:
@@ -402,6 +509,34 @@ class TestFanOut:
 def test_subscribers_of_a_starter_and_in_order(app: Celery, sagas: Any) -> None:
     """The order of definition."""
     assert [step.name for step in subscribers(event_name(Shipped))] == ["order.order_shipped", "parcel.parcel_shipped"]
+
+
+def test_eager_in_a_step(new_app: NewApp) -> None:
+    """After its commit; not if it fails."""
+    new_app(eager=True)
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    class Parcel(Saga, correlate_by="parcel_id"):
+        parcel_id: str
+
+    @Order.starts
+    def ship(order: Order, order_id: str, fail: bool = False) -> None:
+        publish(EVENT)
+        assert Parcel.find("7") is None
+        if fail:
+            raise KeyError
+
+    @Parcel.starts
+    def packed(parcel: Parcel, event: Shipped) -> None:
+        assert Order.find("42") is not None
+
+    with pytest.raises(KeyError):
+        ship.delay("42", fail=True)
+    assert Parcel.find("7") is None
+    ship.delay("42")
+    assert Parcel.find("7") is not None
 
 
 def test_eager(new_app: NewApp) -> None:

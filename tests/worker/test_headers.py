@@ -8,7 +8,7 @@ from celery import Celery, chain
 from celery_sagas import Saga
 from celery_sagas.errors import CorrelationError, InvalidMessage
 from celery_sagas.worker.headers import CAUSATION, CAUSE, MESSAGE_ID
-from tests.apps import Worker
+from tests.apps import NewApp, Worker
 
 
 @pytest.fixture
@@ -113,6 +113,48 @@ class TestHandedOn:
 
         assert [done.error for done in worker.done if done.task == "order.charged"] == [None]
         assert order.find("42").receipts == ["paid"]
+
+    def test_through_a_task_that_replaces_itself(self, app: Celery, worker: Worker, order: Any) -> None:
+        """The replacement is the same message to those who wait for it, and has the same cause."""
+
+        @app.task(name="other")
+        def other() -> None:
+            order.charged.delay("replaced")
+
+        @app.task(name="pay", bind=True)
+        def pay(self: Any) -> None:
+            raise self.replace(other.si())
+
+        @order.starts
+        def begin(order: Any, order_id: str) -> None:
+            order.send(pay.si())
+
+        begun = begin.delay("42")
+        worker.run()
+
+        replaced = next(done for done in worker.done if done.task == "other")
+        assert (replaced.headers[CAUSE], replaced.headers[CAUSATION]) == (begun.id, {"order": id_of(order)})
+        assert order.find("42").receipts == ["replaced"]
+
+    def test_through_another_service(self, new_app: NewApp, worker: Worker, order: Any) -> None:
+        """It runs plain tasks in an app of its own."""
+        bank = new_app()
+
+        @bank.task(name="bank.transfer")
+        def transfer() -> None:
+            bank.send_task("order.charged", ("transferred",), queue=worker.app.conf.task_default_queue)
+
+        @order.starts
+        def begin(order: Any, order_id: str) -> None:
+            order.send(worker.app.signature("bank.transfer", queue=bank.conf.task_default_queue))
+
+        worker.app.set_current()
+        begin.delay("42")
+        worker.run()
+        Worker(bank).run()
+        worker.run()
+
+        assert order.find("42").receipts == ["transferred"]
 
     def test_of_another_saga_never_leads_here(self, worker: Worker, order: Any) -> None:
         class Parcel(Saga, correlate_by="parcel_id"):
@@ -284,6 +326,33 @@ def test_unknown_instance_is_missing(worker: Worker, order: Any) -> None:
 
     delivered = worker.one()
     assert (delivered.error, delivered.fate) == (None, "acked")
+
+
+def test_instance_of_another_saga_is_missing(worker: Worker, order: Any) -> None:
+    """Nor does a causation reach what is not of the type that it names."""
+
+    class Parcel(Saga, correlate_by="parcel_id"):
+        parcel_id: str
+
+    @Parcel.starts
+    def pack(parcel: Parcel, parcel_id: str) -> None: ...
+
+    pack("1")
+    parcel = Parcel.find("1")
+    assert parcel is not None
+    order.charged.apply_async(("r",), headers={CAUSATION: {"order": parcel.saga.id}})
+
+    assert (worker.one().error, Parcel.find("1")) == (None, parcel)
+    assert order.find("1") is None
+
+
+def test_starter_is_led_nowhere(worker: Worker, order: Any) -> None:
+    """It creates what its key names, whatever has caused it."""
+    order.place("42")
+    order.place.apply_async(("43",), headers={CAUSATION: {"order": id_of(order)}})
+    worker.run()
+
+    assert id_of(order, "43") != id_of(order)
 
 
 class TestMessageId:

@@ -3,7 +3,7 @@
 import timed as timed
 from deployed import make_app
 
-from celery_sagas import Saga
+from celery_sagas import Failure, Saga
 
 app = make_app()
 
@@ -22,6 +22,22 @@ def told(name: str, amount: int) -> None:
 def send(counter: Counter, name: str, amount: int) -> None:
     counter.value += amount
     counter.send(told.s(name, amount))
+
+
+@Counter.starts
+def ask(counter: Counter, name: str, amount: int) -> None:
+    counter.value += amount
+    counter.send(told.s(name, amount), then=answered, otherwise=failed, within=3600)
+
+
+@Counter.handles
+def answered(counter: Counter, answer: None) -> None:
+    """Nobody answers."""
+
+
+@Counter.handles
+def failed(counter: Counter, failure: Failure) -> None:
+    """Nobody fails."""
 
 
 @Counter.starts

@@ -1,0 +1,193 @@
+"""Conversations: what an instance has asked for and waits for, and whom it answers (NS-12, NS-15)."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from celery_sagas.core.sending import Frozen
+
+#: How many requests an instance may wait for. Of those that are overdue it keeps as many: beyond that the oldest is forgotten.
+REQUESTS = 1_000
+#: Ends the name of the step that gets an answer for which none was named; no function can be named like it.
+ANSWERED = "(answered)"
+
+
+class Came(StrEnum):
+    """What came of a request."""
+
+    ANSWER = "answer"
+    FAILURE = "failure"
+    DEADLINE = "deadline"
+    GATHERED = "gathered"  #: all members of a gather have answered, or failed
+
+
+class Addressed(NamedTuple):
+    """To which instance a message goes, and to no other (T9)."""
+
+    instance_id: str
+    id: str  #: of the timeout, or of the request
+    came: str = ""  #: what came of the request; empty: it is a timeout
+
+
+class Target(NamedTuple):
+    """The step that gets what came of a request, and what its message has beside that."""
+
+    task: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    takes: bool = True  #: whether what came is put before the arguments
+    options: Mapping[str, Any] = {}  #: how it is published, from wherever that is done
+
+    def noted(self) -> list[Any]:
+        """Return it in values of JSON."""
+        return [self.task, list(self.args), dict(self.kwargs), self.takes, dict(self.options)]
+
+
+def read_target(noted: object) -> Target | None:
+    """Return the target that is noted; ``None`` if it is not of its form."""
+    if not isinstance(noted, list) or len(noted) != 5:
+        return None
+    task, args, kwargs, takes, options = noted
+    is_target = isinstance(task, str) and isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)
+    return Target(task, tuple(args), kwargs, bool(takes), options) if is_target else None
+
+
+class ReturnAddress(NamedTuple):
+    """Where what came of a request goes; it travels with the message that asks, and is kept by an instance that this starts."""
+
+    saga: str  #: the stored name of the saga that asks
+    instance: str
+    request: str  #: its id
+    then: Target | None  #: ``None`` for all of a chain but its last task: their answers are the next one's
+    otherwise: Target | None = None
+
+    def noted(self) -> dict[str, Any]:
+        """Return it in values of JSON."""
+        noted: dict[str, Any] = {"saga": self.saga, "instance": self.instance, "request": self.request}
+        if self.then:
+            noted["then"] = self.then.noted()
+        if self.otherwise:
+            noted["otherwise"] = self.otherwise.noted()
+        return noted
+
+
+def read_return_address(noted: object) -> ReturnAddress | None:
+    """Return the address that is noted; ``None`` if it is not of its form."""
+    if not isinstance(noted, Mapping):
+        return None
+    saga, instance, request = (noted.get(name) for name in ("saga", "instance", "request"))
+    then, otherwise = read_target(noted.get("then")), read_target(noted.get("otherwise"))
+    is_address = all(isinstance(text, str) and 0 < len(text) <= 255 for text in (saga, instance, request))
+    if not is_address or not (then or otherwise):
+        return None
+    return ReturnAddress(str(saga), str(instance), str(request), then, otherwise)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an instance has asked for."""
+
+    id: str  #: the message id of what was sent
+    task: str
+    then: str  #: the step that gets the answer
+    otherwise: str = ""  #: the step that gets the failure; empty: none
+    row: str = ""  #: of the outbox: its deadline, if it has one
+    at: int = 0  #: its deadline; milliseconds since the epoch
+    is_overdue: bool = False  #: the deadline has passed, and ``otherwise`` has run
+    members: int = 0  #: of a gather; 0: it is none
+    at_least: int = 0  #: how many of them must answer
+    to_then: Target | None = None  #: of a gather, which is brought to its end from wherever its last member answers
+    to_otherwise: Target | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has noted of it
+
+    def target(self, answers: int) -> Target | None:
+        """Return the step to which a gather goes that has ended with so many answers; ``None`` if nobody here can read it."""
+        return self.to_otherwise if self.to_otherwise and answers < self.at_least else self.to_then
+
+    def noted(self) -> dict[str, Any]:
+        """Return what is noted of it, in values of JSON; its id is noted beside it."""
+        noted: dict[str, Any] = {**self.more, "task": self.task, "then": self.then}
+        if self.otherwise:
+            noted["otherwise"] = self.otherwise
+        if self.at:
+            noted |= {"row": self.row, "at": self.at, "overdue": self.is_overdue}
+        if self.members:
+            targets = [target.noted() for target in (self.to_then, self.to_otherwise) if target]
+            noted |= {"members": self.members, "at_least": self.at_least, "targets": targets}
+        return noted
+
+    def told(self) -> dict[str, Any]:
+        """Return what the journal says of it."""
+        told = {"request": self.id, "task": self.task, "then": self.then, "otherwise": self.otherwise, "until": self.at}
+        told |= {"members": self.members, "at_least": self.at_least}
+        return {name: value for name, value in told.items() if value}
+
+
+def read_request(id: str, noted: dict[str, Any]) -> Request:
+    """Return the request that is noted under an id.
+
+    Raises:
+        KeyError: It is not of its form.
+    """
+    task, then = noted.pop("task"), noted.pop("then")
+    defaults = {"otherwise": "", "row": "", "at": 0, "overdue": False, "members": 0, "at_least": 0}
+    values = [noted.pop(name, default) for name, default in defaults.items()]
+    to_then, to_otherwise, *_ = [*map(read_target, noted.pop("targets", ())), None, None]
+    return replace(Request(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=noted)
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What an instance waits for, and whom it is to answer, while a step runs on it."""
+
+    kept: dict[str, Request] = field(default_factory=dict)  #: stored, by id; what is answered now is not among them
+    added: dict[str, tuple[Request, Frozen | None]] = field(default_factory=dict)  #: by this step, with the deadline's message
+    withdrawn: list[str] = field(default_factory=list)  #: rows of the outbox
+    #: The return address of the message that started the instance, until it is answered.
+    originator: dict[str, Any] | None = None
+    about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
+
+    def take(self, id: str, came: str, steps: Collection[str]) -> Request | None:
+        """Take out the request of which something came; one whose deadline has passed stays for a late answer.
+
+        Args:
+            id: Of the request.
+            came: What came of it.
+            steps: The names of the step that handles that.
+
+        Returns:
+            The request as it was; ``None`` if nothing is waited for any more, or not by this step.
+        """
+        request = self.kept.get(id)
+        if request is None or not any(name in steps for name in _steps_of(request, came)):
+            return None
+        if request.is_overdue and came in (Came.FAILURE, Came.DEADLINE):
+            return None
+        del self.kept[id]
+        if came == Came.DEADLINE and not request.then.endswith(ANSWERED):
+            self.kept[id] = replace(request, is_overdue=True, row="")
+        elif request.row:
+            self.withdrawn.append(request.row)
+        self.about = {"request": id, "came": came} | ({"late": True} if request.is_overdue else {})
+        return request
+
+    def told(self) -> dict[str, object]:
+        """Return what the journal says of this step: what came, and what it has asked for."""
+        asked = [request.told() for request, _ in self.added.values()]
+        return {**self.about, "asked": asked} if asked else self.about
+
+    def remembered(self) -> dict[str, Request]:
+        """Return what is kept; of overdue requests only the newest."""
+        overdue = [id for id, request in self.kept.items() if request.is_overdue]
+        forgotten = set(overdue[:-REQUESTS])
+        return {id: request for id, request in self.kept.items() if id not in forgotten}
+
+
+def _steps_of(request: Request, came: str) -> tuple[str, ...]:
+    """Return the steps that may handle what came of a request."""
+    if came == Came.ANSWER:
+        return (request.then,)
+    if came == Came.GATHERED:
+        return (request.then, request.otherwise)
+    return (request.otherwise,)

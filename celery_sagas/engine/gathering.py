@@ -1,0 +1,241 @@
+"""Gathering: what the members of a gather answer is collected beside their instance, and brought to it at once.
+
+A thousand answers that the instance handled one by one would be a thousand commits of it, nearly all of them in conflict.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from pydantic_core import from_json, to_json
+
+from celery_sagas.core.answers import Failure
+from celery_sagas.core.conversation import Came, Request, Target
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.gate import Rules
+from celery_sagas.core.pending import read_pending
+from celery_sagas.core.text import storable
+from celery_sagas.errors import InvalidMessage, StoreError, UnreadableState
+from celery_sagas.stores.items import Addition, Item, NewItem
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, Lookup
+
+logger = logging.getLogger("celery_sagas")
+
+#: Of how many gathers a process knows, without asking the store again, whether they are waited for; and for how many seconds.
+REMEMBERED, REMEMBERED_S = 1_000, 10.0
+#: The longest pause before a step is told again what has come.
+LONGEST_MS = 3_600_000
+_TEXT_CHARACTERS = 2_000
+#: A batch of a buffer becomes smaller after so many failures; what was gathered is never divided.
+_NEVER = 1_000_000
+
+
+class Gather(NamedTuple):
+    """A gather of one instance."""
+
+    saga: SagaDefinition
+    name: str  #: the stored name that the saga had when it asked
+    instance_id: str
+    request: str
+
+    @property
+    def buffer(self) -> str:
+        """The buffer in which its answers are collected, in a group of its own."""
+        return buffer_of(self.name)
+
+
+class Member(NamedTuple):
+    """What came of a member of a gather."""
+
+    position: int
+    came: Came  #: an answer or a failure
+    value: Any
+    task: str  #: its name
+    task_id: str
+
+
+class Verdict(StrEnum):
+    """What is known of a gather after a look at it."""
+
+    TOLD = "told"  #: its step was sent what has come
+    WAITING = "waiting"  #: for more members
+    ENDED = "ended"  #: its instance does not wait for it any more
+
+
+def buffer_of(saga: str) -> str:
+    """Return the name of the buffer for a saga's gathers; no aggregator can be named like it."""
+    return f"{saga}.(gathered)"
+
+
+@dataclass
+class Gathering:
+    """Collects the answers of members; the first that came of each counts.
+
+    The store tells the one whose item completes a group, and nobody else until its mark expires.
+    """
+
+    backend: Backend
+    tell: Callable[[Gather, Target, Mapping[str, Any]], None]  #: sends a step what has come, or raises PublishError
+    lease_ms: int  #: how long whoever completes a group may take to tell of it
+    retention_ms: int  #: how long the journal is kept
+    max_bytes: int  #: of an answer
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    #: Until when a gather is known to be waited for, with these members, or not (``None``).
+    _known: dict[Gather, tuple[float, Request | None]] = field(default_factory=dict, init=False)
+
+    def collect(self, gather: Gather, member: Member) -> bool:
+        """Keep what came of a member, and end the gather if it was the last of which nothing had come.
+
+        Returns:
+            Whether the instance waits for it, or did so a moment ago; if not, nothing is kept.
+
+        Raises:
+            PublishError: It was kept, and the gather cannot be ended now.
+            StoreError: It is not known whether it was kept; doing it again completes it.
+        """
+        request = self._asked(gather)
+        if request is None or not 0 <= member.position < request.members:
+            return False
+        item = NewItem(str(member.position), payload_of(gather, request.members, member, self.max_bytes))
+        (added,) = self.backend.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
+        if added.is_open or (not added.added and self._is_complete(gather, request)):  # who kept it first may have died
+            verdict = self.conclude(gather)
+            if verdict is Verdict.WAITING and added.is_open:
+                self.await_more(gather, request.members)
+        return True
+
+    def _asked(self, gather: Gather) -> Request | None:
+        """Return the request of a gather if its instance waits for it, or did so a moment ago."""
+        until, request = self._known.get(gather, (0.0, None))
+        if until > self.clock():
+            return request
+        request = self.awaited(gather)
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[gather] = self.clock() + REMEMBERED_S, request
+        return request
+
+    def conclude(self, gather: Gather, *, is_over: bool = False) -> Verdict:
+        """Tell the instance's step what came of a gather, if that is complete, or its time is over.
+
+        It is told under an id of the request's: repeated, it counts once.
+
+        Raises:
+            PublishError: It could not be told.
+            StoreError: The store is away, or the instance cannot be read.
+        """
+        request = self.awaited(gather)
+        if request is None:
+            self.clear(gather)
+            return Verdict.ENDED
+        items = self.backend.buffers.read(gather.buffer, gather.request, request.members)
+        if len(items) < request.members and not is_over:
+            return Verdict.WAITING
+        gathered = gathered_of(request.members, items)
+        target = request.target(len(gathered["answers"]))
+        if target is None:
+            logger.warning("the gather %s of %s is left to newer code: its step cannot be read", gather.request, gather.saga.name)
+            return Verdict.WAITING
+        self.tell(gather, target, gathered)
+        return Verdict.TOLD
+
+    def awaited(self, gather: Gather) -> Request | None:
+        """Return the request of a gather if its instance waits for it.
+
+        Raises:
+            UnreadableState: What is stored of the instance cannot be read.
+            StoreError: The store is away.
+        """
+        saga = gather.saga
+        record = self.backend.sagas.find(Lookup(saga.names, ID, gather.instance_id, saga.is_spread)).record
+        if record is None:
+            return None
+        try:
+            request = read_pending(record.pending).requests.get(gather.request)
+        except ValueError as exc:
+            raise UnreadableState(record.saga, record.key, str(exc)) from exc
+        return request if request and request.members else None
+
+    def clear(self, gather: Gather) -> None:
+        """Forget what has come, since nobody waits for it any more."""
+        self._known.pop(gather, None)
+        count = self.backend.buffers.clear(self.rules(gather), gather.request)
+        logger.debug("%s: %d answers were cleared from the gather %s", gather.saga.name, count, gather.request)
+
+    def forget(self, saga: SagaDefinition, instance_id: str, request: str) -> None:
+        """Forget what has come of a gather that was handled; never raise for it: a relay does so later."""
+        try:
+            for name in saga.names:
+                self.clear(Gather(saga, name, instance_id, request))
+        except StoreError as exc:
+            logger.warning("%s: what came of the gather %s is kept for now: %s", saga.name, request, exc)
+
+    def await_more(self, gather: Gather, members: int) -> None:
+        """Take back the mark of a look at a gather that is not complete: its last member must find none.
+
+        It is looked at again when it is twice as old.
+
+        Raises:
+            PublishError: It has become complete meanwhile, and could not be told.
+            StoreError: The store is away.
+        """
+        rules, token = self.rules(gather, members), uuid4().hex
+        for oldest in self.backend.buffers.read(gather.buffer, gather.request, 1):
+            age_ms = int(self.wall_clock() * 1000) - oldest.at
+            rules = rules._replace(idle_ms=max(rules.idle_ms, 2 * age_ms))
+        if self.backend.aggregates.claim(rules, gather.request, token) is not None:
+            self.backend.aggregates.release(rules, gather.request, token, counted=False)
+            self.conclude(gather)
+
+    def tell_later(self, gather: Gather, members: int) -> None:
+        """Have a relay tell of a complete gather again if its step has not handled it: after a while, longer each time.
+
+        Raises:
+            StoreError: The store is away.
+        """
+        rules, token = self.rules(gather, members), uuid4().hex
+        snapshot = self.backend.aggregates.claim(rules, gather.request, token)
+        if snapshot is not None:
+            delay_ms = min(rules.lease_ms << min(snapshot.items[0].attempts, 20), LONGEST_MS)
+            self.backend.aggregates.release(rules, gather.request, token, delay_ms=delay_ms)
+
+    def rules(self, gather: Gather, members: int = 0) -> Rules:
+        """Return what a gather asks of its buffer: that it is looked at when it is complete, or when nothing comes any more."""
+        idle_ms, lease_ms = self.retention_ms, self.lease_ms
+        return Rules(gather.buffer, size=members, idle_ms=idle_ms, max_attempts=_NEVER, lease_ms=lease_ms)
+
+    def _is_complete(self, gather: Gather, request: Request) -> bool:
+        return self.backend.buffers.count(gather.buffer, gather.request).buffered >= request.members
+
+
+def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> str:
+    """Return what is kept of a member as JSON text: an answer that cannot be kept is a failure."""
+    where = {"instance": gather.instance_id, "members": members}
+    try:
+        encoded = to_json({**where, member.came.value: member.value}, by_alias=True, round_trip=True)
+        if len(encoded) <= max_bytes:
+            return encoded.decode()
+        problem = f"its answer has {len(encoded)} bytes, saga_max_state_bytes allows {max_bytes}"
+    except (ValueError, TypeError, RecursionError) as exc:
+        problem = f"its answer cannot be encoded as JSON: {exc}"
+    text = storable(problem, _TEXT_CHARACTERS)
+    failure = Failure(kind="error", task=member.task, task_id=member.task_id, error=InvalidMessage.__name__, text=text)
+    return to_json({**where, Came.FAILURE.value: failure.__json__()}).decode()
+
+
+def gathered_of(members: int, items: Iterable[Item]) -> dict[str, Any]:
+    """Return a ``Gathered`` in values of JSON."""
+    gathered: dict[str, Any] = {"members": members, "answers": {}, "failures": {}}
+    for item in items:
+        kept = from_json(item.payload)
+        if Came.FAILURE in kept:
+            gathered["failures"][item.id] = kept[Came.FAILURE]
+        else:
+            gathered["answers"][item.id] = kept[Came.ANSWER]
+    return gathered

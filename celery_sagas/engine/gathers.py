@@ -1,0 +1,87 @@
+"""What a relay does for gathers: those that nobody has ended are ended, and what came too late is cleared away."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from pydantic_core import from_json
+
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.engine.gathering import Gather, Gathering, Verdict, buffer_of
+from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.errors import Doubtful, PublishError, Retry, StoreError
+from celery_sagas.stores.items import DueGroup
+
+logger = logging.getLogger("celery_sagas")
+
+#: Gathers that are claimed at once.
+BATCH = 100
+
+
+@dataclass
+class Gathers:
+    """The gathers of the sagas that this process knows.
+
+    One is due when it is complete, and nobody has told of it within a lease, or its step has not handled it yet; or when nothing
+    has come of it for as long as the journal is kept.
+    """
+
+    gathering: Gathering
+    sagas: Callable[[], Iterable[SagaDefinition]]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._next_look = self.clock()
+
+    def sweep(self, sweep: Sweep, must_end: Callable[[], bool]) -> None:
+        """Look at the gathers that are due, a few times in each lease: none is due earlier.
+
+        Raises:
+            StoreError: The store is away.
+        """
+        known = {buffer_of(name): (saga, name) for saga in self.sagas() for name in saga.names}
+        lease_s = self.gathering.lease_ms / 1000
+        if not known or sweep.is_broker_away or self.clock() < self._next_look:
+            return
+        self._next_look, end = self.clock() + lease_s / 4, self.clock() + lease_s / 2
+        while not must_end() and self.clock() < end:
+            due = self.gathering.backend.aggregates.claim_due(list(known), BATCH, self.gathering.lease_ms)
+            for group in due:
+                if must_end() or not self._look(sweep, *known[group.name], group):
+                    return
+            if len(due) < BATCH:
+                return
+
+    def _look(self, sweep: Sweep, saga: SagaDefinition, name: str, group: DueGroup) -> bool:
+        """Look at a gather; return whether it makes sense to go on with the next."""
+        kept = [from_json(item.payload) for item in self.gathering.backend.buffers.read(group.name, group.group, 1)]
+        if not kept:
+            return True
+        gather, members = Gather(saga, name, kept[0]["instance"], group.group), kept[0]["members"]
+        try:
+            self._end(gather, members)
+        except (PublishError, StoreError) as exc:
+            if not _is_its_own(exc):
+                if isinstance(exc, StoreError):
+                    raise
+                sweep.error, sweep.is_broker_away = exc.reason, True
+                return False
+            logger.warning("the gather %s of %s cannot be ended, and is tried again: %s", gather.request, saga.name, exc)
+            self.gathering.tell_later(gather, members)
+        return True
+
+    def _end(self, gather: Gather, members: int) -> None:
+        verdict = self.gathering.conclude(gather)
+        if verdict is Verdict.TOLD:
+            logger.info("%s is told again what came of the gather %s", gather.saga.name, gather.request)
+            self.gathering.tell_later(gather, members)
+        elif verdict is Verdict.WAITING:
+            self.gathering.await_more(gather, members)
+
+
+def _is_its_own(error: PublishError | StoreError) -> bool:
+    """Whether an error is about one gather, or may be: if it is about the broker or the store, the next one meets it too."""
+    if isinstance(error, PublishError):
+        return isinstance(error, Doubtful) or not error.connection
+    return error.retry is Retry.NEVER

@@ -1,0 +1,125 @@
+"""Waiting, outside every task, for what messages make of an instance."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.engine.instance import revive
+from celery_sagas.engine.query import journal_key, lookup_of
+from celery_sagas.engine.session import Session
+from celery_sagas.errors import MisuseError, SagaNotFound, WaitTimeout
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, KEY, Entry, Lookup, Record
+
+#: Seconds between two looks: few at first, since much comes at once, and twice as many each time.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+
+T = TypeVar("T")
+
+
+def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object], *, until: Any, timeout: Any) -> Any:
+    """Wait until a function of an instance's copy is true, and return the copy; or until ``"completed"``, and return the entry.
+
+    Raises:
+        TypeError: ``until`` or ``timeout`` is of another type.
+        ValueError: ``timeout`` is negative.
+        DefinitionError: The key is none of this saga, or none that the journal knows.
+        CorrelationError: A value is no key.
+        WaitTimeout: It did not come in time.
+        SagaNotFound: The instance has completed, and the function was not true before.
+    """
+    wait = Wait(backend, saga, lookup_of(saga, key, by), _seconds(timeout))
+    if until == "completed":
+        return wait.poll(partial(wait.completed, journal_key(saga, wait.lookup)))
+    if not callable(until):
+        raise TypeError(f'until= takes a function of the state, or "completed", not {until!r}')
+    return wait.poll(partial(wait.met, until))
+
+
+def refuse_in_task(saga: str, session: Session | None) -> None:
+    """Refuse to wait inside a task: it would keep the worker from what is waited for.
+
+    Raises:
+        MisuseError: There is a session, which is that of a task.
+    """
+    if session is not None:
+        raise MisuseError(
+            f"{saga}.wait() was called inside a task, which would hold its worker up",
+            "Go on in a step instead: one that is answered (send(…, then=step)), or that looks again later (schedule())",
+        )
+
+
+@dataclass
+class Wait:
+    """One wait; an instance that was found once is followed by its id, whoever gets its keys."""
+
+    backend: Backend
+    saga: SagaDefinition
+    lookup: Lookup  #: of what is waited for, as it was asked for
+    timeout_s: float
+    seen: Record | None = None  #: the instance, as it was found last
+
+    def poll(self, look: Callable[[], T | None]) -> T:
+        """Look again and again; return the first answer that there is."""
+        give_up = time.monotonic() + self.timeout_s
+        for pause_s in _pauses():
+            answer = look()
+            if answer is not None:
+                return answer
+            left_s = give_up - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+        version = self.seen.version if self.seen else 0
+        raise WaitTimeout(self.saga.name, *self._subject, self.timeout_s, version, self._was_completed())
+
+    def met(self, until: Callable[[Any], object]) -> Any:
+        """Return a copy of the instance if it is as it is waited for."""
+        record = self._find()
+        if record is None:
+            if self.seen is not None:
+                raise SagaNotFound(self.saga.name, *self._subject, True)
+            return None
+        copy = revive(self.saga, record, None, None).state
+        return copy if until(copy) else None
+
+    def completed(self, key: str) -> Entry | None:
+        """Return the entry of the newest completed instance with a key, unless the one that is waited for is alive."""
+        return None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
+
+    def _find(self) -> Record | None:
+        lookup = self.lookup if self.seen is None else Lookup(self.saga.names, ID, self.seen.id)
+        record = self.backend.sagas.find(lookup).record
+        self.seen = record or self.seen
+        return record
+
+    def _was_completed(self) -> bool:
+        if self.seen is not None or self.lookup.property != KEY:
+            return False
+        return self.backend.journal.outcome_of(self.saga.names, self.lookup.value) is not None
+
+    @property
+    def _subject(self) -> tuple[str, str]:
+        """The property, as the user wrote it, and its value."""
+        property = ", ".join(self.saga.correlate_by) if self.lookup.property == KEY else self.lookup.property
+        return property, self.lookup.value
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, timedelta | int | float):
+        raise TypeError(f"timeout= takes a timedelta or seconds, not {type(timeout).__name__}")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds >= 0:  # nor is it one of NaN
+        raise ValueError(f"timeout={timeout!r} is no time to wait")
+    return seconds

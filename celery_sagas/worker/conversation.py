@@ -1,0 +1,224 @@
+"""Requests: a message is sent together with the steps that get what comes of it; and the answer to one (NS-12, NS-15)."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from celery import Celery
+from celery.canvas import Signature, _chain
+from pydantic_core import to_jsonable_python
+
+from celery_sagas.core.answers import Failure
+from celery_sagas.core.arguments import MASK, holds_secret, is_native
+from celery_sagas.core.context import StepContext
+from celery_sagas.core.conversation import ANSWERED, Came, Request, ReturnAddress, Target, read_return_address
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.sending import Frozen
+from celery_sagas.errors import InvalidMessage
+from celery_sagas.worker.freeze import checked, frozen
+from celery_sagas.worker.headers import ADDRESS, answer_headers, return_address_headers
+from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.targets import AnyStep, signature_to, target_named, target_of
+from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
+
+if TYPE_CHECKING:
+    from celery_sagas.engine.run import TypeOfAnswer
+
+logger = logging.getLogger("celery_sagas")
+
+
+def request(
+    context: StepContext,
+    saga: SagaDefinition,
+    message: object,
+    then: AnyStep | None,
+    otherwise: AnyStep | None,
+    within: Delay | None = None,
+    due_at: int | None = None,
+) -> str:
+    """Send a message, and note that its answer is waited for; return its id.
+
+    Raises:
+        TypeError: A deadline that nobody is told of; or the message, or a step, is of a wrong type.
+        ValueError: A deadline that is over before it begins, or beyond all dates.
+        MisuseError: A step is none of this saga.
+        InvalidMessage: A step has no room for what it gets.
+    """
+    app, sending = current_app(), context.require_sending("send")
+    sent = checked(message)
+    members = members_of(sent)
+    deadline = deadline_of(sent, members, otherwise, within, due_at)
+    ids = [sending.next_id() for _ in members]
+    to_then = target_of(saga, then) if then is not None else target_named(app, f"{saga.name}.{ANSWERED}")
+    to_otherwise = target_of(saga, otherwise) if otherwise is not None else None
+    address = ReturnAddress(saga.name, context.view.id, ids[-1], to_then, to_otherwise)
+    if not deadline:
+        _warn_of_early_acknowledgement(app, members)
+    asked = Request(ids[-1], str(members[-1].task), to_then.task, to_otherwise.task if to_otherwise else "", at=deadline)
+    sending.send(asking(app, sent, address, derived_id(asked.id, Came.ANSWER), deadline), due_at, ids)
+    context.conversation.added[asked.id] = asked, _deadline(context, asked, to_otherwise)
+    return asked.id
+
+
+def members_of(message: "Signature[Any]") -> list["Signature[Any]"]:
+    """Return the tasks of a chain, or the one of another signature."""
+    checked(message)
+    return list(message.tasks) if isinstance(message, _chain) else [message]
+
+
+def deadline_of(
+    message: "Signature[Any]",
+    members: list["Signature[Any]"],
+    otherwise: AnyStep | None,
+    within: Delay | None,
+    due_at: int | None = None,
+) -> int:
+    """Return when an answer comes too late, in milliseconds since the epoch; 0: never.
+
+    Raises:
+        TypeError: Nobody would be told; or the message says by itself when it is sent.
+        ValueError: It is too late at once, or beyond all dates.
+    """
+    if within is None:
+        return 0
+    if otherwise is None:
+        raise TypeError("within= needs otherwise=: name the step that is told when nothing has come")
+    if any(part.options.get(name) is not None for name in ("countdown", "eta") for part in (message, *members)):
+        raise TypeError("within= was given, and a signature with a countdown or eta: use after=, from which the time counts")
+    now_s = time.time()
+    begins_s = due_at / 1000 if due_at else now_s
+    seconds = seconds_of("within", within)
+    if seconds <= 0:
+        raise ValueError(f"within={within!r} is over before it begins: give the answer some time")
+    return due_time(begins_s - now_s + seconds)
+
+
+def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answer_id: str, deadline: int) -> "Signature[Any]":
+    """Return a message that tells where its answer goes: by Celery's ``link``, which every worker knows, and by a header.
+
+    All of a chain tell of their failures, its last task alone answers.
+
+    Args:
+        app: The app.
+        message: What is sent.
+        address: Where what comes of it goes.
+        answer_id: The id of the message that bears the answer.
+        deadline: When it need not be begun any more; milliseconds since the epoch, 0: never.
+
+    Raises:
+        InvalidMessage: The address is too large.
+    """
+    sent = message.clone()
+    members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
+    for member in members:
+        if deadline and member.options.get("expires") is None:
+            member.options["expires"] = datetime.fromtimestamp(deadline / 1000, UTC).isoformat()
+        if address.otherwise:
+            _tell(member, address._replace(then=None))
+    _tell(members[-1], address)
+    if address.then:
+        headers = answer_headers(address.instance, address.request, Came.ANSWER)
+        link: Any = signature_to(app, address.then, id=answer_id, headers=headers)
+        members[-1].link(_Link(link))
+    if isinstance(sent, _chain):
+        sent["kwargs"] = {**sent.kwargs, "tasks": members}
+    return sent
+
+
+class _Link(Signature):
+    """What follows a task; nobody changes it, so that it need not be copied with each copy of the task's signature."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+def _tell(member: "Signature[Any]", address: ReturnAddress) -> None:
+    headers = return_address_headers(str(member.task), address)
+    member.options["headers"] = {**(member.options.get("headers") or {}), **headers}
+
+
+def forget_link(request: Any, answered: str) -> None:
+    """Leave out of what follows a step the message that would answer a request: its commit does."""
+    request.callbacks = [link for link in request.callbacks or () if _request_of(link) != answered]
+
+
+def _request_of(link: Any) -> object:
+    address = ((link.get("options") or {}).get("headers") or {}).get(ADDRESS)
+    return address.get("request") if isinstance(address, dict) else None
+
+
+def reply(context: StepContext, answer: "TypeOfAnswer", value: object) -> bool:
+    """Send the answer to the message that started an instance; return whether it waits for one."""
+    conversation, sending = context.conversation, context.require_sending("reply")
+    message = answer(conversation.originator, value) if conversation.originator else None
+    if message is None:
+        return False
+    sending.messages.append(message)
+    conversation.originator = None
+    return True
+
+
+def answering(app: Celery, max_bytes: int) -> "TypeOfAnswer":
+    """Return the function that encodes the answer to a request; ``None`` for one whose address newer code has noted otherwise."""
+
+    def answer(noted: Mapping[str, Any], value: object) -> Frozen | None:
+        address = read_return_address(noted)
+        if address is None or address.then is None:
+            logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
+            return None
+        id = derived_id(address.request, Came.ANSWER)
+        headers = answer_headers(address.instance, address.request, Came.ANSWER)
+        sent = signature_to(app, address.then, _encoded(address.then.task, value), headers=headers)
+        return frozen(app, sent, lambda: id, max_bytes)
+
+    return answer
+
+
+def _encoded(task: str, answer: object) -> Any:
+    """Return an answer in values of JSON.
+
+    Raises:
+        InvalidMessage: It has none, or holds a secret.
+    """
+    if is_native(answer):
+        return answer
+    try:
+        encoded = to_jsonable_python(answer, by_alias=True, round_trip=True)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise InvalidMessage(task, [("", f"the answer, a {type(answer).__name__}, cannot be encoded as JSON")]) from exc
+    if MASK in str(encoded) and holds_secret(answer):
+        raise InvalidMessage(task, [("", "the answer holds a secret, which would be sent as asterisks: send its plain value")])
+    return encoded
+
+
+def _deadline(context: StepContext, asked: Request, to: Target | None) -> Frozen | None:
+    """Return the message that comes if nothing else has, and ends with its instance; ``None`` if there is no deadline."""
+    if not asked.at or to is None:
+        return None
+    failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
+    headers = answer_headers(context.view.id, asked.id, Came.DEADLINE)
+    sent = signature_to(current_app(), to, failure.__json__(), headers=headers)
+    message = context.require_sending("send").freeze(sent, lambda: derived_id(asked.id, Came.DEADLINE))
+    if is_eager := bool(current_app().conf.task_always_eager):
+        tell_eager(asked.otherwise)
+    return replace(message, due_at=asked.at if is_eager else waiting(asked.at))
+
+
+def _warn_of_early_acknowledgement(app: Celery, members: "list[Signature[Any]]") -> None:
+    """Warn, once for each task, that an answer may never come: a message that is acknowledged early is lost with its worker."""
+    for name in {str(member.task) for member in members} - _told:
+        task: Any = app.tasks.get(name)
+        if task is not None and not task.acks_late:
+            _told.add(name)
+            logger.warning(
+                "%s is asked without within=, and is not acks_late: if its worker is lost, nothing comes of it. "
+                "Give send() within= and otherwise=, or the task acks_late=True",
+                name,
+            )
+
+
+_told: set[str] = set()

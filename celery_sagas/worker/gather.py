@@ -1,0 +1,131 @@
+"""``gather``: many messages are sent, and one step gets what came of all of them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from celery.canvas import Signature
+
+from celery_sagas.core.context import StepContext
+from celery_sagas.core.conversation import Came, Request, ReturnAddress, Target
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.sending import Frozen
+from celery_sagas.worker.conversation import asking, deadline_of, members_of
+from celery_sagas.worker.gathering import GATHER
+from celery_sagas.worker.headers import answer_headers
+from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.targets import signature_to, target_of
+from celery_sagas.worker.timeouts import Delay, tell_eager, waiting
+
+#: How many members a gather may have: one commit sends no more messages.
+MEMBERS = 1_000
+
+
+def gather(
+    context: StepContext,
+    saga: SagaDefinition,
+    signatures: Iterable[Any],
+    then: Any,
+    otherwise: Any,
+    at_least: int | None,
+    within: Delay | None,
+) -> str:
+    """Send messages, and note that the answers to all of them are waited for; return the request's id.
+
+    Raises:
+        TypeError: A member, or a step, is of a wrong type; or a deadline of which nobody is told.
+        ValueError: There are too few or too many members, or ``at_least`` is none of their numbers.
+        MisuseError: A step is none of this saga.
+        InvalidMessage: A step has no room for what it gets, or a member cannot be sent.
+    """
+    sending = context.require_sending("gather")
+    members = _checked(signatures)
+    needed = _checked_number(at_least, len(members))
+    if within is not None:
+        _check_times(members)
+    deadline = deadline_of(*members[0], otherwise, within)
+    to_then = target_of(saga, then)
+    to_otherwise = target_of(saga, otherwise) if otherwise is not None else None
+    asked = Request(
+        sending.next_id(),
+        GATHER,
+        to_then.task,
+        to_otherwise.task if to_otherwise else "",
+        at=deadline,
+        members=len(members),
+        at_least=needed,
+        to_then=to_then,
+        to_otherwise=to_otherwise,
+    )
+    sent = [_member(context, saga, asked, position, *member) for position, member in enumerate(members)]
+    over = _deadline(context, saga, asked) if deadline else None
+    sending.messages += sent
+    context.conversation.added[asked.id] = asked, over
+    return asked.id
+
+
+def _checked(signatures: Iterable[Any]) -> "list[tuple[Signature[Any], list[Signature[Any]]]]":
+    """Return the members, each with its tasks."""
+    if isinstance(signatures, Signature | str):
+        raise TypeError("gather() takes a list of signatures, one for each member: gather([task.s(…), …])")
+    members = []
+    for position, message in enumerate(signatures):
+        if position >= MEMBERS:
+            raise ValueError(f"gather() takes at most {MEMBERS:,} members: gather parts of them, or send a task that gathers")
+        try:
+            members.append((message, members_of(message)))
+        except TypeError as exc:
+            raise TypeError(f"the member {position} of gather() cannot be sent: {exc}") from exc
+    if not members:
+        raise ValueError("gather() was given no members, so that nothing would ever come")
+    return members
+
+
+def _check_times(members: "list[tuple[Signature[Any], list[Signature[Any]]]]") -> None:
+    """Refuse a member that waits before it is sent: the time of all of them counts from now."""
+    for position, (message, tasks) in enumerate(members):
+        if any(part.options.get(name) is not None for name in ("countdown", "eta") for part in (message, *tasks)):
+            raise TypeError(f"the member {position} of gather() has a countdown or eta, which does not go with within=")
+
+
+def _checked_number(at_least: int | None, members: int) -> int:
+    """Return how many members must answer."""
+    if at_least is None:
+        return members
+    if isinstance(at_least, bool) or not isinstance(at_least, int) or not 1 <= at_least <= members:
+        raise ValueError(f"at_least={at_least!r} is no number from 1 to {members}, of the members of gather()")
+    return at_least
+
+
+def _member(
+    context: StepContext,
+    saga: SagaDefinition,
+    asked: Request,
+    position: int,
+    message: "Signature[Any]",
+    tasks: "list[Signature[Any]]",
+) -> Frozen:
+    """Return the message of a member: what comes of it is an answer to its own id, and is collected."""
+    app, sending = current_app(), context.require_sending("gather")
+    ids = [sending.next_id() for _ in tasks]
+    to = _collector(saga, asked, position, str(tasks[-1].task))
+    address = ReturnAddress(saga.name, context.view.id, ids[-1], to, to)
+    sent = asking(app, message, address, derived_id(asked.id, f"answer {position}"), asked.at)
+    return sending.freeze(sent, iter(ids).__next__)
+
+
+def _collector(saga: SagaDefinition, asked: Request, *about: Any) -> Target:
+    """Return the task that collects answers; it is published as the step is that gets them, to workers that know the saga."""
+    return Target(GATHER, (saga.name, asked.id, *about), options=asked.to_then.options if asked.to_then else {})
+
+
+def _deadline(context: StepContext, saga: SagaDefinition, asked: Request) -> Frozen:
+    """Return the message that ends the gather if not all members have answered; it ends with its instance."""
+    app = current_app()
+    headers = answer_headers(context.view.id, asked.id, Came.DEADLINE)
+    to = signature_to(app, _collector(saga, asked), None, headers=headers)
+    message = context.require_sending("gather").freeze(to, lambda: derived_id(asked.id, Came.DEADLINE))
+    if app.conf.task_always_eager:
+        tell_eager(asked.otherwise)
+    return replace(message, due_at=asked.at if app.conf.task_always_eager else waiting(asked.at))

@@ -1,0 +1,146 @@
+"""The task to which the members of gathers answer: it collects what comes, and the last one ends the gather."""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import Celery
+from celery.app.task import Context
+from kombu.utils.json import dumps, loads
+
+from celery_sagas.core.conversation import Came, Target
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.ids import derived_id
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.gathering import Gather, Gathering, Member
+from celery_sagas.errors import InvalidMessage, PublishError, StoreError
+from celery_sagas.worker.burials import bury_failures
+from celery_sagas.worker.durable import DurableTask
+from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address
+from celery_sagas.worker.internals import add_task, on_finalise, registered
+from celery_sagas.worker.later import postpone, put_off_if_it_helps
+from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.targets import signature_to
+
+logger = logging.getLogger("celery_sagas")
+
+#: The task's name; every app with this library has it.
+GATHER = "celery_sagas.gather"
+
+
+class GatherTask(DurableTask):
+    """Takes what came of a member: its answer, before the arguments that the gather has given to its ``link``; or a failure."""
+
+    abstract = True
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        """Collect the answer here and now, if this process knows the saga and finds who waits; else publish it.
+
+        Celery calls this when a member has ended. Whatever goes wrong, the message takes the same way as from a worker without
+        this library.
+        """
+        if producer is None and not kwargs and self._is_collected_here(args or (), options.get("headers") or {}):
+            return self.AsyncResult(task_id or "")
+        return super().apply_async(args, kwargs, task_id, producer, *rest, **options)
+
+    def _is_collected_here(self, args: Sequence[Any], headers: Mapping[str, Any]) -> bool:
+        if self.app.conf.task_always_eager or len(args) != 5:
+            return False
+        try:
+            value, saga, request, position, task = args
+            address, definition = read_address(Context(headers=dict(headers), task=self.name)), saga_named(saga)
+            if address is None or definition is None or address.came != Came.ANSWER:
+                return False
+            member = Member(position, Came.ANSWER, loads(dumps(value)), task, address.id)  # as if it were published
+            return _collect(self.app, Gather(definition, saga, address.instance_id, request), member)
+        except Exception as exc:
+            logger.debug("an answer to the gather %s is published: %r", args[2], exc)
+            return False
+
+
+def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "", position: int = -1, task: str = "") -> None:
+    """Take what came of a member of a gather, or that its time is over.
+
+    Args:
+        self: The task.
+        value: The answer, or the failure.
+        saga: The stored name of the saga that gathers.
+        request: The id of its request.
+        position: Of the member.
+        task: The member's.
+    """
+    address, definition = read_address(self.request), saga_named(saga)
+    if address is None or definition is None:
+        problem = (ADDRESS, "the header is missing") if address is None else ("saga", f"this worker knows no saga {saga!r}")
+        raise InvalidMessage(self.name, [problem])
+    gather = Gather(definition, saga, address.instance_id, request)
+    try:
+        if address.came == Came.DEADLINE:
+            _conclude(self, gather)
+        elif not _collect(self.app, gather, Member(position, Came(address.came), value, task, address.id)):
+            logger.debug("%s[%s] comes too late for the gather %s of %s", task, address.id, request, saga)
+    except StoreError as exc:
+        put_off_if_it_helps(self, exc)
+        raise
+
+
+def _collect(app: Celery, gather: Gather, member: Member) -> bool:
+    """Collect what came of a member; return whether somebody waits for it."""
+    try:
+        return gathering_of(app).collect(gather, member)
+    except PublishError as exc:
+        logger.warning("the gather %s of %s is complete, and is ended by a relay later: %s", gather.request, gather.name, exc)
+        return True
+
+
+def _conclude(task: GatherTask, gather: Gather) -> None:
+    """End a gather whose time is over. Nobody else does that: while the broker is away, it is put off."""
+    try:
+        gathering_of(task.app).conclude(gather, is_over=True)
+    except PublishError as exc:
+        if exc.connection:
+            postpone(task, exc)
+        raise
+
+
+def saga_named(name: str) -> SagaDefinition | None:
+    """Return the saga of this process that has, or had, a stored name."""
+    return registry.sagas.get(name) or next((saga for saga in registry.sagas.values() if name in saga.names), None)
+
+
+def gathering_of(app: Celery) -> Gathering:
+    """Return what collects answers in this process."""
+    runtime = runtime_of(app)
+    gathering = _gatherings.get(runtime)
+    if gathering is None:
+        gathering = _gatherings[runtime] = _make(app, runtime)
+    return gathering
+
+
+def _make(app: Celery, runtime: Runtime) -> Gathering:
+    settings, backend = runtime.settings, runtime.backend
+    lease_ms, retention_s = int(settings.lease_ttl * 1000), settings.journal_retention or backend.journal_retention_s
+    return Gathering(backend, functools.partial(_tell, app), lease_ms, int(retention_s * 1000), settings.max_state_bytes)
+
+
+def _tell(app: Celery, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
+    headers = answer_headers(gather.instance_id, gather.request, Came.GATHERED)
+    sent = signature_to(app, target, gathered, id=derived_id(gather.request, Came.GATHERED), headers=headers)
+    runtime_of(app).publisher.publish_signature(sent)
+
+
+def install_gather(app: Celery) -> None:
+    """Register the task to which members answer."""
+    base = type("GatherTask", (GatherTask, app.Task), {"abstract": True, "__module__": __name__})
+    add_task(app, take, name=GATHER, bind=True, base=base, serializer="json")
+    bury_failures(registered(app, GATHER))
+
+
+#: For each runtime, so that nothing of it outlives its app.
+_gatherings: WeakKeyDictionary[Runtime, Gathering] = WeakKeyDictionary()
+
+on_finalise(install_gather)

@@ -1,0 +1,101 @@
+"""The steps that a request names: what their messages have, and how they are published from wherever that is done."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from celery import Celery
+from celery.canvas import Signature
+
+from celery_sagas.core.conversation import Target
+from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.registry import registry
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.errors import InvalidMessage, MisuseError
+from celery_sagas.worker.internals import current_app, routing_of
+
+if TYPE_CHECKING:
+    from celery_sagas.worker.step import Step
+
+#: A ``Signature``, which is a dictionary: to type checkers that do not know Celery's types, everything would be one.
+AnySignature = dict[str, Any]
+AnyStep: TypeAlias = Union["Step[Any, ..., Any]", AnySignature, str]
+
+
+def step_of(saga: SagaDefinition, given: Any, what: str) -> tuple[StepDefinition, "Signature[Any] | None"]:
+    """Return the step that was given by itself, by its name, or by a signature of it.
+
+    Raises:
+        TypeError: It is nothing of these.
+        MisuseError: It is no step of this saga.
+    """
+    if isinstance(given, Signature):
+        return step_named(saga, str(given.task), what), given
+    task = given if isinstance(given, str) else getattr(given, "name", None)
+    if not isinstance(task, str):
+        raise TypeError(f"{what} takes a step, its signature or its name, not {type(given).__name__}")
+    return step_named(saga, task, what), None
+
+
+def step_named(saga: SagaDefinition, name: str, what: str) -> StepDefinition:
+    """Return the step of a saga that has a name, with or without the saga's before it.
+
+    Raises:
+        MisuseError: There is none.
+    """
+    steps = [step for step in registry.steps_of(saga) if not step.is_internal]
+    for step in steps:
+        if name in step.names or f"{saga.name}.{name}" in step.names:
+            return step
+    known = ", ".join(step.name for step in steps)
+    raise MisuseError(f"{name!r} is no step of the saga {saga.name}, to which {what} goes", f"Known: {known}")
+
+
+def target_of(saga: SagaDefinition, given: Any, what: str = "what comes of a request") -> Target:
+    """Return the target that a step is, with room for what it gets.
+
+    Raises:
+        TypeError: It is no step, signature or name.
+        MisuseError: It is no step of this saga.
+        InvalidMessage: It has no room for what it gets, or lacks an argument.
+    """
+    step, given_signature = step_of(saga, given, what)
+    if given_signature is None:
+        target = Target(step.name)
+    else:
+        args, kwargs = tuple(given_signature.args or ()), dict(given_signature.kwargs or {})
+        target = Target(step.name, args, kwargs, takes=not given_signature.immutable)
+    _check_room(step, target)
+    return target._replace(options=routing_of(current_app(), step.name))
+
+
+def target_named(app: Celery, task: str, *args: Any) -> Target:
+    """Return a task of the library's own as a target."""
+    return Target(task, args, options=routing_of(app, task))
+
+
+def signature_to(
+    app: Celery, target: Target, *values: Any, id: str | None = None, headers: Mapping[str, Any] | None = None
+) -> "Signature[Any]":
+    """Return the message to a target; without values, what comes is put before its arguments when it is published.
+
+    Args:
+        app: The app.
+        target: Where it goes.
+        *values: What has come.
+        id: Of the message.
+        headers: Of the message.
+    """
+    args = (*values, *target.args) if target.takes else target.args
+    options = {"serializer": "json", **target.options, "headers": dict(headers or {}), **({"task_id": id} if id else {})}
+    return Signature(target.task, args, dict(target.kwargs), options, app=app, immutable=not target.takes)
+
+
+def _check_room(step: StepDefinition, target: Target) -> None:
+    """Refuse a step that cannot be given what comes."""
+    comes = (None,) if target.takes else ()
+    bound = step.arguments.bind((*comes, *target.args), target.kwargs)
+    known, optional = step.arguments.annotations, step.arguments.defaults
+    problems = [(name, "it is missing") for name in known if name not in bound and name not in optional]
+    problems += [(name, "it is unknown") for name in bound if name not in known]
+    if problems:
+        raise InvalidMessage(step.name, problems)

@@ -1,0 +1,67 @@
+"""What comes back to an instance: failures, and what was gathered."""
+
+import pytest
+from pydantic import ValidationError
+
+from celery_sagas import Failure, Gathered
+
+FAILURE = Failure(kind="error", task="quote", task_id="7", error="ValueError", text="no", retries=3)
+
+
+@pytest.fixture
+def some() -> Gathered[str]:
+    """Two of four have answered, the last first, and one has failed."""
+    return Gathered[str](members=4, answers={3: "d", 0: "a"}, failures={1: FAILURE})
+
+
+class TestGathered:
+    """Answers and failures, each by the position of its member."""
+
+    def test_values_are_in_the_order_of_the_members(self, some: Gathered[str]) -> None:
+        assert some.values == ["a", "d"]
+
+    def test_silent_are_those_of_which_nothing_came(self, some: Gathered[str]) -> None:
+        assert some.silent == [2]
+
+    def test_empty(self) -> None:
+        gathered = Gathered[str](members=2)
+
+        assert (gathered.values, gathered.silent, gathered.failures) == ([], [0, 1], {})
+
+    def test_survives_a_message(self, some: Gathered[str]) -> None:
+        """The positions are numbers again, though JSON has no such keys."""
+        assert Gathered[str].model_validate(some.__json__()) == some
+
+    def test_answers_are_converted_to_their_type(self) -> None:
+        assert Gathered[int].model_validate({"members": 1, "answers": {"0": "3"}}).values == [3]
+
+    def test_answers_of_another_type_are_refused(self) -> None:
+        with pytest.raises(ValidationError, match=r"answers\.0"):
+            Gathered[int].model_validate({"members": 1, "answers": {"0": "three"}})
+
+    def test_answers_of_no_type_stay_as_they_are(self) -> None:
+        assert Gathered.model_validate({"members": 1, "answers": {"0": {"total": 3}}}).values == [{"total": 3}]
+
+    def test_instances_share_nothing(self) -> None:
+        Gathered[int](members=1).answers[0] = 1
+
+        assert Gathered[int](members=1).answers == {}
+
+
+class TestFailure:
+    """Why there is no answer."""
+
+    def test_survives_a_message(self) -> None:
+        assert Failure.model_validate(FAILURE.__json__()) == FAILURE
+
+    @pytest.mark.parametrize("kind", ["error", "deadline", "revoked", "lost"])
+    def test_kinds(self, kind: str) -> None:
+        assert Failure.model_validate({"kind": kind, "task": "quote", "task_id": "7"}).kind == kind
+
+    def test_another_kind_is_refused(self) -> None:
+        with pytest.raises(ValidationError, match="kind"):
+            Failure.model_validate({"kind": "tired", "task": "quote", "task_id": "7"})
+
+    def test_is_frozen(self) -> None:
+        with pytest.raises(ValidationError, match="frozen"):
+            FAILURE.text = "yes"  # type: ignore[misc]

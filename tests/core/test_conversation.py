@@ -1,0 +1,233 @@
+"""What an instance waits for, and where answers go: the rules, without any store."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
+
+from celery_sagas.core.conversation import (
+    ANSWERED,
+    REQUESTS,
+    Came,
+    Conversation,
+    Request,
+    ReturnAddress,
+    Target,
+    read_request,
+    read_return_address,
+    read_target,
+)
+from celery_sagas.core.pending import Pending, read_pending
+from celery_sagas.core.sending import Frozen
+
+REQUEST = Request("r1", "charge", "order.paid", "order.unpaid", row="row", at=1_000)
+OVERDUE = replace(REQUEST, is_overdue=True, row="")
+WITHOUT_STEP = replace(REQUEST, then=f"order.{ANSWERED}")
+GATHER = replace(REQUEST, members=3)
+THEN, OTHERWISE = Target("order.paid", ("Rome",), {"how": "cash"}, True, {"queue": "q"}), Target("order.unpaid", takes=False)
+ADDRESS = ReturnAddress("order", "i1", "r1", THEN, OTHERWISE)
+
+texts = st.text(min_size=1, max_size=5)
+values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2))
+targets = st.builds(
+    Target,
+    texts,
+    st.lists(values, max_size=2).map(tuple),
+    st.dictionaries(texts, values, max_size=2),
+    st.booleans(),
+    st.dictionaries(texts, texts, max_size=2),
+)
+
+
+class TestTake:
+    """What came of a request is handled if the request is there, by the step that it names."""
+
+    @pytest.mark.parametrize(
+        ("request_", "came", "step", "left"),
+        [
+            (REQUEST, Came.ANSWER, "order.paid", None),
+            (REQUEST, Came.FAILURE, "order.unpaid", None),
+            (REQUEST, Came.DEADLINE, "order.unpaid", OVERDUE),
+            (OVERDUE, Came.ANSWER, "order.paid", None),
+            (WITHOUT_STEP, Came.ANSWER, f"order.{ANSWERED}", None),
+            (WITHOUT_STEP, Came.DEADLINE, "order.unpaid", None),
+            (GATHER, Came.GATHERED, "order.paid", None),
+            (GATHER, Came.GATHERED, "order.unpaid", None),
+        ],
+        ids=str,
+    )
+    def test_of_what_is_waited_for(self, request_: Request, came: Came, step: str, left: Request | None) -> None:
+        conversation = Conversation({"r0": REQUEST, "r1": request_})
+
+        assert conversation.take("r1", came, [step]) == request_
+        assert conversation.kept == {"r0": REQUEST} | ({"r1": left} if left else {})
+
+    @pytest.mark.parametrize(
+        ("request_", "came", "step"),
+        [
+            (REQUEST, Came.ANSWER, "order.unpaid"),
+            (REQUEST, Came.FAILURE, "order.paid"),
+            (REQUEST, Came.DEADLINE, "order.paid"),
+            (REQUEST, "", "order.paid"),
+            (REQUEST, "anything", "order.paid"),
+            (OVERDUE, Came.FAILURE, "order.unpaid"),
+            (OVERDUE, Came.DEADLINE, "order.unpaid"),
+            (replace(REQUEST, otherwise=""), Came.FAILURE, "order.unpaid"),
+            (GATHER, Came.GATHERED, "order.other"),
+        ],
+        ids=str,
+    )
+    def test_of_what_is_not(self, request_: Request, came: str, step: str) -> None:
+        conversation = Conversation({"r1": request_})
+
+        assert conversation.take("r1", came, [step]) is None
+        assert (conversation.kept, conversation.withdrawn, conversation.told()) == ({"r1": request_}, [], {})
+
+    def test_of_nothing(self) -> None:
+        assert Conversation().take("r1", Came.ANSWER, ["order.paid"]) is None
+
+    def test_step_under_an_earlier_name(self) -> None:
+        assert Conversation({"r1": REQUEST}).take("r1", Came.ANSWER, ["order.charged", "order.paid"])
+
+    def test_takes_once(self) -> None:
+        conversation = Conversation({"r1": REQUEST})
+        assert conversation.take("r1", Came.ANSWER, ["order.paid"])
+        assert not conversation.take("r1", Came.ANSWER, ["order.paid"])
+
+    @pytest.mark.parametrize(
+        ("request_", "came", "withdrawn"),
+        [
+            (REQUEST, Came.ANSWER, ["row"]),
+            (REQUEST, Came.FAILURE, ["row"]),
+            (REQUEST, Came.DEADLINE, []),
+            (OVERDUE, Came.ANSWER, []),
+            (replace(REQUEST, row="", at=0), Came.ANSWER, []),
+        ],
+        ids=str,
+    )
+    def test_withdraws_the_deadline(self, request_: Request, came: Came, withdrawn: list[str]) -> None:
+        """One that is handled has left the outbox."""
+        conversation = Conversation({"r1": request_})
+        conversation.take("r1", came, ["order.paid", "order.unpaid"])
+
+        assert conversation.withdrawn == withdrawn
+
+
+class TestBounds:
+    """Requests that nobody answers do not pile up."""
+
+    def test_of_overdue_requests_the_newest_are_kept(self) -> None:
+        kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS + 2)}
+        remembered = Conversation({"w": REQUEST, **kept}).remembered()
+
+        assert "w" in remembered
+        assert [id for id in kept if id not in remembered] == ["o0", "o1"]
+
+    def test_one_becomes_the_newest_when_its_time_is_over(self) -> None:
+        kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS)}
+        conversation = Conversation({"r1": REQUEST, **kept})
+        conversation.take("r1", Came.DEADLINE, ["order.unpaid"])
+
+        assert list(conversation.remembered())[-1] == "r1"
+        assert "o0" not in conversation.remembered()
+
+    def test_what_is_waited_for_is_never_forgotten(self) -> None:
+        kept = {f"w{number}": replace(REQUEST, id=f"w{number}") for number in range(REQUESTS + 2)}
+
+        assert Conversation(dict(kept)).remembered() == kept
+
+
+class TestJournal:
+    """What the journal says."""
+
+    def test_of_what_is_asked(self) -> None:
+        conversation = Conversation(added={"r1": (REQUEST, Frozen("d", "d", "order.unpaid", "{}"))})
+        told = {"request": "r1", "task": "charge", "then": "order.paid", "otherwise": "order.unpaid", "until": 1_000}
+
+        assert conversation.told() == {"asked": [told]}
+
+    def test_leaves_out_what_is_not(self) -> None:
+        assert replace(REQUEST, otherwise="", at=0).told() == {"request": "r1", "task": "charge", "then": "order.paid"}
+
+    @pytest.mark.parametrize("request_", [REQUEST, OVERDUE], ids=str)
+    def test_of_what_came(self, request_: Request) -> None:
+        conversation = Conversation({"r1": request_})
+        conversation.take("r1", Came.ANSWER, ["order.paid"])
+
+        assert conversation.told() == {"request": "r1", "came": "answer"} | ({"late": True} if request_.is_overdue else {})
+
+
+class TestNotes:
+    """What is noted can be read again, and what cannot be read does no harm."""
+
+    @given(targets)
+    def test_target(self, target: Target) -> None:
+        assert read_target(from_json(to_json(target.noted()))) == target
+
+    @given(st.builds(ReturnAddress, texts, texts, texts, targets, st.none() | targets))
+    def test_address(self, address: ReturnAddress) -> None:
+        assert read_return_address(from_json(to_json(address.noted()))) == address
+
+    def test_address_for_failures_alone(self) -> None:
+        address = ADDRESS._replace(then=None)
+        assert read_return_address(address.noted()) == address
+
+    @given(st.builds(Request, texts, texts, texts, texts, row=texts, at=st.integers(1, 2**53), is_overdue=st.booleans()))
+    def test_request(self, request: Request) -> None:
+        pending = Pending(requests={request.id: request})
+        assert read_pending(pending.text()).requests == {request.id: request}
+
+    @pytest.mark.parametrize("request_", [REQUEST, OVERDUE, WITHOUT_STEP, GATHER, Request("r", "t", "s")], ids=str)
+    def test_each_kind_of_request(self, request_: Request) -> None:
+        assert read_request(request_.id, from_json(to_json(request_.noted()))) == request_
+
+    def test_what_newer_code_has_noted_stays(self) -> None:
+        noted = {**REQUEST.noted(), "colour": "red"}
+        assert read_request("r1", dict(noted)).noted() == noted
+
+    @pytest.mark.parametrize("noted", [{}, {"task": "charge"}, {"then": "order.paid"}], ids=repr)
+    def test_request_that_cannot_be_read(self, noted: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match="not of its form"):
+            read_pending(json.dumps({"requests": {"r1": noted}}))
+
+    def test_originator_is_kept(self) -> None:
+        pending = Pending(originator=ADDRESS.noted())
+        assert read_pending(pending.text()).originator == ADDRESS.noted()
+
+    @pytest.mark.parametrize(
+        "noted",
+        [
+            None,
+            5,
+            "order.paid",
+            [],
+            {},
+            ["order.paid"],
+            [5, [], {}, True, {}],
+            ["order.paid", {}, {}, True, {}],
+            ["order.paid", [], [], True, {}],
+            ["order.paid", [], {}, True, []],
+            ["order.paid", [], {}, True, {}, "more"],
+        ],
+        ids=repr,
+    )
+    def test_no_target(self, noted: object) -> None:
+        assert read_target(noted) is None
+
+    @staticmethod
+    def spoilt() -> Iterator[Any]:
+        """Yield addresses that are none."""
+        yield from (None, 5, "text", [], {})
+        for name in ("saga", "instance", "request"):
+            for value in (None, 5, "", "x" * 256, ["order"]):
+                yield {**ADDRESS.noted(), name: value}
+        yield {**ADDRESS.noted(), "then": "order.paid", "otherwise": 5}
+        yield {name: value for name, value in ADDRESS.noted().items() if name not in ("then", "otherwise")}
+
+    def test_no_address(self) -> None:
+        assert [noted for noted in self.spoilt() if read_return_address(noted) is not None] == []
