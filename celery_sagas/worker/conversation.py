@@ -57,7 +57,7 @@ def request(
     to_otherwise = target_of(saga, otherwise) if otherwise is not None else None
     address = ReturnAddress(saga.name, context.view.id, ids[-1], to_then, to_otherwise)
     if not deadline:
-        _warn_of_early_acknowledgement(app, members)
+        warn_of_early_acknowledgement(app, members)
     asked = Request(ids[-1], str(members[-1].task), to_then.task, to_otherwise.task if to_otherwise else "", at=deadline)
     sending.send(asking(app, sent, address, derived_id(asked.id, Came.ANSWER), deadline), due_at, ids)
     context.conversation.added[asked.id] = asked, _deadline(context, asked, to_otherwise)
@@ -208,7 +208,7 @@ def _deadline(context: StepContext, asked: Request, to: Target | None) -> Frozen
     return replace(message, due_at=asked.at if is_eager else waiting(asked.at))
 
 
-def _warn_of_early_acknowledgement(app: Celery, members: "list[Signature[Any]]") -> None:
+def warn_of_early_acknowledgement(app: Celery, members: "list[Signature[Any]]") -> None:
     """Warn, once for each task, that an answer may never come: a message that is acknowledged early is lost with its worker."""
     for name in {str(member.task) for member in members} - _told:
         task: Any = app.tasks.get(name)

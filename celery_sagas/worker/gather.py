@@ -11,7 +11,7 @@ from celery_sagas.core.conversation import Came, Request, ReturnAddress, Target
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.sending import Frozen
-from celery_sagas.worker.conversation import asking, deadline_of, members_of
+from celery_sagas.worker.conversation import asking, deadline_of, members_of, warn_of_early_acknowledgement
 from celery_sagas.worker.gathering import GATHER
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.internals import current_app
@@ -58,6 +58,9 @@ def gather(
         to_then=to_then,
         to_otherwise=to_otherwise,
     )
+    if not deadline:
+        for _, tasks in members:
+            warn_of_early_acknowledgement(current_app(), tasks)
     sent = [_member(context, saga, asked, position, *member) for position, member in enumerate(members)]
     over = _deadline(context, saga, asked) if deadline else None
     sending.messages += sent

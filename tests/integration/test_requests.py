@@ -9,7 +9,7 @@ from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
 from tests.integration.conftest import Deploy
 from tests.integration.test_killed import VISIBILITY
-from tests.integration.worker import Deployment
+from tests.integration.worker import APPS, Deployment
 from tests.waiting import wait_until
 
 BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": VISIBILITY}}
@@ -31,7 +31,7 @@ def quest(deployment: Deployment, name: str = "a") -> dict[str, Any]:
 def wait_for(deployment: Deployment, what: str, name: str = "a") -> list[str]:
     """Wait until something has come of a question; return it, once there is nothing else to do."""
     wait_until(lambda: quest(deployment, name).get(what), deployment.describe)
-    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    wait_until(lambda: deployment.queued(deployment.name) == 0, deployment.describe)
     found: list[str] = quest(deployment, name)[what]
     return found
 
@@ -96,7 +96,9 @@ def test_expired_in_a_queue(deployment: Deployment) -> None:
 
     assert wait_for(deployment, "failures") == ["deadline"]
     deployment.start("prefork", 1, queue=queue).wait_ready()
-    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    wait_until(lambda: deployment.queued(queue) == 0, deployment.describe)
+    deployment.send("quest.ask", name="b", how="work")
+    assert wait_for(deployment, "answers", "b") == ["done b"]
     assert quest(deployment)["answers"] == []
 
 
@@ -171,7 +173,7 @@ def test_participant_without_this_library(deployment: Deployment) -> None:
     """Its worker answers by Celery's own means."""
     queue = deployment.route("participant.work")
     deployment.start("prefork", 1).wait_ready()
-    deployment.start("prefork", 1, queue=queue, app="strangers").wait_ready()
+    deployment.start_script(APPS / "strangers.py", queue).wait_ready()
     deployment.send("quest.ask", name="a", how="work")
 
     assert wait_for(deployment, "answers") == ["stranger a"]

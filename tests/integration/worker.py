@@ -42,7 +42,7 @@ class Worker:
         environment = {**environment, "CELERY_SAGAS_TEST_READY": str(self._ready)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "celery", *command],
+                [sys.executable, *command],
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.PIPE,  # which ends with this process: see ``apps/deployed.py``
@@ -168,18 +168,24 @@ class Deployment:
 
     def start(self, pool: str = "prefork", concurrency: int = 2, *options: str, queue: str = "", **environment: str) -> Worker:
         """Start a worker; see ``Worker.wait_ready``."""
-        level, app = environment.pop("level", "INFO"), environment.pop("app", self.app)
+        level = environment.pop("level", "INFO")
         name = unique("worker")
         command = ["worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", f"{name}@localhost"]
-        return self._run([*command, *quiet, *options], environment, name, app)
+        return self._run([*command, *quiet, *options], environment, name)
 
     def start_relay(self, **environment: str) -> Worker:
         """Start the relay alone; it has written ``The relay runs.`` once it does."""
         return self._run(["sagas", "relay", "-l", "DEBUG"], environment, unique("relay"))
 
-    def _run(self, command: list[str], environment: Mapping[str, str], name: str, app: str = "") -> Worker:
-        worker = Worker(["-A", app or self.app, *command], {**self._environment(), **environment}, self.folder, name)
+    def start_script(self, path: Path, *arguments: str) -> Worker:
+        """Start a worker that is a script, and not Celery's command, which loads this library wherever that is installed."""
+        worker = Worker([str(path), *arguments], self._environment(), self.folder, unique("script"))
+        self.workers.append(worker)
+        return worker
+
+    def _run(self, command: list[str], environment: Mapping[str, str], name: str) -> Worker:
+        worker = Worker(["-m", "celery", "-A", self.app, *command], {**self._environment(), **environment}, self.folder, name)
         self.workers.append(worker)
         return worker
 
@@ -231,9 +237,9 @@ class Deployment:
         sent = self.client.send_task(task, kwargs=arguments, task_id=task_id, ignore_result=True)
         return str(sent.id)
 
-    def queued(self) -> int:
-        """Count the messages that wait in the queues."""
-        return sum(map(self._queued, self.queues))
+    def queued(self, *queues: str) -> int:
+        """Count the messages that wait in these queues, or in all."""
+        return sum(map(self._queued, queues or self.queues))
 
     def _queued(self, queue: str) -> int:
         with self.client.connection_for_read() as connection, connection.channel() as channel:

@@ -1,4 +1,7 @@
-"""A service that does not have the library: its workers know of no saga."""
+"""A service that does not have the library: ``strangers.py <queue>`` is a worker that knows of no saga.
+
+Celery's own command would load the library, wherever it is installed, for ``celery sagas``.
+"""
 
 import json
 import os
@@ -31,3 +34,7 @@ def note_ready(**_: object) -> None:
 def _end_with_test() -> None:
     select.select([0], [], [])
     os.killpg(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    app.Worker(queues=[sys.argv[1]], concurrency=1, without_gossip=True, without_mingle=True, loglevel="INFO").start()
