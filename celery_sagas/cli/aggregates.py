@@ -9,6 +9,7 @@ from celery import Celery
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of
 from celery_sagas.core.registry import registry
+from celery_sagas.engine.gathering import buffer_of
 from celery_sagas.errors import InvalidMessage, SagaError
 from celery_sagas.stores.items import Counts, Group, Kept, Rules
 from celery_sagas.stores.ports import Backend
@@ -136,8 +137,16 @@ def _print_counts(counts: Sequence[tuple[str, Counts]], *, as_json: bool) -> Non
     if as_json:
         tables.print_json([{"name": name, **each._asdict(), "defined": name in registry.aggregators} for name, each in counts])
         return
-    rows = [(name, *map(str, each), "yes" if name in registry.aggregators else "not in this app") for name, each in counts]
+    rows = [(name, *map(str, each), _place_of(name)) for name, each in counts]
     tables.print_table(_AGGREGATORS, rows, "There are no aggregators.")
+
+
+def _place_of(name: str) -> str:
+    """Return whether an aggregator is defined here; what the members of gathers have answered is kept under the saga's name."""
+    if name in registry.aggregators:
+        return "yes"
+    gathers = {buffer_of(saga) for definition in registry.sagas.values() for saga in definition.names}
+    return "answers to gathers" if name in gathers else "not in this app"
 
 
 def _print_groups(name: str, groups: Sequence[Group], *, as_json: bool) -> None:

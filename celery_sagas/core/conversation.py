@@ -7,10 +7,16 @@ from typing import Any, NamedTuple
 
 from celery_sagas.core.sending import Frozen
 
-#: How many requests an instance may wait for. Of those that are overdue it keeps as many: beyond that the oldest is forgotten.
-REQUESTS = 1_000
+#: How many requests an instance may wait for, and how many of those that are overdue it keeps: the newest.
+REQUESTS, OVERDUE = 1_000, 1_000
 #: Ends the name of the step that gets an answer for which none was named; no function can be named like it.
 ANSWERED = "(answered)"
+
+
+#: Options of publishing that a target may have: where it goes, and how it is written. It says not when, nor what follows it.
+ROUTING = frozenset(
+    {"queue", "exchange", "exchange_type", "routing_key", "priority", "serializer", "compression", "delivery_mode"}
+)
 
 
 class Came(StrEnum):
@@ -18,6 +24,7 @@ class Came(StrEnum):
 
     ANSWER = "answer"
     FAILURE = "failure"
+    DOUBT = "doubt"  #: a failure of what may have been answered all the same: by another run, or before its worker was lost
     DEADLINE = "deadline"
     GATHERED = "gathered"  #: all members of a gather have answered, or failed
 
@@ -50,7 +57,10 @@ def read_target(noted: object) -> Target | None:
         return None
     task, args, kwargs, takes, options = noted
     is_target = isinstance(task, str) and isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)
-    return Target(task, tuple(args), kwargs, bool(takes), options) if is_target else None
+    if not is_target:
+        return None
+    routing = {name: value for name, value in options.items() if name in ROUTING and isinstance(value, str | int | float)}
+    return Target(task, tuple(args), kwargs, bool(takes), routing)
 
 
 class ReturnAddress(NamedTuple):
@@ -94,7 +104,7 @@ class Request:
     otherwise: str = ""  #: the step that gets the failure; empty: none
     row: str = ""  #: of the outbox: its deadline, if it has one
     at: int = 0  #: its deadline; milliseconds since the epoch
-    is_overdue: bool = False  #: the deadline has passed, and ``otherwise`` has run
+    is_overdue: bool = False  #: ``otherwise`` has run, since the deadline has passed or the failure is in doubt
     members: int = 0  #: of a gather; 0: it is none
     at_least: int = 0  #: how many of them must answer
     to_then: Target | None = None  #: of a gather, which is brought to its end from wherever its last member answers
@@ -103,7 +113,7 @@ class Request:
 
     def target(self, answers: int) -> Target | None:
         """Return the step to which a gather goes that has ended with so many answers; ``None`` if nobody here can read it."""
-        return self.to_otherwise if self.to_otherwise and answers < self.at_least else self.to_then
+        return self.to_otherwise if self.otherwise and answers < self.at_least else self.to_then
 
     def noted(self) -> dict[str, Any]:
         """Return what is noted of it, in values of JSON; its id is noted beside it."""
@@ -111,11 +121,13 @@ class Request:
         if self.otherwise:
             noted["otherwise"] = self.otherwise
         if self.at:
-            noted |= {"row": self.row, "at": self.at, "overdue": self.is_overdue}
+            noted |= {"row": self.row, "at": self.at}
+        if self.is_overdue:
+            noted["overdue"] = True
         if self.members:
-            targets = [target.noted() for target in (self.to_then, self.to_otherwise) if target]
-            noted |= {"members": self.members, "at_least": self.at_least, "targets": targets}
-        return noted
+            noted |= {"members": self.members, "at_least": self.at_least}
+        targets = {"to_then": self.to_then, "to_otherwise": self.to_otherwise}
+        return noted | {name: target.noted() for name, target in targets.items() if target}
 
     def told(self) -> dict[str, Any]:
         """Return what the journal says of it."""
@@ -133,8 +145,10 @@ def read_request(id: str, noted: dict[str, Any]) -> Request:
     task, then = noted.pop("task"), noted.pop("then")
     defaults = {"otherwise": "", "row": "", "at": 0, "overdue": False, "members": 0, "at_least": 0}
     values = [noted.pop(name, default) for name, default in defaults.items()]
-    to_then, to_otherwise, *_ = [*map(read_target, noted.pop("targets", ())), None, None]
-    return replace(Request(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=noted)
+    to_then, to_otherwise = read_target(noted.get("to_then")), read_target(noted.get("to_otherwise"))
+    read = {"to_then": to_then, "to_otherwise": to_otherwise}
+    more = {name: value for name, value in noted.items() if not read.get(name)}  # also a target in a form of newer code
+    return replace(Request(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=more)
 
 
 @dataclass(slots=True)
@@ -149,7 +163,7 @@ class Conversation:
     about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
 
     def take(self, id: str, came: str, steps: Collection[str]) -> Request | None:
-        """Take out the request of which something came; one whose deadline has passed stays for a late answer.
+        """Take out the request of which something came; one that may be answered all the same stays for a late answer.
 
         Args:
             id: Of the request.
@@ -162,12 +176,12 @@ class Conversation:
         request = self.kept.get(id)
         if request is None or not any(name in steps for name in _steps_of(request, came)):
             return None
-        if request.is_overdue and came in (Came.FAILURE, Came.DEADLINE):
+        if request.is_overdue and came in _FAILURES:
             return None
         del self.kept[id]
-        if came == Came.DEADLINE and not request.then.endswith(ANSWERED):
+        if came in (Came.DEADLINE, Came.DOUBT) and not request.then.endswith(ANSWERED):
             self.kept[id] = replace(request, is_overdue=True, row="")
-        elif request.row:
+        if request.row and came != Came.DEADLINE:
             self.withdrawn.append(request.row)
         self.about = {"request": id, "came": came} | ({"late": True} if request.is_overdue else {})
         return request
@@ -180,8 +194,11 @@ class Conversation:
     def remembered(self) -> dict[str, Request]:
         """Return what is kept; of overdue requests only the newest."""
         overdue = [id for id, request in self.kept.items() if request.is_overdue]
-        forgotten = set(overdue[:-REQUESTS])
+        forgotten = set(overdue[:-OVERDUE])
         return {id: request for id, request in self.kept.items() if id not in forgotten}
+
+
+_FAILURES = frozenset({Came.FAILURE, Came.DOUBT, Came.DEADLINE})
 
 
 def _steps_of(request: Request, came: str) -> tuple[str, ...]:

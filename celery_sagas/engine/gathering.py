@@ -19,6 +19,7 @@ from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.gate import Rules
 from celery_sagas.core.pending import read_pending
 from celery_sagas.core.text import storable
+from celery_sagas.engine.commit import STATES_IN_MESSAGES
 from celery_sagas.errors import InvalidMessage, StoreError, UnreadableState
 from celery_sagas.stores.items import Addition, Item, NewItem
 from celery_sagas.stores.ports import Backend
@@ -102,7 +103,8 @@ class Gathering:
         request = self._asked(gather)
         if request is None or not 0 <= member.position < request.members:
             return False
-        item = NewItem(str(member.position), payload_of(gather, request.members, member, self.max_bytes))
+        limit = min(self.max_bytes, STATES_IN_MESSAGES * self.max_bytes // request.members)  # one message has all of them
+        item = NewItem(str(member.position), payload_of(gather, request.members, member, limit))
         (added,) = self.backend.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
         if added.is_open or (not added.added and self._is_complete(gather, request)):  # who kept it first may have died
             verdict = self.conclude(gather)
@@ -221,7 +223,7 @@ def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> 
         encoded = to_json({**where, member.came.value: member.value}, by_alias=True, round_trip=True)
         if len(encoded) <= max_bytes:
             return encoded.decode()
-        problem = f"its answer has {len(encoded)} bytes, saga_max_state_bytes allows {max_bytes}"
+        problem = f"its answer has {len(encoded)} bytes, saga_max_state_bytes allows {max_bytes} for each of {members} members"
     except (ValueError, TypeError, RecursionError) as exc:
         problem = f"its answer cannot be encoded as JSON: {exc}"
     text = storable(problem, _TEXT_CHARACTERS)

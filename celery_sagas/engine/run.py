@@ -19,6 +19,7 @@ from celery_sagas.engine.instance import Instance, begin, revive
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import (
+    InvalidMessage,
     KeyTaken,
     MessageError,
     RevisionConflict,
@@ -199,8 +200,15 @@ class Run:
         if instance.record is not None:
             self._send_answer(self._asked_by, result)
         if instance.context.completed:
-            self._send_answer(instance.context.conversation.originator, None)
+            self._send_last_answer(instance.context.conversation.originator)
             instance.context.conversation.originator = None
+
+    def _send_last_answer(self, to: Mapping[str, Any] | None) -> None:
+        """Answer with nothing whoever has none yet; who cannot be answered does not keep the instance from its end."""
+        try:
+            self._send_answer(to, None)
+        except InvalidMessage as exc:
+            logger.warning("%s completes, and whoever started it gets no answer: %s", self.step.saga.name, exc)
 
     def _send_answer(self, to: Mapping[str, Any] | None, value: Any) -> None:
         """Send an answer with the commit: what follows a task in Celery would be sent for a repeat, too, which has no result."""

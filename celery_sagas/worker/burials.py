@@ -79,7 +79,7 @@ def _keep(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLe
 def _tell(task: Any, request: Any, kept: DeadLetter, error: Exception) -> None:
     logger.error("%s[%s] failed and is kept as the dead letter %s: %s", kept.task, kept.message_id, kept.id, kept.error)
     signals.step_failed.send(sender=task, letter=kept, exception=error)
-    report(task.app, request, error)
+    report(task.app, request, error, may_be_answered=True)  # once its letter is retried
 
 
 def is_seen_to(error: BaseException) -> bool:

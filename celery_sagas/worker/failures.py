@@ -30,7 +30,9 @@ DEADLINE_S = 10.0
 _NAME_CHARACTERS = 255
 
 
-def report(app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error") -> bool:
+def report(
+    app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False
+) -> bool:
     """Tell whoever waits for the answer to a message that it has failed, if a step was named for that; twice is as good as once.
 
     It never raises, and takes a bounded time: what cannot be sent is logged, and the deadline of the request remains.
@@ -39,7 +41,8 @@ def report(app: Celery, request: Any, error: BaseException | str, kind: FailureK
         app: The app.
         request: Of the message's task.
         error: What was raised, or a text if nothing was.
-        kind: What happened.
+        kind: What happened; but for an error, an answer may come all the same.
+        may_be_answered: Whether one may come after this error, too.
 
     Returns:
         Whether a step was told.
@@ -48,8 +51,9 @@ def report(app: Celery, request: Any, error: BaseException | str, kind: FailureK
     if address is None or address.otherwise is None:
         return False
     failure = failure_of(request, error, kind)
+    came = Came.DOUBT if may_be_answered or failure.kind != "error" else Came.FAILURE
     try:
-        _send(app, request, address, address.otherwise, failure)
+        _send(app, request, address, address.otherwise, failure, came)
     except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
         logger.warning("%s[%s] failed, and %s is not told: %s", failure.task, failure.task_id, address.otherwise.task, exc)
         return False
@@ -57,13 +61,15 @@ def report(app: Celery, request: Any, error: BaseException | str, kind: FailureK
     return True
 
 
-def report_in_time(app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error") -> bool:
+def report_in_time(
+    app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False
+) -> bool:
     """Tell of a failure from a worker's main process, which nobody may hold up; see ``report``."""
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
         return False
     try:
-        return within(DEADLINE_S, functools.partial(report, app, request, error, kind))
+        return within(DEADLINE_S, functools.partial(report, app, request, error, kind, may_be_answered=may_be_answered))
     except TimeoutError:
         step = address.otherwise.task
         logger.warning("%s[%s] failed, and perhaps %s is not told: the broker does not answer", request.task, request.id, step)
@@ -95,8 +101,8 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
     )
 
 
-def _send(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure) -> None:
-    headers = answer_headers(address.instance, address.request, Came.FAILURE) | causation_headers(session_of(request))
+def _send(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure, came: Came) -> None:
+    headers = answer_headers(address.instance, address.request, came) | causation_headers(session_of(request))
     id = derived_id(address.request, Came.FAILURE)
     with _publisher(app) as publisher:
         publisher.publish_signature(signature_to(app, to, failure.__json__(), id=id, headers=headers))

@@ -13,7 +13,7 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.core.sending import Frozen
 from celery_sagas.worker.conversation import asking, deadline_of, members_of, warn_of_early_acknowledgement
 from celery_sagas.worker.gathering import GATHER
-from celery_sagas.worker.headers import answer_headers
+from celery_sagas.worker.headers import answer_headers, frozen_target
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.targets import signature_to, target_of
 from celery_sagas.worker.timeouts import Delay, tell_eager, waiting
@@ -45,8 +45,8 @@ def gather(
     if within is not None:
         _check_times(members)
     deadline = deadline_of(*members[0], otherwise, within)
-    to_then = target_of(saga, then)
-    to_otherwise = target_of(saga, otherwise) if otherwise is not None else None
+    to_then = frozen_target(target_of(saga, then))
+    to_otherwise = frozen_target(target_of(saga, otherwise)) if otherwise is not None else None
     asked = Request(
         sending.next_id(),
         GATHER,

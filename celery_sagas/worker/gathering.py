@@ -81,11 +81,16 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
     try:
         if address.came == Came.DEADLINE:
             _conclude(self, gather)
-        elif not _collect(self.app, gather, Member(position, Came(address.came), value, task, address.id)):
+        elif not _collect(self.app, gather, Member(position, _outcome(address.came), value, task, address.id)):
             logger.debug("%s[%s] comes too late for the gather %s of %s", task, address.id, request, saga)
     except StoreError as exc:
         put_off_if_it_helps(self, exc)
         raise
+
+
+def _outcome(came: str) -> Came:
+    """Return what came of a member: the first that comes counts, whatever may come later."""
+    return Came.FAILURE if came == Came.DOUBT else Came(came)
 
 
 def _collect(app: Celery, gather: Gather, member: Member) -> bool:

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.conversation import Addressed, Came, ReturnAddress, read_return_address
+from celery_sagas.core.conversation import Addressed, Came, ReturnAddress, Target, read_return_address, read_target
 from celery_sagas.engine.session import MAX_CAUSATION, Session
 from celery_sagas.errors import InvalidMessage
 
@@ -81,6 +81,22 @@ def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
         problem = f"the arguments of then= and otherwise= have {len(text)} bytes, {_RETURN_ADDRESS_BYTES:,} are allowed"
         raise InvalidMessage(task, [("", f"{problem}: keep them in the state")])
     return {RETURN_ADDRESS: text.decode()}
+
+
+def frozen_target(target: Target) -> Target:
+    """Return a target as it is now, whatever becomes of its arguments.
+
+    Raises:
+        InvalidMessage: They cannot be encoded, or are larger than what a message may say of where its answer goes.
+    """
+    try:
+        text = to_json(target.noted())
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise InvalidMessage(target.task, [("", "its arguments cannot be encoded as JSON")]) from exc
+    if len(text) > _RETURN_ADDRESS_BYTES:
+        problem = f"the arguments of a step that gets answers have {len(text)} bytes, {_RETURN_ADDRESS_BYTES:,} are allowed"
+        raise InvalidMessage(target.task, [("", f"{problem}: keep them in the state")])
+    return read_target(from_json(text)) or target
 
 
 def read_return_address_of(request: Any) -> ReturnAddress | None:

@@ -46,7 +46,8 @@ class Reporting:
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Tell of what a task has raised, or of its lost process."""
         error = exc_info.exception
-        self._report_of(error.exc if isinstance(error, ExceptionWithTraceback) else error)
+        # an error of Celery's own, such as of its result backend, may come after the answer was sent
+        self._report_of(error.exc if isinstance(error, ExceptionWithTraceback) else error, may_be_answered=exc_info.internal)
         return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
@@ -54,11 +55,11 @@ class Reporting:
         self._report("it expired before a worker began it" if expired else f"it was {reason}", "revoked")
         super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
 
-    def _report_of(self, error: BaseException) -> None:
+    def _report_of(self, error: BaseException, *, may_be_answered: bool = False) -> None:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             self._report_exit(error)
         elif isinstance(error, Exception) and not isinstance(error, _NO_END) and not self._goes_on(error):
-            self._report(error)
+            self._report(error, may_be_answered=may_be_answered)
 
     def _report_exit(self, error: BaseException) -> None:
         """Tell of a process that has ended, unless Celery has ended it, or takes that for a loss and gives the message back."""
@@ -88,12 +89,12 @@ class Reporting:
             return task.max_retries is None or (request._context.retries or 0) < task.max_retries
         return bool(task.acks_late and task.reject_on_worker_lost)
 
-    def _report(self, error: BaseException | str, kind: FailureKind = "error") -> None:
+    def _report(self, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False) -> None:
         request: Any = self
         if not self._is_reported:  # a time limit is met twice
             self._is_reported = True
             context = Context(request._context.__dict__, called_directly=False)
-            report_in_time(request.app, context, error, kind)
+            report_in_time(request.app, context, error, kind, may_be_answered=may_be_answered)
 
 
 def _is_acknowledged_on_timeout(task: Any) -> bool:

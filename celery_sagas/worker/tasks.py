@@ -118,10 +118,11 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     _tell(task, outcome)
     if asked_by is not None:
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
-    if address is not None and address.came == Came.GATHERED:
+    if address is not None and address.came == Came.GATHERED and outcome.reason != "withdrawn":  # which may be about another step
         gathering_of(task.app).forget(step.saga, address.instance_id, address.id)
     if outcome.kind is Kind.FAILED:
-        report(task.app, request, "it failed before, and is kept as a dead letter")  # whoever buried it may have told nobody
+        # whoever buried it may have told nobody
+        report(task.app, request, "it failed before, and is kept as a dead letter", may_be_answered=True)
         raise Ignore()  # what follows a success, ``link`` or the next of a chain, does not follow it
     return outcome.result
 

@@ -11,9 +11,10 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from celery_sagas import Batch, Message, aggregator
+from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.cli import sagas
 from celery_sagas.core.registry import registry
+from celery_sagas.engine.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.items import Addition, Keeping, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
@@ -124,6 +125,18 @@ class TestList:
             ["gone.store_meters", "1", "1", "0", "0", "not in this app"],
             ["meters.beat", "0", "0", "0", "0", "yes"],
             ["meters.store_readings", "2", "4", "1", "1", "yes"],
+        ]
+
+    def test_answers_to_gathers(self, app: Celery) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        add(app, "0", name=buffer_of("order"))
+
+        assert run(app, "aggregates", "list").output.splitlines()[1].split(maxsplit=5) == [
+            "order.(gathered)",
+            *["1", "1", "0", "0"],
+            "answers to gathers",
         ]
 
     def test_json(self, app: Celery, store_readings: Any) -> None:

@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from celery_sagas.core.conversation import (
     ANSWERED,
     REQUESTS,
+    ROUTING,
     Came,
     Conversation,
     Request,
@@ -32,6 +33,8 @@ GATHER = replace(REQUEST, members=3)
 THEN, OTHERWISE = Target("order.paid", ("Rome",), {"how": "cash"}, True, {"queue": "q"}), Target("order.unpaid", takes=False)
 ADDRESS = ReturnAddress("order", "i1", "r1", THEN, OTHERWISE)
 
+GATHER_TO = replace(GATHER, at_least=3, to_then=THEN, to_otherwise=OTHERWISE)
+
 texts = st.text(min_size=1, max_size=5)
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2))
 targets = st.builds(
@@ -40,7 +43,7 @@ targets = st.builds(
     st.lists(values, max_size=2).map(tuple),
     st.dictionaries(texts, values, max_size=2),
     st.booleans(),
-    st.dictionaries(texts, texts, max_size=2),
+    st.dictionaries(st.sampled_from(sorted(ROUTING)), texts, max_size=2),
 )
 
 
@@ -53,9 +56,11 @@ class TestTake:
             (REQUEST, Came.ANSWER, "order.paid", None),
             (REQUEST, Came.FAILURE, "order.unpaid", None),
             (REQUEST, Came.DEADLINE, "order.unpaid", OVERDUE),
+            (REQUEST, Came.DOUBT, "order.unpaid", OVERDUE),
             (OVERDUE, Came.ANSWER, "order.paid", None),
             (WITHOUT_STEP, Came.ANSWER, f"order.{ANSWERED}", None),
             (WITHOUT_STEP, Came.DEADLINE, "order.unpaid", None),
+            (WITHOUT_STEP, Came.DOUBT, "order.unpaid", None),
             (GATHER, Came.GATHERED, "order.paid", None),
             (GATHER, Came.GATHERED, "order.unpaid", None),
         ],
@@ -105,6 +110,7 @@ class TestTake:
             (REQUEST, Came.ANSWER, ["row"]),
             (REQUEST, Came.FAILURE, ["row"]),
             (REQUEST, Came.DEADLINE, []),
+            (REQUEST, Came.DOUBT, ["row"]),
             (OVERDUE, Came.ANSWER, []),
             (replace(REQUEST, row="", at=0), Came.ANSWER, []),
         ],
@@ -172,6 +178,20 @@ class TestNotes:
     @given(st.builds(ReturnAddress, texts, texts, texts, targets, st.none() | targets))
     def test_address(self, address: ReturnAddress) -> None:
         assert read_return_address(from_json(to_json(address.noted()))) == address
+
+    def test_target_says_only_where_its_message_goes(self) -> None:
+        """Not when, nor what follows it: the options may come from another service."""
+        options = {"queue": "q", "priority": 3, "countdown": "soon", "link": [{"task": "x"}], "exchange": {"type": "direct"}}
+        target = read_target(THEN._replace(options=options).noted())
+        assert target is not None
+        assert target.options == {"queue": "q", "priority": 3}
+
+    def test_targets_of_a_newer_form_stay_and_are_not_mistaken(self) -> None:
+        noted = {**GATHER_TO.noted(), "to_otherwise": {"step": "order.unpaid"}}
+        request = read_request("r1", dict(noted))
+        assert (request.to_then, request.to_otherwise, request.noted()) == (THEN, None, noted)
+        assert request.target(0) is None
+        assert request.target(3) == THEN
 
     def test_address_for_failures_alone(self) -> None:
         address = ADDRESS._replace(then=None)

@@ -367,7 +367,7 @@ class TestStep:
         """Whoever buried it died before it could tell."""
         sent = self.ask(shop, worker, other)
         with monkeypatch.context() as patched:
-            patched.setattr("celery_sagas.worker.burials.report", lambda *_: False)
+            patched.setattr("celery_sagas.worker.burials.report", lambda *_, **__: False)
             worker.run()
         assert shop.seen() == []
         worker.deliver_again(sent)

@@ -109,6 +109,28 @@ class TestEnd:
 
         assert found(shop).seen == ["quoted for Mr Smith"]
 
+    def test_arguments_of_the_step_are_those_at_the_call(self, shop: Any, worker: Worker) -> None:
+        extra = ["a"]
+
+        @shop.saga.handles
+        def told(order: Any, came: Gathered[int], extra: list[str]) -> None:
+            order.seen.append(",".join(extra))
+
+        def gather(order: Any) -> None:
+            order.gather([shop.quote.s(3)], then=told.s(extra=extra))
+            extra.append("late")
+
+        start(shop, worker, gather)
+        worker.run()
+
+        assert found(shop).seen == ["a"]
+
+    def test_arguments_of_the_step_are_bounded(self, shop: Any, worker: Worker) -> None:
+        """They are kept beside the state until the gather ends."""
+        start(shop, worker, lambda order: order.gather([shop.quote.s(3)], then=shop.quoted.s(extra="x" * 40_000)))
+
+        assert isinstance(worker.done[-1].error, InvalidMessage)
+
     def test_step_that_takes_nothing(self, shop: Any, worker: Worker) -> None:
         @shop.saga.handles
         def told(order: Any, text: str) -> None:

@@ -18,6 +18,7 @@ from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.gathering import GATHER, gathering_of
+from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.relay import RelayThread
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
@@ -71,6 +72,16 @@ class TestRepeats:
 
         assert tasks_of(worker.done)[1:4] == ["quote", GATHER, GATHER]  # its failure comes after the answer
         assert (found(shop).values, found(shop).failed) == ([7], {})
+
+    def test_message_to_another_step_leaves_the_answers_alone(self, app: Celery, shop: Any, worker: Worker) -> None:
+        begin(shop, worker, [3, 1])
+        worker.one()
+        request = request_of(app)
+        headers = answer_headers(found(shop).saga.id, request, Came.GATHERED)
+        app.send_task("order.end", ("42",), headers=headers)
+        worker.run()
+
+        assert (found(shop).seen, found(shop).values) == (["quoted"], [3, 1])
 
     def test_member_that_is_delivered_again(self, shop: Any, worker: Worker) -> None:
         begin(shop, worker, [3, 1])

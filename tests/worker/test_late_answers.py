@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain
+from celery.app.task import Context
 
 from celery_sagas import Failure
 from celery_sagas.core.ids import derived_id
 from celery_sagas.worker import timeouts
 from celery_sagas.worker.discard import discard_letter
+from celery_sagas.worker.failures import report
 from tests.apps import Worker, backend_of
 from tests.worker.orders import Boom, Shop, define, only, shop
 
@@ -290,3 +292,29 @@ def test_eager_mode_says_that_nothing_is_sent_later(
 
     assert "order.unpaid was scheduled, and nothing that is scheduled runs" in caplog.text
     assert (shop.seen(), shop.rows()) == (["paid receipt"], [])
+
+
+class TestDoubt:
+    """A failure after which an answer may come all the same."""
+
+    @pytest.mark.parametrize("kind", ["revoked", "lost"])
+    def test_answer_comes_after_it(self, worker: Worker, shop: Shop, kind: Any) -> None:
+        """Another delivery of the message has expired; or its worker was lost once it had answered."""
+        ask(shop, worker)
+        (asked,) = worker.waiting()
+        request = Context(dict(asked.headers), headers=dict(asked.headers), id=asked.id, task="charge")
+        assert report(worker.app, request, "gone", kind)
+        worker.run()
+
+        assert shop.seen() == [f"unpaid {kind}", "paid receipt late"]
+        assert (shop.rows(), shop.pending().requests) == ([], {})
+
+    def test_answer_comes_after_the_letter_of_a_step_is_retried(self, worker: Worker, shop: Shop) -> None:
+        """It was buried, and its asker told; the retry has an answer."""
+        ask(shop, worker)
+        (asked,) = worker.waiting()
+        request = Context(dict(asked.headers), headers=dict(asked.headers), id=asked.id, task="charge")
+        assert report(worker.app, request, Boom("broken"), may_be_answered=True)
+        worker.run()
+
+        assert shop.seen() == ["unpaid error", "paid receipt late"]
