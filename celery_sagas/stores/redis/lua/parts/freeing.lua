@@ -1,4 +1,4 @@
--- Takes free items, and puts them back. Expects fresh.
+-- Takes free items, and puts them back. Expects fresh and oldest.
 
 -- Take the numbers of the first free items, in their order: as many as there are, up to a limit, or some more.
 local function take_free(group, limit)
@@ -24,19 +24,6 @@ end
 local function last_free()
   local last = redis.call('ZRANGE', free, -1, -1)[1] or 0
   return math.max(tonumber(last), tonumber(redis.call('LINDEX', fresh, -2) or 0))
-end
-
--- Note which of the free items is the oldest. Where the state of the group counts none, what is there is counted.
-local function look_at_oldest(group)
-  drop_dead_heads(group)
-  local first, packed = redis.call('ZRANGE', free, 0, 0)[1], nil
-  local head = redis.call('LINDEX', fresh, 0)
-  if head and (not first or tonumber(head) < tonumber(first)) then first, packed = head, redis.call('LINDEX', fresh, 1) end
-  if group.free <= 0 then group.free = first and redis.call('LLEN', fresh) / 2 + redis.call('ZCARD', free) or 0 end
-  if first and tonumber(first) == group.oldest then return end
-  group.oldest, group.oldest_at = tonumber(first or 0), 0
-  packed = packed or first and redis.call('HGET', items, first) or ''
-  group.oldest_at = tonumber(string.match(packed, '^%d+') or 0)
 end
 
 -- Put items back, and open the gate for them.

@@ -30,23 +30,6 @@ local function drop_dead(group, limit)
   end
 end
 
--- Drop dead items until the first is none; looks at few, and at more only while they are dead.
-local function drop_dead_heads(group)
-  local limit = 1
-  while group.dead > 0 do
-    local found, digests = first_fresh(limit)
-    local count = 0
-    while count < #digests and digests[count + 1] ~= '-' do
-      if redis.call('HGET', fresh_ids, digests[count + 1]) == found[2 * count + 1] then break end
-      count = count + 1
-    end
-    if count > 0 then redis.call('LTRIM', fresh, 2 * count, -1) end
-    group.dead = group.dead - count
-    if count < #digests or count == 0 then return end
-    limit = math.min(2 * limit, 500)
-  end
-end
-
 -- Move the first fresh items to the others, and add their numbers.
 local function take_fresh(numbers, limit)
   local found, digests = first_fresh(limit)
