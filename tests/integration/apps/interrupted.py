@@ -44,12 +44,16 @@ def handle(task: Any, args: Any, kwargs: Any) -> Any:
 
 
 def note_pool() -> None:
-    """Note a connection that the run before this one has not given back; those of other threads come back in a moment."""
+    """Note connections that earlier runs have not given back; those of other threads come back in a moment.
+
+    The error of the last interrupted run may hold the one that it was given, with its frames, until another error takes its
+    place. More than one would be a leak, and grow.
+    """
     give_up = time.monotonic() + 10
-    while (lent := _lent(runtime_of(app).backend)) and time.monotonic() < give_up:
-        gc.collect()  # the error of the interrupted run may hold the connection that it was given, in a cycle with its own frames
+    while (lent := _lent(runtime_of(app).backend)) > 1 and time.monotonic() < give_up:
+        gc.collect()  # the errors of interrupted runs stand in cycles with their frames
         time.sleep(0.001)
-    if lent:
+    if lent > 1:
         note("unsound", f"{lent} connections are lent")
 
 
