@@ -41,6 +41,14 @@ class Registry:
         """Register an aggregator under its name, and let no other have one of its names."""
         _add(self.aggregators, aggregator, (aggregator.location,), lambda other: (other.location,), "aggregator", "Set name=")
 
+    def saga_named(self, name: str) -> SagaDefinition | None:
+        """Return the saga that has, or had, a stored name."""
+        return next((saga for saga in self.sagas.values() if name in saga.names), None)
+
+    def step_named(self, task: str) -> StepDefinition | None:
+        """Return the step that has, or had, a task's name."""
+        return next((step for step in self.steps.values() if task in step.names), None)
+
     def steps_of(self, saga: SagaDefinition) -> Iterator[StepDefinition]:
         """Return the steps of a saga, in the order of definition."""
         return (step for step in self.steps.values() if step.saga.name == saga.name)

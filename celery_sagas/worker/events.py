@@ -12,6 +12,7 @@ from kombu.utils.json import dumps
 from celery_sagas import signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.message import Message
+from celery_sagas.core.registry import registry
 from celery_sagas.engine.burial import letter_of
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.worker.headers import causation_headers
@@ -19,7 +20,7 @@ from celery_sagas.worker.internals import add_task, current_app, on_finalise
 from celery_sagas.worker.later import postpone
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
-from celery_sagas.worker.subscribers import event_name, recipients, step_named
+from celery_sagas.worker.subscribers import event_name, recipients
 
 logger = logging.getLogger("celery_sagas")
 
@@ -126,7 +127,7 @@ def _keep(task: "Task[Any, Any]", refused: list[Refused]) -> None:
 
 def _keep_one(task: "Task[Any, Any]", sent: Signature[Any], error: PublishError) -> None:
     sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it has when it is published here
-    cause, step = error.__cause__ or error, step_named(str(sent.task))
+    cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
     letter = letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
     runtime_of(task.app).backend.dead.add(letter)

@@ -11,7 +11,6 @@ from celery.app.task import Context
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.core.conversation import Came, Target
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.gathering import Gather, Gathering, Member
@@ -52,7 +51,7 @@ class GatherTask(DurableTask):
             return False
         try:
             value, saga, request, position, task = args
-            address, definition = read_address(Context(headers=dict(headers), task=self.name)), saga_named(saga)
+            address, definition = read_address(Context(headers=dict(headers), task=self.name)), registry.saga_named(saga)
             if address is None or definition is None or address.came != Came.ANSWER:
                 return False
             member = Member(position, Came.ANSWER, loads(dumps(value)), task, address.id)  # as if it were published
@@ -73,7 +72,7 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
         position: Of the member.
         task: The member's.
     """
-    address, definition = read_address(self.request), saga_named(saga)
+    address, definition = read_address(self.request), registry.saga_named(saga)
     if address is None or definition is None:
         problem = (ADDRESS, "the header is missing") if address is None else ("saga", f"this worker knows no saga {saga!r}")
         raise InvalidMessage(self.name, [problem])
@@ -110,11 +109,6 @@ def _conclude(task: GatherTask, gather: Gather) -> None:
         if exc.connection:
             postpone(task, exc)
         raise
-
-
-def saga_named(name: str) -> SagaDefinition | None:
-    """Return the saga of this process that has, or had, a stored name."""
-    return registry.sagas.get(name) or next((saga for saga in registry.sagas.values() if name in saga.names), None)
 
 
 def gathering_of(app: Celery) -> Gathering:

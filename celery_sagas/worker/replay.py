@@ -36,7 +36,7 @@ def retry_letter(app: Celery, letter: DeadLetter) -> str:
         PublishError: The broker did not confirm it; the letter is kept.
         StoreError: The letter is kept.
     """
-    runtime, step = runtime_of(app), _step_named(letter.task)
+    runtime, step = runtime_of(app), registry.step_named(letter.task)
     again = retry_of(app, letter)
     _check_arguments(app, letter, again)
     if step is not None and not _close(app, step, letter):
@@ -119,8 +119,3 @@ def _first_of(sent: dict[str, Any]) -> dict[str, Any]:
     while sent.get("subtask_type") == "chain":
         sent = sent["kwargs"]["tasks"][0]
     return sent
-
-
-def _step_named(task: str) -> StepDefinition | None:
-    """Return the step that has, or had, this name."""
-    return next((step for step in registry.steps.values() if task in step.names), None)

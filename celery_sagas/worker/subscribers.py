@@ -33,11 +33,6 @@ def recipients(app: Celery, event: str) -> dict[str, dict[str, Any]]:
     return {**{step: {} for step in steps}, **named}
 
 
-def step_named(task: str) -> StepDefinition | None:
-    """Return the step that has, or had, a task's name."""
-    return next((step for step in registry.steps.values() if task in step.names), None)
-
-
 def _options_of(subscription: Subscription) -> dict[str, Any]:
     return {} if subscription.queue is None else {"queue": subscription.queue}
 

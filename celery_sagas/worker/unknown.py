@@ -91,8 +91,8 @@ def _is_ours(request: Any) -> bool:
 
 def _saga_of(task: str) -> str | None:
     """Return the stored name of the saga whose step a task must be by its name."""
-    prefix = task.rpartition(".")[0]
-    return next((saga.name for saga in registry.sagas.values() if prefix in saga.names), None)
+    saga = registry.saga_named(task.rpartition(".")[0])
+    return saga.name if saga else None
 
 
 def _request_of(message: Any) -> Any:
