@@ -122,7 +122,7 @@ def gathering_of(app: Celery) -> Gathering:
 
 def _make(app: Celery, runtime: Runtime) -> Gathering:
     settings, backend = runtime.settings, runtime.backend
-    lease_ms, retention_s = int(settings.lease_ttl * 1000), settings.journal_retention or backend.journal_retention_s
+    lease_ms, retention_s = int(settings.lease_ttl * 1000), runtime.retention_s(backend)
     return Gathering(backend, functools.partial(_tell, app), lease_ms, int(retention_s * 1000), settings.max_state_bytes)
 
 

@@ -120,8 +120,7 @@ def groups_of(app: Celery, runtime: Runtime) -> Groups | None:
 
 def terms_of(runtime: Runtime) -> Terms:
     """Return what an app's relay keeps to."""
-    settings = runtime.settings
-    retention_s = settings.journal_retention or runtime.backend.journal_retention_s
+    settings, retention_s = runtime.settings, runtime.retention_s(runtime.backend)
     return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s)
 
 

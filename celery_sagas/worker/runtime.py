@@ -53,14 +53,17 @@ class Runtime:
             return self.backend
         return open_backend(url, prefix=self.settings.prefix, options={})
 
+    def retention_s(self, backend: Backend) -> float:
+        """Return how long a backend remembers what was handled. Seconds."""
+        return self.settings.journal_retention or backend.journal_retention_s
+
     def rules_of(self, definition: AggregatorDefinition) -> Rules:
         """Return what an aggregator asks of its store."""
         rules = self._rules.get(definition.name)
         if rules is None or rules[0] is not definition:
             settings = self.settings
-            retention_s = settings.journal_retention or self.batches.journal_retention_s
             made = definition.rules(
-                retention_ms=int(retention_s * 1000),
+                retention_ms=int(self.retention_s(self.batches) * 1000),
                 max_attempts=settings.max_deliveries,
                 lease_ms=int(settings.lease_ttl * 1000),
             )
