@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from celery_sagas.core.sending import Frozen
 
-#: How many requests an instance may wait for, and how many of those that are overdue it keeps: the newest.
-REQUESTS, OVERDUE = 1_000, 1_000
+#: How many requests an instance may wait for; of those that are overdue it keeps as many, the newest.
+REQUESTS = 1_000
 #: Ends the name of the step that gets an answer for which none was named; no function can be named like it.
 ANSWERED = "(answered)"
 
@@ -194,7 +194,7 @@ class Conversation:
     def remembered(self) -> dict[str, Request]:
         """Return what is kept; of overdue requests only the newest."""
         overdue = [id for id, request in self.kept.items() if request.is_overdue]
-        forgotten = set(overdue[:-OVERDUE])
+        forgotten = set(overdue[:-REQUESTS])
         return {id: request for id, request in self.kept.items() if id not in forgotten}
 
 
