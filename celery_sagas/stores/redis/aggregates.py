@@ -130,8 +130,8 @@ class RedisAggregateStore(AggregateStore):
         args += [rules.max_buffered, len(additions)]
         for addition in additions:
             _pack(args, rules.name, addition, keeps)
-        answer = self._client.run(_INSERT, keys, args, commits=True)
-        return [Added(new, bool(is_open), bool(is_full)) for new, is_open, is_full in zip(*[iter(answer)] * 3, strict=True)]
+        answer = map(int, self._client.run(_INSERT, keys, args, commits=True).split())
+        return [Added(new, bool(is_open), bool(is_full)) for new, is_open, is_full in zip(*[answer] * 3, strict=True)]
 
     def _claim_due_of(self, shard: Shard, names: Sequence[str], limit: int, lease_ms: int) -> Iterator[list[DueGroup]]:
         """Mark a bounded number of groups at once, until there are enough or no more."""

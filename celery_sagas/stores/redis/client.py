@@ -68,7 +68,16 @@ class Client:
         self._server = Server(resolve, location, options)
         self._wait = pack(["WAIT", options.wait_replicas, int(options.wait_timeout * 1000)])
 
-    def run(self, script: Script, keys: Sequence[str], args: Sequence[Word], *, answer: str = "", commits: bool = False) -> Any:
+    def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Word],
+        *,
+        usual: tuple[Word, ...] = (),
+        answer: str = "",
+        commits: bool = False,
+    ) -> Any:
         """Run a script and return its reply as it comes: bytes, numbers, ``None`` and lists.
 
         A call whose reply is lost is sent again: the script must answer a repeat as it answered the first time.
@@ -77,10 +86,11 @@ class Client:
             script: Which one.
             keys: All of its keys, of one hash tag; but for the next one.
             args: Its arguments.
+            usual: Those before them, if other calls have them too; not together with ``answer``.
             answer: The last of its keys: of what this very call is answered.
             commits: Whether as many replicas must confirm what it writes as the option ``wait_replicas`` says.
         """
-        return self._call(script.name, partial(pack_call, script.sha, keys, args, answer), keys, script, waits=commits)
+        return self._call(script.name, partial(pack_call, script.sha, keys, args, answer, usual), keys, script, waits=commits)
 
     def wait_for_replicas(self, key: str) -> None:
         """Wait until as many replicas as the option ``wait_replicas`` says have what was written beside a key until now."""

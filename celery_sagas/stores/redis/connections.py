@@ -35,25 +35,28 @@ def pack(words: Sequence[Word]) -> bytes:
     return b"*%d%b\r\n" % (len(words), _pack(words))
 
 
-def pack_call(sha: str, keys: Sequence[str], args: Sequence[Word], own_key: str = "") -> bytes:
+def pack_call(sha: str, keys: Sequence[str], args: Sequence[Word], own_key: str = "", usual: tuple[Word, ...] = ()) -> bytes:
     """Return the call of a script as it is sent.
 
     Args:
         sha: Of the script.
         keys: Those that other calls of the script have too.
         args: The arguments.
-        own_key: A last key, which no other call has.
+        own_key: A last key, which no other call has; there are no usual arguments then.
+        usual: The arguments before these, if other calls have them too.
     """
     rest, number = [own_key, *args] if own_key else args, len(keys) + bool(own_key)
-    is_usual = len(keys) <= _USUAL_KEYS
-    beginning = _beginning(sha, tuple(keys), number) if is_usual else _pack(("EVALSHA", sha, number, *keys))
-    return b"*%d%b%b\r\n" % (3 + len(keys) + len(rest), beginning, _pack(rest))
+    if len(keys) <= _USUAL_KEYS:
+        beginning = _beginning(sha, number, (*keys, *usual))
+    else:
+        beginning = _pack(("EVALSHA", sha, number, *keys, *usual))
+    return b"*%d%b%b\r\n" % (3 + len(keys) + len(usual) + len(rest), beginning, _pack(rest))
 
 
 @lru_cache(maxsize=1024)
-def _beginning(sha: str, keys: tuple[str, ...], number: int) -> bytes:
-    """Return the words that are the same for each message of a saga."""
-    return _pack(("EVALSHA", sha, number, *keys))
+def _beginning(sha: str, number: int, words: tuple[Word, ...]) -> bytes:
+    """Return what is the same for each message of a saga."""
+    return _pack(("EVALSHA", sha, number, *words))
 
 
 def _pack(words: Sequence[Word]) -> bytes:

@@ -80,6 +80,18 @@ def unpack_record(saga: str, id: str, packed: bytes, reserved_by: str) -> Record
     return Record(id, saga, key, version, schema_version, data, pending, created_at, updated_at, reserved_by)
 
 
+def unpack_found(answer: bytes) -> tuple[int, bytes, bytes | None, bytes | None, bytes]:
+    """Return what was found, as a script answers: the number of the name, id, record, entry, holder of the reservation."""
+    line, _, rest = answer.partition(b"\n")
+    number, of_id, of_record, of_entry = line.split(b" ")
+    id_ends = int(of_id)
+    record_ends = id_ends if of_record == b"-" else id_ends + int(of_record)
+    entry_ends = record_ends if of_entry == b"-" else record_ends + int(of_entry)
+    record = None if of_record == b"-" else rest[id_ends:record_ends]
+    entry = None if of_entry == b"-" else rest[record_ends:entry_ends]
+    return int(number), rest[:id_ends], record, entry, rest[entry_ends:]
+
+
 def pack_entry(entry: Entry) -> bytes:
     """Pack an entry without its time and its place in the chain: the script writes them before it."""
     subject = subject_of(entry.saga, entry.key)

@@ -19,6 +19,7 @@ from celery_sagas.stores.redis.packing import (
     paths,
     subject_of,
     unpack_entry,
+    unpack_found,
     unpack_record,
     unreadable,
 )
@@ -26,6 +27,9 @@ from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
 
 _Args = list[str | int | bytes]
+
+#: How much a script gets of what there may be more of.
+_NONE: Final = (0, 0, 0)
 
 _FIND: Final = load("saga_find")
 _INSERT: Final = load("saga_insert")
@@ -48,8 +52,8 @@ class RedisSagaStore(SagaStore):
         digests = [digest_of(step, handling.message_id) for step in handling.steps] if handling else []
         value, by = encode(lookup.value), lookup.property
         args = [b"", value] if by == ID else [b"%b=%b" % (encode(by), value), b""]
-        number, id, packed, *rest = self._client.run(_FIND, shard.find(lookup.names), [self._now(), *args, *digests])
-        entry, holder = rest[0] if rest else None, rest[1] if len(rest) > 1 else b""
+        answer = self._client.run(_FIND, shard.find(lookup.names), [*args, *digests], usual=(self._now(),))
+        number, id, packed, entry, holder = unpack_found(answer)
         if entry:  # by a commit that may have been refused for want of replicas: the message is acknowledged next
             self._client.wait_for_replicas(shard.journal)
         return Found(
@@ -62,51 +66,56 @@ class RedisSagaStore(SagaStore):
         shard, saga = self._placement.of_place(effects.place, record.id), record.names[0]
         head, tail = pack_new(record)
         keys = [key_path(record.key), *paths(record.keys)]
-        args: _Args = [record.id, head, tail, len(keys), *keys]
-        self._commit(_INSERT, shard.commit(saga, record.names), args, effects, (saga, record.key))
+        self._commit(
+            _INSERT,
+            shard.commit(saga, record.names),
+            (len(keys), 0, 0),
+            [record.id, head, tail, *keys],
+            effects,
+            (saga, record.key),
+        )
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
         shard = self._placement.of_place(effects.place, record.id)
         head, tail = pack_change(record, change)
         removed, added, withdrawn = paths(change.removed_keys), paths(change.added_keys), change.withdrawn
         numbers = (len(removed), len(added), len(withdrawn))
-        args: _Args = [record.id, record.version, effects.holder, head, tail, *numbers, *removed, *added, *withdrawn]
-        self._commit(_UPDATE, shard.commit(record.saga, change.names), args, effects, (record.saga, record.key))
+        args: _Args = [record.id, record.version, effects.holder, head, tail, *removed, *added, *withdrawn]
+        self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, args, effects, (record.saga, record.key))
 
     def delete(self, record: Record, effects: Effects) -> None:
         shard = self._placement.of_place(effects.place, record.id)
         args: _Args = [record.id, record.version, effects.holder, key_path(record.key)]
-        self._commit(_DELETE, shard.commit(record.saga), args, effects, (record.saga, record.key))
+        self._commit(_DELETE, shard.commit(record.saga), _NONE, args, effects, (record.saga, record.key))
 
     def record(self, effects: Effects) -> None:
         entry = effects.entry
         shard = self._placement.of_place(effects.place, entry.instance_id)
-        self._commit(_RECORD, shard.effects, [], effects, (entry.saga, entry.key))
+        self._commit(_RECORD, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
 
     def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
         shard = self._placement.of_id(record.id)
         keys = [shard.instances(record.saga), shard.reservations]
         return bool(self._client.run(_RESERVE, keys, [self._now(), record.id, holder, for_ms]))
 
-    def _commit(self, script: Script, keys: Sequence[str], own: _Args, effects: Effects, about: tuple[str, str]) -> None:
+    def _commit(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        numbers: tuple[int, int, int],
+        own: _Args,
+        effects: Effects,
+        about: tuple[str, str],
+    ) -> None:
         entry = effects.entry
         digest = digest_of(entry.step, entry.message_id)
-        args: _Args = [
-            self._now(),
-            digest,
-            entry.attempt,
-            subject_of(entry.saga, entry.key),
-            pack_entry(entry),
-            int(entry.outcome == "completed"),
-            entry.instance_id,
-            effects.owner,
-            effects.grace_ms,
-            len(effects.outgoing),
-            *own,
-        ]
+        completes = int(entry.outcome == "completed")
+        usual = (self._now(), completes, effects.owner, effects.grace_ms, len(effects.outgoing), *numbers)
+        subject = subject_of(entry.saga, entry.key)
+        args: _Args = [digest, entry.attempt, subject, pack_entry(entry), entry.instance_id, *own]
         for row in effects.outgoing:
             args += pack_row(row, entry, digest)
-        answer = self._client.run(script, keys, args, commits=True)
+        answer = self._client.run(script, keys, args, usual=usual, commits=True)
         if answer == b"ok":
             return
         if answer == b"handled":

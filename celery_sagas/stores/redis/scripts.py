@@ -1,4 +1,8 @@
-"""The Lua scripts: one file for each operation, with the parts that it uses joined before it."""
+"""The Lua scripts: one file for each operation, with the parts that it uses.
+
+Each run of a script makes its functions anew, which takes longer than most commands do: a part that few calls need stands where
+the others have ended.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +14,7 @@ from typing import Final, TypeAlias
 _FOLDER: Final = files("celery_sagas.stores.redis") / "lua"
 #: Returns the argument ``now`` of the scripts: milliseconds since the epoch, or an empty text for the server's clock.
 Now: TypeAlias = Callable[[], int | str]
-#: The first line of a script that uses parts, in the order in which they are joined.
+#: A line of a script in whose place parts stand, in this order.
 _USES: Final = "-- uses: "
 
 
@@ -31,16 +35,19 @@ class Script:
 @cache
 def load(name: str) -> Script:
     """Read a script from the package."""
-    body = _read(f"{name}.lua")
-    first, _, _ = body.partition("\n")
-    parts = first.removeprefix(_USES).split() if first.startswith(_USES) else []
-    source = "\n".join([*(_read(f"parts/{part}.lua") for part in parts), body])
+    source = "\n".join(_expanded(line) for line in _read(f"{name}.lua").splitlines())
     return Script(name, source, sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
 def names() -> list[str]:
     """Return the names of all scripts, sorted."""
     return sorted(file.name.removesuffix(".lua") for file in _FOLDER.iterdir() if file.name.endswith(".lua"))
+
+
+def _expanded(line: str) -> str:
+    if not line.startswith(_USES):
+        return line
+    return "\n".join(_read(f"parts/{part}.lua") for part in line.removeprefix(_USES).split())
 
 
 def _read(path: str) -> str:

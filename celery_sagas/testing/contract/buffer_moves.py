@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, takewhile
 
 from celery_sagas.stores.items import Addition, Item, Keeping, Rules
 from celery_sagas.stores.ports import Backend
@@ -52,8 +52,8 @@ class BufferWorld:
         before = self._sight(backend, clock)
         clock.advance(9 * LEASE)
         due = backend.aggregates.claim_due([self.rules.name], 9, LEASE)
-        flushed = [self._drain(backend, f"observer {number}") for number in range(9)]
-        return before, len(due), flushed, self._sight(backend, clock)
+        flushes = (self._drain(backend, f"observer {number}") for number in range(9))
+        return before, len(due), list(takewhile(bool, flushes)), self._sight(backend, clock)
 
     def _sight(self, backend: Backend, clock: Clock) -> object:
         name = self.rules.name

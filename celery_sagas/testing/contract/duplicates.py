@@ -53,6 +53,17 @@ class DuplicatesContract(StoreFixtures):
         flush(backend, PAIRS)
         assert add(backend, PAIRS, "a", "b") == Added(0)
 
+    def test_item_is_skipped_beside_waiting_ones(self, backend: Backend) -> None:
+        """AG-02, T10: a leased one, and one that was removed a moment ago."""
+        for group in ("leased", "removed"):
+            add(backend, REMEMBERING, "a", "b", group=group)
+            flush(backend, REMEMBERING, group=group)
+        backend.aggregates.remove(REMEMBERING, "removed", "one")
+        for group in ("leased", "removed"):
+            assert add(backend, CLOSED, "c", group=group) == Added(1)
+            assert add(backend, CLOSED, "a", group=group) == Added(0)
+            assert add(backend, CLOSED, "d", group=group) == Added(1)
+
     def test_unresolved_item_is_skipped(self, backend: Backend) -> None:
         """AG-02."""
         add(backend, CLOSED, "a", unread_by="v1")

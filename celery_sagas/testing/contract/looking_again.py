@@ -32,7 +32,7 @@ class LookingAgainContract(StoreFixtures):
         start = clock.now
         add(backend, HOURLY, "a")
         clock.advance(1_000)
-        due = []
+        due: list[int] = []
         for rules in (HOURLY._replace(within_ms=MINUTE), HOURLY._replace(within_ms=2 * HOUR), IDLE, CLOSED):
             add(backend, rules)
             due.append(due_at(backend))
@@ -40,6 +40,25 @@ class LookingAgainContract(StoreFixtures):
         add(backend, HOURLY)
         clock.advance(HOUR)
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
+
+    def test_due_time_is_set_by_the_rules_of_the_item_that_joins(self, backend: Backend, clock: Clock) -> None:
+        """AG-24."""
+        start = clock.now
+        add(backend, HOURLY, "a")
+        clock.advance(1_000)
+        due: list[int] = []
+        for rules in (HOURLY._replace(within_ms=MINUTE), HOURLY._replace(within_ms=2 * HOUR), IDLE, CLOSED):
+            add(backend, rules, f"item {len(due)}")
+            due.append(due_at(backend))
+        assert due == [start + MINUTE, start + 2 * HOUR, clock.now + HOUR, 0]
+
+    def test_item_that_joins_is_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
+        """AG-24: also for rules that did not hold when it came."""
+        add(backend, CLOSED, "a")
+        clock.advance(MINUTE)
+        add(backend, CLOSED, "b")
+        add(backend, IDLE)
+        assert due_at(backend) == clock.now + HOUR
 
     def test_gate_that_time_has_opened_by_new_rules_is_told(self, backend: Backend, clock: Clock) -> None:
         """AG-24."""

@@ -29,9 +29,12 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     assert first
     assert second
     aggregates.remove(once, _GROUP, "first", keeping(first))
+    joined = RULES._replace(size=0, within_ms=0, idle_ms=0)
+    aggregates.insert(joined, [addition("joined", "a")])
     kept = [each.handle for kind in ("unresolved", "rejected") for each in leftovers.kept("agg", kind, 9)]
     return [
         lambda: aggregates.insert(RULES, [addition(_GROUP, "xy", "old"), addition("new", "z")]),
+        lambda: aggregates.insert(joined, [addition("joined", "b")]),
         lambda: aggregates.claim(once, _GROUP, "third"),
         lambda: aggregates.renew(once, _GROUP, "second"),
         lambda: aggregates.remove(once, _GROUP, "second", keeping(second)),
@@ -271,6 +274,15 @@ class TestShards:
         many = [Addition(f"{number}", addition("", [f"{id}" for id in range(900)]).items) for number in range(20)]
         assert sum(each.added for each in backend.aggregates.insert(RULES, many)) == 18_000
         assert backend.buffers.count("agg")[:2] == (20, 18_000)
+
+    def test_a_thousand_items_are_claimed_in_one_trip(self, backend: RedisBackend) -> None:
+        backend.aggregates.insert(RULES, [addition("one", [f"{id}" for id in range(1_000)])])
+        trips = _trips(backend)
+        snapshot = backend.aggregates.claim(RULES._replace(size=1_000), "one", "token")
+
+        assert snapshot
+        assert len(snapshot.items) == 1_000
+        assert [trip for trip in trips if trip != "layout_register"] == ["aggregate_claim"]
 
     @pytest.mark.parametrize(("most", "trips"), [(0, 3), (20_000, 1)], ids=["in parts", "all or nothing"])
     def test_more_items_of_one_group_than_one_script_inserts(self, backend: RedisBackend, most: int, trips: int) -> None:

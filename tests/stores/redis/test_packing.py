@@ -17,6 +17,7 @@ from celery_sagas.stores.redis.packing import (
     pack_new,
     pack_row,
     unpack_entry,
+    unpack_found,
     unpack_letter,
     unpack_record,
     unpack_row,
@@ -137,3 +138,18 @@ def test_number_that_no_script_writes_is_noticed(position: int, word: bytes) -> 
     words[position] = word
     with pytest.raises(Malformed):
         unpack_record("order", "id", b" ".join(words) + b"\nk{}{}", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"0 0 - -\n", (0, b"", None, None, b"")),
+        (b"2 2 - -\nid", (2, b"id", None, None, b"")),
+        (b"1 2 0 -\nid", (1, b"id", b"", None, b"")),
+        (b"1 2 3 4\nid1\n2- -\nby", (1, b"id", b"1\n2", b"- -\n", b"by")),
+        (b"0 0 - 2\n-1", (0, b"", None, b"-1", b"")),
+        (b"1 2 3 -\nid1 2holder\n", (1, b"id", b"1 2", None, b"holder\n")),
+    ],
+)
+def test_what_a_script_has_found(answer: bytes, found: object) -> None:
+    assert unpack_found(answer) == found

@@ -1,4 +1,4 @@
--- uses: clock many state gate group leases fresh oldest freeing attempts batch ended
+-- uses: clock many state gate group items leases fresh oldest freeing attempts batch ended
 -- Lease the first free items of a group to a token, if its gate is open.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token, most items, failures of an item before its

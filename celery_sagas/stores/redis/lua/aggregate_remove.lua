@@ -1,4 +1,4 @@
--- uses: clock many state gate group leases fresh oldest freeing attempts keeping ending answers
+-- uses: clock many state gate group items leases fresh oldest freeing attempts keeping ending answers
 -- End a lease: remove its items, but for those that are kept.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh; if something is kept
 --   also kept, unresolved, notes, unread, rejected, rejected ones of each group; answer of the call

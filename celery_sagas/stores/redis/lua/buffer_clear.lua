@@ -1,4 +1,4 @@
--- uses: clock many state gate group leases fresh oldest freeing attempts keeping unkeeping answers
+-- uses: clock many state gate group items leases fresh oldest freeing attempts keeping unkeeping answers
 -- Remove the first items of a group, whatever their state; its leases are given up.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,
 --   notes, unread, rejected, rejected ones of each group, answer of the call

@@ -1,4 +1,4 @@
--- uses: clock many state gate group leases fresh oldest freeing answers
+-- uses: clock many state gate group items leases fresh oldest freeing answers
 -- Open the gate of a group for everything that is free or leased, and mark it.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms)

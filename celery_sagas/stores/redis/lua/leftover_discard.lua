@@ -1,4 +1,4 @@
--- uses: clock many state gate group leases fresh attempts keeping unkeeping answers
+-- uses: clock many state gate group items leases fresh attempts keeping unkeeping answers
 -- Remove kept items of a group for good.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,
 --   notes, unread, rejected, rejected ones of each group, answer of the call

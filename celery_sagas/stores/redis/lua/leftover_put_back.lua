@@ -1,4 +1,4 @@
--- uses: clock many state gate group leases fresh oldest freeing attempts keeping unkeeping answers
+-- uses: clock many state gate group items leases fresh oldest freeing attempts keeping unkeeping answers
 -- Make kept items of a group free again, where they stood, and open its gate for them; but for rejected ones whose id is buffered
 -- again.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,

@@ -1,11 +1,10 @@
--- uses: clock many rows removal effects instance
+-- uses: clock journal many rows removal effects instance alternates
 -- Commit the end of the instance that was found: it, its keys, and the rows that end with it.
 -- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, reservations, keys of its saga
--- ARGV: now (ms, or empty), digest, attempt, saga=key, entry, 1 if completed, instance id of the entry, owner, grace (ms),
---   number of rows, id, version that was found, holder, $key=<key>; 4 for each row
+-- ARGV: as parts/effects.lua says; id, version that was found, holder, $key=<key>; 4 for each row
 -- Answers with: ok, handled, version, reserved or unique.
 -- A repeat finds its own attempt in the journal: ok, and nothing more is written.
-local id, version, holder, key = ARGV[11], ARGV[12], ARGV[13], ARGV[14]
+local id, version, holder, key = ARGV[14], ARGV[15], ARGV[16], ARGV[17]
 
 -- The ids of the rows that end with an instance, and the other members of the index about them.
 local function ends_with(instance)
@@ -20,6 +19,7 @@ local said = handled() or changed(id, version, holder) or refused_effects()
 if said then return said end
 local paths, ended, ended_members = held(id), ends_with(id)
 if #ended > 0 then check_rows() end
+redis.call('LLEN', order) -- it is written last: a server whose memory is full lets go what comes after a removal
 
 redis.call('HDEL', instances, id)
 if reservation then redis.call('HDEL', reservations, id) end

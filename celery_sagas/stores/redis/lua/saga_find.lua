@@ -2,9 +2,9 @@
 -- Find an instance, and the entry of a message. It only reads.
 -- KEYS: reservations, journal; for each name of the saga: instances, keys
 -- ARGV: now (ms, or empty), <property>=<value> (empty: by id), id, digest of step and message id for each name of the step
--- Answers with: the number of the name from 1 (0: none), id, record, entry, holder of the reservation; the last two only if there
--- is an entry, or a holder.
--- Nothing in the place of the record, under a name: the key is there, and its instance is not.
+-- Answers with: a line of the number of the name from 1 (0: none), the bytes of id, record and entry; these one after the other;
+-- the holder of the reservation, if there is one. One text is read faster than five.
+-- - in the place of the bytes of a record, under a name: the key is there, and its instance is not; of an entry: there is none.
 local reservations, journal = KEYS[1], KEYS[2]
 local path, id = ARGV[2], ARGV[3]
 local name, record, holder, entry = 0, false, '', false
@@ -31,6 +31,5 @@ for at = 4, #ARGV do
   if entry then break end
 end
 
-if holder ~= '' then return { name, id, record, entry, holder } end
-if entry then return { name, id, record, entry } end
-return { name, id, record }
+local lengths = name .. ' ' .. #id .. ' ' .. (record and #record or '-') .. ' ' .. (entry and #entry or '-')
+return lengths .. '\n' .. id .. (record or '') .. (entry or '') .. holder

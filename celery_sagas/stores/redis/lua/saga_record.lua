@@ -1,8 +1,7 @@
--- uses: clock many rows effects
+-- uses: clock journal many rows effects
 -- Commit a journal entry and rows without an instance.
 -- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed
--- ARGV: now (ms, or empty), digest, attempt, saga=key, entry, 1 if completed, instance id of the entry, owner, grace (ms),
---   number of rows; 4 for each row
+-- ARGV: as parts/effects.lua says; 4 for each row
 -- Answers with: ok, handled or unique.
 -- A repeat finds its own attempt in the journal: ok, and nothing more is written.
 local said = handled() or refused_effects()

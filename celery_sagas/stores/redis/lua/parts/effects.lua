@@ -1,27 +1,14 @@
--- What every commit writes beside the instance. Expects KEYS[6] to [9] after those of the rows, ARGV[1] to [10], and the rows
--- as the last of ARGV: id, due at (ms), 1 if it ends with its instance, packed row.
--- An entry is kept as: <at> <number> <digest of the key's entry before it, or -> <bytes of attempt> <bytes of saga=key> …
-local journal, order, heads, completed = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local now, digest, attempt, subject, entry = clock(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local completes, instance_id, owner, grace, rows = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10])
-local first_row = #ARGV - 4 * rows + 1
-local newest
+-- The outgoing rows of a commit, and its entry. Expects many, rows and journal; ARGV[3] to [5]: owner, grace (ms), number of
+-- rows, [13] instance id of the entry; and the rows as the last of ARGV: id, due at (ms), 1 if it ends with its instance, packed
+-- row.
+local owner, grace, instance_id = ARGV[3], tonumber(ARGV[4]), ARGV[13]
+local first_row = #ARGV - 4 * ARGV[5] + 1
 
--- 'ok' if this attempt has committed before, 'handled' if another has, or nil.
-local function handled()
-  local known = redis.call('HGET', journal, digest)
-  if not known then return nil end
-  local bytes, start = string.match(known, '^%S+ %S+ %S+ (%d+)[^\n]*\n()')
-  if bytes and string.sub(known, start, start + bytes - 1) == attempt then return 'ok' end
-  return 'handled'
-end
-
--- 'unique' if a row is there already, or nil. Reads from each key that write_effects writes to.
+-- 'unique' if a row is there already, or nil. Reads from each key that write_effects writes to, but for the order.
 local function refused_effects()
-  redis.call('LLEN', order)
-  newest = redis.call('HGET', heads, subject)
-  if completes == '1' then redis.call('HLEN', completed) end
-  if rows > 0 then check_rows() end
+  check_entry()
+  if first_row > #ARGV then return nil end
+  check_rows()
   for at = first_row, #ARGV, 4 do
     if redis.call('HEXISTS', outbox, ARGV[at]) == 1 then return 'unique' end
   end
@@ -45,11 +32,6 @@ local function write_rows()
 end
 
 local function write_effects()
-  local number, before = string.match(newest or '', '^(%d+) (%S+)$')
-  number = string.format('%.0f', (number or 0) + 1)
-  redis.call('HSET', journal, digest, string.format('%.0f ', now) .. number .. ' ' .. (before or '-') .. ' ' .. entry)
-  redis.call('RPUSH', order, digest)
-  redis.call('HSET', heads, subject, number .. ' ' .. digest)
-  if completes == '1' then redis.call('HSET', completed, subject, digest) end
-  if rows > 0 then write_rows() end
+  write_entry()
+  if first_row <= #ARGV then write_rows() end
 end

@@ -1,4 +1,14 @@
--- Takes free items, and puts them back. Expects fresh and oldest.
+-- Takes free items, puts them back, and opens the gate for them. Expects fresh and oldest.
+
+-- Open the gate for everything up to a number.
+local function open_gate(group, number, why)
+  if number >= group.open_to then group.open_to, group.why = number, why end
+end
+
+-- Set the mark, for a time.
+local function mark(group, ends_at)
+  group.marked, group.asker = ends_at, ARGV[1]
+end
 
 -- Take the numbers of the first free items, in their order: as many as there are, up to a limit, or some more.
 local function take_free(group, limit)

@@ -24,19 +24,9 @@ local function due_of(group, now)
   return at < math.huge and at or 0
 end
 
--- Set the mark, for a time.
-local function mark(group, ends_at)
-  group.marked, group.asker = ends_at, ARGV[1]
-end
-
 -- Set the mark, if the gate is open and there is none; return whether it was set.
 local function ask(group, now)
   if group.marked > now or not reason_of(group, now) then return false end
-  mark(group, now + lease_ms)
+  group.marked, group.asker = now + lease_ms, ARGV[1]
   return true
-end
-
--- Open the gate for everything up to a number.
-local function open_gate(group, number, why)
-  if number >= group.open_to then group.open_to, group.why = number, why end
 end

@@ -2,8 +2,8 @@
 -- ids. Items stand in a list while they are fresh (parts/fresh.lua), then in items: there also the number of each, by its digest.
 local groups, order, due, items, seen, fresh_ids = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7]
 
--- Find a group by its name and the keys of its free items; reads from each key that changes with it. Without the second key
--- it is not told how many are dead: see parts/fresh.lua.
+-- Find a group by its name and the keys of its free items; reads from each key that changes with it. Without the second key it
+-- does not, nor is it told how many are dead: see parts/fresh.lua.
 local function find_group(name, fresh_items, free_items)
   local text, there = redis.call('HGET', groups, name), redis.call('LLEN', fresh_items) / 2
   local group = read_state(text)
@@ -12,9 +12,9 @@ local function find_group(name, fresh_items, free_items)
     there = there + redis.call('ZCARD', free_items)
     group.free = math.min(group.free, there)
     group.dead = there - group.free
+    for _, key in ipairs({ items, fresh_ids }) do redis.call('HLEN', key) end
+    for _, key in ipairs({ due, order, seen }) do redis.call('ZCARD', key) end
   end
-  for _, key in ipairs({ items, fresh_ids }) do redis.call('HLEN', key) end
-  for _, key in ipairs({ due, order, seen }) do redis.call('ZCARD', key) end
   return group
 end
 
@@ -31,25 +31,4 @@ local function save_group(group, now)
     redis.call('ZREM', order, group.name)
     redis.call('HDEL', groups, group.name)
   end
-end
-
--- The packed items with these numbers; false in the place of one that is lost.
-local function items_of(numbers)
-  local packed = {}
-  in_parts(numbers, function(...)
-    for _, item in ipairs(redis.call('HMGET', items, ...)) do packed[#packed + 1] = item end
-  end)
-  return packed
-end
-
--- The digest of a packed item, which begins with its time; - if it is damaged.
-local function digest_of(packed)
-  return string.match(packed or '', '^%d+ (%S+) ') or '-'
-end
-
--- Remember the ids of removed items until a time; 0: do not.
-local function remember_ids(digests, ends_at)
-  local ends = {}
-  for _, digest in ipairs(ends_at > 0 and digests or {}) do add(ends, ends_at, digest) end
-  in_parts(ends, function(...) redis.call('ZADD', seen, ...) end)
 end

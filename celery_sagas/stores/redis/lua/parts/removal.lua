@@ -26,6 +26,18 @@ local function members_of(ids, rows)
   return members
 end
 
+-- Those of the ids in ARGV whose rows are there and are the instance's, and the members of the index about them.
+local function decided_by(instance, first, last)
+  check_rows()
+  local ids, own, rows = {}, {}, {}
+  for at = first, last do ids[#ids + 1] = ARGV[at] end
+  for number, row in ipairs(rows_of(ids)) do
+    local _, _, decider = read_row(row)
+    if decider == instance then own[#own + 1], rows[#rows + 1] = ids[number], row end
+  end
+  return own, members_of(own, rows)
+end
+
 local function remove_rows(ids, members)
   in_parts(members, function(...) redis.call('ZREM', index, ...) end)
   in_parts(ids, function(...)

@@ -17,7 +17,7 @@ end
 
 local function pack_state(group)
   return string.format(
-    '%s %s %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %s %.0f %.0f %.0f %.0f', group.asker, group.inserter, group.inserted,
+    '%s %s %d %d %d %d %d %d %d %d %s %d %d %d %d', group.asker, group.inserter, group.inserted,
     group.free, group.leased, group.unresolved, group.oldest, group.oldest_at, group.last_at, group.open_to, group.why,
     group.marked, group.paused, group.lease_end, group.due
   )
