@@ -1,34 +1,44 @@
 """How items come into their groups."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Select, exists, select
+from sqlalchemy import literal_column as literal
 
 from celery_sagas.core.gate import Rules
 from celery_sagas.stores.items import Added, Addition, Keeping, NewItem
-from celery_sagas.stores.sql.bulk import insert_rows
-from celery_sagas.stores.sql.groups import GroupRow, add_name, digest, lock_all, save
-from celery_sagas.stores.sql.items import FREE, UNRESOLVED, known_keys, numbers_of_keys
+from celery_sagas.stores.sql.bulk import insert_given, insert_rows, parameters
+from celery_sagas.stores.sql.groups import GroupRow, add_name, digest, forget_empty, lock_all, put_groups, save, settled
+from celery_sagas.stores.sql.items import FREE, UNRESOLVED, known_keys, numbers_of_keys, select_known, still_known
 from celery_sagas.stores.sql.kept import add_kept
 from celery_sagas.stores.sql.session import Session
-from celery_sagas.stores.sql.tables import buffer
+from celery_sagas.stores.sql.statements import Values
+from celery_sagas.stores.sql.tables import buffer, group
 
 #: In the place of the number that an item is about to get: larger than any that a gate was opened for.
 _LATEST = 2**62
-
+#: The columns of a new item: those that all of one call have in common, and its own.
+_COMMON, OWN = ("at", "attempts", "token", "rejected"), ("place", "key", "id", "payload", "state")
 
 _Keyed = list[tuple[str, NewItem]]
 
 
 def insert(session: Session, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
-    """Buffer items, and say for each addition whether a flush is to be asked for."""
+    """Buffer items, and say for each addition whether a flush is to be asked for.
+
+    All are taken for new at first, as nearly always they are; if any is known nothing is written, and those are left out.
+    """
     now, groups = lock_all(session, rules.name, {addition.group for addition in additions})
-    is_new = any(not row.buffered for row in groups.values())
-    keyed = [_with_keys(rules.name, addition) for addition in additions]
-    known = known_keys(session, [key for items in keyed for key, _ in items], now)
-    arrivals = _Arrivals(rules, now, known)
-    answers = [arrivals.take(groups[addition.group], items) for addition, items in zip(additions, keyed, strict=True)]
-    arrivals.write(session)
-    save(session, rules, now, list(groups.values()))
-    if is_new and arrivals.items:
+    keyed = [(addition.group, _with_keys(rules.name, addition)) for addition in additions]
+    arrivals = _Arrivals(rules, now, groups, set())
+    answers = arrivals.take_all(keyed)
+    known = arrivals.write_if_new(session, [key for _, items in keyed for key, _ in items])
+    if known is not None:
+        arrivals = _Arrivals(rules, now, groups, known)
+        answers = arrivals.take_all(keyed)
+        arrivals.write(session)
+    arrivals.write_notes(session)
+    if arrivals.items and not all(row.buffered for row in groups.values()):
         add_name(session, rules.name)
     return answers
 
@@ -38,15 +48,20 @@ def _with_keys(name: str, addition: Addition) -> _Keyed:
 
 
 class _Arrivals:
-    """The new items of one call."""
+    """The new items of one call, and what becomes of their groups."""
 
-    def __init__(self, rules: Rules, now: int, known: set[str]) -> None:
+    def __init__(self, rules: Rules, now: int, groups: Mapping[str, GroupRow], known: set[str]) -> None:
         self._rules = rules
         self._now = now
+        self._groups = {name: row.copy() for name, row in groups.items()}
         self._known = known
         self.items: dict[str, tuple[GroupRow, NewItem]] = {}  #: by key, in their order
 
-    def take(self, row: GroupRow, items: _Keyed) -> Added:
+    def take_all(self, additions: Sequence[tuple[str, _Keyed]]) -> list[Added]:
+        """Take the items that are new, of additions to groups."""
+        return [self._take(self._groups[name], items) for name, items in additions]
+
+    def _take(self, row: GroupRow, items: _Keyed) -> Added:
         """Take those of an addition that are new, unless the group would have too many."""
         new = self._new(items)
         if new and 0 < self._rules.max_buffered < row.buffered + len(new):
@@ -70,10 +85,32 @@ class _Arrivals:
         row.free += readable
         row.unresolved += new - readable
 
+    def write_if_new(self, session: Session, keys: Sequence[str]) -> set[str] | None:
+        """Insert the items that were taken, and change their groups, if none of the keys is known; return those that are."""
+        if session.database == "postgresql" and self.items:
+            return self._write_in_one(session, keys)
+        known = known_keys(session, keys, self._now)
+        if known:
+            return known
+        self.write(session)
+        return None
+
+    def _write_in_one(self, session: Session, keys: Sequence[str]) -> set[str] | None:
+        items, groups = self._item_values(), settled(self._rules, self._now, self._rows)
+        values = {"key": keys, **parameters(buffer, items, self._common), **parameters(group, groups)}
+        found = session.fetch(_write_if_new, (len(items) == 1, len(groups) == 1), values)
+        if found:
+            return still_known(found, self._now)
+        forget_empty(session, self._rows)
+        return None
+
     def write(self, session: Session) -> None:
-        """Insert the items that were taken."""
-        common = {"at": self._now, "attempts": 0, "token": "", "rejected": 0}
-        insert_rows(session, buffer, [_values(key, *item) for key, item in self.items.items()], common)
+        """Insert the items that were taken, and change their groups."""
+        insert_rows(session, buffer, self._item_values(), self._common)
+        save(session, self._rules, self._now, self._rows)
+
+    def write_notes(self, session: Session) -> None:
+        """Note why items are kept that were inserted as unresolved."""
         unread = [key for key, (_, item) in self.items.items() if item.unread_by]
         numbers = sorted(numbers_of_keys(session, unread))
         add_kept(session, [self._unresolved(key, number) for number, key in numbers])
@@ -82,7 +119,27 @@ class _Arrivals:
         row, item = self.items[key]
         return row, Keeping(number, "unresolved", item.unread_by)
 
+    @property
+    def _rows(self) -> list[GroupRow]:
+        return list(self._groups.values())
 
-def _values(key: str, row: GroupRow, item: NewItem) -> dict[str, object]:
+    @property
+    def _common(self) -> Values:
+        return dict(zip(_COMMON, (self._now, 0, "", 0), strict=True))
+
+    def _item_values(self) -> list[Values]:
+        return [_values(key, *item) for key, item in self.items.items()]
+
+
+def _values(key: str, row: GroupRow, item: NewItem) -> Values:
     state = UNRESOLVED if item.unread_by else FREE
-    return {"place": row.place, "key": key, "id": item.id, "payload": item.payload, "state": state}
+    return dict(zip(OWN, (row.place, key, item.id, item.payload, state), strict=True))
+
+
+def _write_if_new(is_one_item: bool, is_one_group: bool) -> Select[tuple[str, int]]:
+    """Select which keys are known, and write everything if none is: one statement for PostgreSQL."""
+    known = select_known(0).cte("known")
+    is_new = ~exists(literal("1")).select_from(known)
+    items = insert_given(buffer, OWN, _COMMON, is_new, is_one=is_one_item).cte("items")
+    groups = put_groups(is_new, is_one=is_one_group).cte("groups")
+    return select(known.c.key, known.c.ends_at).add_cte(items, groups)

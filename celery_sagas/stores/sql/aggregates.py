@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from celery_sagas.core.gate import Rules
+from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Added, Addition, DueGroup, Keeping, Snapshot
 from celery_sagas.stores.sql.additions import insert
@@ -11,6 +12,7 @@ from celery_sagas.stores.sql.calls import in_transaction
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.due import claim_due
 from celery_sagas.stores.sql.flushes import Flushes
+from celery_sagas.stores.sql.joining import Waiting, join
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.tables import seen
 
@@ -22,11 +24,25 @@ class SqlAggregateStore(AggregateStore):
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._waiting = Waiting()
 
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
         if not additions:
             return []
-        return in_transaction(self._database, lambda session: insert(session, rules, additions))
+        if self._waiting.is_worth_while(rules, additions) and self._join(rules, additions[0]):
+            return [Added(1)]
+        added = in_transaction(self._database, lambda session: insert(session, rules, additions))
+        if self._database.name == "postgresql":
+            self._waiting.note(rules, additions, added)
+        return added
+
+    def _join(self, rules: Rules, addition: Addition) -> bool:
+        try:
+            return self._database.run(lambda session: join(session, rules, addition))
+        except StoreUnavailable as exc:
+            if not self._database.gave_way(exc):
+                raise
+            return False
 
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
         return self._flush(rules, group, lambda flushes: flushes.claim(token))

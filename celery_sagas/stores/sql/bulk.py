@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from sqlalchemy import Insert, Table, select
+from sqlalchemy import ColumnElement, Insert, Table, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.stores.sql.arrays import rows_of
 from celery_sagas.stores.sql.session import Session
-from celery_sagas.stores.sql.statements import PREFIX, Build, Values, bound
+from celery_sagas.stores.sql.statements import PREFIX, Build, Shape, Values, bound
 from celery_sagas.stores.sql.tables import metadata
 
 #: What can become an insert that changes the rows that are there.
@@ -19,48 +19,66 @@ NewRows: TypeAlias = mysql.Insert | postgresql.Insert | sqlite.Insert
 def insert_rows(session: Session, table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> None:
     """Insert rows, all of which have the same columns, beside those that have the same values in all."""
     if rows:
-        _run(session, _insert, (table.name, session.database, ",".join(common), *rows[0]), rows, common)
+        _run(session, _insert, table, rows, common)
 
 
 def put_rows(session: Session, table: Table, rows: Sequence[Values]) -> None:
     """Insert rows, or change those that are there under their primary keys; lock them in their order."""
     if rows:
-        _run(session, _put, (table.name, session.database, *rows[0]), rows, {})
+        _run(session, _put, table, rows, {})
 
 
 def lock_rows(session: Session, table: Table, rows: Sequence[Values]) -> None:
     """Insert the rows that are missing, and lock all, in their order."""
     if rows:
-        _run(session, _lock, (table.name, session.database, *rows[0]), rows, {})
+        _run(session, _lock, table, rows, {})
 
 
-def _run(session: Session, build: Build, shape: tuple[str, ...], rows: Sequence[Values], common: Values) -> None:
+def _run(session: Session, build: Build, table: Table, rows: Sequence[Values], common: Values) -> None:
+    is_one = len(rows) == 1 or session.database != "postgresql"
+    shape: Shape = (table.name, session.database, is_one, ",".join(common), *rows[0])
     if session.database == "postgresql":
-        arrays = {f"new_{name}": [row[name] for row in rows] for name in rows[0]}
-        session.change(build, shape, {**common, **arrays})
+        session.change(build, shape, parameters(table, rows, common))
     else:
         session.change_each(build, shape, [{**common, **row} for row in rows])
 
 
-def _insert(name: str, database: str, common: str, *names: str) -> NewRows:
+def parameters(table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> Values:
+    """Return the parameters of ``insert_given``: those of a single row are no arrays, which take the driver much longer."""
+    own = rows[0] if len(rows) == 1 else {name: [row[name] for row in rows] for name in rows[0]}
+    return {f"new_{table.name}_{name}": value for name, value in {**common, **own}.items()}
+
+
+def insert_given(
+    table: Table, names: Sequence[str], common: Sequence[str], *where: ColumnElement[bool], is_one: bool
+) -> postgresql.Insert:
+    """Insert one row, or any number, if the conditions hold, on PostgreSQL."""
+    new = f"new_{table.name}"
+    alike = [bound(table.c[each], f"{new}_{each}") for each in common]
+    if is_one:
+        values = select(PREFIX, *alike, *(bound(table.c[each], f"{new}_{each}") for each in names))
+    else:
+        values = select(PREFIX, *alike, *rows_of(new, *(table.c[each] for each in names)).c)
+    return postgresql.insert(table).from_select(["prefix", *common, *names], values.where(*where))
+
+
+def _insert(name: str, database: str, is_one: bool, common: str, *names: str) -> NewRows:
     table = metadata.tables[name]
-    given = {"prefix": PREFIX, **{each: bound(table.c[each], each) for each in common.split(",") if each}}
+    in_all = common.split(",") if common else []
     if database == "postgresql":
-        rows = rows_of("new", *(table.c[each] for each in names))
-        values = select(*given.values(), *(rows.c[each] for each in names))
-        return postgresql.insert(table).from_select([*given, *names], values)
-    given |= {each: bound(table.c[each], each) for each in names}
-    return mysql.insert(table).values(given) if database == "mysql" else sqlite.insert(table).values(given)
+        return insert_given(table, names, in_all, is_one=is_one)
+    values = {"prefix": PREFIX, **{each: bound(table.c[each], each) for each in (*in_all, *names)}}
+    return mysql.insert(table).values(values) if database == "mysql" else sqlite.insert(table).values(values)
 
 
-def _put(name: str, database: str, *names: str) -> Insert:
-    return or_change(_insert(name, database, "", *names), name, *names)
+def _put(name: str, database: str, is_one: bool, common: str, *names: str) -> Insert:
+    return or_change(_insert(name, database, is_one, common, *names), name, *names)
 
 
-def _lock(name: str, database: str, *names: str) -> Insert:
+def _lock(name: str, database: str, is_one: bool, common: str, *names: str) -> Insert:
     """A row that is there is changed to what it was: that locks it, on every database."""
     (first, *_) = metadata.tables[name].primary_key
-    return or_change(_insert(name, database, "", *names), name, first.name)
+    return or_change(_insert(name, database, is_one, common, *names), name, first.name)
 
 
 def or_change(rows: NewRows, name: str, *names: str) -> Insert:

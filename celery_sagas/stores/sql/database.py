@@ -141,7 +141,14 @@ class Database:
 
     def was_locked_out(self, error: StoreError) -> bool:
         """Tell whether an operation was undone as the victim of a deadlock or of a lock time-out."""
-        return isinstance(error.__cause__, Exception) and self._errors.fault_of(error.__cause__) is Fault.LOCKED
+        return self._is_about(error, Fault.LOCKED)
+
+    def gave_way(self, error: StoreError) -> bool:
+        """Tell whether a statement was undone for the sake of another that was there first."""
+        return self._is_about(error, Fault.LOCKED, Fault.UNIQUE)
+
+    def _is_about(self, error: StoreError, *faults: Fault) -> bool:
+        return isinstance(error.__cause__, Exception) and self._errors.fault_of(error.__cause__) in faults
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:

@@ -76,7 +76,7 @@ class Flushes:
     def remove(self, token: str, kept: Sequence[Keeping]) -> bool:
         """End a lease, and remove its items; return whether a flush is to be asked for."""
         numbers = self._keep(self._end(token), kept)
-        remember(self._session, self._rules, self._now, numbers)
+        remember(self._session, self._rules, self._now, [self._row], numbers)
         items.remove(self._session, numbers)
         is_open = self._row.ask(self._rules, self._now)
         self._save()

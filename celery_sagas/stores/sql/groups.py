@@ -1,17 +1,20 @@
 """The row of a group: whoever has locked it has all of the group to itself, until the transaction ends."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, insert, select
 from sqlalchemy.dialects import postgresql
 
 from celery_sagas.core.gate import Rules, Waiting, due_at, reason_of
-from celery_sagas.stores.sql.bulk import lock_rows, put_rows
+from celery_sagas.stores.sql.bulk import insert_given, lock_rows, or_change, put_rows
 from celery_sagas.stores.sql.session import Session
-from celery_sagas.stores.sql.statements import PREFIX, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.statements import PREFIX, Values, any_of, bound, in_parts, now
 from celery_sagas.stores.sql.tables import aggregator, group
 
 
@@ -40,6 +43,7 @@ class GroupRow:
     paused_until: int = 0
     lease_end: int = 0
     due_at: int = 0
+    removals: int = 0
 
     @property
     def buffered(self) -> int:
@@ -67,11 +71,16 @@ class GroupRow:
         ends = [self.lease_end] if self.lease_end else []
         self.due_at = due_at(rules, self._waiting(), now, self.marked_until, ends) or 0
 
+    def copy(self) -> GroupRow:
+        """Return another one that is the same."""
+        return GroupRow(*_fields_of(self))
+
     def _waiting(self) -> Waiting:
         return Waiting(self.free, self.oldest, self.oldest_at, self.last_at, self.open_to, self.open_why)
 
 
 _FIELDS = tuple(field.name for field in fields(GroupRow))
+_fields_of = attrgetter(*_FIELDS)
 _COLUMNS: list[ColumnElement[Any]] = [group.c[name] for name in _FIELDS]
 
 
@@ -82,7 +91,15 @@ def lock(session: Session, name: str, of: str) -> tuple[int, GroupRow | None]:
 
 
 def lock_all(session: Session, name: str, groups: Collection[str]) -> tuple[int, dict[str, GroupRow]]:
-    """Lock groups, in the order in which everybody does, whether they have items or not; return the store's time, and them."""
+    """Lock groups, in the order in which everybody does, whether they have items or not; return the store's time, and them.
+
+    A single one that has items, as nearly always, is locked without being written.
+    """
+    if len(groups) == 1:
+        (only,) = groups
+        now, row = lock(session, name, only)
+        if row is not None:
+            return now, {only: row}
     empty = sorted((GroupRow(digest(name, each), name, each) for each in set(groups)), key=lambda row: row.place)
     lock_rows(session, group, [_values(row) for row in empty])
     rows = []
@@ -93,12 +110,26 @@ def lock_all(session: Session, name: str, groups: Collection[str]) -> tuple[int,
 
 def save(session: Session, rules: Rules, now: int, rows: Sequence[GroupRow]) -> None:
     """Leave locked groups right after a change: with their due times, or not at all."""
+    put_rows(session, group, settled(rules, now, rows))
+    forget_empty(session, rows)
+
+
+def settled(rules: Rules, now: int, rows: Sequence[GroupRow]) -> list[Values]:
+    """Set the due times of groups; return the values of those that have items, in the order in which everybody locks them."""
     for row in rows:
         row.settle(rules, now)
-    in_order = sorted(rows, key=lambda row: row.place)
-    put_rows(session, group, [_values(row) for row in in_order if row.buffered])
-    for count, given in in_parts(session.database, "place", [row.place for row in in_order if not row.buffered]):
+    return [_values(row) for row in sorted(rows, key=lambda row: row.place) if row.buffered]
+
+
+def forget_empty(session: Session, rows: Sequence[GroupRow]) -> None:
+    """Delete the groups that have no items."""
+    for count, given in in_parts(session.database, "place", sorted(row.place for row in rows if not row.buffered)):
         session.change(_delete, (count,), given)
+
+
+def put_groups(*where: ColumnElement[bool], is_one: bool) -> Insert:
+    """Change one row, or any number, if the conditions hold, on PostgreSQL."""
+    return or_change(insert_given(group, _FIELDS, (), *where, is_one=is_one), group.name, *_FIELDS)
 
 
 def add_name(session: Session, name: str) -> None:
@@ -106,7 +137,7 @@ def add_name(session: Session, name: str) -> None:
     session.change(_insert_name, (session.database,), {"name": name})
 
 
-def _values(row: GroupRow) -> dict[str, object]:
+def _values(row: GroupRow) -> Values:
     return {name: getattr(row, name) for name in _FIELDS}
 
 

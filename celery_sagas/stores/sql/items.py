@@ -27,7 +27,7 @@ from sqlalchemy.sql.selectable import CompoundSelect
 
 from celery_sagas.stores.items import Item
 from celery_sagas.stores.sql.groups import GroupRow
-from celery_sagas.stores.sql.session import Session
+from celery_sagas.stores.sql.session import Row, Session
 from celery_sagas.stores.sql.statements import PREFIX, any_of, bound, in_parts, numbered
 from celery_sagas.stores.sql.tables import buffer, seen
 
@@ -49,11 +49,16 @@ def known_keys(session: Session, keys: Sequence[str], now: int) -> set[str]:
     """
     found: set[str] = set()
     for count, given in in_parts(session.database, "key", keys):
-        found |= {key for key, ends_at in session.fetch(_known, (count,), given) if not 0 < ends_at <= now}
+        found |= still_known(session.fetch(select_known, (count,), given), now)
     return found
 
 
-def _known(count: int) -> CompoundSelect[Any]:
+def still_known(rows: Sequence[Row], now: int) -> set[str]:
+    """Return the keys in the rows of ``select_known`` whose time has not passed."""
+    return {key for key, ends_at in rows if not 0 < ends_at <= now}
+
+
+def select_known(count: int) -> CompoundSelect[Any]:
     """Select keys, with the time until when they are remembered; 0: they are buffered."""
     buffered = select(buffer.c.key, literal("0", BigInteger()).label("ends_at")).where(*_are_buffered(count))
     is_seen = [seen.c.prefix == PREFIX, any_of(seen.c.key, "key", count)]

@@ -35,7 +35,7 @@ def keep(session: Session, rules: Rules, now: int, row: GroupRow, keepings: Sequ
     unresolved = [each.number for each in keepings if each.kind == UNRESOLVED]
     rejected = [each.number for each in keepings if each.kind == REJECTED]
     set_unresolved(session, unresolved)
-    remember(session, rules, now, rejected)
+    remember(session, rules, now, [row], rejected)
     set_rejected(session, rejected)
     add_kept(session, [(row, each) for each in keepings])
     row.unresolved += len(unresolved)

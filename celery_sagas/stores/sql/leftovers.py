@@ -82,7 +82,7 @@ def _count_back(group: GroupRow, row: KeptRow) -> None:
 def _discard(session: Session, rules: Rules, handles: Sequence[str]) -> int:
     now, groups, rows = _lock(session, rules, handles)
     unresolved = [row for row in rows if row.kind == UNRESOLVED]
-    remember(session, rules, now, [row.number for row in unresolved])
+    remember(session, rules, now, [groups[row.grp] for row in unresolved], [row.number for row in unresolved])
     items.remove(session, [row.number for row in rows])
     forget_kept(session, rows)
     for row in unresolved:

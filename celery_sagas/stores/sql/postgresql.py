@@ -44,21 +44,21 @@ _Keys = tuple[tuple[str, str], ...]
 def insert(record: NewRecord, effects: Effects) -> list[Step]:
     """Commit a new instance."""
     former = record.names[1:]
-    shape = (len(former), bool(record.keys), bool(effects.outgoing))
+    shape = (len(former), bool(record.keys), _count_of(effects))
     values = {**new_values(record), **_new_key_values(record.names, record.keys), **_effect_values(effects)}
     return [Step(_insert, shape, values, is_required=True)]
 
 
-def _insert(former: int, adds: bool, sends: bool) -> Insert:
+def _insert(former: int, adds: bool, sends: int) -> Insert:
     free = [*is_key_free(former), *_are_keys_free(former if adds else 0)]
     changed = insert_instance(*free).returning(instance.c.id).cte("changed")
-    return _entry_of(changed, *([_added(changed)] if adds else []), *([_sent(changed)] if sends else []))
+    return _entry_of(changed, *([_added(changed)] if adds else []), *([_sent(changed, sends)] if sends else []))
 
 
 def update(record: Record, change: Change, effects: Effects) -> list[Step]:
     """Commit a change."""
     former = change.names[1:] if change.added_keys else ()
-    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.withdrawn), bool(effects.outgoing))
+    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.withdrawn), _count_of(effects))
     values = {
         **change_values(record, change, effects),
         **_new_key_values(change.names, change.added_keys),
@@ -69,34 +69,34 @@ def update(record: Record, change: Change, effects: Effects) -> list[Step]:
     return [Step(_update, shape, values, is_required=True)]
 
 
-def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: bool) -> Insert:
+def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: int) -> Insert:
     changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
     keys = [*([_removed(changed)] if removes else []), *([_added(changed)] if adds else [])]
-    rows = [*([_withdrawn(changed)] if withdraws else []), *([_sent(changed)] if sends else [])]
+    rows = [*([_withdrawn(changed)] if withdraws else []), *([_sent(changed, sends)] if sends else [])]
     return _entry_of(changed, *keys, *rows)
 
 
 def delete(record: Record, effects: Effects) -> list[Step]:
     """Commit the end of an instance."""
     values = {**found_values(record, effects), **_effect_values(effects)}
-    return [Step(_delete, (bool(effects.outgoing),), values, is_required=True)]
+    return [Step(_delete, (_count_of(effects),), values, is_required=True)]
 
 
-def _delete(sends: bool) -> Insert:
+def _delete(sends: int) -> Insert:
     changed = delete_instance().returning(instance.c.id).cte("changed")
     keys = delete_keys().where(_is_changed(changed)).cte("removed")
     rows = delete_from(outbox).where(*in_order(*rows_of_instance(), _is_changed(changed))).cte("ended")
-    return _entry_of(changed, keys, rows, *([_sent(changed)] if sends else []))
+    return _entry_of(changed, keys, rows, *([_sent(changed, sends)] if sends else []))
 
 
 def record(effects: Effects) -> list[Step]:
     """Commit the effects alone."""
-    return [Step(_record, (bool(effects.outgoing),), _effect_values(effects))]
+    return [Step(_record, (_count_of(effects),), _effect_values(effects))]
 
 
-def _record(sends: bool) -> Insert:
+def _record(sends: int) -> Insert:
     changed = select(literal("1").label("id")).cte("changed")
-    return _entry_of(changed, *([_sent(changed)] if sends else []))
+    return _entry_of(changed, *([_sent(changed, sends)] if sends else []))
 
 
 def _entry_of(changed: CTE, *others: CTE) -> Insert:
@@ -106,7 +106,16 @@ def _entry_of(changed: CTE, *others: CTE) -> Insert:
     return insert_into(journal).from_select(list(columns), line).add_cte(*others)
 
 
-def _sent(changed: CTE) -> CTE:
+def _count_of(effects: Effects) -> int:
+    """Return for how many outgoing rows a statement is made: none, one, or (2) any number."""
+    return min(len(effects.outgoing), 2)
+
+
+def _sent(changed: CTE, count: int) -> CTE:
+    """Insert the outgoing rows; a single one not from arrays, which take the driver much longer."""
+    if count == 1:
+        columns = outgoing_columns(lambda column: bound(column, f"outgoing_{column.name}"))
+        return insert_into(outbox).from_select(list(columns), select(*columns.values()).select_from(changed)).cte("sent")
     rows = rows_of("outgoing", *(outbox.c[name] for name in OUTGOING))
     columns = outgoing_columns(lambda column: rows.c[column.name])
     return _insert_each(outbox, columns, changed, rows).cte("sent")
@@ -164,5 +173,6 @@ def _effect_values(effects: Effects) -> Values:
     line = entry_values(effects.entry)
     if not effects.outgoing:
         return line
-    columns = {f"outgoing_{name}": [getattr(row, name) for row in effects.outgoing] for name in OUTGOING}
-    return {**line, **lease_values(effects), **columns}
+    rows = effects.outgoing
+    columns = {name: [getattr(row, name) for row in rows] if len(rows) > 1 else getattr(rows[0], name) for name in OUTGOING}
+    return {**line, **lease_values(effects), **{f"outgoing_{name}": value for name, value in columns.items()}}

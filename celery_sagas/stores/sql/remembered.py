@@ -1,6 +1,6 @@
 """The ids of removed items, in the table ``saga_seen``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Insert, Table, select
@@ -8,6 +8,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.core.gate import Rules
 from celery_sagas.stores.sql.bulk import NewRows, or_change
+from celery_sagas.stores.sql.groups import GroupRow
 from celery_sagas.stores.sql.items import are
 from celery_sagas.stores.sql.session import Session
 from celery_sagas.stores.sql.statements import PREFIX, bound, in_parts
@@ -20,10 +21,14 @@ _INSERT: Mapping[str, Callable[[Table], NewRows]] = {
 }
 
 
-def remember(session: Session, rules: Rules, now: int, numbers: Sequence[int]) -> None:
-    """Remember the ids of items that are about to be removed, if the rules say so."""
+def remember(session: Session, rules: Rules, now: int, groups: Iterable[GroupRow], numbers: Sequence[int]) -> None:
+    """Remember the ids of items of groups that are about to be removed, if the rules say so."""
+    if not rules.remember_ms or not numbers:
+        return
+    for group in groups:
+        group.removals += 1
     ends_at = now + rules.remember_ms
-    for count, given in in_parts(session.database, "number", sorted(numbers)) if rules.remember_ms else ():
+    for count, given in in_parts(session.database, "number", sorted(numbers)):
         session.change(_insert, (session.database, count), {"ends_at": ends_at, **given})
 
 

@@ -31,7 +31,7 @@ def remove_item(session: Session, rules: Rules, group: str, id: str) -> None:
     number, state = item_of_key(session, digest(rules.name, group, id)) or (0, LEASED)
     if state == LEASED:
         raise ItemNotBuffered(rules.name, group, id, row.buffered)
-    remember(session, rules, now, [number])
+    remember(session, rules, now, [row], [number])
     remove(session, [number])
     _count_out(session, row, number, state)
     save(session, rules, now, [row])
@@ -54,7 +54,7 @@ def clear(session: Session, rules: Rules, group: str) -> int:
     count = row.buffered
     for state in (FREE, LEASED, UNRESOLVED):
         while numbers := numbers_in(session, row.place, state):
-            remember(session, rules, now, numbers)
+            remember(session, rules, now, [row], numbers)
             remove(session, numbers)
     forget_unresolved(session, row.place)
     end_leases(session, row.place)

@@ -20,7 +20,7 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 #: The version of everything in this module, raised with every change of it.
-LAYOUT = 2
+LAYOUT = 3
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
 
@@ -223,6 +223,7 @@ group = _table(
     _time("paused_until"),  # before that, no claim gets anything
     _time("lease_end"),  # of the lease that ends first; 0: there is none
     _time("due_at"),  # 0: when the next item comes
+    _place("removals"),  # how often ids of its items were remembered, for whoever has waited for the row meanwhile
     PrimaryKeyConstraint("place", "prefix"),
     Index("saga_group_name", "aggregator", "prefix", "grp"),
 )

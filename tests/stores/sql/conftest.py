@@ -1,5 +1,6 @@
 """The databases on which every SQL test runs."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -35,7 +36,30 @@ def postgresql_url() -> Iterator[str]:
         with engine.connect() as connection:
             connection.exec_driver_sql(f"ALTER DATABASE {engine.url.database} SET synchronous_commit = off")
         engine.dispose()
+        _make_tables(url)
         yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """A fresh MariaDB database."""
+    with servers.database("mariadb") as url:
+        _make_tables(url)
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SQLite database to be copied."""
+    file = tmp_path_factory.mktemp("sqlite") / "sagas.sqlite3"
+    _make_tables(f"sqlite:///{file}")
+    return file
+
+
+def _make_tables(url: str) -> None:
+    """Make the tables once: to make them takes longer than most tests do, and so does to look for them."""
+    with closing(SqlBackend(url, prefix="")) as backend:
+        backend.prepare(create_schema=True, processes=1)
 
 
 @pytest.fixture
@@ -47,9 +71,10 @@ def sqlite_folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest, sqlite_folder: Path) -> str:
-    """The URL of a database, once for each kind."""
+    """The URL of a database with tables, once for each kind."""
     if request.param == "sqlite":
-        return f"sqlite:///{sqlite_folder}/sagas.sqlite3"
+        file = shutil.copy(request.getfixturevalue("sqlite_file"), sqlite_folder / "sagas.sqlite3")
+        return f"sqlite:///{file}"
     found: str = request.getfixturevalue(f"{request.param}_url")
     return found
 
@@ -75,6 +100,4 @@ def open_sql(url: str) -> Iterator[Open]:
 @pytest.fixture
 def sql(open_sql: Open) -> SqlBackend:
     """A backend that is ready."""
-    backend = open_sql()
-    backend.prepare(create_schema=True, processes=1)
-    return backend
+    return open_sql()

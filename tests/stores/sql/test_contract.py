@@ -21,6 +21,7 @@ from celery_sagas.testing import (
     OutboxContract,
     SagaStoreContract,
 )
+from celery_sagas.testing.contract.fixtures import OpenBackend
 from celery_sagas.testing.machine import MachineContract
 
 #: Make a rival give way where it meets a lock: it runs in the thread of the operation that holds it.
@@ -37,6 +38,11 @@ class Sql:
     @pytest.fixture
     def new_backend(self, url: str) -> NewBackend:
         return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock)
+
+    @pytest.fixture
+    def backend(self, open_backend: OpenBackend, prefix: str) -> Backend:
+        """The backend under test, whose tables are there."""
+        return open_backend(prefix)
 
     @pytest.fixture(autouse=True)
     def every_connection_is_given_back(self, backend: Backend) -> Iterator[None]:
