@@ -136,7 +136,7 @@ class Worker:
                 return None
             delivered = _delivered(message)
             self._execute(message, delivered)
-            runtime_of(self.app).services.dispatcher.confirmations.flush()  # as happens a moment later
+            runtime_of(self.app).services.dispatcher.confirmations.settle()  # as happens a moment later
             if delivered.fate == "kept":
                 message.requeue()
         self.done.append(delivered)

@@ -45,6 +45,8 @@ def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
         close_runtime(app)
     if not has_ended:
         raise click.ClickException("the relay did not end in time: what it is publishing may be published again")
+    if not is_told():
+        raise click.ClickException("the relay has ended by itself: the log says why")
     click.echo("The relay has ended.")
 
 

@@ -2,11 +2,13 @@
 
 import atexit
 import logging
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from celery_sagas.engine.publishing import Postbox
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.ports import Outbox
 
@@ -14,6 +16,9 @@ logger = logging.getLogger("celery_sagas")
 
 #: How long published rows are gathered. What this process has not confirmed when it is killed is sent again. Seconds.
 GATHERED_FOR_S = 0.25
+#: How long the broker is waited for at most, where nothing can be done before it has spoken. Seconds.
+SETTLED_IN_S = 5.0
+_POLL_S = 0.002
 
 
 @dataclass
@@ -26,6 +31,7 @@ class Confirmations:
     outbox: Outbox
     owner: str  #: the lease token under which the rows were published
     lasts_s: float  #: how long the lease lasts: when it is over, others send the rows, and confirm them
+    postbox: Postbox | None = None  #: tells which of the messages are published that nobody waited for
     _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _flushing: threading.Lock = field(default_factory=threading.Lock)
@@ -33,26 +39,31 @@ class Confirmations:
     _stop: threading.Event = field(default_factory=threading.Event)
     _is_failing: bool = False
     _thread: threading.Thread | None = None
+    _process: int = field(default_factory=os.getpid)
 
     def add(self, ids: Sequence[str]) -> None:
-        """Have rows removed soon."""
-        now = time.monotonic()
+        """Have rows removed soon, and with them what the broker confirms until then."""
+        self._note(ids)
         with self._lock:
-            self._published += [(id, now) for id in ids]
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="celery-sagas-confirmations", daemon=True)
                 self._thread.start()
-                atexit.register(self.flush)  # a script may end before the thread comes to it
+                atexit.register(self.settle)  # a script may end before the thread comes to it
         self._wake.set()
 
     def add_now(self, ids: Sequence[str]) -> None:
         """Remove rows before this returns."""
-        with self._lock:
-            self._published += [(id, time.monotonic()) for id in ids]
+        self._note(ids)
         self.flush()
 
     def flush(self) -> None:
-        """Remove what was published until now. Never raises: what cannot be removed now is tried again, while the lease lasts."""
+        """Remove what was published until now. Never raises: what cannot be removed now is tried again, while the lease lasts.
+
+        In a child of the process that has published, it does nothing, as everything here.
+        """
+        if self._is_inherited():
+            return
+        self._collect()  # not while others wait: whoever posts, and meanwhile handles another message, may be one of them
         with self._flushing:
             with self._lock:
                 published, self._published = self._published, []
@@ -68,12 +79,40 @@ class Confirmations:
                 if not is_over:
                     self._keep(published)
 
+    def settle(self) -> None:
+        """Remove what was published until now, after waiting for a bounded time for what the broker says of it."""
+        if self._is_inherited():
+            return
+        awaited, give_up = self._awaited(), time.monotonic() + SETTLED_IN_S
+        while awaited and time.monotonic() < give_up:
+            time.sleep(_POLL_S)
+            self._collect()
+            awaited = awaited & self._awaited()
+        self.flush()
+
     def close(self) -> None:
         """End the thread, and remove what is left."""
-        atexit.unregister(self.flush)
+        if self._is_inherited():
+            return
+        atexit.unregister(self.settle)
         self._stop.set()
         self._wake.set()
-        self.flush()
+        self.settle()
+
+    def _is_inherited(self) -> bool:
+        return self._process != os.getpid()
+
+    def _awaited(self) -> Set[str]:
+        return self.postbox.awaited() if self.postbox is not None else frozenset()
+
+    def _collect(self) -> None:
+        if self.postbox is not None:
+            self._note(self.postbox.collect())
+
+    def _note(self, ids: Sequence[str]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._published += [(id, now) for id in ids]
 
     def _tell(self, error: StoreError) -> None:
         if not self._is_failing:  # once for each outage
@@ -97,5 +136,7 @@ class Confirmations:
             self._wake.clear()
             try:
                 self.flush()
+                if self._awaited():
+                    self._wake.set()
             except Exception:
                 logger.exception("published messages could not be removed from the outbox")

@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from uuid import uuid4
 
 from celery_sagas.core.text import storable
 from celery_sagas.engine.confirmations import Confirmations
+from celery_sagas.engine.publishing import Message, Postbox, Publisher
 from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Handling
@@ -21,34 +22,6 @@ ERROR_CHARACTERS = 2_000
 _LEFTOVERS = 100
 
 
-class Message(Protocol):
-    """A row of the outbox, as far as publishing needs it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def message_id(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def payload(self) -> str: ...
-
-
-class Publisher(Protocol):
-    """Hands messages to the broker."""
-
-    #: Whether publishing runs the task here and now (eager mode), so that its errors are the caller's.
-    inline: bool
-
-    def publish(self, message: Message) -> None:
-        """Publish one message and wait until the broker has confirmed it.
-
-        Raises:
-            PublishError: It was not confirmed; it may have arrived all the same. ``Doubtful`` if the connection was there and
-                was lost, ``connection`` alone if there was none.
-        """
-
-
 @dataclass
 class Dispatcher:
     """Publishes committed rows under this process's lease."""
@@ -56,32 +29,41 @@ class Dispatcher:
     outbox: Outbox
     publisher: Publisher
     grace_s: float  #: how long the lease lasts that a commit gives its rows
+    postbox: Postbox | None = None  #: where each confirmation is a journey of its own: nobody waits for it
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.owner = uuid4().hex  #: the lease token of this process
-        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s)
+        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.postbox)
 
     def dispatch(self, rows: Sequence[Message], committed_at: float) -> None:
         """Publish the rows of one commit, and have them removed. Never raises, but for what runs inline.
 
-        It stops at half the grace: whoever claims the rows when the lease has ended must be alone.
+        It stops at half the grace: whoever claims the rows when the lease has ended must be alone. A row whose confirmation it
+        does not wait for is removed when that has come; if none comes, it stays in the outbox, as one that it cannot publish.
         """
-        if not rows:
-            return
+        if rows:
+            self._dispatch(rows, committed_at, self.postbox)
+
+    def _dispatch(self, rows: Sequence[Message], committed_at: float, postbox: Postbox | None) -> None:
         if self.publisher.inline:
-            self.confirmations.add_now([row.id for row in rows])
-            for row in rows:
-                self.publisher.publish(row)
+            self._run_inline(rows)
             return
-        published: list[str] = []
+        until, left, published = committed_at + self.grace_s / 2, deque(rows), list[str]()
         try:
-            self._publish(rows, committed_at + self.grace_s / 2, published)
+            if postbox is None or self._post(postbox, left, until):
+                if postbox is not None and left:
+                    self.confirmations.settle()  # what goes over another connection must not overtake what was posted
+                self._publish(left, until, published)
         finally:  # a time limit may strike between two messages
-            if published:
-                self.confirmations.add(published)
-        if left := len(rows) - len(published):
-            logger.warning("%d of %d messages of one commit stay in the outbox, the first is %s", left, len(rows), rows[0].task)
+            self.confirmations.add(published)
+        if unsent := len(left) - len(published):
+            logger.warning("%d of %d messages of one commit stay in the outbox, the first is %s", unsent, len(rows), rows[0].task)
+
+    def _run_inline(self, rows: Sequence[Message]) -> None:
+        self.confirmations.add_now([row.id for row in rows])
+        for row in rows:
+            self.publisher.publish(row)
 
     def dispatch_leftovers(self, handling: Handling) -> None:
         """Publish what an earlier run of the same message committed and did not publish.
@@ -89,19 +71,29 @@ class Dispatcher:
         Raises:
             StillUnsent: Some of it is leased: whoever committed it may be publishing it at this moment, or has died.
         """
-        self.confirmations.flush()  # what this process has published is not left over
+        self.confirmations.settle()  # what this process has published is not left over
         while True:
             leased, started = self.outbox.count_leased(handling), self.clock()  # counted first: a lease may end in between
             rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)
             if not rows:
                 break
             logger.info("%s: publishing %d messages that message %s left", handling.steps[0], len(rows), handling.message_id)
-            self.dispatch(rows, started)
+            self._dispatch(rows, started, None)  # whoever is told that nothing is left acknowledges the message
             self.confirmations.flush()
         if leased:
             raise StillUnsent(handling.steps[0], handling.message_id, leased)
 
-    def _publish(self, rows: Sequence[Message], until: float, published: list[str]) -> None:
+    def _post(self, postbox: Postbox, rows: deque[Message], until: float) -> bool:
+        """Take away the rows that can be written without waiting; return whether it makes sense to publish the rest."""
+        try:
+            while rows and self.clock() <= until and postbox.post(rows[0]):
+                rows.popleft()
+        except PublishError as exc:
+            _warn(rows[0], exc)
+            return False
+        return True
+
+    def _publish(self, rows: Iterable[Message], until: float, published: list[str]) -> None:
         """Publish rows, and note the ids of those that were confirmed.
 
         A row that may be to blame for its error is, if the next one is confirmed; if that fails too, the rest would only wait.
@@ -128,9 +120,7 @@ class Dispatcher:
         try:
             self.publisher.publish(row)
         except PublishError as exc:
-            logger.warning(
-                "%s %s was not confirmed by the broker and stays in the outbox: %s", row.task, row.message_id, exc.reason
-            )
+            _warn(row, exc)
             return exc
         return None
 
@@ -144,3 +134,9 @@ class Dispatcher:
     def close(self) -> None:
         """Remove what was published, before this process ends."""
         self.confirmations.close()
+        if self.postbox is not None:
+            self.postbox.close()
+
+
+def _warn(row: Message, error: PublishError) -> None:
+    logger.warning("%s %s was not confirmed by the broker and stays in the outbox: %s", row.task, row.message_id, error.reason)

@@ -11,10 +11,11 @@ from uuid import uuid4
 from celery_sagas.core.registry import registry
 from celery_sagas.core.text import storable
 from celery_sagas.engine.burial import letter_of
-from celery_sagas.engine.dispatch import ERROR_CHARACTERS, Message, Publisher
+from celery_sagas.engine.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.gathers import Gathers
 from celery_sagas.engine.groups import Groups
 from celery_sagas.engine.housekeeping import Housekeeping
+from celery_sagas.engine.publishing import Message, Publisher
 from celery_sagas.engine.suspects import Suspects
 from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import Doubtful, PublishError, StoreError
@@ -81,6 +82,7 @@ class Relay:
     tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
+    tell: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: tells of a row that has become a letter
 
     def __post_init__(self) -> None:
         self.suspects = Suspects()
@@ -255,10 +257,12 @@ class _Batch:
         """Try a row again later that cannot be published, or keep it for people."""
         self.relay.suspects.forget(row.id)
         if row.attempts + 1 >= self.relay.terms.max_attempts:
-            self.relay.backend.dead.add(_letter_of(row, error))
+            letter = _letter_of(row, error)
+            self.relay.backend.dead.add(letter)
             self.outbox.confirm(self.token, [row.id])
             self.sweep.dead += 1
             logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
+            self.relay.tell(letter, error)
             return
         delay_s = min(_FIRST_RETRY_S * 2**row.attempts, _LAST_RETRY_S)
         self.outbox.fail(self.token, row.id, storable(error.reason, ERROR_CHARACTERS), int(delay_s * 1000))

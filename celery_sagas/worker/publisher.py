@@ -1,19 +1,19 @@
 """Publishing with confirms and deadlines, over connections of our own."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, RecoverableChannelError
 from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu import pools
 from kombu.exceptions import LimitExceeded, OperationalError
 
-from celery_sagas.engine.dispatch import Message
+from celery_sagas.engine.publishing import Message
 from celery_sagas.errors import Doubtful, PublishError
 from celery_sagas.worker.freeze import restored, thawed
+from celery_sagas.worker.producers import Producers
 
 #: Seconds that the broker may take to answer: to a connection, to a command, to a message.
 DEADLINE_S = 5
@@ -42,10 +42,13 @@ class ConfirmedPublisher:
         self._app = app
         self.driver = str(app.connection_for_write().transport.driver_type)  #: what kind of broker it is
         options = {**_TRANSPORT_OPTIONS.get(self.driver, {}), **app.conf.broker_transport_options}
-        connection = app.connection_for_write(transport_options=options, connect_timeout=DEADLINE_S)
-        self._connections: Any = connection.Pool(limit=app.conf.broker_pool_limit)
-        self._producers: Any = pools.ProducerPool(self._connections, limit=app.conf.broker_pool_limit)
-        self._connection_errors: tuple[type[BaseException], ...] = (*_CONNECTION_ERRORS, *connection.connection_errors)
+        self._connection: Any = app.connection_for_write(
+            transport_options=options, connect_timeout=DEADLINE_S
+        )  #: never used itself
+        if self._connection.transport_cls == "amqp":
+            self._connection.transport_cls = "pyamqp"  # else each clone looks for librabbitmq, which confirms nothing
+        self._producers = Producers(self._connection.clone, app.conf.broker_pool_limit, DEADLINE_S)
+        self._connection_errors: tuple[type[BaseException], ...] = (*_CONNECTION_ERRORS, *self._connection.connection_errors)
         self._refusals: tuple[type[BaseException], ...] = _REFUSALS if self.driver == "amqp" else ()
         self._options: dict[str, Any] = {"confirm_timeout": DEADLINE_S} if self.driver == "amqp" else {}
 
@@ -102,33 +105,31 @@ class ConfirmedPublisher:
         with self._producer() as producer:
             yield producer.connection
 
+    def connected(self) -> Any:
+        """Return a new connection to the broker, which is the caller's own."""
+        connection = self._connection.clone()
+        is_sound = False
+        try:
+            connection.ensure_connection(**_RETRY_POLICY)
+            is_sound = True
+            return connection
+        finally:
+            if not is_sound:
+                connection.collect()
+
     @contextmanager
     def confirming(self) -> Iterator[dict[str, Any]]:
         """Lend the options with which Celery's own functions publish a message confirmed, within a deadline."""
         with self._producer() as producer:
             yield {"producer": producer, "retry": True, "retry_policy": _RETRY_POLICY, **self._options}
 
-    @contextmanager
-    def _producer(self) -> Iterator[Any]:
-        """Lend a producer that is connected: what fails before, a login for instance, says nothing about a message.
-
-        One that was interrupted loses its connection: the next command would read this one's answer.
-        """
-        producer = self._producers.acquire(block=True, timeout=DEADLINE_S)
-        is_sound = False
-        try:
-            producer.connection.ensure_connection(**_RETRY_POLICY)
-            yield producer
-            is_sound = True
-        finally:
-            if not is_sound:
-                producer.connection.collect()
-            producer.release()
+    def _producer(self) -> AbstractContextManager[Any]:
+        """Lend a producer that is connected: what fails before, a login for instance, says nothing about a message."""
+        return self._producers.lent(_RETRY_POLICY)
 
     def close(self) -> None:
         """Close the connections."""
-        self._producers.force_close_all()
-        self._connections.force_close_all()
+        self._producers.close()
 
 
 class EagerPublisher:

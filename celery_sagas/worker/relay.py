@@ -9,11 +9,14 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
+from celery_sagas import signals
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.gathers import Gathers
 from celery_sagas.engine.groups import Groups
 from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.engine.sweeps import Tally
+from celery_sagas.errors import PublishError
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregating import publish_flush
 from celery_sagas.worker.forks import gate
 from celery_sagas.worker.gathering import gathering_of
@@ -67,8 +70,12 @@ class RelayThread:
 
     def _run(self) -> None:
         pause_s = random.uniform(0, self._interval_s)
-        while not self._stopping.wait(pause_s):
-            pause_s = self._sweep()
+        try:
+            while not self._stopping.wait(pause_s):
+                pause_s = self._sweep()
+        finally:
+            if not self._stopping.is_set():
+                logger.critical("the relay has ended by itself, and sends nothing that is due: start this process again")
 
     def _sweep(self) -> float:
         """Sweep once; return for how many seconds to pause."""
@@ -96,6 +103,7 @@ class RelayThread:
                 tally=self.tally,
                 groups=groups_of(self._app, runtime),
                 gathers=Gathers(gathering_of(self._app), registry.sagas.values),
+                tell=partial(_tell, self._app),
             )
         return self._relay
 
@@ -103,6 +111,11 @@ class RelayThread:
         longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
         pause_s: float = min(self._interval_s * 2 ** min(self._failures, 30), longest_s)
         return pause_s * random.uniform(0.8, 1.2)
+
+
+def _tell(app: Celery, letter: DeadLetter, error: PublishError) -> None:
+    sender = app.tasks.get(letter.task, letter.task)
+    signals.step_failed.send(sender=sender, letter=letter, exception=error.__cause__ or error)
 
 
 def groups_of(app: Celery, runtime: Runtime) -> Groups | None:

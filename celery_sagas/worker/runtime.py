@@ -21,6 +21,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.conversation import answering
 from celery_sagas.worker.freeze import freezer
+from celery_sagas.worker.postbox import postbox_of
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
 
 logger = logging.getLogger("celery_sagas")
@@ -37,7 +38,9 @@ class Runtime:
         self.publisher = EagerPublisher(app) if app.conf.task_always_eager else ConfirmedPublisher(app)
         self.services = Services(
             backend=self.backend,
-            dispatcher=Dispatcher(self.backend.outbox, self.publisher, self.settings.dispatch_grace),
+            dispatcher=Dispatcher(
+                self.backend.outbox, self.publisher, self.settings.dispatch_grace, postbox_of(app, self.publisher)
+            ),
             freeze=freezer(app, self.settings.max_state_bytes),
             answer=answering(app, self.settings.max_state_bytes),
             limits=Limits(self.settings.max_state_bytes, int(self.settings.dispatch_grace * 1000)),

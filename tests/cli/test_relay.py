@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -108,6 +109,17 @@ def test_eager_mode(eager: Celery) -> None:
 
     assert result.exit_code == 1
     assert "task_always_eager" in result.output
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_relay_that_ends_by_itself(served: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever supervises it is to know."""
+    monkeypatch.setattr(RelayThread, "_sweep", lambda self: sys.exit())
+    result = run(served, "relay")
+
+    assert result.exit_code == 1
+    assert "ended by itself" in result.output
+    assert "the relay has ended by itself" in caplog.text
 
 
 def test_relay_that_does_not_end(served: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

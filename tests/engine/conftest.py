@@ -16,8 +16,9 @@ from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition, define_step
 from celery_sagas.engine import conflicts
 from celery_sagas.engine.commit import Limits
-from celery_sagas.engine.dispatch import Dispatcher, Message
+from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.publishing import Message
 from celery_sagas.engine.run import Delivery, Services
 from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import handle
@@ -65,6 +66,39 @@ class Recorder:
     def ids(self) -> list[str]:
         """The ids of what was published, in order."""
         return [message.message_id for message in self.published]
+
+
+class Box:
+    """A postbox that keeps what it is given, and confirms what it is told to."""
+
+    def __init__(self) -> None:
+        self.posted: list[str] = []
+        self.confirmed: list[str] = []
+        self.errors: list[PublishError | bool] = []  #: what comes of the next: an error, or whether it is written
+        self.is_closed = False
+
+    def post(self, message: Message) -> bool:
+        """Keep a message, or do not, or raise the next error."""
+        error = self.errors.pop(0) if self.errors else True
+        if isinstance(error, PublishError):
+            raise error
+        if error:
+            self.posted.append(message.id)
+        return error
+
+    def collect(self) -> list[str]:
+        """Return what is confirmed."""
+        confirmed, self.confirmed = self.confirmed, []
+        self.posted = [id for id in self.posted if id not in confirmed]
+        return confirmed
+
+    def awaited(self) -> frozenset[str]:
+        """Return what is neither confirmed nor told to be lost."""
+        return frozenset(self.posted)
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
 
 
 class Engine:

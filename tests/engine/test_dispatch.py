@@ -11,7 +11,7 @@ from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreUnavai
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Handling, Outgoing
 from celery_sagas.testing.clock import Clock
-from tests.engine.conftest import GRACE_S, Boom, Engine, Order, Recorder, send, starter
+from tests.engine.conftest import GRACE_S, Boom, Box, Engine, Order, Recorder, send, starter
 
 ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
 ALONE = PublishError("it is too large", False)
@@ -282,3 +282,98 @@ def test_what_was_published_before_an_interruption_is_removed(
     dispatcher.confirmations.flush()
 
     assert backend.outbox.count() == 2
+
+
+class TestPosting:
+    """Where nobody waits for the confirmation."""
+
+    @pytest.fixture
+    def box(self, dispatcher: Dispatcher) -> Box:
+        dispatcher.postbox = dispatcher.confirmations.postbox = box = Box()
+        return box
+
+    def test_what_is_confirmed_is_removed_and_nothing_else(
+        self, dispatcher: Dispatcher, publisher: Recorder, box: Box, backend: MemoryBackend
+    ) -> None:
+        dispatcher.dispatch(ROWS, 1000.0)
+        assert box.posted == ["row-a", "row-b", "row-c"]
+        dispatcher.confirmations.flush()
+        assert backend.outbox.count() == 3
+        box.confirmed = ["row-b"]
+        dispatcher.confirmations.flush()
+
+        assert backend.outbox.count() == 2
+        assert publisher.published == []
+
+    def test_from_what_cannot_be_written_on_each_is_waited_for(
+        self,
+        dispatcher: Dispatcher,
+        publisher: Recorder,
+        box: Box,
+        backend: MemoryBackend,
+        clock: Clock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """So that the order is kept, and the row that is to blame is found."""
+        awaited, publish = list[frozenset[str]](), publisher.publish
+        monkeypatch.setattr(publisher, "publish", lambda message: (awaited.append(box.awaited()), publish(message)))
+        box.errors, box.confirmed, publisher.errors = [True, False], ["row-a"], [ALONE]
+
+        dispatcher.dispatch(ROWS, 1000.0)
+        dispatcher.confirmations.flush()
+
+        assert awaited == [frozenset()] * 2
+        assert publisher.ids == ["id-c"]
+        assert backend.outbox.count() == 1
+        clock.advance(int(GRACE_S * 1000))
+        assert {row.id: row.attempts for row in backend.outbox.claim_due("the test", 10, 1)} == {"row-b": 1}
+
+    def test_without_a_connection_nothing_is_tried_in_another_way(
+        self, dispatcher: Dispatcher, publisher: Recorder, box: Box, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        box.errors = [True, AWAY]
+
+        dispatcher.dispatch(ROWS, 1000.0)
+
+        assert box.posted == ["row-a"]
+        assert publisher.published == []
+        assert "2 of 3 messages of one commit stay in the outbox" in caplog.text
+
+    def test_stops_at_half_the_grace(self, dispatcher: Dispatcher, publisher: Recorder, box: Box) -> None:
+        dispatcher.dispatch(ROWS, 1000.0 - GRACE_S / 2 - 0.01)
+
+        assert box.posted == []
+        assert publisher.published == []
+
+    def test_leftovers_are_waited_for(
+        self, dispatcher: Dispatcher, publisher: Recorder, box: Box, clock: Clock, backend: MemoryBackend
+    ) -> None:
+        """The repeat is acknowledged when nothing is left."""
+        clock.advance(int(GRACE_S * 1000))
+
+        dispatcher.dispatch_leftovers(Handling(("order.place",), "m1"))
+
+        assert box.posted == []
+        assert publisher.ids == ["id-a", "id-b", "id-c"]
+        assert backend.outbox.count() == 0
+
+    def test_closing(self, dispatcher: Dispatcher, box: Box, backend: MemoryBackend) -> None:
+        """It takes a last look."""
+        dispatcher.dispatch(ROWS, 1000.0)
+        box.confirmed = ["row-a", "row-b", "row-c"]
+
+        dispatcher.close()
+
+        assert backend.outbox.count() == 0
+        assert box.is_closed
+
+    def test_closing_does_not_wait_for_ever(
+        self, dispatcher: Dispatcher, box: Box, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("celery_sagas.engine.confirmations.SETTLED_IN_S", 0.05)
+        dispatcher.dispatch(ROWS, 1000.0)
+
+        dispatcher.close()
+
+        assert backend.outbox.count() == 3
+        assert box.is_closed

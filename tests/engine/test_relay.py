@@ -508,7 +508,8 @@ class TestPoison:
     def test_becomes_a_dead_letter(self, deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
         """With everything that a person needs, and with nothing that a store refuses."""
         deployment.add("a")
-        relay = deployment.relay()
+        relay, told = deployment.relay(), list[tuple[str, PublishError]]()
+        relay.tell = lambda letter, error: told.append((letter.id, error))
         error = PublishError("it holds \0", False)
         error.__cause__ = ValueError("\0")
         sweeps = []
@@ -525,6 +526,7 @@ class TestPoison:
         assert deployment.backend.outbox.count() == 0
         assert [(sweep.failed, sweep.dead) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
         assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
+        assert told == [(letter.id, error)]
 
     def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
         """The store may go away between the letter and the row's removal."""

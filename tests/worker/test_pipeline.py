@@ -10,8 +10,9 @@ from celery import Celery
 from kombu import Queue
 
 from celery_sagas.engine.relay import Receipt
+from celery_sagas.worker.confirms import Confirms
 from celery_sagas.worker.freeze import frozen
-from celery_sagas.worker.pipeline import AmqpPipeline, Confirms, pipeline_of
+from celery_sagas.worker.pipeline import AmqpPipeline, pipeline_of
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
@@ -59,6 +60,17 @@ class TestConfirms:
         assert confirms.confirmed == {"e"}
         assert list(confirms.expected.values()) == ["a", "b", "c"]
 
+    def test_what_is_no_row(self, confirms: Confirms) -> None:
+        """It is counted, and nobody asks for it; its confirmation may come before that of the row it is about."""
+        confirms.expect("")
+        confirms.ack(5, False)
+        assert confirms.confirmed == set()
+        confirms.expect("")
+
+        assert confirms.unsure == set("abcd")
+        confirms.ack(6, True)
+        assert confirms.confirmed == set("abcd")
+
     def test_refused(self, confirms: Confirms) -> None:
         """It is not confirmed, and not waited for."""
         confirms.nack(1, False)
@@ -66,6 +78,7 @@ class TestConfirms:
         confirms.nack(4, True)
 
         assert confirms.confirmed == {"b", "c"}
+        assert confirms.refused == {"a", "d"}
         assert not confirms.expected
 
 

@@ -223,7 +223,7 @@ def test_deadlines_of_each_broker(new_app: NewApp, broker: str, options: dict[st
     """Without ``confirm_publish`` a message that never reached RabbitMQ was reported sent."""
     confirmed = ConfirmedPublisher(new_app(broker_url=broker))
 
-    connection = confirmed._connections.connection
+    connection = confirmed._connection
     assert connection.transport_options == options
     assert connection.connect_timeout == DEADLINE_S
 
@@ -233,12 +233,20 @@ def test_amqp_confirms_have_a_deadline(new_app: NewApp) -> None:
     assert ConfirmedPublisher(new_app(broker_url="amqp://"))._options == {"confirm_timeout": DEADLINE_S}
 
 
+def test_new_connections_look_for_no_other_driver(new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption in the middle of an import may leave its lock taken for ever."""
+    sender = ConfirmedPublisher(new_app(broker_url="amqp://127.0.0.1:1"))
+    monkeypatch.setattr("kombu.connection.supports_librabbitmq", lambda: pytest.fail("looked"))
+
+    assert sender._connection.clone().transport.driver_type == "amqp"
+
+
 def test_options_of_the_user_go_first(new_app: NewApp) -> None:
     """They know their broker."""
     options = {"socket_timeout": 1, "global_keyprefix": "x"}
     confirmed = ConfirmedPublisher(new_app(broker_url="redis://", broker_transport_options=options))
 
-    assert confirmed._connections.connection.transport_options == {"socket_connect_timeout": DEADLINE_S, **options}
+    assert confirmed._connection.transport_options == {"socket_connect_timeout": DEADLINE_S, **options}
 
 
 def test_deadlines_leave_room_for_both_tries_in_the_default_grace() -> None:

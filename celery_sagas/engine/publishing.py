@@ -1,0 +1,55 @@
+"""The ports through which committed messages reach the broker."""
+
+from collections.abc import Sequence, Set
+from typing import Protocol
+
+
+class Message(Protocol):
+    """A row of the outbox, as far as publishing needs it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def message_id(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def payload(self) -> str: ...
+
+
+class Publisher(Protocol):
+    """Hands messages to the broker."""
+
+    #: Whether publishing runs the task here and now (eager mode), so that its errors are the caller's.
+    inline: bool
+
+    def publish(self, message: Message) -> None:
+        """Publish one message and wait until the broker has confirmed it.
+
+        Raises:
+            PublishError: It was not confirmed; it may have arrived all the same. ``Doubtful`` if the connection was there and
+                was lost, ``connection`` alone if there was none.
+        """
+
+
+class Postbox(Protocol):
+    """Hands messages to the broker in order and without waiting, and tells later which of them it has confirmed.
+
+    What the broker refuses, or does not confirm in time, and what is lost with its connection, is never told of.
+    """
+
+    def post(self, message: Message) -> bool:
+        """Write a message; return whether it was written. Whoever publishes it alone learns why it was not.
+
+        Raises:
+            PublishError: There is no connection, or nobody should wait for it any longer; it may have arrived all the same.
+        """
+
+    def collect(self) -> Sequence[str]:
+        """Return the ids of the rows that the broker has confirmed since the last call; do not wait."""
+
+    def awaited(self) -> Set[str]:
+        """Return the ids of the rows of which the broker has said nothing yet. They become fewer with each ``collect``."""
+
+    def close(self) -> None:
+        """Expect no confirmation any more, and take no message."""

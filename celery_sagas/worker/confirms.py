@@ -1,0 +1,173 @@
+"""AMQP's confirm mode: messages are written one after the other, and the broker says later what has become of each."""
+
+import logging
+import select
+import struct
+import time
+from functools import partial
+from typing import Any
+
+from amqp.exceptions import FrameSyntaxError
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_sagas.engine.publishing import Message
+from celery_sagas.worker.freeze import thawed
+from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher
+
+logger = logging.getLogger("celery_sagas")
+
+#: Seconds that a message, or the rest of what has begun to come, may take.
+PATIENCE_S = DEADLINE_S / 2
+#: By which a message is not written: it is encoded as a whole before the first byte is.
+_NOT_ENCODED = (FrameSyntaxError, struct.error, AttributeError, TypeError, ValueError)
+
+
+class Confirms:
+    """Which messages of one channel the broker has confirmed: it counts them from 1."""
+
+    def __init__(self) -> None:
+        self.expected: dict[int, str] = {}  #: ids of rows by number, in order; none where a message is no row
+        self.confirmed: set[str] = set()
+        self.refused: set[str] = set()
+        self._count = 0
+
+    @property
+    def unsure(self) -> frozenset[str]:
+        """The ids of the rows of which the broker has said nothing."""
+        return frozenset(filter(None, self.expected.values()))
+
+    def expect(self, id: str) -> None:
+        """Expect the confirmation of the next message."""
+        self._count += 1
+        self.expected[self._count] = id
+
+    def withdraw(self) -> None:
+        """Expect no confirmation of the last message: it was not written."""
+        del self.expected[self._count]
+        self._count -= 1
+
+    def ack(self, number: int, multiple: bool) -> None:
+        """Note that a message is confirmed, or all messages up to it."""
+        self.confirmed.update(self._take(number, multiple))
+
+    def nack(self, number: int, multiple: bool) -> None:
+        """Note that a message is refused, or all messages up to it."""
+        self.refused.update(self._take(number, multiple))
+
+    def _take(self, number: int, multiple: bool) -> list[str]:
+        numbers = [each for each in self.expected if each <= number] if multiple else [number]
+        taken = [self.expected.pop(each) for each in numbers if each in self.expected]
+        return [id for id in taken if id]
+
+
+class ConfirmChannel:
+    """A channel in confirm mode, for one thread at a time. Whatever it raises is its end: its numbers mean nothing any more."""
+
+    def __init__(self, app: Celery, publisher: ConfirmedPublisher, channel: Any) -> None:
+        self.confirms = Confirms()
+        self._app = app
+        self._publisher = publisher
+        self._channel = channel
+        self._producer = self._make_producer()
+        self._exchanges: set[str] = set()  #: to which a message was confirmed
+        self._is_sound = True
+        # else py-amqp looks for events before each message, and tries for ever to read the rest of half a frame
+        channel.connection.client_properties = {**channel.connection.client_properties, "capabilities": {}}
+        channel.events["basic_ack"].add(self.confirms.ack)
+        channel.events["basic_nack"].add(self.confirms.nack)
+        channel.confirm_select()
+
+    def write(self, message: Message) -> bool:
+        """Write a message, and wait for no confirmation; return whether it could be written."""
+        ids = [message.id]
+        self._channel.basic_publish = partial(self._write, ids)
+        try:
+            thawed(self._app, message.payload).apply_async(producer=self._producer, retry=False)
+        except Exception as exc:
+            if self._is_end(exc):
+                raise
+            logger.debug("%s %s cannot be published with others: %r", message.task, message.message_id, exc)
+            return False
+        return not ids
+
+    def _write(self, ids: list[str], *arguments: Any, exchange: str = "", **options: Any) -> None:
+        """Write a message: the row's first, then what Celery may tell of it (``task_send_sent_event``)."""
+        is_known = exchange in self._exchanges
+        if not is_known:
+            self._settle()
+        sent = self._channel.connection.bytes_sent
+        self.confirms.expect(ids.pop() if ids else "")
+        self._is_sound = False
+        try:
+            type(self._channel).basic_publish(self._channel, *arguments, exchange=exchange, **options)
+        except _NOT_ENCODED:
+            self._is_sound = self._channel.connection.bytes_sent == sent
+            if self._is_sound:
+                self.confirms.withdraw()
+            raise
+        self._is_sound = True
+        if not is_known:
+            self._settle()
+            self._exchanges.add(exchange)
+
+    def _settle(self) -> None:
+        """Wait for all confirmations, around what may end the channel, as an exchange that is not there does."""
+        self._is_sound = False
+        self.wait(PATIENCE_S)
+        self._is_sound = True
+
+    def _is_end(self, error: Exception) -> bool:
+        """Tell whether an error is the end of the channel; an interruption is, since it may strike in the middle of a frame."""
+        return not self._is_sound or isinstance(error, SoftTimeLimitExceeded) or self._publisher.is_about_broker(error)
+
+    def read(self) -> None:
+        """Take note of what the broker has said, without waiting for it.
+
+        Raises:
+            TimeoutError: It has begun to say something, and has not ended.
+        """
+        while self.confirms.expected and self._has_come():
+            self._channel.connection.drain_events(timeout=PATIENCE_S)
+
+    def _has_come(self) -> bool:
+        """Tell whether there is anything to read."""
+        sock = self._channel.connection.sock
+        return bool(getattr(sock, "pending", int)() or _is_readable(sock))
+
+    def wait(self, timeout_s: float, most: int = 0) -> None:
+        """Wait until the broker has confirmed or refused all messages but so many.
+
+        Raises:
+            TimeoutError: It has not.
+        """
+        give_up = time.monotonic() + timeout_s
+        while len(self.confirms.expected) > most:
+            if (left_s := give_up - time.monotonic()) <= 0:
+                raise TimeoutError(f"the broker has not confirmed it within {timeout_s:g} s")
+            self._channel.connection.drain_events(timeout=left_s)
+
+    def _make_producer(self) -> Any:
+        """Return a producer that looks once at each queue which a message wants declared, not with every message."""
+        producer: Any = self._app.amqp.Producer(self._channel)
+        declare, declared = producer.maybe_declare, set[tuple[str, str]]()
+
+        def maybe_declare(entity: Any, *args: Any, **options: Any) -> Any:
+            name = (type(entity).__name__, entity.name)
+            if name not in declared:
+                self._settle()
+                declare(entity, *args, **options)
+                if getattr(entity, "can_cache_declaration", False):  # else it may go away at any moment, as kombu knows
+                    declared.add(name)
+
+        producer.maybe_declare = maybe_declare
+        return producer
+
+
+def _is_readable(sock: Any) -> bool:
+    """Tell whether a socket has something to read; with ``select`` where there is no ``poll``, as under eventlet."""
+    if not hasattr(select, "poll"):
+        return bool(select.select([sock], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

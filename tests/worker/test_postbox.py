@@ -1,0 +1,578 @@
+"""Publishing over RabbitMQ without waiting: a row is confirmed by its own confirmation, and nothing waits for a silent broker."""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.signals import before_task_publish
+from kombu import Queue
+
+from celery_sagas.engine.confirmations import GATHERED_FOR_S
+from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.relay import Relay, Terms
+from celery_sagas.errors import PublishError
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import Effects, Entry, Outgoing
+from celery_sagas.testing.clock import Clock
+from celery_sagas.worker import confirms, postbox
+from celery_sagas.worker.freeze import frozen
+from celery_sagas.worker.postbox import AmqpPostbox, postbox_of
+from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker
+from tests.integration import proxy
+from tests.integration.proxy import Proxy
+from tests.servers import unique
+from tests.waiting import wait_until
+
+GRACE_S = 30.0
+#: The class and method of a confirmation, in its frame.
+_ACK = b"\x00\x3c\x00\x50"
+
+
+class Sender:
+    """Commits rows, and dispatches them over a proxy."""
+
+    def __init__(self, app: Celery, proxy: Proxy) -> None:
+        self.app = app
+        self.proxy = proxy
+        self.publisher = ConfirmedPublisher(app)
+        self.postbox = AmqpPostbox(app, self.publisher)
+        self.clock = Clock()
+        self.backend = MemoryBackend("memory://", prefix="", clock=self.clock)
+        self.dispatcher = Dispatcher(self.backend.outbox, self.publisher, GRACE_S, self.postbox)
+
+    def close(self) -> None:
+        """Close everything."""
+        self.proxy.speak()
+        self.dispatcher.close()
+        self.publisher.close()
+
+    def row(self, name: str, **options: Any) -> Outgoing:
+        """Make a row."""
+        payload = frozen(self.app, self.app.signature("plain").set(**options), lambda: name, 10_000).payload
+        return Outgoing(name, "sent", name, "plain", payload)
+
+    def send(self, *rows: Outgoing | str) -> float:
+        """Commit rows and dispatch them; return how long that took. Seconds."""
+        made = tuple(self.row(each) if isinstance(each, str) else each for each in rows)
+        entry = Entry("order.place", str(uuid4()), "a", "started", "order", "42", "i", 1, "{}")
+        self.backend.sagas.record(Effects(entry, made, self.dispatcher.owner, int(GRACE_S * 1000)))
+        began = time.monotonic()
+        self.dispatcher.dispatch(made, began)
+        return time.monotonic() - began
+
+    def settle(self) -> None:
+        """Have removed what is confirmed."""
+        self.dispatcher.confirmations.settle()
+
+    def relay(self) -> None:
+        """Sweep once, when the lease of everything has ended."""
+        self.clock.advance(int(GRACE_S * 1000))
+        Relay(self.backend, self.publisher, lambda _: True, Terms(1.0, 60.0, 3, 3600.0)).sweep()
+
+    def left(self) -> int:
+        """Count the rows that are in the outbox."""
+        return self.backend.outbox.count()
+
+    def arrived(self) -> list[str]:
+        """Return the messages in the queue."""
+        return [message.id for message in Worker(self.app).waiting()]
+
+
+@pytest.fixture
+def app(new_app: NewApp, rabbitmq_url: str) -> Iterator[Celery]:
+    """An app that publishes through a proxy, and reads without it."""
+    app = new_app(broker_url=rabbitmq_url)
+    app.conf.task_default_queue = unique("postbox")
+    yield app
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        channel.queue_delete(app.conf.task_default_queue)
+        channel.exchange_delete(app.conf.task_default_queue)
+
+
+@pytest.fixture
+def sender(app: Celery, rabbitmq_url: str) -> Iterator[Sender]:
+    """What is tested."""
+    with closing(Proxy(rabbitmq_url, 5672)) as proxy:
+        app.conf.broker_write_url = proxy.url
+        with closing(Sender(app, proxy)) as sender:
+            yield sender
+
+
+def line_of(sender: Sender) -> Any:
+    line: Any = sender.postbox._line
+    return line
+
+
+@pytest.mark.parametrize("has_poll", [True, False])  # eventlet takes it away
+def test_rows_are_removed_when_they_are_confirmed(sender: Sender, has_poll: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the calls; a thread does it by itself."""
+    if not has_poll:
+        monkeypatch.setattr(confirms, "select", SimpleNamespace(select=select.select))
+    for number in range(0, 60, 3):
+        sender.send(*(f"row {each:02}" for each in range(number, number + 3)))
+
+    wait_until(lambda: sender.left() == 0, "an empty outbox")
+    assert sender.arrived() == [f"row {number:02}" for number in range(60)]
+    assert not sender.postbox.awaited()
+
+
+def test_one_connection_serves_all(sender: Sender) -> None:
+    sender.send("a")
+    line = line_of(sender)
+    sender.settle()
+    sender.send("b")
+
+    assert line_of(sender) is line
+
+
+def test_a_silent_broker_holds_up_nobody(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it does not confirm stays in the outbox, and its connection is given up."""
+    monkeypatch.setattr(postbox, "DEADLINE_S", 0.3)
+    sender.send("a")
+    sender.settle()
+    sender.proxy.silence()
+
+    assert sender.send("b", "c") < postbox.PATIENCE_S  # which is how long it would wait
+
+    wait_until(lambda: "2 messages were not confirmed" in caplog.text, "a warning")
+    assert sender.left() == 2
+    assert line_of(sender) is None
+
+
+def test_closing_beside_a_silent_broker_is_bounded(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is removed that was not confirmed."""
+    monkeypatch.setattr("celery_sagas.engine.confirmations.SETTLED_IN_S", 0.3)
+    sender.send("a")
+    sender.settle()
+    sender.proxy.silence()
+    sender.send("b")
+
+    began = time.monotonic()
+    sender.dispatcher.close()
+
+    assert time.monotonic() - began < 2
+    assert sender.left() == 1
+
+
+def test_closing_waits_for_what_was_posted(sender: Sender) -> None:
+    sender.send("a", "b")
+    sender.dispatcher.close()
+
+    assert sender.left() == 0
+    assert not sender.postbox.post(sender.row("c"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"exchange": "no such exchange", "routing_key": "x"}, {"headers": {"a": float("nan")}}],
+    ids=["channel", "connection"],
+)
+def test_what_the_broker_ends_the_channel_over_stays(
+    sender: Sender, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next message gets through at once."""
+    sender.send("a")
+    sender.settle()
+    sender.send(sender.row("bad", **options))
+    wait_until(lambda: sender.settle() or "not confirmed" in caplog.text, "a warning")
+
+    sender.send("b")
+    sender.settle()
+
+    assert sender.arrived() == ["a", "b"]
+    assert sender.backend.outbox.claim_due("the test", 9, 1) == []  # it is leased
+    assert sender.left() == 1
+
+
+def test_a_relay_publishes_what_was_lost_with_its_connection(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
+    sender.send("a")
+    sender.settle()
+    sender.proxy.silence()
+    sender.send("b")
+    sender.proxy.cut()
+    sender.proxy.speak()
+    wait_until(lambda: "1 messages were not confirmed" in caplog.text, "a warning")
+    assert sender.left() == 1
+
+    sender.relay()
+
+    assert sender.left() == 0
+    assert "b" in sender.arrived()
+
+
+def test_a_channel_that_ended_behind_the_last_message_is_noticed_at_the_next(sender: Sender) -> None:
+    """Before anybody has collected."""
+    sender.dispatcher.confirmations._stop.set()
+    sender.send("a")
+    sender.settle()
+    sender.send(sender.row("bad", exchange="no such exchange", routing_key="x"))
+    time.sleep(0.1)
+
+    sender.send("b", "c")
+    sender.settle()
+
+    assert sender.arrived() == ["a", "b", "c"]
+    assert sender.left() == 1
+
+
+def test_the_first_message_after_a_restart_gets_through(sender: Sender) -> None:
+    sender.send("a")
+    sender.settle()
+    sender.proxy.refuse()
+    wait_until(line_of(sender).channel._has_come, "the end of the connection")  # what is written before it may be lost
+    sender.proxy.accept()
+
+    sender.send("b")
+    sender.send("c")
+    sender.settle()
+
+    assert sender.arrived() == ["a", "b", "c"]
+    assert sender.left() == 0
+
+
+def test_a_connection_that_died_unnoticed_while_it_was_idle(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rest the first message is waited for."""
+    sender.send("a")
+    sender.settle()
+    monkeypatch.setattr(postbox, "RESTED_S", 0)
+    monkeypatch.setattr(postbox, "PATIENCE_S", 0.2)
+    sender.proxy.silence()
+
+    took_s = sender.send("b")
+
+    assert 0.2 <= took_s < 2
+    assert sender.left() == 1
+    assert line_of(sender) is None
+
+
+def test_no_broker(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody is asked again for each message."""
+    sender.proxy.refuse()
+
+    assert sender.send("a", "b") < 5
+    assert sender.left() == 2
+    assert "2 of 2 messages of one commit stay in the outbox" in caplog.text
+
+
+def test_whoever_waited_while_another_found_no_broker_does_not_try_again(sender: Sender) -> None:
+    sender.postbox._failed_at = time.monotonic() + 10
+
+    with pytest.raises(PublishError) as raised:
+        sender.postbox.post(sender.row("a"))
+    assert raised.value.connection
+
+
+def test_whoever_waited_while_the_broker_did_not_confirm_does_not_try(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else threads would wait one after the other, and write when others may send their rows."""
+    monkeypatch.setattr(postbox, "PATIENCE_S", 0.2)
+    tries, asked, has_failed = list[str](), threading.Semaphore(0), threading.Event()
+    is_posting_here = sender.postbox._is_posting_here
+
+    def ask() -> bool:
+        asked.release()
+        return is_posting_here()
+
+    def unconfirmed(_: object, message: Outgoing) -> bool:
+        tries.append(message.id)
+        has_failed.wait()
+        raise TimeoutError
+
+    monkeypatch.setattr(sender.postbox, "_is_posting_here", ask)
+    monkeypatch.setattr(postbox._Line, "post", unconfirmed)
+    threads = [threading.Thread(target=sender.send, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+        assert asked.acquire(timeout=10)
+    time.sleep(0.2)
+    has_failed.set()
+    for thread in threads:
+        thread.join()
+
+    assert len(tries) == 1
+    assert sender.left() == 2
+
+
+def test_a_full_queue_refuses(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
+    """What is refused stays."""
+    sender.app.amqp.queues[sender.app.conf.task_default_queue].queue_arguments = {
+        "x-max-length": 1,
+        "x-overflow": "reject-publish",
+    }
+    sender.send("a", "b")
+    sender.settle()
+
+    assert sender.left() == 1
+    assert "1 messages were refused by the broker and stay in the outbox" in caplog.text
+
+
+def test_a_row_that_cannot_be_written_is_published_alone(sender: Sender) -> None:
+    """It is to blame; the others keep their numbers."""
+    sender.send("a", sender.row("bad", priority=300), "b")
+    line = line_of(sender)
+    sender.settle()
+
+    assert sender.arrived() == ["a", "b"]
+    assert sender.left() == 1
+    assert line_of(sender) is line
+
+
+def test_what_celery_tells_of_a_message_confirms_it_not(sender: Sender) -> None:
+    """With ``task_send_sent_event`` there are two messages for each row."""
+    sender.app.conf.task_send_sent_event = True
+    sender.send("a")
+    channel = line_of(sender).channel
+
+    assert [*channel.confirms.expected.values()] in (["a", ""], [""], [])
+    channel.wait(5)
+    assert channel.confirms.confirmed == {"a"}
+    sender.settle()
+    assert sender.left() == 0
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("is_written", [False, True])
+def test_interruption_while_a_message_is_written(
+    sender: Sender, error: BaseException, is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody writes behind half a frame, and no other's confirmation counts for it."""
+    sender.send("a")
+    sender.settle()
+    line = line_of(sender)
+    channel_class = type(line.channel._channel)
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        if is_written:
+            written(*arguments, **options)
+        raise error
+
+    with monkeypatch.context() as patched:
+        written = channel_class.basic_publish
+        patched.setattr(channel_class, "basic_publish", interrupted)
+        if isinstance(error, Exception):
+            sender.send("b")
+        else:
+            with pytest.raises(type(error)):
+                sender.send("b")
+    assert line_of(sender) is None
+    sender.send("c")
+    sender.settle()
+
+    assert sender.left() == 1
+    assert sender.arrived()[-1] == "c"
+
+
+def test_interruption_while_confirmations_are_read(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are lost with the connection."""
+    sender.dispatcher.confirmations._stop.set()
+    sender.send("a", "b")  # the first is waited for
+    line = line_of(sender)
+    wait_until(line.channel._has_come, "a confirmation")
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(line.channel._channel.connection, "drain_events", interrupted)
+    with pytest.raises(SoftTimeLimitExceeded):
+        sender.postbox.collect()
+
+    assert line_of(sender) is None
+    sender.settle()
+    assert sender.left() == 1
+
+
+def test_what_is_awaited_is_bounded(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that never confirms is not written to for ever."""
+    monkeypatch.setattr(postbox, "MOST_AWAITED", 3)
+    monkeypatch.setattr(postbox, "PATIENCE_S", 0.2)
+    sender.send(*"abcdefgh")
+    sender.settle()
+    assert sender.arrived() == [*"abcdefgh"]
+    sender.proxy.silence()
+
+    assert sender.send(*"ijklmn") < 2
+    assert sender.left() == 6
+    assert line_of(sender) is None
+
+
+def test_threads_take_turns(sender: Sender) -> None:
+    """While confirmations are collected."""
+    names = [[f"{thread}-{number}" for number in range(50)] for thread in range(4)]
+    threads = [threading.Thread(target=lambda each=each: [sender.send(name) for name in each]) for each in names]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        sender.dispatcher.confirmations.flush()
+    for thread in threads:
+        thread.join()
+    sender.settle()
+
+    assert sender.left() == 0
+    arrived = sender.arrived()
+    assert sorted(arrived) == sorted(name for each in names for name in each)
+    for each in names:
+        assert [name for name in arrived if name in each] == each
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_reads_nothing_of_its_parents(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even when it ends."""
+    sender.send("a")
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    channel = line_of(sender).channel
+    monkeypatch.setattr(channel, "read", lambda: pytest.fail("read"))
+    assert sender.postbox.collect() == ()
+    assert not sender.postbox.post(sender.row("b"))
+    sender.settle()
+    sender.dispatcher.close()
+    monkeypatch.undo()
+    sender.settle()
+
+    assert sender.left() == 0
+
+
+def test_leftovers_wait_for_what_was_posted(sender: Sender) -> None:
+    """Else a repeat would be put off until the lease of this very process has ended."""
+    handling = SimpleNamespace(steps=("order.place",), message_id="m1", place=None)
+    row = sender.row("a")
+    entry = Entry("order.place", "m1", "a", "started", "order", "42", "i", 1, "{}")
+    sender.backend.sagas.record(Effects(entry, (row,), sender.dispatcher.owner, int(GRACE_S * 1000)))
+    sender.dispatcher.dispatch([row], time.monotonic())
+
+    sender.dispatcher.dispatch_leftovers(handling)  # type: ignore[arg-type]
+
+    assert sender.left() == 0
+
+
+@pytest.mark.parametrize("broker", ["redis://", "memory://"])
+def test_other_brokers_have_none(new_app: NewApp, broker: str) -> None:
+    """Their publishing is its own confirmation."""
+    app = new_app(broker_url=broker)
+
+    assert postbox_of(app, ConfirmedPublisher(app)) is None
+
+
+def test_eager_apps_have_none(eager: Celery) -> None:
+    assert runtime_of(eager).services.dispatcher.postbox is None
+
+
+def test_a_message_to_nowhere_takes_no_other_with_it(sender: Sender) -> None:
+    """What was written before is confirmed first, and what comes after it is written over the next connection."""
+    for number in range(10):
+        sender.send(f"good {number}", sender.row(f"bad {number}", exchange="no such exchange", routing_key="x"), f"fine {number}")
+    sender.settle()
+
+    assert sender.arrived() == [f"{what} {number}" for number in range(10) for what in ("good", "fine")]
+    assert sender.left() == 10
+
+
+def test_a_queue_that_cannot_be_declared_takes_no_other_with_it(sender: Sender, app: Celery) -> None:
+    name = f"{app.conf.task_default_queue}-other"
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        Queue(name, queue_arguments={"x-max-length": 5}, channel=channel).declare()
+        for number in range(10):
+            sender.send(f"good {number}", sender.row(f"bad {number}", queue=name))
+        sender.settle()
+        channel.queue_delete(name)
+
+    assert sender.arrived() == [f"good {number}" for number in range(10)]
+    assert sender.left() == 10
+
+
+def test_half_a_confirmation_holds_up_nobody_for_long(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network delivers the beginning of a frame, and then nothing."""
+    cut, goes_on, forward = threading.Event(), threading.Event(), proxy._send
+
+    def send(target: Any, data: bytes) -> bool:
+        if _ACK not in data or cut.is_set():
+            return forward(target, data)
+        cut.set()
+        half = data.index(_ACK) + 3
+        return forward(target, data[:half]) and goes_on.wait(60) and forward(target, data[half:])
+
+    sender.send("a")
+    sender.settle()
+    monkeypatch.setattr("celery_sagas.worker.confirms.PATIENCE_S", 0.3)
+    monkeypatch.setattr(proxy, "_send", send)
+    used_s = time.process_time()
+    sender.send("b")
+    assert cut.wait(5)
+
+    assert sender.send("c") < 5
+    closing = threading.Thread(target=sender.dispatcher.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    assert time.process_time() - used_s < 3
+    goes_on.set()
+    assert sender.left() >= 1
+
+
+@contextmanager
+def receiver(handle: Callable[[], object]) -> Iterator[None]:
+    """Have something done before each message is published, but for those that it publishes itself."""
+    handled: list[str] = []
+
+    def receive(**_: object) -> None:
+        if not handled:
+            handled.append("once")
+            handle()
+
+    before_task_publish.connect(receive)
+    try:
+        yield
+    finally:
+        before_task_publish.disconnect(receive)
+    assert handled
+
+
+def send_in_time(sender: Sender, name: str) -> None:
+    """Send a row, and do not wait for ever."""
+    thread = threading.Thread(target=sender.send, args=(name,), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_receiver_may_handle_a_message_while_another_is_posted(sender: Sender) -> None:
+    """Such as a saga that keeps a record of what is published, called directly."""
+
+    def handle() -> None:
+        sender.send("inner")
+        sender.settle()
+
+    with receiver(handle):
+        send_in_time(sender, "outer")
+    sender.settle()
+
+    assert sorted(sender.arrived()) == ["inner", "outer"]
+    assert sender.left() == 0
+
+
+def test_a_receiver_may_handle_a_repeat_while_another_is_posted(sender: Sender) -> None:
+    """What was posted before is not left over; the thread that collects confirmations comes by meanwhile."""
+    sender.send("first")
+    handling: Any = SimpleNamespace(steps=("order.place",), message_id="m1", place=None)
+
+    def handle() -> None:
+        time.sleep(3 * GATHERED_FOR_S)
+        sender.dispatcher.dispatch_leftovers(handling)
+
+    with receiver(handle):
+        send_in_time(sender, "outer")
+    sender.settle()
+
+    assert sender.arrived() == ["first", "outer"]
