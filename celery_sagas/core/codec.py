@@ -97,13 +97,13 @@ def _upgrade(definition: SagaDefinition, key: str, fields: dict[str, Any], schem
 
 
 def _unknown(definition: SagaDefinition, fields: dict[str, Any]) -> dict[str, Any]:
-    known = definition.cls.model_fields
-    return {name: value for name, value in fields.items() if name not in known}
+    known = definition.fields
+    return {name: value for name, value in fields.items() if name not in known} if fields.keys() - known else {}
 
 
 def _encode(definition: SagaDefinition, key: str, state: State) -> str:
     held = state.__dict__
-    unset = [(name, "it is not set, and has no default") for name in definition.cls.model_fields if name not in held]
+    unset = [(name, "it is not set, and has no default") for name in definition.fields if name not in held]
     if unset:
         raise InvalidState(definition.name, key, unset)
     try:

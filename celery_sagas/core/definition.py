@@ -1,6 +1,6 @@
 """What a saga class declares: its names, its keys and its schema version."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -48,6 +48,11 @@ class SagaDefinition:
     def location(self) -> tuple[str, str]:
         """Module and qualified name: defining a saga again at the same place replaces it."""
         return self.cls.__module__, self.cls.__qualname__
+
+    @cached_property
+    def fields(self) -> KeysView[str]:
+        """The names of what is stored, in their order."""
+        return self.cls.model_fields.keys()
 
     @cached_property
     def keys(self) -> SagaKeys:

@@ -22,6 +22,7 @@ Keys = dict[str, str]
 TIMEOUTS = 1_000
 #: The text of an empty map.
 NOTHING = "{}"
+_NEVER: Mapping[str, datetime] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,4 +122,6 @@ class Timeouts:
 
 def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
     """Return when timeouts are due, by their names; aware, UTC."""
+    if not timeouts:
+        return _NEVER
     return MappingProxyType({name: datetime.fromtimestamp(timeout.at / 1000, UTC) for name, timeout in timeouts.items()})

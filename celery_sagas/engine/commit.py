@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from celery_sagas.core.codec import dump
 from celery_sagas.core.conversation import REQUESTS
 from celery_sagas.core.ids import placed_id
-from celery_sagas.core.pending import TIMEOUTS, Keys, Pending, Timeout
+from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
 from celery_sagas.core.sending import Frozen, Sending
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.alternates import alternates_of, difference, key_of
@@ -160,6 +160,8 @@ class Commit:
 
     def _check_size_of_messages(self, key: str) -> None:
         """A commit that no database takes would be put off for ever."""
+        if not self.outgoing:
+            return
         if len(self.sending.messages) > MESSAGES:  # timeouts and requests have bounds of their own
             problem = f"it sends {len(self.sending.messages)} messages, and {MESSAGES:,} are allowed: send a task that sends them"
             raise InvalidState(self.step.saga.name, key, [("", problem)])
@@ -212,8 +214,10 @@ def _next_version(instance: Instance) -> int:
 
 
 def _detail(outgoing: Sequence[Outgoing], about: Mapping[str, object]) -> str:
+    if not outgoing and not about:
+        return NOTHING
     detail = dict(about)
     for kind in ("sent", "scheduled", "deadline"):
         if rows := [{"task": row.task, "id": row.message_id} for row in outgoing if row.kind == kind]:
             detail[kind] = rows
-    return to_json(detail).decode() if detail else "{}"
+    return to_json(detail).decode()

@@ -32,6 +32,8 @@ REMEMBERED, REMEMBERED_S = 1_000, 10.0
 #: The longest pause before a step is told again what has come.
 LONGEST_MS = 3_600_000
 _TEXT_CHARACTERS = 2_000
+#: What is kept of a member: whose it is, and what came of it.
+_NOTED, _OUTCOMES = (("instance", str), ("members", int)), {Came.ANSWER.value, Came.FAILURE.value}
 #: A batch of a buffer becomes smaller after so many failures; what was gathered is never divided.
 _NEVER = 1_000_000
 
@@ -130,7 +132,8 @@ class Gathering:
 
         Raises:
             PublishError: It could not be told.
-            StoreError: The store is away, or the instance cannot be read.
+            UnreadableState: The instance, or what has come, cannot be read.
+            StoreError: The store is away.
         """
         request = self.awaited(gather)
         if request is None:
@@ -139,7 +142,7 @@ class Gathering:
         items = self.backend.buffers.read(gather.buffer, gather.request, request.members)
         if len(items) < request.members and not is_over:
             return Verdict.WAITING
-        gathered = gathered_of(request.members, items)
+        gathered = gathered_of(gather, request.members, items)
         target = request.target(len(gathered["answers"]))
         if target is None:
             logger.warning("the gather %s of %s is left to newer code: its step cannot be read", gather.request, gather.saga.name)
@@ -231,13 +234,35 @@ def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> 
     return to_json({**where, Came.FAILURE.value: failure.__json__()}).decode()
 
 
-def gathered_of(members: int, items: Iterable[Item]) -> dict[str, Any]:
-    """Return a ``Gathered`` in values of JSON."""
+def gathered_of(gather: Gather, members: int, items: Iterable[Item]) -> dict[str, Any]:
+    """Return a ``Gathered`` in values of JSON.
+
+    Raises:
+        UnreadableState: What is kept of a member is not of its form.
+    """
     gathered: dict[str, Any] = {"members": members, "answers": {}, "failures": {}}
     for item in items:
-        kept = from_json(item.payload)
-        if Came.FAILURE in kept:
-            gathered["failures"][item.id] = kept[Came.FAILURE]
-        else:
-            gathered["answers"][item.id] = kept[Came.ANSWER]
+        kept = _kept(gather, item)
+        came = Came.FAILURE if Came.FAILURE in kept else Came.ANSWER
+        gathered["failures" if came is Came.FAILURE else "answers"][item.id] = kept[came]
     return gathered
+
+
+def owner_of(gather: Gather, item: Item) -> tuple[Gather, int]:
+    """Return the gather with its instance, and how many members it has, as noted beside what came of a member.
+
+    Raises:
+        UnreadableState: That is not of its form.
+    """
+    kept = _kept(gather, item)
+    return gather._replace(instance_id=kept["instance"]), kept["members"]
+
+
+def _kept(gather: Gather, item: Item) -> dict[str, Any]:
+    try:
+        kept = from_json(item.payload)
+    except ValueError:
+        kept = None
+    if isinstance(kept, dict) and all(isinstance(kept.get(name), kind) for name, kind in _NOTED) and _OUTCOMES & kept.keys():
+        return kept
+    raise UnreadableState(gather.name, gather.request, f"what came of the member {item.id} of this gather is not of its form")

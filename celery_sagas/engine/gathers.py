@@ -5,10 +5,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pydantic_core import from_json
-
 from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.engine.gathering import Gather, Gathering, Verdict, buffer_of
+from celery_sagas.engine.gathering import Gather, Gathering, Verdict, buffer_of, owner_of
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import Doubtful, PublishError, Retry, StoreError
 from celery_sagas.stores.items import DueGroup
@@ -55,12 +53,11 @@ class Gathers:
 
     def _look(self, sweep: Sweep, saga: SagaDefinition, name: str, group: DueGroup) -> bool:
         """Look at a gather; return whether it makes sense to go on with the next."""
-        kept = [from_json(item.payload) for item in self.gathering.backend.buffers.read(group.name, group.group, 1)]
-        if not kept:
-            return True
-        gather, members = Gather(saga, name, kept[0]["instance"], group.group), kept[0]["members"]
+        gather, members = Gather(saga, name, "", group.group), 1
         try:
-            self._end(gather, members)
+            for item in self.gathering.backend.buffers.read(group.name, group.group, 1):
+                gather, members = owner_of(gather, item)
+                self._end(gather, members)
         except (PublishError, StoreError) as exc:
             if not _is_its_own(exc):
                 if isinstance(exc, StoreError):

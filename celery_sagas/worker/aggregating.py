@@ -75,11 +75,17 @@ class BufferTask(DurableTask):
         return self.signature(args, kwargs, immutable=True)
 
     def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Any:
-        """Return the arguments of a message, its item encoded; one that is put off goes as it came: other code may read it."""
+        """Return the arguments of a message, its item encoded; one that is put off goes as it came: other code may read it.
+
+        Raises:
+            InvalidMessage: The item does not fit, or belongs to no group.
+        """
         if PUT_OFF in headers:
             return args, kwargs
         items = self.saga_aggregator.items
-        return (items.encode(items.value_of(args, kwargs)),), {}
+        encoded = items.encode_and_read(items.value_of(args, kwargs))
+        items.group_of(encoded.item)
+        return (encoded.value,), {}
 
 
 class FlushTask(DurableTask):

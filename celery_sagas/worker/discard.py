@@ -13,7 +13,7 @@ from celery_sagas.worker.runtime import runtime_of
 
 
 def discard_letter(app: Celery, letter: DeadLetter) -> bool:
-    """Remove a letter; if its message is a timeout, its instance no longer waits for it.
+    """Remove a letter; if its instance waits for the message, a timeout or what came of a request, it no longer does.
 
     The letter goes last: whoever dies in between discards it again.
 
@@ -32,7 +32,7 @@ def discard_letter(app: Celery, letter: DeadLetter) -> bool:
 
 
 def _addressed(letter: DeadLetter) -> Addressed | None:
-    """Return where the message of a letter is addressed to, if it is a timeout."""
+    """Return where the message of a letter is addressed to, if it is one that an instance waits for."""
     try:
         return read_address(request_in(letter, letter.task))
     except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
@@ -40,7 +40,7 @@ def _addressed(letter: DeadLetter) -> Addressed | None:
 
 
 def _saga_names(letter: DeadLetter) -> tuple[str, ...]:
-    """Return the names of the saga to whose step a timeout went, also if nobody knows the step any more."""
+    """Return the names of the saga to whose step a message went, also if nobody knows the step any more."""
     known = {letter.saga, letter.task.rpartition(".")[0]}
     saga = next((saga for saga in registry.sagas.values() if known.intersection(saga.names)), None)
     return saga.names if saga else (letter.saga,)

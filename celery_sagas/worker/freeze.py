@@ -14,7 +14,7 @@ from kombu.utils.json import dumps, loads
 from celery_sagas.core.sending import Frozen, TypeOfFreeze
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.headers import causation_headers
-from celery_sagas.worker.internals import declared_options
+from celery_sagas.worker.internals import plain_options
 from celery_sagas.worker.sessions import current_session
 
 
@@ -50,7 +50,7 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
         due_at = max(due_at, _take_due_time(app, sent.options))
     task = str(members[0].task)
     ids = [member.options["task_id"] for member in members]
-    if app.conf.task_always_eager:
+    if due_at and app.conf.task_always_eager:
         due_at = 0  # as Celery does: nothing waits in eager mode
     return Frozen(ids[0], ids[-1], task, _encode(task, {**sent, **_declared(app, task)}, max_bytes), due_at)
 
@@ -82,7 +82,7 @@ def _declared(app: Celery, task: str) -> dict[str, Any]:
     known: Any = app.tasks.get(task)
     if known is None:
         return {}
-    own = {name: value for name, value in declared_options(known).items() if isinstance(value, str | int | float)}
+    own = plain_options(known)
     return {_DECLARED: own} if own else {}
 
 
@@ -99,6 +99,10 @@ def _started(sent: Any) -> Signature[Any]:
 _DECLARED = "declared_options"
 #: Options of a chain that ``unchain_tasks`` gives to its members.
 _SPREAD = frozenset({"link", "link_error"})
+
+
+#: Options by which a message is not published, or not handled, at any time.
+_TIMES = frozenset({"countdown", "eta", "expires"})
 
 
 def checked(message: object) -> Signature[Any]:
@@ -138,6 +142,8 @@ def _take_due_time(app: Celery, options: dict[str, Any]) -> int:
     Returns:
         Milliseconds since the epoch; 0 if that is over, or was not asked for.
     """
+    if options.keys().isdisjoint(_TIMES):
+        return 0
     now = datetime.now(UTC)
     if isinstance(options.get("expires"), (int, float)):
         options["expires"] = now + timedelta(seconds=options["expires"])

@@ -34,14 +34,14 @@ def gather(
     """Send messages, and note that the answers to all of them are waited for; return the request's id.
 
     Raises:
-        TypeError: A member, or a step, is of a wrong type; or a deadline of which nobody is told.
+        TypeError: A member, or a step, is of a wrong type; or a deadline, or a number of answers, of which nobody is told.
         ValueError: There are too few or too many members, or ``at_least`` is none of their numbers.
         MisuseError: A step is none of this saga.
         InvalidMessage: A step has no room for what it gets, or a member cannot be sent.
     """
     sending = context.require_sending("gather")
     members = _checked(signatures)
-    needed = _checked_number(at_least, len(members))
+    needed = _checked_number(at_least, len(members), otherwise)
     if within is not None:
         _check_times(members)
     deadline = deadline_of(*members[0], otherwise, within)
@@ -92,10 +92,12 @@ def _check_times(members: "list[tuple[Signature[Any], list[Signature[Any]]]]") -
             raise TypeError(f"the member {position} of gather() has a countdown or eta, which does not go with within=")
 
 
-def _checked_number(at_least: int | None, members: int) -> int:
+def _checked_number(at_least: int | None, members: int, otherwise: Any) -> int:
     """Return how many members must answer."""
     if at_least is None:
         return members
+    if otherwise is None:
+        raise TypeError("at_least= needs otherwise=: name the step that runs when fewer have answered")
     if isinstance(at_least, bool) or not isinstance(at_least, int) or not 1 <= at_least <= members:
         raise ValueError(f"at_least={at_least!r} is no number from 1 to {members}, of the members of gather()")
     return at_least

@@ -139,7 +139,7 @@ def read_put_off(request: Any) -> int:
 
 def causation_headers(session: Session) -> dict[str, Any]:
     """Return the headers of a message that is published while a session runs."""
-    return {CAUSE: session.message_id} | ({CAUSATION: dict(session.causation)} if session.causation else {})
+    return {CAUSE: session.message_id[:_MAX_CHARACTERS]} | ({CAUSATION: dict(session.causation)} if session.causation else {})
 
 
 def stamp(headers: dict[str, Any], session: Session) -> None:

@@ -36,6 +36,20 @@ def declared_options(task: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
 
 
+def plain_options(task: Any) -> dict[str, Any]:
+    """Return those of the declared options that can be noted beside a message."""
+    known = _plain.get(task)
+    if known is None:
+        known = _plain[task] = {
+            name: value for name, value in declared_options(task).items() if isinstance(value, str | int | float)
+        }
+    return known
+
+
+#: By task: looking its options up takes longer than encoding a message.
+_plain: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
 def routing_of(app: Celery, name: str) -> dict[str, Any]:
     """Return the options by which a message to a task is published as this app would, also by apps that route it otherwise."""
     task: Any = app.tasks.get(name)
@@ -50,8 +64,7 @@ _routes: WeakKeyDictionary[Celery, dict[str, tuple[Any, dict[str, Any]]]] = Weak
 
 
 def _routed(app: Celery, task: Any, name: str) -> dict[str, Any]:
-    declared = declared_options(task) if task is not None else {}
-    options = {option: value for option, value in declared.items() if isinstance(value, str | int | float)}
+    options = plain_options(task) if task is not None else {}
     router: Any = app.amqp.router
     routed = router.route(dict(options), name)
     queue = routed.pop("queue", None)

@@ -84,7 +84,7 @@ def tell_eager(step: str) -> None:
     """Say, once in a process, that nobody sends timeouts in eager mode."""
     if not _told:
         _told.append(True)
-        logger.warning("%s was scheduled, and nothing that is scheduled runs while task_always_eager is set", step)
+        logger.warning("%s is due later, and nothing that is scheduled runs while task_always_eager is set", step)
 
 
 _told: list[bool] = []

@@ -9,6 +9,7 @@ from celery import bootsteps
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
 
+from celery_sagas import signals
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.burial import letter_of
 from celery_sagas.settings import is_default_backend
@@ -69,6 +70,7 @@ def keep(consumer: Any, message: Any, request: Any) -> bool:
         consumer.timer.call_after(HELD_S, consumer.call_soon, (give_back,))
         return False
     logger.error("%s[%s] is not known here and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
+    signals.step_failed.send(sender=letter.task, letter=letter, exception=NotRegistered(letter.task))
     return True
 
 

@@ -149,8 +149,11 @@ class TestInvalid:
 
     @pytest.mark.parametrize("value", [None, True, "", 1.5])
     def test_group_that_is_none(self, app: Celery, worker: Worker, value: object) -> None:
+        """Neither its own producer may send it, nor does another's get through."""
         collect, _ = collector(dict, group_by="key")
-        collect.delay({"key": value})
+        with pytest.raises(InvalidMessage):
+            collect.delay({"key": value})
+        app.send_task("shop.collect", ({"key": value},))
 
         assert isinstance(worker.one().error, InvalidMessage)
         assert counts(app).groups == 0

@@ -10,7 +10,16 @@ import pytest
 import redis
 from billiard.einfo import ExceptionInfo
 from celery import Celery
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    NotRegistered,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.worker.request import Request
 from kombu.utils.json import dumps, loads
 
@@ -19,7 +28,7 @@ from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, 
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import requests, unknown
 from celery_sagas.worker.deadline import within
-from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF
+from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF
 from celery_sagas.worker.later import HELD_S
 from celery_sagas.worker.replay import new_id_of, retry_letter
 from celery_sagas.worker.requests import Burying, burying
@@ -674,6 +683,7 @@ class TestUnknownTasks:
             ("charge", {CAUSATION: {"order": "i1"}}, ""),
             ("charge", {ADDRESS: {"instance": "i1", "timeout": "t1"}}, ""),
             ("charge", {MESSAGE_ID: "mine"}, ""),
+            ("charge", {AGGREGATOR: "charge"}, ""),
         ],
     )
     def test_are_kept_before_they_are_rejected(
@@ -690,6 +700,20 @@ class TestUnknownTasks:
         sent = loads(letter.payload)
         assert (sent["args"], sent["options"]["task_id"], sent["options"]["priority"]) == (["42"], "m1", 3)
         assert sent["options"]["headers"] == headers
+
+    def test_are_told_of(self, app: Celery, order: Any, consumer: Consumer) -> None:
+        heard: list[Any] = []
+
+        def hear(sender: Any, letter: Any, exception: Any, **_: Any) -> None:
+            heard.append((sender, letter.task, type(exception)))
+
+        signals.step_failed.connect(hear)
+        try:
+            consumer.on_unknown_task(None, message_of("order.new_step"), KeyError())
+        finally:
+            signals.step_failed.disconnect(hear)
+
+        assert heard == [("order.new_step", "order.new_step", NotRegistered)]
 
     def test_others_are_not_ours(self, app: Celery, order: Any, consumer: Consumer) -> None:
         consumer.on_unknown_task(None, message_of("charge"), KeyError())

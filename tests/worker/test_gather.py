@@ -365,7 +365,10 @@ class TestBadInput:
     @pytest.mark.parametrize("at_least", [0, 3, -1, True, 1.5, "1"])
     def test_at_least(self, shop: Any, worker: Worker, at_least: Any) -> None:
         members = [shop.quote.s(1)] * 2
-        self.refused(shop, worker, ValueError, "is no number from 1 to 2", members, at_least=at_least)
+        self.refused(shop, worker, ValueError, "is no number from 1 to 2", members, at_least=at_least, otherwise=shop.too_few)
+
+    def test_at_least_without_otherwise(self, shop: Any, worker: Worker) -> None:
+        self.refused(shop, worker, TypeError, "at_least= needs otherwise=", [shop.quote.s(1)], at_least=1)
 
     @pytest.mark.parametrize("kind", [group, chord])
     def test_canvas(self, shop: Any, worker: Worker, kind: Any) -> None:

@@ -413,6 +413,24 @@ class TestRelay:
         sweep(app)
         assert tasks_of(worker.run()) == ["order.quoted"]
 
+    @pytest.mark.parametrize(
+        "damaged", ["{", "[]", '{"instance": 3, "members": 2, "answer": 1}', '{"instance": "a", "members": 2}']
+    )
+    def test_what_cannot_be_read_holds_nobody_up(
+        self, app: Celery, worker: Worker, clock: Clock, damaged: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        buffers = backend_of(app).buffers
+        with pytest.MonkeyPatch.context() as damaging:
+            read = buffers.read
+            damaging.setattr(buffers, "read", lambda *of: [item._replace(payload=damaged) for item in read(*of)])
+            clock.advance(LEASE_MS)
+
+            assert not sweep(app).error
+        assert "what came of the member 0 of this gather is not of its form" in caplog.text
+        clock.advance(2 * LEASE_MS)
+        sweep(app)
+        assert tasks_of(worker.run()) == ["order.quoted"]
+
     def test_store_that_is_away_ends_the_sweep(self, app: Celery, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
         clock.advance(LEASE_MS)
 

@@ -114,6 +114,20 @@ class TestHandedOn:
         assert [done.error for done in worker.done if done.task == "order.charged"] == [None]
         assert order.find("42").receipts == ["paid"]
 
+    def test_names_no_id_that_is_longer_than_a_step_takes(self, app: Celery, worker: Worker) -> None:
+        @app.task(name="other")
+        def other() -> None: ...
+
+        @app.task(name="pay")
+        def pay() -> None:
+            other.delay()
+
+        pay.apply_async(headers={MESSAGE_ID: "x" * 1_000_000})
+        worker.one()
+
+        (published,) = worker.waiting()
+        assert published.headers[CAUSE] == "x" * 255
+
     def test_through_a_task_that_replaces_itself(self, app: Celery, worker: Worker, order: Any) -> None:
         """The replacement is the same message to those who wait for it, and has the same cause."""
 

@@ -290,7 +290,7 @@ def test_eager_mode_says_that_nothing_is_sent_later(
     shop.ask = lambda order: order.send(shop.charge.s(), then="paid", otherwise="unpaid", within=HOUR)
     shop.saga.place("42")
 
-    assert "order.unpaid was scheduled, and nothing that is scheduled runs" in caplog.text
+    assert "order.unpaid is due later, and nothing that is scheduled runs" in caplog.text
     assert (shop.seen(), shop.rows()) == (["paid receipt"], [])
 
 

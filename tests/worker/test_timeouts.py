@@ -549,6 +549,6 @@ def test_eager_mode_warns_once(new_app: NewApp, caplog: pytest.LogCaptureFixture
         begin.delay("43")
 
     assert [record.message for record in caplog.records if "eager" in record.message] == [
-        "order.remind was scheduled, and nothing that is scheduled runs while task_always_eager is set"
+        "order.remind is due later, and nothing that is scheduled runs while task_always_eager is set"
     ]
     assert len(rows(app)) == 2
