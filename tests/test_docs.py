@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import celery_sagas
 from celery_sagas.settings import PREFIX, Settings
 from celery_sagas.stores.sql.options import DEFAULTS
 
@@ -33,6 +34,11 @@ def test_settings_page_lists_every_setting_and_no_other():
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_settings_page_tells_the_default(name):
     assert defaults_on("settings.md")[PREFIX + name] == as_shown(getattr(Settings(), name))
+
+
+@pytest.mark.parametrize("name", celery_sagas.__all__)
+def test_reference_has_every_public_name(name):
+    assert re.search(rf"(?:autoclass|autofunction|py:class):: {name}\b", (DOCS / "reference.md").read_text())
 
 
 def test_stores_page_lists_every_option_with_its_default():

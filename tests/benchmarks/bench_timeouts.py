@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_sagas.engine.relay import BATCH
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.stores.urls import open_backend
@@ -52,8 +53,11 @@ def test_claiming_beside_many_that_are_not_due(report: Report, tmp_path: Path, e
 
 @pytest.mark.parametrize(("engine", "broker"), [("sqlite", "redis"), ("postgresql", "rabbitmq"), ("redis", "redis")])
 def test_how_late_they_come(deploy: Deploy, report: Report, engine: str, broker: str) -> None:
+    """Beside many that are not due."""
     deployment = deploy("timeouts", broker, engine, saga_relay_interval=INTERVAL_S)
     deployment.paths = [str(APPS)]
+    deployment.prepare()
+    _fill(deployment.backend, MANY)
     deployment.start("prefork", 2, level="WARNING").wait_ready()
     chance = random.Random(0)
     for number in range(ALARMS):
@@ -64,7 +68,7 @@ def test_how_late_they_come(deploy: Deploy, report: Report, engine: str, broker:
     at_99 = late[ALARMS * 99 // 100]
     limit = INTERVAL_S + 0.25
     report(
-        f"lateness of timeouts, {engine}, {broker} broker",
+        f"lateness of timeouts beside {MANY}, {engine}, {broker} broker",
         f"{at_99:.2f} s at the 99th percentile, {late[ALARMS // 2]:.2f} s median",
         f"< {limit:.2f} s",
         at_99 < limit,
@@ -76,14 +80,19 @@ def _pending(engine: str, url: str, size: int) -> Iterator[Backend]:
     """Open an empty backend, in which so many timeouts wait from now on."""
     backend = open_backend(url, prefix="", options={})
     backend.prepare(create_schema=True, processes=1)
-    far = int(time.time() * 1000) + 86_400_000
-    for first in range(0, size, COMMIT):
-        _schedule(backend, [far + number for number in range(first, min(first + COMMIT, size))])
+    _fill(backend, size)
     if engine in ("postgresql", "sqlite"):
         with backend.database.connect() as connection:  # type: ignore[attr-defined]
             connection.exec_driver_sql("ANALYZE")
     yield backend
     backend.close()
+
+
+def _fill(backend: Backend, size: int) -> None:
+    """Schedule so many timeouts for tomorrow."""
+    far = int(time.time() * 1000) + 86_400_000
+    for first in range(0, size, COMMIT):
+        _schedule(backend, [far + number for number in range(first, min(first + COMMIT, size))])
 
 
 @contextmanager
@@ -113,7 +122,7 @@ def _claim(backend: Backend) -> float:
     """Return the seconds that claiming timeouts takes that have just fallen due."""
     _schedule(backend, [1] * DUE)
     began = time.perf_counter()
-    rows = backend.outbox.claim_due("relay", DUE, 60_000)
+    rows = backend.outbox.claim_due("relay", BATCH, 60_000)
     took = time.perf_counter() - began
     assert len(rows) == DUE
     assert backend.outbox.confirm("relay", [row.id for row in rows]) == DUE

@@ -109,7 +109,7 @@ def test_a_worker_that_does_not_start_says_why(clone: Path) -> None:
 
 
 def test_an_interrupt_stops_the_worker(clone: Path) -> None:
-    with started(clone, "--orders=300") as process:
+    with started(clone, "--orders=3000") as process:  # which take longer than a lost interrupt is waited for
         worker = pid_of_worker(clone)
         while process.poll() is None:  # where Python ignores exceptions, an interrupt is lost
             process.send_signal(signal.SIGINT)

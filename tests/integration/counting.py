@@ -9,6 +9,7 @@ from tests.waiting import wait_until
 
 ADD = "counter.add"
 ADD_AND_TELL = "counter.add_and_tell"
+FINISH = "counter.finish"
 TOLD = "tally.told"
 
 
@@ -40,13 +41,18 @@ def values(deployment: Deployment, saga: str, names: Iterator[str] | dict[str, i
 
 
 def assert_conserved(deployment: Deployment, wanted: list[tuple[str, int]], step: str = ADD_AND_TELL) -> None:
-    """Assert that every increment was counted once, and that every tally heard of each once.
-
-    What workers had no time to publish, or to confirm, is in the outbox: it is published here as a relay does.
-    """
+    """Assert that every increment was counted once, and that every tally heard of each once."""
     deployment.wait_handled(step, len(wanted))
     assert values(deployment, "counter", sums(wanted)) == sums(wanted)
     assert deployment.handled(step) == len(wanted)
+    assert_told(deployment, wanted)
+
+
+def assert_told(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
+    """Assert that every tally heard of each increment once.
+
+    What workers had no time to publish, or to confirm, is in the outbox: it is published here as a relay does.
+    """
     wait_until(lambda: _settled(deployment, len(wanted)), lambda: f"every tally told\n{deployment.describe(TOLD)}")
     deployment.relay()
     deployment.wait_handled(TOLD, len(wanted))

@@ -1,6 +1,5 @@
 """Workers that are killed at random moments, and replaced."""
 
-import contextlib
 import os
 import random
 import signal
@@ -32,24 +31,28 @@ class Crew:
         for worker in self._workers:
             worker.wait_ready()
 
-    def kill_one(self) -> None:
-        """Kill a worker, or a process of its pool, at a random moment."""
+    def kill_one(self) -> bool:
+        """Kill a worker, or a process of its pool, at a random moment; return whether there was one."""
         time.sleep(self._chance.uniform(0, PAUSE_S))  # a moment, not an outcome
         position = self._chance.randrange(len(self._workers))
         is_spared = self._spare_last and position == len(self._workers) - 1
         if is_spared or self._chance.random() < 0.5:
-            self._kill_child(self._workers[position])
-        else:
-            self.dead.update(self._workers[position].children())
-            self._workers[position].kill()
-            self._workers[position] = self._start(self._queues[position])
+            return self._kill_child(self._workers[position])
+        self.dead.update(self._workers[position].children())
+        self._workers[position].kill()
+        self._workers[position] = self._start(self._queues[position])
+        return True
 
     def _start(self, queue: str) -> Worker:
         return self._deployment.start("prefork", 2, queue=queue, level="WARNING")
 
-    def _kill_child(self, worker: Worker) -> None:
+    def _kill_child(self, worker: Worker) -> bool:
         children = worker.children()
-        if children:
-            self.dead.add(pid := self._chance.choice(children))
-            with contextlib.suppress(ProcessLookupError):  # it may just have ended
-                os.kill(pid, signal.SIGKILL)
+        if not children:
+            return False
+        self.dead.add(pid := self._chance.choice(children))
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has just ended
+            return False
+        return True

@@ -41,7 +41,7 @@ def test_every_item_is_flushed_whoever_is_killed(deploy: Deploy, engine: str, br
     producers = [produce(deployment, door, numbers, GROUPS) for door, numbers in zip(DOORS, shares, strict=True)]
     for _ in range(KILLS):
         crew.wait_ready()
-        crew.kill_one()
+        wait_until(crew.kill_one, "a process to kill")
     for producer in producers:
         wait_until(lambda producer=producer: producer.poll() is not None, "the end of a producer", 60 + ITEMS / SLOWEST)
         assert producer.returncode == 0

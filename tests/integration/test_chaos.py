@@ -12,6 +12,7 @@ from tests.integration.conftest import Deploy
 from tests.integration.crew import Crew
 from tests.integration.ledgers import ALARM, HEAR, SOON, Sent, assert_kept, enter, enter_again
 from tests.integration.test_killed import VISIBILITY
+from tests.waiting import wait_until
 
 MESSAGES, INSTANCES, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_CHAOS", "300,20,6").split(","))
 #: Messages a second that even a slow machine handles between kills.
@@ -30,8 +31,12 @@ def test_every_message_counts_once_whoever_is_killed(deploy: Deploy, engine: str
     for kill in range(KILLS):
         crew.wait_ready()
         sent |= enter(deployment, range(MESSAGES * kill // KILLS, MESSAGES * (kill + 1) // KILLS), INSTANCES)
-        crew.kill_one()
+        wait_until(crew.kill_one, "a process to kill")
     if broker == "redis":
         # kombu loses what it has popped from Redis and not yet noted, so the producer repeats everything under its ids
         enter_again(deployment, sent)
     assert_kept(deployment, sent, 60 + MESSAGES / SLOWEST)
+    wait_until(
+        lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe, 60 + MESSAGES / SLOWEST
+    )
+    assert_kept(deployment, sent)  # nor has a repeat changed anything

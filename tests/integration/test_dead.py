@@ -64,6 +64,11 @@ def outcomes(deployment: Deployment, name: str = "a") -> list[str]:
     return [entry.outcome for entry in deployment.history("job", name)]
 
 
+def wait_failed(deployment: Deployment) -> None:
+    """Wait for the journal to say so, which it does once the letter is kept."""
+    wait_until(lambda: outcomes(deployment) == ["failed"], deployment.describe)
+
+
 def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: str) -> None:
     """Mend the job, retry its letter as an operator does, and deliver the first message once more."""
     mend(deployment)
@@ -87,8 +92,9 @@ def test_retries_that_are_used_up(deployment: Deployment, step: str, runs: int) 
 
     assert (letter.task, letter.message_id, letter.key, letter.error) == (f"job.{step}", message_id, "a", "Broken")
     assert len(deployment.noted(step)) == runs
+    wait_failed(deployment)
+    deployment.workers[0].wait_logged("is kept as the dead letter")
     assert deployment.workers[0].log.count("is kept as the dead letter") == 1
-    assert outcomes(deployment) == ["failed"]
     assert_retry_has_one_effect(deployment, message_id, f"job.{step}")
 
 
@@ -102,7 +108,7 @@ def test_failure_before_the_step_begins(deployment: Deployment) -> None:
     assert (letter.task, letter.message_id, letter.key) == ("job.never_begin", message_id, "a")
     assert (letter.error, letter.text) == ("Broken", "it does not begin")
     assert deployment.noted("never_begin") == []
-    assert outcomes(deployment) == ["failed"]
+    wait_failed(deployment)
 
 
 def test_message_that_does_not_fit(deployment: Deployment) -> None:
@@ -206,7 +212,7 @@ def test_store_that_is_away_when_a_message_fails(away: tuple[Deployment, Proxy])
     letter = wait_letter(deployment)
 
     assert letter.error == "Broken"
-    assert outcomes(deployment) == ["failed"]
+    wait_failed(deployment)
 
 
 def test_store_that_is_away_at_a_hard_time_limit(away: tuple[Deployment, Proxy]) -> None:
@@ -222,7 +228,7 @@ def test_store_that_is_away_at_a_hard_time_limit(away: tuple[Deployment, Proxy])
     letter = wait_letter(deployment)
 
     assert letter.error in ("TimeLimitExceeded", "TooManyDeliveries")
-    assert outcomes(deployment) == ["failed"]
+    wait_failed(deployment)
     assert worker.is_running
 
 

@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import ENGINES, Deploy
-from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all, sums, values
+from tests.integration.counting import (
+    ADD,
+    ADD_AND_TELL,
+    FINISH,
+    TOLD,
+    assert_conserved,
+    assert_told,
+    increments,
+    send_all,
+    sums,
+    values,
+)
+from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
 #: How kombu's Redis transport gives the messages of a killed worker to others: when, and how often it looks. Seconds.
@@ -52,14 +64,42 @@ def test_nothing_is_lost_or_doubled_when_workers_are_killed(
     assert_conserved(deployment, wanted)
 
 
+def wait_died(deployment: Deployment, point: str) -> None:
+    """Wait for the death at a point: a process that dies at another would take what it has not confirmed with it."""
+    wait_until((deployment.folder / f"{point}.once").exists, lambda: f"a death {point}\n{deployment.describe()}")
+
+
 @pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES), ("postgresql", "redis")])
 def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("kill_points", broker, engine)
     worker = deployment.start("prefork", len(POINTS)).wait_ready()
     wanted = [(point, amount) for amount in (1, 10) for point in POINTS]
-    send_all(deployment, ADD_AND_TELL, wanted)
+    for point, amount in wanted[: len(POINTS)]:
+        deployment.send(ADD_AND_TELL, name=point, amount=amount)
+        wait_died(deployment, point)
+    send_all(deployment, ADD_AND_TELL, wanted[len(POINTS) :])
     assert_conserved(deployment, wanted)
-    assert {path.stem for path in deployment.folder.glob("*.once")} == set(POINTS)
+    assert worker.is_running
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_end_is_told_once_wherever_its_process_dies(deploy: Deploy, engine: str) -> None:
+    """The repeat finds no instance, and what its commit has sent."""
+    deployment = deploy("counters", "rabbitmq", engine)
+    wanted = [(point, 7) for point in POINTS]
+    worker = deployment.start("prefork", 2).wait_ready()
+    send_all(deployment, ADD, wanted)
+    deployment.wait_handled(ADD, len(wanted))
+    assert worker.stop() == 0
+    deployment.app = "kill_points"
+    worker = deployment.start("prefork", len(POINTS)).wait_ready()
+    for point in POINTS:
+        deployment.send(FINISH, name=point)
+        wait_died(deployment, point)
+    deployment.wait_handled(FINISH, len(wanted))
+    assert_told(deployment, wanted)
+    assert deployment.handled(FINISH) == len(wanted)
+    assert values(deployment, "counter", sums(wanted)) == {}
     assert worker.is_running
 
 
@@ -79,10 +119,10 @@ def test_redelivery_publishes_what_a_dead_process_left(deploy: Deploy) -> None:
 RELAY_POINTS = [f"{when} {stage}" for stage in ("claim", "publish", "confirm") for when in ("before", "after")]
 
 
-@pytest.mark.parametrize("engine", ["postgresql", "redis"])
-def test_no_timeout_is_lost_or_doubled_wherever_the_relay_dies(deploy: Deploy, engine: str) -> None:
+@pytest.mark.parametrize(("engine", "broker"), [("postgresql", "redis"), ("redis", "redis"), ("postgresql", "rabbitmq")])
+def test_no_timeout_is_lost_or_doubled_wherever_the_relay_dies(deploy: Deploy, engine: str, broker: str) -> None:
     """One relay after the other dies; what it had claimed is sent when its lease has ended."""
-    deployment = deploy("deadly_relay", "redis", engine, saga_relay=False, saga_lease_ttl=1, saga_relay_interval=0.1)
+    deployment = deploy("deadly_relay", broker, engine, saga_relay=False, saga_lease_ttl=1, saga_relay_interval=0.1)
     deployment.start("prefork", 2).wait_ready()
     for point in RELAY_POINTS:
         deployment.send("reminder.remind", name=point, seconds=0.1, times=3)

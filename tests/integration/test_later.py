@@ -19,7 +19,7 @@ from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
 #: Messages that are sent before the store goes away, and while it is.
-BEFORE, WHILE_AWAY = 100, 40
+BEFORE, WHILE_AWAY = 300, 40
 
 
 class Store(NamedTuple):
@@ -107,6 +107,6 @@ def _left(deployment: Deployment, worker: Worker) -> str:
 
 
 def _go_away_under_load(deployment: Deployment, store: Store) -> None:
-    deployment.wait_handled(ENTER, BEFORE // 4)
+    deployment.wait_handled(ENTER, BEFORE // 12)
     assert deployment.handled(ENTER) < BEFORE, "there was no load"
     store.go()

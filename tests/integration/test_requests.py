@@ -134,6 +134,40 @@ def test_participant_that_dies_between_its_work_and_its_answer(deployment: Deplo
     assert (deployment.noted("worked"), quest(deployment)["failures"]) == (["a", "a"], [])
 
 
+def test_participant_whose_worker_is_killed(deployment: Deployment) -> None:
+    """The broker delivers the message again, to another worker."""
+    queue = deployment.route("participant.hold")
+    deployment.start("prefork", 1).wait_ready()
+    participant = deployment.start("prefork", 1, queue=queue).wait_ready()
+    deployment.send("quest.ask", name="a", how="hold", within=60)
+    wait_until(lambda: deployment.noted("held"), deployment.describe)
+    participant.kill()
+    (deployment.folder / "answer").touch()
+    deployment.start("prefork", 1, queue=queue).wait_ready()
+
+    assert wait_for(deployment, "answers") == ["done a"]
+    assert (deployment.noted("held"), quest(deployment)["failures"]) == (["a", "a"], [])
+
+
+def test_expired_without_a_deadline(deploy: Deploy) -> None:
+    """The participant's worker tells. RabbitMQ would drop the message itself."""
+    deployment = deploy("asking", "redis", "redis", saga_relay_interval=0.2)
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("quest.ask_in_vain", name="a")
+
+    assert wait_for(deployment, "failures") == ["revoked"]
+    assert quest(deployment)["answers"] == []
+
+
+def test_another_saga_answers_from_a_timeout(deployment: Deployment) -> None:
+    deployment.start("prefork", 2).wait_ready()
+    deployment.send("quest.ask_saga", name="a")
+
+    assert wait_for(deployment, "answers") == ["a is back"]
+    assert (quest(deployment)["failures"], pending(deployment)) == ([], {})
+    assert deployment.state("errand", "a") is None
+
+
 def test_answer_that_comes_twice(deployment: Deployment) -> None:
     """Under the same id, as a participant's repeat sends it; and under another, as nobody should."""
     deployment.start("prefork", 2).wait_ready()
@@ -154,6 +188,16 @@ def test_answer_that_comes_twice(deployment: Deployment) -> None:
 
 
 def test_many_answers_to_one_instance_at_once(deployment: Deployment) -> None:
+    """From sixteen processes, each answer a commit of the instance."""
+    deployment.start("prefork", 16, level="WARNING").wait_ready()
+    deployment.send("quest.ask_often", name="a", times=200)
+    wait_until(lambda: len(quest(deployment).get("answers", [])) == 200, deployment.describe)
+
+    assert sorted(quest(deployment)["answers"]) == sorted(f"done a-{number}" for number in range(200))
+    assert (quest(deployment)["failures"], deployment.failures(), pending(deployment)) == ([], [], {})
+
+
+def test_many_members_answer_at_once(deployment: Deployment) -> None:
     """From sixteen processes."""
     deployment.start("prefork", 16, level="WARNING").wait_ready()
     for number in range(10):

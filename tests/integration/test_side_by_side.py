@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 OLD, NEW = "ledgers_old", "ledgers_new"
 #: What old code says of what new code has written.
 NEWER = "has schema version 2, this worker knows 1"
-MESSAGES, WAITING = 300, 60
+MESSAGES, WAITING = 200, 60
 
 
 def _start(deployment: Deployment, code: str) -> Worker:
@@ -28,14 +28,14 @@ def test_workers_are_replaced_under_load(deploy: Deploy, engine: str, broker: st
     deployment = deploy(OLD, broker, engine, **SOON)
     began = time.monotonic()
     old = _start(deployment, OLD)
-    sent = enter(deployment, range(MESSAGES // 4))
+    sent = enter(deployment, range(LEDGERS))
     deployment.wait_handled(ENTER, LEDGERS)
     new = _start(deployment, NEW)
-    sent |= enter(deployment, range(MESSAGES // 4, MESSAGES))
-    old.wait_logged(NEWER)
-    deployment.wait_handled(ENTER, MESSAGES // 2)
-    assert deployment.handled(ENTER) < MESSAGES, "there was no load"
+    wait_until(lambda: _enter_more(deployment, sent, LEDGERS) and NEWER in old.log, old._describe)
+    _enter_more(deployment, sent, MESSAGES)
+    assert deployment.handled(ENTER) < len(sent), "there was no load"
     assert old.stop() == 0
+    _enter_more(deployment, sent, LEDGERS)  # so that new code has written each ledger for certain
     assert_kept(deployment, sent)
     _assert_new(deployment, sent)
     _assert_heard_by_both(deployment, sent)
@@ -64,6 +64,11 @@ def test_messages_wait_while_there_is_only_old_code(deploy: Deploy, engine: str,
     _assert_new(deployment, handled | waiting)
     assert_no_spinning(old, ENTER, time.monotonic() - began)
     _assert_ends(deployment, new)
+
+
+def _enter_more(deployment: Deployment, sent: Sent, count: int) -> bool:
+    sent |= enter(deployment, range(len(sent), len(sent) + count))
+    return True
 
 
 def _handle_with_new_code(deployment: Deployment) -> Sent:

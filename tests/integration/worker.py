@@ -30,6 +30,8 @@ _LOG_TAIL = 4_000
 _WITH_ALTERNATE_KEYS = ("order",)
 #: Later than the end of any lease. Milliseconds.
 _MUCH_LATER_MS = 3_600_000
+#: Each process of a pool may wait for 30 s until the main process has read its results; one that stops may not do so. Seconds.
+_ENDED_S = 150.0
 
 
 class Worker:
@@ -86,7 +88,7 @@ class Worker:
         """Wait until its log contains a text."""
         wait_until(lambda: text in self.log, lambda: f"{text!r} in the log of {self._describe()}", deadline_s)
 
-    def wait_ended(self, deadline_s: float = DEADLINE_S) -> int:
+    def wait_ended(self, deadline_s: float = _ENDED_S) -> int:
         """Wait until it has ended by itself, and return its exit code."""
         wait_until(lambda: not self.is_running, lambda: f"the end of {self._describe()}", deadline_s)
         return self._process.returncode

@@ -1,4 +1,7 @@
-"""A producer that adds numbers past the broker: ``adding.py <items> <in one call>`` prints how many seconds that took."""
+"""A producer that adds numbers past the broker: ``adding.py <items> <in one call> <from when>``, of the monotonic clock.
+
+It prints from when and until when that took, without what is done once.
+"""
 
 import sys
 import time
@@ -8,19 +11,20 @@ from batched import collect
 from celery_sagas.worker.runtime import runtime_of
 
 
-def add(items: int, chunk: int) -> float:
-    """Return the seconds that adding takes, without what is done once."""
+def add(items: int, chunk: int, starts_at: float) -> tuple[float, float]:
+    """Return when adding began and ended. Seconds."""
     app = collect.app
     runtime_of(app).prepare(processes=1)
     collect.add(0)
-    began = time.perf_counter()
+    time.sleep(max(0.0, starts_at - time.monotonic()))
+    began = time.monotonic()
     for start in range(0, items, chunk):
         if chunk == 1:
             collect.add(start)
         else:
             collect.add_many(range(start, start + chunk))
-    return time.perf_counter() - began
+    return began, time.monotonic()
 
 
 if __name__ == "__main__":
-    print(add(*map(int, sys.argv[1:])))
+    print(*add(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

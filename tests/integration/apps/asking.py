@@ -32,6 +32,23 @@ def ask(quest: Quest, name: str, how: str, within: float | None = None) -> None:
 
 
 @Quest.starts
+def ask_in_vain(quest: Quest, name: str) -> None:
+    """Send what has expired already."""
+    quest.send(work.s(name).set(expires=-1), then=answered, otherwise=failed)
+
+
+@Quest.starts
+def ask_often(quest: Quest, name: str, times: int) -> None:
+    for number in range(times):
+        quest.send(work.s(f"{name}-{number}"), then=answered, otherwise=failed, within=timedelta(minutes=1))
+
+
+@Quest.starts
+def ask_saga(quest: Quest, name: str) -> None:
+    quest.send(set_out.s(name), then=answered, otherwise=failed)
+
+
+@Quest.starts
 def ask_many(quest: Quest, name: str, members: int) -> None:
     quest.gather([work.s(f"{name}-{number}") for number in range(members)], then=all_answered)
 
@@ -52,6 +69,23 @@ def failed(quest: Quest, failure: Failure) -> None:
 def all_answered(quest: Quest, gathered: Gathered[str]) -> None:
     quest.gathered += len(gathered.answers)
     quest.failures += [failure.kind for failure in gathered.failures.values()]
+
+
+class Errand(Saga, correlate_by="name"):
+    """A saga that answers once it comes back."""
+
+    name: str
+
+
+@Errand.starts
+def set_out(errand: Errand, name: str) -> None:
+    errand.schedule(come_back.s(), after=0.1)
+
+
+@Errand.handles
+def come_back(errand: Errand) -> None:
+    errand.reply(f"{errand.name} is back")
+    errand.complete()
 
 
 @app.task(name="participant.work", acks_late=True)

@@ -43,6 +43,12 @@ def start_together(counter: Counter, name: str) -> None:
     counter.count += 1
 
 
+@Counter.handles
+def finish(counter: Counter, name: str) -> None:
+    counter.send(told.si(name=name, amount=counter.value))
+    counter.complete()
+
+
 @Tally.starts
 def told(tally: Tally, name: str, amount: int) -> None:
     tally.value += amount

@@ -8,6 +8,7 @@ from typing import Any
 from deployed import first_time
 from reminders import app as app
 
+from celery_sagas.worker.pipeline import AmqpPipeline
 from celery_sagas.worker.runtime import Runtime
 
 POINT = os.environ.get("CELERY_SAGAS_TEST_POINT", "")
@@ -39,7 +40,8 @@ class Deadly(Runtime):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         deadly(self.backend.outbox, "claim_due", "claim")
-        deadly(self.publisher, "publish", "publish")
+        for publishing in (self.publisher, AmqpPipeline):  # one message, and several at once over RabbitMQ
+            deadly(publishing, "publish", "publish")
         deadly(self.backend.outbox, "confirm", "confirm")
 
 

@@ -56,7 +56,9 @@ def arm(**_: object) -> None:
         return name
 
     deadly(sagas, "find", "find", counter_of_found)
-    for commit in ("insert", "update"):
+    for commit in ("insert", "update", "delete"):
         deadly(sagas, commit, "commit", counter_of_effects)
-    deadly(runtime.publisher, "publish", "publish", lambda row: rows.get(row.id, ""))
+    dispatcher = runtime.services.dispatcher
+    port, method = (dispatcher.postbox, "post") if dispatcher.postbox else (dispatcher.publisher, "publish")
+    deadly(port, method, "publish", lambda row: rows.get(row.id, ""))
     deadly(outbox, "confirm", "confirm", lambda token, ids: next((rows[id] for id in ids if "confirm" in rows.get(id, "")), ""))
