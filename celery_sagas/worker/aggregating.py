@@ -253,18 +253,19 @@ def _tell(task: FlushTask, flushed: Flushed) -> None:
     if not flushed.reason:
         logger.debug("%s[%s] found nothing to flush in the group %r", task.name, task.request.id, flushed.group)
         return
+    is_handled = flushed.error is None or flushed.is_settled
     logger.info(
         "%s[%s] %s %d items of the group %r (%s), %d rejected, %d unresolved",
         task.name,
         task.request.id,
-        "flushed" if flushed.error is None else "failed with",
+        "flushed" if is_handled else "failed with",
         flushed.items,
         flushed.group,
         flushed.reason,
         flushed.rejected,
         flushed.unresolved,
     )
-    if flushed.error is None and flushed.items:
+    if is_handled and flushed.items:
         signals.batch_flushed.send(sender=task, flushed=flushed)
 
 

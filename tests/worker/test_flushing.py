@@ -196,12 +196,19 @@ class TestFunction:
         assert len(collected.batches) == 2
 
     def test_ignore(self, app: Celery, worker: Worker) -> None:
-        """The items were seen to."""
+        """The items were seen to: it is told as when the function returns."""
+        seen: list[int] = []
+
+        def note(flushed: Any, **_: Any) -> None:
+            seen.append(flushed.items)
+
+        signals.batch_flushed.connect(note)
         _, collected = filled()
         collected.work = raising(Ignore())
 
         assert worker.one().fate == "acked"
         assert counts(app).buffered == 0
+        assert seen == [2]
 
     @pytest.mark.parametrize(
         "when",
