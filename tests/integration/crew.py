@@ -37,22 +37,22 @@ class Crew:
         position = self._chance.randrange(len(self._workers))
         is_spared = self._spare_last and position == len(self._workers) - 1
         if is_spared or self._chance.random() < 0.5:
-            return self._kill_child(self._workers[position])
+            children = self._workers[position].children()
+            return bool(children) and self.kill_process(self._chance.choice(children))
+        self._workers[position].freeze()  # so that it starts no process that nobody knows to be dead
         self.dead.update(self._workers[position].children())
         self._workers[position].kill()
         self._workers[position] = self._start(self._queues[position])
         return True
 
-    def _start(self, queue: str) -> Worker:
-        return self._deployment.start("prefork", 2, queue=queue, level="WARNING")
-
-    def _kill_child(self, worker: Worker) -> bool:
-        children = worker.children()
-        if not children:
-            return False
-        self.dead.add(pid := self._chance.choice(children))
+    def kill_process(self, pid: int) -> bool:
+        """Kill a process of a pool; return whether it was there."""
+        self.dead.add(pid)
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:  # it has just ended
             return False
         return True
+
+    def _start(self, queue: str) -> Worker:
+        return self._deployment.start("prefork", 2, queue=queue, level="WARNING")

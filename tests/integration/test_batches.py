@@ -3,19 +3,23 @@
 How much of it is run stands in ``CELERY_SAGAS_TEST_BATCHES``: items, groups and kills. ``tox -e chaos`` runs the long one.
 """
 
+import functools
+import json
 import os
 import random
 import signal
-from collections import Counter
+import time
 from itertools import pairwise
 
 import pytest
 
+from celery_sagas.stores.items import Addition, NewItem, Rules
 from tests.integration.conftest import ENGINES, Deploy
-from tests.integration.crew import Crew
-from tests.integration.flushes import COLLECT, assert_sound, produce, runs, wait_flushed
+from tests.integration.crew import PAUSE_S, Crew
+from tests.integration.flushes import COLLECT, Producer, assert_sound, buffered, came, runs, wait_flushed
 from tests.integration.ledgers import SOON
-from tests.integration.test_killed import VISIBILITY
+from tests.integration.test_killed import VISIBILITY, wait_died
+from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
 ITEMS, GROUPS, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_BATCHES", "2000,20,5").split(","))
@@ -23,12 +27,15 @@ ITEMS, GROUPS, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_BATCHES", "200
 SIZE = 20
 #: Two producers through the broker, two past it.
 DOORS = ("delay", "add", "delay", "add")
+#: The items of each.
+SHARE = ITEMS // len(DOORS)
 #: Items a second that even a slow machine handles between kills.
 SLOWEST = 50
 
 
 @pytest.mark.parametrize(
-    ("engine", "broker"), [("redis", "redis"), ("redis", "rabbitmq"), ("postgresql", "rabbitmq"), ("sqlite", "redis")]
+    ("engine", "broker"),
+    [("redis", "redis"), ("redis", "rabbitmq"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("sqlite", "redis")],
 )
 @pytest.mark.timeout(600 + ITEMS // SLOWEST + 10 * KILLS)
 def test_every_item_is_flushed_whoever_is_killed(deploy: Deploy, engine: str, broker: str) -> None:
@@ -36,39 +43,143 @@ def test_every_item_is_flushed_whoever_is_killed(deploy: Deploy, engine: str, br
     deployment = deploy("batches", broker, engine, **SOON, **settings)
     crew = Crew(deployment, random.Random(f"{engine} {broker}"), ["", ""], spare_last=False)
     crew.wait_ready()
-    share = ITEMS // len(DOORS)
-    shares = [range(number * share, (number + 1) * share) for number in range(len(DOORS))]
-    producers = [produce(deployment, door, numbers, GROUPS) for door, numbers in zip(DOORS, shares, strict=True)]
-    for _ in range(KILLS):
+    deadline_s = 60 + ITEMS / SLOWEST
+    producers = [Producer(deployment, door, GROUPS) for door in DOORS]
+    for kill in range(KILLS):
         crew.wait_ready()
-        wait_until(crew.kill_one, "a process to kill")
+        if kill % 2 == 0:
+            hold_one(deployment)
+        for number, producer in enumerate(producers):
+            producer.tell(part_of(number, kill), PAUSE_S)
+        for number, producer in enumerate(producers):
+            producer.wait_begun(part_of(number, kill))
+        if kill % 2 == 0:
+            kill_held(deployment, crew, kill // 2)
+        else:
+            wait_until(crew.kill_one, "a process to kill")
     for producer in producers:
-        wait_until(lambda producer=producer: producer.poll() is not None, "the end of a producer", 60 + ITEMS / SLOWEST)
-        assert producer.returncode == 0
+        producer.wait_ended(deadline_s)
     if broker == "redis":  # kombu loses what it has popped from Redis and not yet noted, so it is sent again, under its ids
-        again = [
-            produce(deployment, door, numbers, GROUPS) for door, numbers in zip(DOORS, shares, strict=True) if door == "delay"
-        ]
-        assert [producer.wait(60 + ITEMS / SLOWEST) for producer in again] == [0] * len(again)
-    wait_flushed(deployment, set(range(share * len(DOORS))), 60 + ITEMS / SLOWEST)
+        again = Producer(deployment, "delay", GROUPS)
+        for number in (number for number, door in enumerate(DOORS) if door == "delay"):
+            again.tell(range(number * SHARE, (number + 1) * SHARE))
+        again.wait_ended(deadline_s)
+    wait_flushed(deployment, set(range(SHARE * len(DOORS))), deadline_s)
+    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe, deadline_s)
+    assert buffered(deployment) == 0  # nor has a message that was delivered again brought anything back
     assert_sound(deployment, SIZE, crew.dead)
+    died = {run.pid for run in runs(deployment) if not run.has_ended}
+    assert {int(pid) for pid in deployment.noted("held")} <= died
 
 
-POINTS = [f"{when} {stage}" for stage in ("insert", "claim", "remove", "release") for when in ("before", "after")]
+def part_of(producer: int, kill: int) -> range:
+    """Return what a producer produces around a kill."""
+    first = producer * SHARE
+    return range(first + SHARE * kill // KILLS, first + SHARE * (kill + 1) // KILLS)
 
 
-@pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES)])
-def test_items_are_flushed_wherever_their_process_dies(deploy: Deploy, engine: str, broker: str) -> None:
-    deployment = deploy("batch_kill_points", broker, engine, **SOON)
-    worker = deployment.start("prefork", len(POINTS)).wait_ready()
+def hold_one(deployment: Deployment) -> None:
+    """Have the next run wait until it is killed."""
+    (deployment.folder / "hold").touch()
+
+
+def kill_held(deployment: Deployment, crew: Crew, earlier: int) -> None:
+    """Kill the process whose run waits, after so many others."""
+    held = wait_until(lambda: deployment.noted("held")[earlier:], deployment.describe)
+    crew.kill_process(int(held[0]))
+
+
+def around(*stages: str) -> list[str]:
+    """Return the points before and after stages."""
+    return [f"{when} {stage}" for stage in stages for when in ("before", "after")]
+
+
+POINTS = around("insert", "claim", "renew", "remove", "release")
+#: After which the function has begun with items that are still in the buffer.
+REPEATED = {"before remove", *around("renew", "release")}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_items_are_flushed_wherever_their_process_dies(deploy: Deploy, engine: str) -> None:
+    deployment = deploy("batch_kill_points", "rabbitmq", engine, **SOON)
+    worker = deployment.start("prefork", 4).wait_ready()
     for number, point in enumerate(POINTS):
         deployment.client.send_task(COLLECT, args=({"group": point, "number": number},), task_id=f"item {number}")
+        if "insert" not in point:
+            wait_until(functools.partial(is_there, deployment, point), deployment.describe)
+            do(deployment, "open", point)
+        wait_died(deployment, point)
     wait_flushed(deployment, set(range(len(POINTS))))
-    came = Counter(number for run in runs(deployment) for number in run.numbers)
-    repeated = {POINTS[number] for number, times in came.items() if times > 1}
-    # those whose function had begun when their process died, and those whose function raised
-    assert repeated == {"before remove", "before release", "after release"}
+    assert {POINTS[number] for number, times in came(deployment).items() if times > 1} == REPEATED
     assert worker.stop() == 0
+
+
+#: What a program does with items that are never flushed, what else it does, and what a relay does, which must come last.
+BY_HAND, PROGRAMS, RELAYS = (
+    around("remove_one", "clear", "discard"),
+    around("open", "purge"),
+    around("claim_due", "put_back", "note"),
+)
+#: Of items that nobody can read, or not yet.
+UNREAD = ("discard", "put_back", "note")
+RULES = Rules(COLLECT, size=SIZE, within_ms=1_000, lease_ms=2_000)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_items_are_flushed_wherever_a_relay_or_a_program_dies(deploy: Deploy, engine: str) -> None:
+    """Whoever has not died goes on: a program that repeats what it did, and another relay."""
+    deployment = deploy("batch_kill_points", "rabbitmq", engine, **SOON, saga_relay=False)
+    deployment.start("prefork", 4).wait_ready()
+    points = [*BY_HAND, *PROGRAMS, *RELAYS]
+    deployment.backend.aggregates.insert(RULES, [addition_at(point, number) for number, point in enumerate(points)])
+    for point in points:
+        if stage_of(point) == "claim_due":
+            wait_until(functools.partial(is_due, deployment, point), deployment.describe)
+        do(deployment, stage_of(point), point)
+        wait_died(deployment, point)
+        if point in BY_HAND:
+            do(deployment, stage_of(point), point)
+            wait_until(functools.partial(is_done, deployment, point), deployment.describe)
+    unread = deployment.backend.leftovers.kept(COLLECT, "unresolved", 100)
+    assert [each.group for each in unread if each.note != "other code"] == around("note")
+    assert deployment.backend.leftovers.discard(RULES, [each.handle for each in unread]) == 2
+    deployment.start_relay()
+    flushed = {number for number, point in enumerate(points) if point not in BY_HAND and stage_of(point) != "note"}
+    wait_flushed(deployment, flushed)
+    assert came(deployment) == dict.fromkeys(flushed, 1)
+
+
+def stage_of(point: str) -> str:
+    """Return the command at a point."""
+    return point.partition(" ")[2]
+
+
+def addition_at(point: str, number: int) -> Addition:
+    """Return the item of a point; that of a note, or of what is discarded, says too little."""
+    stage = stage_of(point)
+    item = {"group": point, **({"number": number} if stage not in ("discard", "note") else {})}
+    return Addition(point, (NewItem(f"item of {point}", json.dumps(item), "other code" if stage in UNREAD else ""),))
+
+
+def do(deployment: Deployment, command: str, group: str) -> None:
+    """Have a process give a command as a program or a relay does."""
+    deployment.client.send_task("batches.do", args=(command, group))
+
+
+def is_there(deployment: Deployment, point: str) -> bool:
+    """Tell whether the item of a point is buffered, or was: a relay may have been quicker."""
+    return buffered(deployment, point) > 0 or (deployment.folder / f"{point}.once").exists()
+
+
+def is_done(deployment: Deployment, point: str) -> bool:
+    """Tell whether a process has given a command, and has not died."""
+    return point in deployment.noted("done")
+
+
+def is_due(deployment: Deployment, group: str) -> bool:
+    """Tell whether somebody must look at a group."""
+    due_at = {each.group: each.due_at for each in deployment.backend.buffers.groups(COLLECT, 100)}
+    return 0 < due_at.get(group, 1) < time.time() * 1000 - 10
 
 
 @pytest.mark.parametrize("engine", ENGINES)

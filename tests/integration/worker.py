@@ -98,10 +98,25 @@ class Worker:
         listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return [int(pid) for pid in listed]
 
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+    def tell_end(self) -> None:
+        """End its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
     def stop(self) -> int:
         """End it as a user does, and return its exit code."""
         self._process.terminate()
         return self.wait_ended()
+
+    def freeze(self) -> None:
+        """Have it stand still, its pool included: it runs nothing and starts nothing."""
+        os.killpg(self.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """End it, its pool included, as a crash does."""
@@ -219,6 +234,7 @@ class Deployment:
             **self._common(),
             "worker_enable_remote_control": False,
             "worker_prefetch_multiplier": 1,
+            "worker_proc_alive_timeout": DEADLINE_S,  # until a pool's process that has not started is killed
             "worker_lost_wait": 0.2,  # seconds until the message of a pool process that died is rejected
             "broker_connection_retry_on_startup": True,
             **self.settings,

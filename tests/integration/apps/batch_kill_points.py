@@ -1,39 +1,116 @@
-"""The aggregator of ``batches``, whose process is killed once at each point of its way: the name of a group says where."""
+"""The aggregator of ``batches``, whose process is killed once before and once after each command of its store.
 
+The name of a group says where. A command that comes from no message, but from a relay or a program, is given by the task
+``batches.do``, and what names no group kills the process where that task says.
+"""
+
+import contextlib
 import functools
 import os
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 from batches import app as app
+from batches import collect
 from celery import signals
-from deployed import first_time
+from deployed import FOLDER, first_time, note
 
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.errors import NotBuffered
+from celery_sagas.worker.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of
 
+#: Where the task ``do`` is to be killed that runs in this process.
+_doing: list[str] = []
 
-def deadly(store: Any, method: str) -> None:
+
+def deadly(port: Any, method: str, stage: str, groups_of: Callable[..., list[str]]) -> None:
     """Let a method of the store kill the process before and after its work, for the groups that are named so."""
-    original = getattr(store, method)
+    original = getattr(port, method)
 
     @functools.wraps(original)
-    def wrapped(rules: Any, about: Any, *arguments: Any, **options: Any) -> Any:
-        groups = [about] if isinstance(about, str) else [addition.group for addition in about]
-        _die_if_named(f"before {method}", groups)
-        answer = original(rules, about, *arguments, **options)
-        _die_if_named(f"after {method}", groups)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        groups = groups_of(*arguments)
+        die_if_named(f"before {stage}", groups)
+        answer = original(*arguments, **options)
+        if answer != []:  # a claim of nothing is no point of interest
+            die_if_named(f"after {stage}", groups)
         return answer
 
-    setattr(store, method, wrapped)
+    setattr(port, method, wrapped)
 
 
-def _die_if_named(point: str, groups: list[str]) -> None:
-    if any(point in group for group in groups) and first_time(point):
+def die_if_named(point: str, groups: list[str]) -> None:
+    """End this process as the kernel would, the first time that anybody comes here."""
+    if point in groups and first_time(point):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def added_to(rules: Any, additions: Any) -> list[str]:
+    return [addition.group for addition in additions]
+
+
+def named(rules: Any, group: str, *rest: Any) -> list[str]:
+    return [group]
+
+
+def done_to(*arguments: Any) -> list[str]:
+    return _doing
 
 
 @signals.worker_process_init.connect
 def arm(**_: object) -> None:
     """Put the traps into this process's runtime."""
-    for method in ("insert", "claim", "remove", "release"):
-        deadly(runtime_of(app).batches.aggregates, method)
+    batches = runtime_of(app).batches
+    deadly(batches.aggregates, "insert", "insert", added_to)
+    for method in ("claim", "renew", "remove", "release"):
+        deadly(batches.aggregates, method, method, named)
+    deadly(batches.buffers, "remove", "remove_one", named)
+    for method in ("open", "clear"):
+        deadly(batches.buffers, method, method, named)
+    for method in ("claim_due", "purge"):
+        deadly(batches.aggregates, method, method, done_to)
+    for method in ("note", "put_back", "discard"):
+        deadly(batches.leftovers, method, method, done_to)
+
+
+@app.task(name="batches.do", ignore_result=True)
+def do(command: str, group: str) -> None:
+    """Give a command as a relay or a program does; it may kill this process at the point that the group is named for."""
+    _doing[:] = [group]
+    _COMMANDS[command](group)
+    _doing.clear()
+    note("done", group)
+
+
+def sweep(group: str) -> None:
+    if (FOLDER / f"{group}.once").exists():  # the pool gives what a process had not confirmed to another, when it has died
+        return
+    groups = groups_of(app, runtime_of(app))
+    assert groups is not None
+    groups.sweep(Sweep(time.time()), lambda: False)
+
+
+def remove_one(group: str) -> None:
+    with contextlib.suppress(NotBuffered):
+        collect.remove(f"item of {group}", group)
+
+
+def discard(group: str) -> None:
+    runtime = runtime_of(app)
+    kept = runtime.batches.leftovers.kept(collect.name, "unresolved", 100)
+    handles = [each.handle for each in kept if each.group == group]
+    runtime.batches.leftovers.discard(runtime.rules_of(registry.aggregators[collect.name]), handles)
+
+
+_COMMANDS: dict[str, Callable[[str], object]] = {
+    "open": collect.flush,
+    "clear": collect.clear,
+    "remove_one": remove_one,
+    "discard": discard,
+    "purge": lambda group: runtime_of(app).batches.aggregates.purge(1_000),
+    **dict.fromkeys(("claim_due", "put_back", "note"), sweep),
+}
