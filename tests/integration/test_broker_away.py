@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Deploy
-from tests.integration.counting import ADD, ADD_AND_TELL, TOLD
+from tests.integration.counting import ADD, ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
@@ -107,3 +107,40 @@ def test_a_message_that_cannot_be_put_off_stays_with_the_broker(deploy: Deploy, 
     deployment.wait_handled(ADD, 1)
     assert deployment.state("counter", "a") == {"name": "a", "value": 1, "count": 1}
     assert deployment.failures() == []
+
+
+#: Messages under whose load confirms, or acknowledgements, are lost.
+LOAD = 60
+
+
+def test_confirms_that_are_lost(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
+    """What has arrived, and was not confirmed, is published again by the relay, and counts once."""
+    proxy = proxied("rabbitmq")
+    deployment = _deployment(deploy, "rabbitmq", proxy)
+    worker = deployment.start("prefork", 1).wait_ready()
+    wanted = increments(LOAD, counters=6)
+    send_all(deployment, ADD_AND_TELL, wanted[:1])
+    wait_until(lambda: deployment.handled(ADD_AND_TELL) == 1 and deployment.backend.outbox.count() == 0, worker._describe)
+    proxy.lose_confirms()
+    send_all(deployment, ADD_AND_TELL, wanted[1:])
+    worker.wait_logged(" duplicate: tally ")
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    assert_conserved(deployment, wanted)
+    assert proxy.lost > 0
+
+
+def test_acknowledgements_that_are_lost(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
+    """The broker hears nothing of the worker that it delivers to; when their connection ends, it delivers all of that again."""
+    proxy = proxied("rabbitmq")
+    deployment = deploy("counters", "rabbitmq", "postgresql", worker_prefetch_multiplier=5)
+    deployment.settings["broker_read_url"] = proxy.url
+    deployment.settings["broker_write_url"] = deployment.broker
+    worker = deployment.start("prefork", 2).wait_ready()
+    wanted = increments(LOAD, counters=6)
+    proxy.deafen()
+    send_all(deployment, ADD_AND_TELL, wanted)
+    wait_until(lambda: proxy.lost >= 3, worker._describe)
+    assert deployment.handled(ADD_AND_TELL) < LOAD, "there was no load"
+    proxy.cut()
+    assert_conserved(deployment, wanted)
+    worker.wait_logged(" duplicate: ")
