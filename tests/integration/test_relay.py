@@ -62,6 +62,22 @@ def test_timeouts_come_in_every_pool(deploy: Deploy, pool: str) -> None:
     assert deployment.failures() == []
 
 
+def test_a_timeout_comes_at_once_and_another_waits_for_a_year(deploy: Deploy) -> None:
+    deployment = deploy("reminders", "rabbitmq", "redis", saga_relay_interval=0.05)
+    deployment.start("prefork", 2).wait_ready()
+    for count in (1, 2):  # the second takes the place of the one that has its name
+        deployment.send("reminder.remind_next_year", name="a")
+        _wait_reminded(deployment, "a", count)
+        wait_until(lambda: deployment.backend.outbox.count() == 1, deployment.describe)
+    assert deployment.relay() == 0
+    deployment.send("reminder.forget_next_year", name="a")
+    deployment.wait_handled("reminder.forget_next_year", 1)
+    assert deployment.noted("timeouts") == ["next year"]
+    assert deployment.backend.outbox.count() == 0
+    assert deployment.state("reminder", "a") == {"name": "a", "count": 2}
+    assert deployment.failures() == []
+
+
 def test_two_workers_send_each_row_once(deploy: Deploy) -> None:
     deployment = deploy("reminders", "rabbitmq", "postgresql", saga_relay_interval=0.05)
     workers = [deployment.start("prefork", 2).wait_ready() for _ in range(2)]

@@ -26,6 +26,18 @@ def write_later(reminder: Reminder, name: str, seconds: float) -> None:
     reminder.send(written.si(name), after=seconds)
 
 
+@Reminder.starts
+def remind_next_year(reminder: Reminder, name: str) -> None:
+    reminder.schedule(reminded, after=timedelta(days=365), name="next year")
+    reminder.schedule(reminded, after=0.05)
+
+
+@Reminder.handles
+def forget_next_year(reminder: Reminder, name: str) -> None:
+    note("timeouts", ", ".join(reminder.saga.timeouts))
+    reminder.unschedule("next year")
+
+
 @Reminder.handles
 def reminded(reminder: Reminder) -> None:
     reminder.count += 1
