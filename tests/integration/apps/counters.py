@@ -1,5 +1,7 @@
 """Counters, and tallies that are told of every increment."""
 
+import time
+
 from celery.exceptions import SoftTimeLimitExceeded
 from deployed import make_app, note
 from meeting import meet
@@ -59,3 +61,11 @@ def told(tally: Tally, name: str, amount: int) -> None:
 def add_within_a_second(counter: Counter, name: str, amount: int) -> None:
     counter.value += amount
     counter.count += 1
+
+
+@Counter.starts(time_limit=1)
+def linger_and_tell(counter: Counter, name: str, amount: int, seconds: float) -> None:
+    time.sleep(seconds)
+    counter.value += amount
+    counter.count += 1
+    counter.send(told.si(name=name, amount=amount))
