@@ -7,6 +7,7 @@ from typing import Any
 
 from deployed import first_time
 from reminders import app as app
+from reminders import reminded
 
 from celery_sagas.worker.pipeline import AmqpPipeline
 from celery_sagas.worker.runtime import Runtime
@@ -39,10 +40,15 @@ class Deadly(Runtime):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        if "release" in POINT:
+            arguments[0].tasks.pop(reminded.name, None)  # which it leaves to others
+        deadly(self.backend.outbox, "release", "release")
         deadly(self.backend.outbox, "claim_due", "claim")
         for publishing in (self.publisher, AmqpPipeline):  # one message, and several at once over RabbitMQ
             deadly(publishing, "publish", "publish")
         deadly(self.backend.outbox, "confirm", "confirm")
+        deadly(self.backend.outbox, "fail", "fail")
+        deadly(self.backend.dead, "add", "letter")
 
 
 if POINT:

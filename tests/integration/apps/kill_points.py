@@ -1,6 +1,7 @@
 """Counters whose process is killed, once at each point of its way through a message.
 
 The name of a counter says where: ``before find``, ``after commit``, … Imported in place of ``counters``.
+Messages of ``add`` pass.
 """
 
 import functools
@@ -9,17 +10,90 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from celery import signals
+from celery import Task, signals
+from counters import Counter, told
+from counters import add as add
 from counters import app as app
-from deployed import first_time
+from deployed import FOLDER, first_time
 
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.engine import conflicts
+from celery_sagas.engine.outcomes import Missing
+from celery_sagas.errors import RevisionConflict, StoreUnavailable
+from celery_sagas.worker import runtime
+
+#: What happens first, and where, to a message that does not come to its point on the straight way: an error, or else a death.
+FIRST: dict[str, tuple[str, Exception | None]] = {
+    "reserve": ("before update", RevisionConflict("counter", "", "version")),
+    "count": ("before commit", None),
+    "put off": ("before find", StoreUnavailable("", "it is away")),
+    **dict.fromkeys(("look", "claim", "republish", "reconfirm"), ("after commit", None)),
+}
+
+conflicts.RESERVATION_MS = 1_000  # the next delivery waits for that of the dead
+
+
+class Broken(Exception):
+    """What fails until it is mended."""
+
+
+def break_until_mended() -> None:
+    if not (FOLDER / "mended").exists():
+        raise Broken("it broke")
+
+
+class Picky(Task):
+    """A base that fails before the step begins: the worker's main process buries the message."""
+
+    def before_start(self, *_: Any) -> None:
+        break_until_mended()
+
+
+@Counter.starts
+def add_and_break(counter: Counter, name: str, amount: int) -> None:
+    counter.value += amount
+    counter.send(told.si(name=name, amount=amount))
+    break_until_mended()
+
+
+@Counter.starts(base=Picky)
+def never_begin(counter: Counter, name: str, amount: int) -> None:
+    counter.value += amount
+    counter.send(told.si(name=name, amount=amount))
+
+
+@Counter.starts
+def tell_nobody(counter: Counter, name: str, amount: int) -> None:
+    """Tell, and send what no broker takes."""
+    counter.value += amount
+    counter.send(told.si(name=name, amount=amount))
+    counter.send(told.si(name=f"nobody of {name}", amount=amount).set(queue="nowhere"))
+
+
+@Counter.handles
+def tell_of_missing(counter: Counter, name: str, amount: int) -> None:
+    counter.value += amount
+
+
+@tell_of_missing.if_missing
+def tell_that_it_is_missing(missing: Missing, name: str, amount: int) -> None:
+    missing.send(told.si(name=name, amount=amount))
 
 
 def die(point: str) -> None:
     """End this process as the kernel would, the first time that anybody comes here."""
     if first_time(point):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def come_to(counter: str, point: str) -> None:
+    """Die if this is the point of a counter, or let happen what leads there."""
+    if counter == point:
+        die(counter)
+    first, error = FIRST.get(counter.partition(" ")[2], ("", None))
+    if first == point and error is None:
+        die(f"{counter}, at first")
+    elif first == point and first_time(f"{counter}, at first"):
+        raise error
 
 
 def deadly(port: Any, method: str, stage: str, counter_of: Callable[..., str]) -> None:
@@ -29,36 +103,88 @@ def deadly(port: Any, method: str, stage: str, counter_of: Callable[..., str]) -
     @functools.wraps(original)
     def wrapped(*arguments: Any) -> Any:
         counter = counter_of(*arguments)
-        if counter == f"before {stage}":
-            die(counter)
+        come_to(counter, f"before {stage}")
         answer = original(*arguments)
-        if counter == f"after {stage}":
-            die(counter)
+        if answer != []:  # a claim of nothing is no point of interest
+            come_to(counter, f"after {stage}")
         return answer
 
     setattr(port, method, wrapped)
 
 
-@signals.worker_process_init.connect
-def arm(**_: object) -> None:
-    """Put the traps into this process's runtime."""
-    runtime = runtime_of(app)
-    sagas, outbox = runtime.backend.sagas, runtime.backend.outbox
-    rows: dict[str, str] = {}
+class Traps:
+    """What is known in one process of the counters that it handles."""
 
-    def counter_of_found(lookup: Any, handling: Any = None) -> str:
-        return str(lookup.value) if handling is not None and "counter." in handling.steps[0] else ""
+    def __init__(self) -> None:
+        self.messages: dict[str, str] = {}  #: to counters, by id
+        self.rows: dict[str, str] = {}  #: that counters send, by id
 
-    def counter_of_effects(*arguments: Any) -> str:
+    def arm(self, backend: Any) -> None:
+        """Put the traps into a backend."""
+        sagas, outbox = backend.sagas, backend.outbox
+        deadly(sagas, "find", "find", self.of_found)
+        deadly(sagas, "update", "update", self.of_effects)
+        for commit in ("insert", "update", "delete"):
+            deadly(sagas, commit, "commit", self.of_effects)
+        deadly(sagas, "record", "record", self.of_effects)
+        deadly(sagas, "reserve", "reserve", lambda record, *_: record.key)
+        deadly(backend.journal, "outcome_of", "outcome", lambda _, key: key)
+        deadly(backend.deliveries, "count", "count", lambda _, message_id: self.messages.get(message_id, ""))
+        deadly(backend.dead, "add", "letter", lambda letter: letter.key)
+        deadly(backend.dead, "add", "keep", lambda letter: letter.task.removeprefix("counter."))
+        deadly(outbox, "count_leased", "look", self.of_cause)
+        deadly(outbox, "claim_due", "claim", lambda *claim: self.of_cause(*claim[3:]))
+        deadly(outbox, "fail", "fail", lambda _, id, *__: self.rows.get(id, ""))
+        for stage in ("confirm", "reconfirm"):
+            deadly(outbox, "confirm", stage, self.of_confirmed)
+
+    def arm_dispatcher(self, dispatcher: Any) -> None:
+        """Put the traps into what publishes, and give it all the time that it needs to come there."""
+        dispatcher.clock = float
+        port, method = (dispatcher.postbox, "post") if dispatcher.postbox else (dispatcher.publisher, "publish")
+        deadly(port, method, "publish", self.of_row)
+        deadly(dispatcher.publisher, "publish", "republish", self.of_row)
+        deadly(dispatcher.publisher, "publish_signature", "put off", self.of_signature)
+
+    def of_found(self, lookup: Any, handling: Any = None) -> str:
+        if handling is None or "counter." not in handling.steps[0] or handling.steps[0] == add.name:
+            return ""
+        return self.messages.setdefault(handling.message_id, str(lookup.value))
+
+    def of_cause(self, cause: Any = None) -> str:
+        return self.messages.get(cause.message_id, "") if cause else ""
+
+    def of_effects(self, *arguments: Any) -> str:
         effects = arguments[-1]
-        name = effects.entry.key if effects.entry.saga == "counter" else ""
-        rows.update((row.id, name) for row in effects.outgoing)
+        name = effects.entry.key if effects.entry.saga == "counter" and effects.entry.step != add.name else ""
+        self.rows.update((row.id, name) for row in effects.outgoing)
         return name
 
-    deadly(sagas, "find", "find", counter_of_found)
-    for commit in ("insert", "update", "delete"):
-        deadly(sagas, commit, "commit", counter_of_effects)
-    dispatcher = runtime.services.dispatcher
-    port, method = (dispatcher.postbox, "post") if dispatcher.postbox else (dispatcher.publisher, "publish")
-    deadly(port, method, "publish", lambda row: rows.get(row.id, ""))
-    deadly(outbox, "confirm", "confirm", lambda token, ids: next((rows[id] for id in ids if "confirm" in rows.get(id, "")), ""))
+    def of_row(self, row: Any) -> str:
+        return self.rows.setdefault(row.id, self.messages.get(getattr(row, "cause", ""), ""))
+
+    def of_signature(self, sent: Any) -> str:
+        return self.messages.get(sent.options["task_id"], "")
+
+    def of_confirmed(self, _: str, ids: list[str]) -> str:
+        return next((self.rows[id] for id in ids if "confirm" in self.rows.get(id, "")), "")
+
+
+traps = Traps()
+_open = runtime.open_app_backend
+
+
+def open_deadly(*arguments: Any) -> Any:
+    """Open a backend with traps, in a process of the pool or in the main process."""
+    backend = _open(*arguments)
+    traps.arm(backend)
+    return backend
+
+
+runtime.open_app_backend = open_deadly
+
+
+@signals.worker_process_init.connect
+def arm(**_: object) -> None:
+    """Put the traps into what this process publishes with."""
+    traps.arm_dispatcher(runtime.runtime_of(app).services.dispatcher)

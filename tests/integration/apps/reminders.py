@@ -27,6 +27,12 @@ def write_later(reminder: Reminder, name: str, seconds: float) -> None:
 
 
 @Reminder.starts
+def write_to_nobody(reminder: Reminder, name: str) -> None:
+    """Write what no broker takes."""
+    reminder.send(written.si(name=f"nobody of {name}").set(queue="nowhere"), after=0.1)
+
+
+@Reminder.starts
 def remind_next_year(reminder: Reminder, name: str) -> None:
     reminder.schedule(reminded, after=timedelta(days=365), name="next year")
     reminder.schedule(reminded, after=0.05)
