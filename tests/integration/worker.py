@@ -30,6 +30,8 @@ _LOG_TAIL = 4_000
 _WITH_ALTERNATE_KEYS = ("order",)
 #: Later than the end of any lease. Milliseconds.
 _MUCH_LATER_MS = 3_600_000
+#: Where many processes start at once, each of them takes long. Seconds.
+_STARTED_S = 150.0
 #: Each process of a pool may wait for 30 s until the main process has read its results; one that stops may not do so. Seconds.
 _ENDED_S = 150.0
 
@@ -78,7 +80,7 @@ class Worker:
         """Whether its main process has not ended."""
         return self._process.poll() is None
 
-    def wait_ready(self, deadline_s: float = DEADLINE_S) -> "Worker":
+    def wait_ready(self, deadline_s: float = _STARTED_S) -> "Worker":
         """Wait until it consumes."""
         wait_until(lambda: self.is_ready or not self.is_running, self._describe, deadline_s)
         assert self.is_running, self._describe()
@@ -222,7 +224,7 @@ class Deployment:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=_STARTED_S,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
