@@ -157,6 +157,30 @@ class TestEnd:
         order = found(shop)
         assert (order.values, order.failed) == ([6, 5], {1: "ValueError no price is -1"})
 
+    def test_saga_that_answers_later(self, shop: Any, worker: Worker) -> None:
+        """And one that cannot begin, which counts as a failure."""
+
+        class Carrier(Saga, correlate_by="name"):
+            name: str
+
+        @Carrier.starts
+        def ask(carrier: Carrier, name: str) -> None:
+            if name == "broken":
+                raise ValueError("it is broken")
+
+        @Carrier.handles
+        def decide(carrier: Carrier, name: str, price: int) -> None:
+            carrier.reply(price)
+
+        start(shop, worker, lambda order: order.gather([ask.s("slow"), shop.quote.s(3), ask.s("broken")], then=shop.quoted))
+        worker.run()
+        assert found(shop).seen == []
+        decide.delay("slow", 5)
+        worker.run()
+
+        order = found(shop)
+        assert (order.seen, order.values, order.failed) == (["quoted"], [5, 3], {2: "ValueError it is broken"})
+
     def test_answers_that_are_models(self, app: Celery, shop: Any, worker: Worker) -> None:
         @app.task(name="ask")
         def ask(carrier: str) -> Quote:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from celery import Celery, chain
+from celery import Celery, chain, chord, group
 
 from celery_sagas import Saga
 from celery_sagas.errors import CorrelationError, InvalidMessage
@@ -42,6 +42,18 @@ def id_of(order: Any, key: str = "42") -> str:
     return instance_id
 
 
+def begin(order: Any, worker: Worker, sent: Any) -> None:
+    """Have the order 42 send a message; everything that follows runs."""
+
+    @order.starts
+    def begin(order: Any, order_id: str) -> None:
+        order.send(sent)
+
+    begin.delay("42")
+    worker.run()
+    assert [done.error for done in worker.done if done.task.startswith("order.") and done.error] == []
+
+
 class TestHandedOn:
     """Plain participants hand the correlation on (NS-15, WV-07)."""
 
@@ -69,12 +81,7 @@ class TestHandedOn:
         def relay(count: int) -> None:
             (relay.si(count - 1) if count else order.charged.si("far")).delay()
 
-        @order.starts
-        def begin(order: Any, order_id: str) -> None:
-            order.send(relay.si(3))
-
-        begin.delay("42")
-        worker.run()
+        begin(order, worker, relay.si(3))
 
         assert order.find("42").receipts == ["far"]
 
@@ -92,27 +99,77 @@ class TestHandedOn:
         def other() -> str:
             return "paid"
 
-        @order.starts
-        def begin(order: Any, order_id: str) -> None:
-            sent = pay.si()
-            if how in ("link", "retry"):
-                sent.set(link=charged.s())
-            elif how == "chain":
-                sent = later.si()
-            else:
-                sent = chain(sent, charged.s())
-            order.send(sent)
-
         @app.task(name="later")
         def later() -> None:
             chain(pay.si(), charged.s()).delay()
 
-        charged = order.charged
-        begin.delay("42")
-        worker.run()
+        charged, sent = order.charged, pay.si()
+        if how in ("link", "retry"):
+            sent.set(link=charged.s())
+        else:
+            sent = later.si() if how == "chain" else chain(sent, charged.s())
+        begin(order, worker, sent)
 
-        assert [done.error for done in worker.done if done.task == "order.charged"] == [None]
         assert order.find("42").receipts == ["paid"]
+
+    def test_through_a_group(self, app: Celery, worker: Worker, order: Any) -> None:
+        """Each member of it may call a step, or be followed by one."""
+
+        @app.task(name="member")
+        def member(receipt: str) -> str:
+            order.charged.delay(f"within {receipt}")
+            return receipt
+
+        @app.task(name="pay")
+        def pay() -> None:
+            group(member.s("1") | order.charged.s(), member.s("2")).delay()
+
+        begin(order, worker, pay.si())
+
+        assert sorted(order.find("42").receipts) == ["1", "within 1", "within 2"]
+
+    @pytest.mark.parametrize("body", ["step", "task"])
+    def test_through_a_chord(self, app: Celery, worker: Worker, order: Any, body: str) -> None:
+        """Its body is published by whichever member ends last."""
+
+        @app.task(name="member")
+        def member(receipt: str) -> str:
+            return receipt
+
+        @app.task(name="join")
+        def join(receipts: list[str]) -> str:
+            order.charged.delay("+".join(sorted(receipts)))
+            return "joined"
+
+        @order.handles
+        def all_charged(order: Any, receipts: list[str]) -> None:
+            order.receipts += receipts
+
+        @app.task(name="pay")
+        def pay() -> None:
+            chord([member.s("1"), member.s("2")], all_charged.s() if body == "step" else join.s()).delay()
+
+        begin(order, worker, pay.si())
+
+        assert sorted(order.find("42").receipts) == (["1", "2"] if body == "step" else ["1+2"])
+
+    @pytest.mark.parametrize("how", ["error", "chord", "sent"])
+    def test_through_what_follows_a_failure(self, app: Celery, worker: Worker, order: Any, how: str) -> None:
+        @app.task(name="fail")
+        def fail() -> None:
+            raise ValueError("the card is blocked")
+
+        @app.task(name="pay")
+        def pay() -> None:
+            if how == "chord":
+                chord([fail.si(), fail.si()], fail.si().on_error(failed)).delay()
+            else:
+                fail.apply_async(link_error=failed)
+
+        failed = order.charged.si("failed")
+        begin(order, worker, fail.si().on_error(failed) if how == "sent" else pay.si())
+
+        assert set(order.find("42").receipts) == {"failed"}
 
     def test_names_no_id_that_is_longer_than_a_step_takes(self, app: Celery, worker: Worker) -> None:
         @app.task(name="other")
@@ -139,14 +196,9 @@ class TestHandedOn:
         def pay(self: Any) -> None:
             raise self.replace(other.si())
 
-        @order.starts
-        def begin(order: Any, order_id: str) -> None:
-            order.send(pay.si())
+        begin(order, worker, pay.si())
 
-        begun = begin.delay("42")
-        worker.run()
-
-        replaced = next(done for done in worker.done if done.task == "other")
+        begun, _, replaced, _ = worker.done
         assert (replaced.headers[CAUSE], replaced.headers[CAUSATION]) == (begun.id, {"order": id_of(order)})
         assert order.find("42").receipts == ["replaced"]
 
@@ -158,13 +210,8 @@ class TestHandedOn:
         def transfer() -> None:
             bank.send_task("order.charged", ("transferred",), queue=worker.app.conf.task_default_queue)
 
-        @order.starts
-        def begin(order: Any, order_id: str) -> None:
-            order.send(worker.app.signature("bank.transfer", queue=bank.conf.task_default_queue))
-
         worker.app.set_current()
-        begin.delay("42")
-        worker.run()
+        begin(order, worker, worker.app.signature("bank.transfer", queue=bank.conf.task_default_queue))
         Worker(bank).run()
         worker.run()
 
@@ -192,12 +239,7 @@ class TestHandedOn:
         def pack(parcel: Parcel, parcel_id: str) -> None:
             parcel.send(order.charged.si("packed"))
 
-        @order.starts
-        def begin(order: Any, order_id: str) -> None:
-            order.send(pack.si("1"))
-
-        begin.delay("42")
-        worker.run()
+        begin(order, worker, pack.si("1"))
 
         assert order.find("42").receipts == ["packed"]
         parcel = Parcel.find("1")
