@@ -5,9 +5,6 @@ The name of a group says where. A command that comes from no message, but from a
 """
 
 import contextlib
-import functools
-import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +12,8 @@ from typing import Any
 from batches import app as app
 from batches import collect
 from celery import signals
-from deployed import FOLDER, first_time, note
+from deployed import FOLDER, note
+from traps import die, set_trap
 
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.sweeps import Sweep
@@ -29,24 +27,12 @@ _doing: list[str] = []
 
 def deadly(port: Any, method: str, stage: str, groups_of: Callable[..., list[str]]) -> None:
     """Let a method of the store kill the process before and after its work, for the groups that are named so."""
-    original = getattr(port, method)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any, **options: Any) -> Any:
-        groups = groups_of(*arguments)
-        die_if_named(f"before {stage}", groups)
-        answer = original(*arguments, **options)
-        if answer != []:  # a claim of nothing is no point of interest
-            die_if_named(f"after {stage}", groups)
-        return answer
-
-    setattr(port, method, wrapped)
+    set_trap(port, method, stage, groups_of, die_if_named)
 
 
-def die_if_named(point: str, groups: list[str]) -> None:
-    """End this process as the kernel would, the first time that anybody comes here."""
-    if point in groups and first_time(point):
-        os.kill(os.getpid(), signal.SIGKILL)
+def die_if_named(groups: list[str], point: str) -> None:
+    if point in groups:
+        die(point)
 
 
 def added_to(rules: Any, additions: Any) -> list[str]:

@@ -1,13 +1,11 @@
 """Reminders whose relay dies once at the point that ``CELERY_SAGAS_TEST_POINT`` names. Imported in place of ``reminders``."""
 
-import functools
 import os
-import signal
 from typing import Any
 
-from deployed import first_time
 from reminders import app as app
 from reminders import reminded
+from traps import die, set_trap
 
 from celery_sagas.worker.pipeline import AmqpPipeline
 from celery_sagas.worker.runtime import Runtime
@@ -16,23 +14,13 @@ POINT = os.environ.get("CELERY_SAGAS_TEST_POINT", "")
 
 
 def deadly(port: Any, method: str, stage: str) -> None:
-    """Let a method end this process before or after its work, as the kernel would: once in a deployment."""
-    original = getattr(port, method)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any) -> Any:
-        die(f"before {stage}")
-        answer = original(*arguments)
-        if answer != []:  # a claim of nothing is no point of interest
-            die(f"after {stage}")
-        return answer
-
-    setattr(port, method, wrapped)
+    """Let a method end this process before or after its work: once in a deployment."""
+    set_trap(port, method, stage, lambda *_: POINT, die_if_here)
 
 
-def die(point: str) -> None:
-    if point == POINT and first_time(point):
-        os.kill(os.getpid(), signal.SIGKILL)
+def die_if_here(point: str, here: str) -> None:
+    if point == here:
+        die(point)
 
 
 class Deadly(Runtime):

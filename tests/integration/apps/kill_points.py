@@ -4,9 +4,6 @@ The name of a counter says where: ``before find``, ``after commit``, … Importe
 Messages of ``add`` pass.
 """
 
-import functools
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +12,7 @@ from counters import Counter, told
 from counters import add as add
 from counters import app as app
 from deployed import FOLDER, first_time
+from traps import die, set_trap
 
 from celery_sagas.engine import conflicts
 from celery_sagas.engine.outcomes import Missing
@@ -79,12 +77,6 @@ def tell_that_it_is_missing(missing: Missing, name: str, amount: int) -> None:
     missing.send(told.si(name=name, amount=amount))
 
 
-def die(point: str) -> None:
-    """End this process as the kernel would, the first time that anybody comes here."""
-    if first_time(point):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def come_to(counter: str, point: str) -> None:
     """Die if this is the point of a counter, or let happen what leads there."""
     if counter == point:
@@ -98,18 +90,7 @@ def come_to(counter: str, point: str) -> None:
 
 def deadly(port: Any, method: str, stage: str, counter_of: Callable[..., str]) -> None:
     """Let a port's method kill the process before and after its work, for the counters that are named so."""
-    original = getattr(port, method)
-
-    @functools.wraps(original)
-    def wrapped(*arguments: Any) -> Any:
-        counter = counter_of(*arguments)
-        come_to(counter, f"before {stage}")
-        answer = original(*arguments)
-        if answer != []:  # a claim of nothing is no point of interest
-            come_to(counter, f"after {stage}")
-        return answer
-
-    setattr(port, method, wrapped)
+    set_trap(port, method, stage, counter_of, come_to)
 
 
 class Traps:
