@@ -1,6 +1,7 @@
 """Requests with real workers: each answer finds its instance, each kind of failure is told, and nothing comes twice."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
 from tests.integration.conftest import Deploy
-from tests.integration.test_killed import VISIBILITY
-from tests.integration.worker import APPS, Deployment
+from tests.integration.test_killed import POINTS, VISIBILITY, wait_died
+from tests.integration.worker import APPS, Deployment, Worker
 from tests.waiting import wait_until
 
 BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": VISIBILITY}}
@@ -54,16 +55,17 @@ def test_answer(deployment: Deployment, pool: str) -> None:
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
 
 
-@pytest.mark.parametrize(
-    ("how", "failure"),
-    [
-        ("fail", "error ValueError"),
-        ("hang_softly", "error SoftTimeLimitExceeded"),
-        ("hang", "error TimeLimitExceeded"),
-        ("crash", "lost WorkerLostError"),
-        ("unknown", "error NotRegistered"),
-    ],
-)
+#: What a participant does, and what is told of it.
+FAILURES = {
+    "fail": "error ValueError",
+    "hang_softly": "error SoftTimeLimitExceeded",
+    "hang": "error TimeLimitExceeded",
+    "crash": "lost WorkerLostError",
+    "unknown": "error NotRegistered",
+}
+
+
+@pytest.mark.parametrize(("how", "failure"), FAILURES.items())
 def test_failure(deployment: Deployment, how: str, failure: str) -> None:
     deployment.start("prefork", 2).wait_ready()
     deployment.send("quest.ask", name="a", how=how)
@@ -75,13 +77,16 @@ def test_failure(deployment: Deployment, how: str, failure: str) -> None:
     assert deployment.noted("failed") == (["a"] * 3 if how == "fail" else [])
 
 
-def test_revoked(deployment: Deployment) -> None:
+@pytest.mark.parametrize("service", ["asking", "neighbours"])
+def test_revoked(deployment: Deployment, service: str) -> None:
+    """Also by the worker of a service that has this library alone."""
     deployment.settings["worker_enable_remote_control"] = True
     queue = deployment.route("participant.hold")
     deployment.start("prefork", 1).wait_ready()
     deployment.send("quest.ask", name="a", how="hold")
     wait_until(lambda: pending(deployment) if quest(deployment) else None, deployment.describe)
     (request,) = pending(deployment)
+    deployment.app = service
     participant = deployment.start("prefork", 1, queue=queue).wait_ready()
     wait_until(lambda: deployment.noted("held"), deployment.describe)
     deployment.client.control.revoke(request, terminate=True, signal="SIGKILL")
@@ -149,10 +154,14 @@ def test_participant_whose_worker_is_killed(deployment: Deployment) -> None:
     assert (deployment.noted("held"), quest(deployment)["failures"]) == (["a", "a"], [])
 
 
-def test_expired_without_a_deadline(deploy: Deploy) -> None:
+@pytest.mark.parametrize("service", ["asking", "neighbours"])
+def test_expired_without_a_deadline(deploy: Deploy, service: str) -> None:
     """The participant's worker tells. RabbitMQ would drop the message itself."""
     deployment = deploy("asking", "redis", "redis", saga_relay_interval=0.2)
+    queue = deployment.route("participant.work")
     deployment.start("prefork", 1).wait_ready()
+    deployment.app = service
+    deployment.start("prefork", 1, queue=queue)
     deployment.send("quest.ask_in_vain", name="a")
 
     assert wait_for(deployment, "failures") == ["revoked"]
@@ -215,11 +224,137 @@ def test_thousand_members(deployment: Deployment) -> None:
     assert (quest(deployment)["failures"], deployment.failures(), pending(deployment)) == ([], [], {})
 
 
-def test_participant_without_this_library(deployment: Deployment) -> None:
-    """Its worker answers by Celery's own means."""
-    queue = deployment.route("participant.work")
+def ask_all(deployment: Deployment, ways: Iterable[str]) -> None:
+    """Ask a participant for each of the things that it may do; a question is named as that is."""
+    for how in ways:
+        deployment.send("quest.ask", name=how, how=how)
+
+
+def test_participant_that_has_this_library_alone(deployment: Deployment) -> None:
+    """Its worker, without a saga, setting or backend, tells of each failure."""
+    queue = deployment.route("participant.*")
     deployment.start("prefork", 1).wait_ready()
-    deployment.start_script(APPS / "strangers.py", queue).wait_ready()
-    deployment.send("quest.ask", name="a", how="work")
+    deployment.app = "neighbours"
+    deployment.start("prefork", 2, queue=queue).wait_ready()
+    ask_all(deployment, [*FAILURES, "work"])
+
+    assert {how: wait_for(deployment, "failures", how) for how in FAILURES} == {how: [told] for how, told in FAILURES.items()}
+    assert wait_for(deployment, "answers", "work") == ["done work"]
+    assert deployment.backend.dead.list(10) == []
+
+
+def test_participant_without_this_library(deployment: Deployment) -> None:
+    """Its worker answers by Celery's own means, and tells of no failure."""
+    queue = deployment.route("participant.*")
+    deployment.start("prefork", 1).wait_ready()
+    stranger = deployment.start_script(APPS / "strangers.py", queue).wait_ready()
+    ask_all(deployment, FAILURES)
+    for failed in (
+        "ValueError('it does not work')",
+        "SoftTimeLimitExceeded",
+        "TimeLimitExceeded",
+        "WorkerLostError",
+        "unregistered",
+    ):
+        stranger.wait_logged(failed)
+    deployment.send("quest.ask", name="a", how="look")
 
     assert wait_for(deployment, "answers") == ["stranger a"]
+    assert [quest(deployment, how)["failures"] for how in FAILURES] == [[]] * len(FAILURES)
+    assert [len(pending(deployment, how)) for how in FAILURES] == [1] * len(FAILURES)
+
+
+def start_killed(deployment: Deployment, concurrency: int) -> tuple[Worker, Worker]:
+    """Start a worker whose processes are killed where a question's name says, and one for the participant."""
+    deployment.app = "kill_requests"
+    queue = deployment.route("participant.tell_id")
+    return deployment.start("prefork", concurrency).wait_ready(), deployment.start("solo", 1, queue=queue).wait_ready()
+
+
+def assert_asked_once(deployment: Deployment, name: str) -> None:
+    """Assert that each answer to a question that asks twice came once, and that each work was asked for under one id."""
+    state, asked = quest(deployment, name), set(deployment.noted("asked"))
+    assert (state["answers"], state["failures"], state["late"]) == ([f"done {name}", f"done {name} again"], [], 0)
+    assert pending(deployment, name) == {}
+    assert [len([line for line in asked if line.startswith(f"{work}: ")]) for work in (name, f"{name} again")] == [1, 1]
+
+
+def test_answer_comes_once_wherever_its_process_dies(deployment: Deployment) -> None:
+    """That of the step that asks, and of the one that gets the answer, and asks again."""
+    worker, _ = start_killed(deployment, 4)
+    names = [f"{step} {point}" for step in ("ask_twice", "ask_again") for point in POINTS]
+    for name in names:
+        deployment.send("quest.ask_twice", name=name)
+        wait_died(deployment, name)
+
+    def are_answered() -> bool:
+        deployment.relay()  # what the dead have not sent, or not confirmed
+        return all(len(quest(deployment, name).get("answers", [])) >= 2 for name in names)
+
+    wait_until(are_answered, deployment.describe)
+    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    for name in names:
+        assert_asked_once(deployment, name)
+    assert deployment.failures() == []
+    assert worker.is_running
+
+
+#: A question whose process waits, and then dies, when it has sent what the question asks, and has not confirmed that.
+HELD = "held ask_twice after publish"
+
+
+def test_answer_that_is_handled_before_its_sender_dies(deployment: Deployment) -> None:
+    """The sender has not confirmed what it has sent: that is sent again, and answered again, under the same ids."""
+    worker, _ = start_killed(deployment, 2)
+    deployment.send("quest.ask_twice", name=HELD)
+    wait_until(lambda: len(quest(deployment, HELD).get("answers", [])) == 2, deployment.describe)
+    (sender,), (asked, _) = deployment.noted("held"), deployment.noted("asked")
+    assert int(sender) in worker.children()
+    (deployment.folder / "go on").touch()
+    wait_died(deployment, HELD)
+
+    def is_asked_again() -> bool:
+        deployment.relay()
+        return deployment.noted("asked").count(asked) > 1
+
+    wait_until(is_asked_again, deployment.describe)
+    answer = derived_id(asked.rpartition(": ")[2], Came.ANSWER)
+    worker.wait_logged(f"quest.ask_again[{answer}] duplicate")
+    assert_asked_once(deployment, HELD)
+
+
+def test_answer_that_waits_while_its_sender_dies(deployment: Deployment) -> None:
+    """With its whole worker: another one gets the message that asks, and the answer."""
+    worker, participant = start_killed(deployment, 1)
+    deployment.send("quest.ask_twice", name=HELD)
+    participant.wait_logged("succeeded")
+    assert (quest(deployment, HELD)["answers"], len(deployment.noted("held"))) == ([], 1)
+    worker.kill()
+    deployment.start("prefork", 1).wait_ready()
+
+    wait_until(lambda: len(quest(deployment, HELD)["answers"]) == 2, deployment.describe)
+    assert_asked_once(deployment, HELD)
+
+
+def test_plain_tasks_lead_on_through_canvas(deploy: Deploy, redis_url: str) -> None:
+    """Across two workers: a step that names no key is called by what follows plain tasks, or by the last of them."""
+    deployment = deploy("asking", "rabbitmq", "postgresql", result_backend=redis_url)
+    queue = deployment.route("participant.echo")
+    deployment.start("prefork", 2).wait_ready()
+    deployment.start("prefork", 1, queue=queue).wait_ready()
+    for name in ("a", "b"):
+        deployment.send("quest.begin", name=name)
+
+    everything = ["chain", "chord 1, chord 2", "group 1", "group 2", "link", "link_error"]
+    for name in ("a", "b"):
+        wait_until(lambda name=name: len(quest(deployment, name).get("answers", [])) >= len(everything), deployment.describe)
+        assert sorted(quest(deployment, name)["answers"]) == everything
+
+
+def test_gather_of_sagas_that_answer_later(deployment: Deployment) -> None:
+    deployment.start("prefork", 2).wait_ready()
+    deployment.send("quest.ask_saga_and_others", name="a")
+
+    wait_until(lambda: quest(deployment).get("gathered") == 3, deployment.describe)
+    assert (quest(deployment)["failures"], pending(deployment)) == ([], {})
+    assert deployment.failures() == []

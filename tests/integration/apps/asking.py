@@ -1,11 +1,10 @@
 """Sagas that ask plain tasks, which answer or fail in every way."""
 
-import os
-import time
 from datetime import timedelta
 
 from celery import Celery
-from deployed import FOLDER, first_time, make_app, note
+from deployed import make_app
+from participants import spread, tell_id, work
 
 from celery_sagas import Failure, Gathered, Saga
 
@@ -53,6 +52,33 @@ def ask_many(quest: Quest, name: str, members: int) -> None:
     quest.gather([work.s(f"{name}-{number}") for number in range(members)], then=all_answered)
 
 
+@Quest.starts
+def ask_twice(quest: Quest, name: str) -> None:
+    quest.send(tell_id.s(name), then=ask_again, otherwise=failed)
+
+
+@Quest.handles
+def ask_again(quest: Quest, answer: str) -> None:
+    quest.answers.append(answer)
+    quest.send(tell_id.s(f"{quest.name} again"), then=answered, otherwise=failed)
+
+
+@Quest.starts
+def ask_saga_and_others(quest: Quest, name: str) -> None:
+    quest.gather([set_out.s(name), work.s(name), set_out.s(f"another {name}")], then=all_answered)
+
+
+@Quest.starts
+def begin(quest: Quest, name: str) -> None:
+    """Begin what calls ``heard`` in many ways, and knows no key."""
+    quest.send(spread.s())
+
+
+@Quest.handles
+def heard(quest: Quest, what: str) -> None:
+    quest.answers.append(what)
+
+
 @Quest.handles
 def answered(quest: Quest, answer: str) -> None:
     assert quest.saga.message is not None
@@ -86,47 +112,3 @@ def set_out(errand: Errand, name: str) -> None:
 def come_back(errand: Errand) -> None:
     errand.reply(f"{errand.name} is back")
     errand.complete()
-
-
-@app.task(name="participant.work", acks_late=True)
-def work(name: str) -> str:
-    return f"done {name}"
-
-
-@app.task(name="participant.hold", acks_late=True)
-def hold(name: str) -> str:
-    """Answer once the test says so."""
-    note("held", name)
-    while not (FOLDER / "answer").exists():
-        time.sleep(0.02)
-    return f"done {name}"
-
-
-@app.task(name="participant.fail", bind=True, autoretry_for=(ValueError,), max_retries=2, default_retry_delay=0)
-def fail(self: object, name: str) -> str:
-    note("failed", name)
-    raise ValueError("it does not work")
-
-
-@app.task(name="participant.hang_softly", soft_time_limit=1)
-def hang_softly(name: str) -> None:
-    time.sleep(60)
-
-
-@app.task(name="participant.hang", time_limit=1)
-def hang(name: str) -> None:
-    time.sleep(60)
-
-
-@app.task(name="participant.crash")
-def crash(name: str) -> None:
-    os._exit(1)
-
-
-@app.task(name="participant.crash_once", acks_late=True, reject_on_worker_lost=True)
-def crash_once(name: str) -> str:
-    """Die between the work and the answer, the first time."""
-    note("worked", name)
-    if first_time(name):
-        os._exit(1)
-    return f"done {name}"

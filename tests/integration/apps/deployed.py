@@ -13,10 +13,11 @@ from celery import Celery, signals
 FOLDER = Path(os.environ["CELERY_SAGAS_TEST_FOLDER"])
 
 
-def make_app() -> Celery:
-    """Return an app with the settings that the test gave."""
+def make_app(*, has_sagas: bool = True) -> Celery:
+    """Return an app with the settings that the test gave; without sagas, with those of Celery alone."""
     app = Celery("integration")
-    app.conf.update(json.loads(os.environ["CELERY_SAGAS_TEST_SETTINGS"]))
+    settings = json.loads(os.environ["CELERY_SAGAS_TEST_SETTINGS"])
+    app.conf.update({name: value for name, value in settings.items() if has_sagas or not name.startswith("saga_")})
     return app
 
 
