@@ -11,7 +11,7 @@ from celery_sagas.core.ids import derived_id
 from tests.integration.conftest import Deploy
 from tests.integration.test_killed import POINTS, VISIBILITY, wait_died
 from tests.integration.worker import APPS, Deployment, Worker
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": VISIBILITY}}
 
@@ -291,7 +291,7 @@ def test_answer_comes_once_wherever_its_process_dies(deployment: Deployment) -> 
         deployment.relay()  # what the dead have not sent, or not confirmed
         return all(len(quest(deployment, name).get("answers", [])) >= 2 for name in names)
 
-    wait_until(are_answered, deployment.describe)
+    wait_until(are_answered, deployment.describe, 2 * DEADLINE_S)
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
     for name in names:
         assert_asked_once(deployment, name)
