@@ -27,8 +27,10 @@ def set_trap(port: Any, method: str, stage: str, whose: Callable[..., T], come_t
     setattr(port, method, wrapped)
 
 
-def die(point: str) -> None:
-    """End this process as the kernel would, the first time that anybody comes here."""
+def die(point: str, first: Callable[[], object] | None = None) -> None:
+    """End this process as the kernel would, after something else, the first time that anybody comes here."""
     if first_time(point):
+        if first:
+            first()
         note("killed", f"{os.getpid()} {point}")
         os.kill(os.getpid(), signal.SIGKILL)
