@@ -11,6 +11,7 @@ from celery.utils.imports import symbol_by_name
 from celery_sagas.core.answers import FailureKind
 from celery_sagas.worker.failures import report_in_time
 from celery_sagas.worker.internals import is_terminating
+from celery_sagas.worker.sessions import session_of_failed
 
 #: They are no end of a message, or are told of as a revocation.
 _NO_END = (Ignore, Retry, Terminated)
@@ -41,14 +42,16 @@ class Reporting:
         """Tell of a hard time limit."""
         if not soft and not is_terminating():
             self._report_of(TimeLimitExceeded(timeout))
-        super().on_timeout(soft, timeout)  # type: ignore[misc]
+        with session_of_failed(self._own_context()):
+            super().on_timeout(soft, timeout)  # type: ignore[misc]
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Tell of what a task has raised, or of its lost process."""
         error = exc_info.exception
         # an error of Celery's own, such as of its result backend, may come after the answer was sent
         self._report_of(error.exc if isinstance(error, ExceptionWithTraceback) else error, may_be_answered=exc_info.internal)
-        return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+        with session_of_failed(self._own_context()):
+            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Tell of a revocation, or of a message that expired, before Celery acknowledges it."""
@@ -93,8 +96,12 @@ class Reporting:
         request: Any = self
         if not self._is_reported:  # a time limit is met twice
             self._is_reported = True
-            context = Context(request._context.__dict__, called_directly=False)
-            report_in_time(request.app, context, error, kind, may_be_answered=may_be_answered)
+            report_in_time(request.app, self._own_context(), error, kind, may_be_answered=may_be_answered)
+
+    def _own_context(self) -> Context:
+        """Return what the task would see of its request."""
+        request: Any = self
+        return Context(request._context.__dict__, called_directly=False)
 
 
 def _is_acknowledged_on_timeout(task: Any) -> bool:

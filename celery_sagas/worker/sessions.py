@@ -6,6 +6,7 @@ calls.
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
 
@@ -17,14 +18,29 @@ from celery_sagas.worker.headers import is_stamped, read_message_id, stamped_cau
 from celery_sagas.worker.internals import current_app, running_requests
 
 _SESSION = "_celery_sagas_session"
+#: The request of a task that has failed outside of its process, while Celery does what follows a failure.
+_failed: ContextVar[Any] = ContextVar("failed", default=None)
 
 
 def current_session() -> Session | None:
-    """Return the session of the task that runs here, if one does.
+    """Return the session of the task that runs here, if one does, or of the one whose failure is seen to.
 
     A plain task that is called as a function is a part of what calls it.
     """
-    return _first_session(running_requests())
+    session = _first_session(running_requests())
+    if session is None and (failed := _failed.get()) is not None:
+        return session_of(failed)
+    return session
+
+
+@contextmanager
+def session_of_failed(request: Any) -> Iterator[None]:
+    """Have what is published meanwhile, such as a ``link_error``, published in the name of a task that runs no more."""
+    token = _failed.set(request)
+    try:
+        yield
+    finally:
+        _failed.reset(token)
 
 
 def open_sessions() -> Iterator[Session]:

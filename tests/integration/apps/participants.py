@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any
 
-from celery import chain, chord, group, shared_task, signature
+from celery import Signature, chain, chord, group, shared_task, signature
 from deployed import FOLDER, first_time, note
 
 
@@ -66,7 +66,13 @@ def spread() -> None:
     chord([echo.s("chord 1"), echo.s("chord 2")], join.s()).delay()
     chain(echo.s("chain"), echo.s(), pass_on.s()).delay()
     echo.apply_async(("link",), link=signature("quest.heard"))
-    give_up.apply_async(link_error=signature("quest.heard", ("link_error",), immutable=True))
+    give_up.apply_async(link_error=heard_of("error"))
+    hang.apply_async(("x",), link_error=heard_of("time limit"))
+    crash.apply_async(("x",), link_error=heard_of("lost process"))
+
+
+def heard_of(what: str) -> Signature[Any]:
+    return signature("quest.heard", (what,), immutable=True)
 
 
 @shared_task(name="participant.echo")
