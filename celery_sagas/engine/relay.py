@@ -35,6 +35,8 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
 _PATIENCE, _PATIENCE_S = 2, 5.0
 #: Seconds after which a row comes up again, at the latest, whose step is not known here.
 _LAST_LOOK_S = 60.0
+#: Before that, such a part of the interval, and of the time for which it has been due: nobody else sees it meanwhile.
+_OF_INTERVAL, _OF_OVERDUE = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +279,7 @@ class _Batch:
             if row.kind not in _OWN_KINDS or self.relay.knows(row.task):
                 known.append(row)
             else:
-                unknown.setdefault(self._next_look_s(row), []).append(row.id)
+                unknown.setdefault(self._next_look_s(row, is_one_of_many=len(rows) >= BATCH), []).append(row.id)
                 self._report_unknown(row.task)
         for delay_s, ids in unknown.items():
             self.outbox.release(self.token, ids, int(delay_s * 1000))
@@ -289,15 +291,17 @@ class _Batch:
         self.sweep.unknown[task] = self.sweep.unknown.get(task, 0) + 1
         self.relay.tally.add_unknown(task)
 
-    def _next_look_s(self, row: OutboxRow) -> float:
+    def _next_look_s(self, row: OutboxRow, *, is_one_of_many: bool) -> float:
         """Return for how long to leave a row: the longer it has been due, the less likely is it that somebody will know it soon.
 
-        It doubles, so that many rows share few delays. Of a row that was due at once nobody knows since when.
+        It doubles, so that many rows share few delays. Of a row that was due at once nobody knows since when. One of many must
+        not come up again in the same sweep.
         """
+        delay_s = self.relay.terms.interval_s * (1 if is_one_of_many else _OF_INTERVAL)
         if not row.due_at:
-            return self.relay.terms.interval_s
-        overdue_s, delay_s = self.relay.wall_clock() - row.due_at / 1000, self.relay.terms.interval_s
-        while delay_s < min(overdue_s / 2, _LAST_LOOK_S):
+            return delay_s
+        longest_s = min((self.relay.wall_clock() - row.due_at / 1000) * _OF_OVERDUE, _LAST_LOOK_S)
+        while delay_s < longest_s:
             delay_s *= 2
         return min(delay_s, _LAST_LOOK_S)
 

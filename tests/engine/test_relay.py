@@ -586,7 +586,7 @@ class TestUnknownStep:
         deployment.add("a", kind="scheduled", task="order.renamed")
         relay = deployment.relay()
         looks: list[float] = []
-        for _ in range(600):
+        for _ in range(3_600):
             if relay.sweep().unknown:
                 looks.append(deployment.clocks.monotonic())
             deployment.clocks.advance(1)
@@ -595,6 +595,23 @@ class TestUnknownStep:
         assert pauses[0] == 1
         assert pauses == sorted(pauses)
         assert pauses[-1] == 60
+
+    def test_is_not_hidden_from_a_worker_that_knows_it(self, deployment: Deployment) -> None:
+        """Though others look at it as often."""
+        due_s = [3 + number / 7 for number in range(60)]
+        for number, at in enumerate(due_s):
+            deployment.add(f"{number:02}", kind="scheduled", task="order.remind", due_s=at)
+        ignorant = [deployment.relay(knows=lambda task: False) for _ in range(4)]
+        relays = [*ignorant, deployment.relay(knows=lambda task: True)]
+        sent: list[float] = []
+        for _ in range(15):
+            for relay in relays:  # each once a second
+                sent += relay.sweep().sent * [deployment.clocks.monotonic()]
+                deployment.clocks.advance(0.2)
+
+        assert len(sent) == len(due_s)
+        began = deployment.clocks.monotonic() - 15
+        assert max(at - began - due for at, due in zip(sent, due_s, strict=True)) <= 1.001
 
     def test_that_was_due_at_once_is_looked_at_with_each_interval(self, deployment: Deployment) -> None:
         """Nobody knows since when it has been due."""
