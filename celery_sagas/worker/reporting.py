@@ -62,7 +62,8 @@ class Reporting:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             self._report_exit(error)
         elif isinstance(error, Exception) and not isinstance(error, _NO_END) and not self._goes_on(error):
-            self._report(error, may_be_answered=may_be_answered)
+            # a time limit may strike when the answer was sent already
+            self._report(error, may_be_answered=may_be_answered or isinstance(error, TimeLimitExceeded))
 
     def _report_exit(self, error: BaseException) -> None:
         """Tell of a process that has ended, unless Celery has ended it, or takes that for a loss and gives the message back."""

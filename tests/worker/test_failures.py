@@ -497,7 +497,7 @@ class TestMainProcess:
     def test_hard_time_limit(
         self, app: Celery, worker: Worker, shop: Shop, fates: list[str], flags: dict[str, bool], told: bool, pool: str
     ) -> None:
-        """A pool of processes tells Celery twice."""
+        """A pool of processes tells Celery twice. The answer may have been sent before: it is still waited for."""
         self.flags(shop, **flags)
         if "acks_on_timeout" in flags:
             self.flags(shop, acks_on_failure_or_timeout=flags["acks_on_timeout"])
@@ -510,6 +510,7 @@ class TestMainProcess:
         assert len(worker.waiting()) == told
         worker.run()
         assert shop.seen() == (["unpaid error"] if told else [])
+        assert len(shop.pending().requests) == 1
         assert told or "acked" not in fates
 
     def test_soft_time_limit_is_the_tasks(self, app: Celery, worker: Worker, shop: Shop, fates: list[str]) -> None:
