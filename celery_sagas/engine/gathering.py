@@ -27,7 +27,7 @@ from celery_sagas.stores.records import ID, Lookup
 
 logger = logging.getLogger("celery_sagas")
 
-#: Of how many gathers a process knows, without asking the store again, whether they are waited for; and for how many seconds.
+#: Of how many gathers a process knows, without asking the store again, that they are waited for; and for how many seconds.
 REMEMBERED, REMEMBERED_S = 1_000, 10.0
 #: The longest pause before a step is told again what has come.
 LONGEST_MS = 3_600_000
@@ -120,9 +120,10 @@ class Gathering:
         if until > self.clock():
             return request
         request = self.awaited(gather)
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        self._known[gather] = self.clock() + REMEMBERED_S, request
+        if request is not None:  # else it may ask again: a store may have forgotten its last commit
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[gather] = self.clock() + REMEMBERED_S, request
         return request
 
     def conclude(self, gather: Gather, *, is_over: bool = False) -> Verdict:

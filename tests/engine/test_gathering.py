@@ -134,6 +134,17 @@ class TestCollect:
 
         assert store.calls == ["find", "find"]
 
+    def test_that_nobody_waits_is_not_remembered(self, shop: Shop) -> None:
+        """Its commit may be lost with its store, and come again."""
+        gather = shop.begin()
+        asked = shop.engine.record().pending
+        shop.engine.rewrite(pending="{}")
+        assert not shop.answer(gather, 0)
+
+        shop.engine.rewrite(pending=asked)
+
+        assert shop.answer(gather, 0)
+
     def test_what_is_remembered_is_bounded(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("celery_sagas.engine.gathering.REMEMBERED", 3)
         gather = shop.begin()
