@@ -150,8 +150,13 @@ def stamp(headers: dict[str, Any], session: Session) -> None:
 
 def hand_over(headers: dict[str, Any], request: Any) -> None:
     """Put what a task's message bears on one that is sent in its place: by ``replace``, which does not; ``retry`` does."""
-    for name in (CAUSE, CAUSATION, RETURN_ADDRESS):
-        value = _header(request, name)
+    cause = _header(request, CAUSE)
+    given = {
+        CAUSE: cause[:_MAX_CHARACTERS] if isinstance(cause, str) else None,
+        CAUSATION: stamped_causation(request) or None,
+        RETURN_ADDRESS: _header(request, RETURN_ADDRESS),
+    }
+    for name, value in given.items():
         if value is not None:
             headers.setdefault(name, value)
 

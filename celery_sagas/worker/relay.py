@@ -110,7 +110,7 @@ class RelayThread:
     def _pause_s(self) -> float:
         longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
         pause_s: float = min(self._interval_s * 2 ** min(self._failures, 30), longest_s)
-        return pause_s * random.uniform(0.8, 1.2)
+        return pause_s * random.uniform(0.8, 1.0)
 
 
 def _tell(app: Celery, letter: DeadLetter, error: PublishError) -> None:

@@ -202,6 +202,21 @@ class TestHandedOn:
         assert (replaced.headers[CAUSE], replaced.headers[CAUSATION]) == (begun.id, {"order": id_of(order)})
         assert order.find("42").receipts == ["replaced"]
 
+    def test_what_a_replacement_bears_is_bounded(self, app: Celery, worker: Worker) -> None:
+        @app.task(name="other")
+        def other() -> None: ...
+
+        @app.task(name="pay", bind=True)
+        def pay(self: Any) -> None:
+            raise self.replace(other.si())
+
+        pay.apply_async(headers={CAUSE: "x" * 1_000, CAUSATION: {"order": "x" * 1_000, **{f"s{n}": "1" for n in range(20)}}})
+        worker.one()
+
+        (published,) = worker.waiting()
+        assert published.headers[CAUSE] == "x" * 255
+        assert published.headers[CAUSATION] == {f"s{n}": "1" for n in range(12, 20)}
+
     def test_through_another_service(self, new_app: NewApp, worker: Worker, order: Any) -> None:
         """It runs plain tasks in an app of its own."""
         bank = new_app()
