@@ -98,6 +98,7 @@ def bury_beside_the_run(request: Any, error: Exception) -> None:
     if name in ("burial first", "run first"):
         (FOLDER / "over").touch()
         _wait_for(FOLDER / "ended")
+        time.sleep(0.5)  # a process that is killed while it writes its result may leave the pool's pipe unreadable
     if name != "burial first":
         _bury(request, error)
 
