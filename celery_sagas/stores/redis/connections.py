@@ -97,6 +97,7 @@ class Server:
         self._idle: deque[Any] = deque()
         #: Idle and lent ones. Not a number, which would miss the end of a connection that is lost where a time limit strikes.
         self._all: WeakSet[Any] = WeakSet()
+        self._waiting: WeakSet[_Waiter] = WeakSet()
         _servers.add(self)
 
     def ask(self, commands: Sequence[bytes], timeout: float = math.inf) -> list[Any]:
@@ -129,7 +130,7 @@ class Server:
 
     def forget(self) -> None:
         """Leave the connections to the process that this one was forked from."""
-        self._idle, self._all = deque(), WeakSet()
+        self._idle, self._all, self._waiting = deque(), WeakSet(), WeakSet()
 
     def _drop(self, idle: deque[Any]) -> None:
         """Drop these connections, unless another thread has: where one was lost, the others were."""
@@ -139,20 +140,37 @@ class Server:
             self._close(idle.pop())
 
     def _borrow(self, idle: deque[Any], timeout: float) -> tuple[Any, bool]:
-        """Return a connection, and whether it has the time-outs of the options; sending connects it."""
-        give_up = 0.0
-        while True:
-            try:
-                return idle.pop(), True
-            except IndexError:
-                connection, is_lasting = self._make(timeout)
-            if len(self._all) <= self._limit:
-                return connection, is_lasting
-            self._all.discard(connection)
-            give_up = give_up or time.monotonic() + min(timeout, self._patience)
-            if time.monotonic() > give_up:
-                raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
-            time.sleep(_PAUSE)
+        """Return a connection, and whether it has the time-outs of the options; sending connects it.
+
+        Who finds others waiting waits as they do. Otherwise a thread that gives a connection back would take it again before
+        one of them has looked, for as long as it has calls to make.
+        """
+        if not self._waiting and (lent := self._take(idle, timeout)):
+            return lent
+        waiter = _Waiter()
+        self._waiting.add(waiter)
+        give_up = time.monotonic() + min(timeout, self._patience)
+        try:
+            while time.monotonic() < give_up:
+                time.sleep(_PAUSE)
+                if lent := self._take(idle, timeout):
+                    return lent
+        finally:
+            self._waiting.discard(waiter)
+        raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
+
+    def _take(self, idle: deque[Any], timeout: float) -> tuple[Any, bool] | None:
+        """Return what ``_borrow`` does, or ``None`` while the limit allows no more."""
+        try:
+            return idle.pop(), True
+        except IndexError:
+            if len(self._all) >= self._limit:
+                return None
+        connection, is_lasting = self._make(timeout)
+        if len(self._all) <= self._limit:
+            return connection, is_lasting
+        self._all.discard(connection)
+        return None
 
     def _make(self, timeout: float) -> tuple[Any, bool]:
         arguments = dict(self._arguments)
@@ -165,6 +183,10 @@ class Server:
     def _close(self, connection: Any) -> None:
         self._all.discard(connection)
         connection.disconnect()
+
+
+class _Waiter:
+    """A call that waits for a connection."""
 
 
 def _maker(options: Options, location: Location) -> Callable[..., Any]:

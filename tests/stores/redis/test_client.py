@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha1
@@ -150,6 +151,18 @@ class TestSharing:
                 tokens = list(map(str, range(4000)))
                 assert list(pool.map(lambda token: echo(client, token), tokens)) == [token.encode() for token in tokens]
             assert connections(shared) <= 4
+
+    def test_no_thread_waits_while_the_others_go_on(self, shared: RedisServer) -> None:
+        made: Counter[int] = Counter()
+
+        def call_often(thread: int) -> int:
+            for token in map(str, range(400)):
+                echo(client, token)
+                made[thread] += 1
+            return min(made[other] for other in range(16))
+
+        with opened(shared.url, max_connections=4) as client, ThreadPoolExecutor(16) as pool:
+            assert next(as_completed([pool.submit(call_often, thread) for thread in range(16)])).result() > 40
 
     def test_a_call_waits_for_a_connection_and_says_so_in_the_end(self, shared: RedisServer) -> None:
         with opened(shared.url, max_connections=1, **BRIEF) as client:
