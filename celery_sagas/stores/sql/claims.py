@@ -8,6 +8,8 @@ from celery_sagas.stores.sql.session import Row, Session
 from celery_sagas.stores.sql.statements import PREFIX, Values, bound, chunks, now, numbered, one_of
 from celery_sagas.stores.sql.tables import has_time, outbox
 
+#: In MySQL's words: beside few rows it may sort all that is due, and lock it. So a claim costs the same beside any number.
+_BY_TIME = "FORCE INDEX (saga_outbox_available)"
 #: In the order of ``OutboxRow``'s fields.
 _ROW: list[ColumnElement[Any]] = [
     outbox.c.id,
@@ -57,7 +59,8 @@ def _due(steps: int, *columns: ColumnElement[Any]) -> Select[Any]:
         is_due += decided_by(steps)
     order = (outbox.c.available_at, outbox.c.id)
     limit: BindParameter[int] = bindparam("limit", type_=Integer())
-    return select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+    due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+    return due if steps else due.with_hint(outbox, _BY_TIME, "mysql")
 
 
 def decided_by(steps: int) -> list[ColumnElement[bool]]:
