@@ -138,7 +138,7 @@ class SagaNotFound(SagaError):
         self.completed = completed
 
     def __str__(self) -> str:
-        why = "it has completed" if self.completed else "none was started, or its journal was purged"
+        why = "it has completed" if self.completed else "none was started, or none that the journal knows by this key"
         return f"There is no {self.saga} with {self.property}={self.value!r}: {why}."
 
 
@@ -210,7 +210,7 @@ class PublishError(SagaError):
 
 
 class Doubtful(PublishError):
-    """Raised when a message was lost with a connection that was there: the message may be what ended it."""
+    """Raised when the broker was there, and a message was not taken: the message may be to blame for it, or the broker."""
 
 
 class StoreError(SagaError):

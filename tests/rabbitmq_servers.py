@@ -57,6 +57,11 @@ class RabbitServer(OwnServer):
         wait_until(self._is_ready, lambda: f"an answer of rabbitmq-server:\n{self.log}")
         return self
 
+    def limit_memory(self, *limit: str) -> None:
+        """Give it another limit, in the words of ``rabbitmqctl``; what is above has it take no messages (a memory alarm)."""
+        command = [str(Path(self._program).parent / "rabbitmqctl"), "set_vm_memory_high_watermark", *limit]
+        subprocess.run(command, env={**os.environ, **self._environment()}, check=True, capture_output=True, timeout=60)
+
     def _environment(self) -> dict[str, str]:
         folder = self.folder
         return {

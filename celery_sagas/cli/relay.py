@@ -1,5 +1,6 @@
 """``celery sagas relay``: the relay alone, in the foreground."""
 
+import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -11,10 +12,13 @@ from celery import Celery
 from celery.bin.base import LOG_LEVEL
 
 from celery_sagas.cli.app import app_of
+from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreError
 from celery_sagas.worker.bootstep import prepare
 from celery_sagas.worker.relay import RelayThread
 from celery_sagas.worker.runtime import close_runtime
+
+logger = logging.getLogger("celery_sagas")
 
 #: It is one process among others: what serves one process alone is refused.
 _PROCESSES = 2
@@ -22,6 +26,8 @@ _PROCESSES = 2
 _STOP_S = 30.0
 #: Seconds between two looks whether it is to end.
 _POLL_S = 0.1
+#: Seconds between two lines of the log by which people see that it works.
+_REPORT_S = 60.0
 
 
 @click.command()
@@ -63,10 +69,28 @@ def _run(thread: RelayThread, is_told: Callable[[], bool]) -> bool:
     """Run until a signal comes; return whether the relay has ended in time."""
     thread.start()
     click.echo("The relay runs.")
+    next_report = time.monotonic() + _REPORT_S
     while thread.is_running and not is_told():
         time.sleep(_POLL_S)
+        if time.monotonic() >= next_report:
+            next_report += _REPORT_S
+            _report(thread.tally)
     click.echo("The relay ends.")
     return thread.stop(_STOP_S)
+
+
+def _report(tally: Tally) -> None:
+    if tally.last is None:
+        logger.warning("the relay has not ended its first sweep yet")
+        return
+    logger.info(
+        "the relay has swept %d times, last %.0f s ago: %d messages were sent, %d attempts failed, %d messages are dead letters",
+        tally.sweeps,
+        max(time.time() - tally.last.ended_at, 0.0),
+        tally.sent,
+        tally.failed,
+        tally.dead,
+    )
 
 
 @contextmanager

@@ -89,8 +89,8 @@ class Gathering:
     max_bytes: int  #: of an answer
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    #: Until when a gather is known to be waited for, with these members, or not (``None``).
-    _known: dict[Gather, tuple[float, Request | None]] = field(default_factory=dict, init=False)
+    #: Until when a gather is known to be waited for, and by which request.
+    _known: dict[Gather, tuple[float, Request]] = field(default_factory=dict, init=False)
 
     def collect(self, gather: Gather, member: Member) -> bool:
         """Keep what came of a member, and end the gather if it was the last of which nothing had come.
@@ -116,9 +116,9 @@ class Gathering:
 
     def _asked(self, gather: Gather) -> Request | None:
         """Return the request of a gather if its instance waits for it, or did so a moment ago."""
-        until, request = self._known.get(gather, (0.0, None))
-        if until > self.clock():
-            return request
+        known = self._known.get(gather)
+        if known and known[0] > self.clock():
+            return known[1]
         request = self.awaited(gather)
         if request is not None:  # else it may ask again: a store may have forgotten its last commit
             if len(self._known) >= REMEMBERED:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.engine.gathering import Gather, Gathering, Verdict, buffer_of, owner_of
 from celery_sagas.engine.sweeps import Sweep
-from celery_sagas.errors import Doubtful, PublishError, Retry, StoreError
+from celery_sagas.errors import Doubtful, LeaseLost, PublishError, Retry, StoreError
 from celery_sagas.stores.items import DueGroup
 
 logger = logging.getLogger("celery_sagas")
@@ -58,6 +58,8 @@ class Gathers:
             for item in self.gathering.backend.buffers.read(group.name, group.group, 1):
                 gather, members = owner_of(gather, item)
                 self._end(gather, members)
+        except LeaseLost:
+            logger.debug("the gather %s of %s was ended by somebody else meanwhile", gather.request, saga.name)
         except (PublishError, StoreError) as exc:
             if not _is_its_own(exc):
                 if isinstance(exc, StoreError):

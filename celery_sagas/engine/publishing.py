@@ -27,8 +27,15 @@ class Publisher(Protocol):
         """Publish one message and wait until the broker has confirmed it.
 
         Raises:
-            PublishError: It was not confirmed; it may have arrived all the same. ``Doubtful`` if the connection was there and
-                was lost, ``connection`` alone if there was none.
+            PublishError: It was not confirmed; it may have arrived all the same. ``Doubtful`` if the connection was there, and
+                nobody can tell whether the message is to blame; ``connection`` alone if there was none.
+        """
+
+    def probe(self) -> None:
+        """Have the broker take a message that is for nobody.
+
+        Raises:
+            PublishError: It is away, or takes no messages now.
         """
 
 

@@ -29,7 +29,8 @@ def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:
         DefinitionError: It is looked up by an alternate key.
     """
     if lookup.property != KEY:
-        raise DefinitionError(saga.cls.__qualname__, f"the journal knows no {lookup.property}", _by_key(saga))
+        remedy = f"once it has completed it is found by {' and '.join(saga.correlate_by)} alone"
+        raise DefinitionError(saga.cls.__qualname__, f"the journal knows no {lookup.property}", remedy)
     return lookup.value
 
 
@@ -52,7 +53,8 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
         return Lookup(saga.names, name, _text(saga, {name: saga.keys.alternates[name]}, by))
     if key is None and not by:
         raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", "the key is null")
-    raise DefinitionError(saga.cls.__qualname__, f"it cannot be looked up by {', '.join(by) or repr(key)}", _by_key(saga))
+    given = ", ".join([*([repr(key)] if key is not None else []), *by])
+    raise DefinitionError(saga.cls.__qualname__, f"it cannot be looked up by {given}", _by_key(saga))
 
 
 def _text(saga: SagaDefinition, parts: Mapping[str, KeyProperty], values: Mapping[str, object]) -> str:

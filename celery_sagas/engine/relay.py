@@ -222,13 +222,11 @@ class _Batch:
     def _judge_suspects(self) -> None:
         """Decide on the rows after which none was accepted.
 
-        They are to blame if each of them has failed before while others did not, and the broker is there: no outage is needed to
-        explain it. Otherwise they wait, and nothing is counted.
+        They are to blame if each of them has failed before while others did not, and fails again while the broker takes messages:
+        no outage is needed to explain it. Otherwise they wait, and nothing is counted.
         """
-        if self._have_all_failed_alone() and not self._must_end():
-            self._try_last_again()
-        if self._have_all_failed_alone():
-            self._blame_suspects()
+        if self._have_all_failed_alone() and not self._must_end() and self._takes_messages():
+            self._try_again()
         if len(self.suspects) >= _PATIENCE or (self.suspects and not self.published):
             self._note_away(self.suspects[0][1])
         self._release_suspects()
@@ -236,11 +234,24 @@ class _Batch:
     def _have_all_failed_alone(self) -> bool:
         return not self.sweep.is_broker_away and all(self.relay.suspects.has_failed_alone(row) for row, _ in self.suspects)
 
-    def _try_last_again(self) -> None:
-        """Publish the last suspect once more: it fails otherwise if there is no broker to connect to."""
-        row, error = self.suspects.pop()
-        if not self._publish(row):
-            self.suspects.append((row, error))
+    def _takes_messages(self) -> bool:
+        """Ask the broker: it may accept connections, and no message."""
+        try:
+            with self.relay.publishing():
+                self.relay.publisher.probe()
+        except PublishError as exc:
+            self._note_away(exc)
+            return False
+        return True
+
+    def _try_again(self) -> None:
+        """Publish the suspects once more, and blame those that fail again: there may have been an outage before."""
+        suspects, self.suspects = self.suspects, []
+        for number, (row, _) in enumerate(suspects):
+            if self._must_end() or not self._publish(row):
+                self.suspects += suspects[number:]
+                return
+        self._blame_suspects()
 
     def _release_suspects(self) -> None:
         pauses: dict[float, list[str]] = {}
@@ -261,10 +272,11 @@ class _Batch:
         if row.attempts + 1 >= self.relay.terms.max_attempts:
             letter = _letter_of(row, error)
             self.relay.backend.dead.add(letter)
+            logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
+            with self.relay.publishing():
+                self.relay.tell(letter, error)
             self.outbox.confirm(self.token, [row.id])
             self.sweep.dead += 1
-            logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
-            self.relay.tell(letter, error)
             return
         delay_s = min(_FIRST_RETRY_S * 2**row.attempts, _LAST_RETRY_S)
         self.outbox.fail(self.token, row.id, storable(error.reason, ERROR_CHARACTERS), int(delay_s * 1000))

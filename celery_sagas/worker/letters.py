@@ -4,6 +4,8 @@ import json
 import logging
 from typing import Any
 
+from celery import Celery
+from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils.json import dumps, loads
@@ -11,7 +13,8 @@ from kombu.utils.json import dumps, loads
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.burial import locate
 from celery_sagas.errors import MessageError
-from celery_sagas.stores.records import Lookup
+from celery_sagas.stores.records import DeadLetter, Lookup
+from celery_sagas.worker.freeze import thawed
 from celery_sagas.worker.headers import MESSAGE_ID, PUT_OFF, check_message_id, read_address
 from celery_sagas.worker.sessions import session_of
 
@@ -37,6 +40,17 @@ def payload_of(task: str, request: Any) -> str:
         logger.warning("%s[%s] cannot be written as JSON, its dead letter cannot be retried: %r", task, request.id, exc)
         return json.dumps({"unreadable": repr(exc), "args": request.get("argsrepr"), "kwargs": request.get("kwargsrepr")})
     return payload
+
+
+def request_of(app: Celery, letter: DeadLetter) -> Context | None:
+    """Return what the task of a letter's message would see of its request; ``None`` if the message cannot be read."""
+    try:
+        sent = thawed(app, letter.payload)
+    except Exception as exc:  # whatever it is, people have the letter
+        logger.debug("the message in the letter %s cannot be read: %r", letter.id, exc)
+        return None
+    options = sent.options
+    return Context(id=options.get("task_id"), task=sent.task, headers=options.get("headers"), called_directly=False)
 
 
 def _options_of(request: Any) -> dict[str, Any]:

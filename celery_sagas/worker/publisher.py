@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from uuid import uuid4
 
 from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, RecoverableChannelError
 from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Producer
 from kombu.exceptions import LimitExceeded, OperationalError
 
 from celery_sagas.engine.publishing import Message
@@ -23,6 +25,10 @@ _TRANSPORT_OPTIONS = {
     "amqp": {"confirm_publish": True, "read_timeout": DEADLINE_S, "write_timeout": DEADLINE_S},
     "redis": {"socket_timeout": DEADLINE_S, "socket_connect_timeout": DEADLINE_S},
 }
+#: How long a key lasts that was written to see whether it can be. Milliseconds.
+_PROBED_MS = 1_000
+#: The class of the error by which Redis refuses a user a key.
+_NO_PERMISSION = "NoPermissionError"
 #: They say nothing about the message: too many publish at once, or this task's time is over.
 _PASSING_ERRORS = (LimitExceeded, SoftTimeLimitExceeded)
 #: The broker is away, or ends the connection over the message.
@@ -80,6 +86,28 @@ class ConfirmedPublisher:
         except Exception as exc:
             cause = self.refusal_of(exc) or exc
             raise self._error_of(cause, is_connected) from cause
+
+    def probe(self) -> None:
+        """Have RabbitMQ confirm a message for which there is no queue, or Redis write a key; others are only connected to.
+
+        A broker that refuses this user just that is there. The connection is a new one, and nothing is tried twice: those that
+        are given up while RabbitMQ does not read them stay open there.
+        """
+        try:
+            connection = self.connected()
+            try:
+                self._have_taken(connection, f"celery-sagas-probe-{uuid4().hex}")
+            finally:
+                connection.collect()
+        except Exception as exc:
+            if self.refusal_of(exc) is None and type(exc).__name__ != _NO_PERMISSION:
+                raise PublishError(f"{type(exc).__name__}: {exc}", connection=True) from exc
+
+    def _have_taken(self, connection: Any, name: str) -> None:
+        if self.driver == "amqp":  # with a body: RabbitMQ confirms a message without one even while it takes none
+            Producer(connection).publish("?", routing_key=name, **self._options)
+        elif self.driver == "redis":
+            connection.default_channel.client.set(name, "", px=_PROBED_MS)
 
     def _error_of(self, exc: BaseException, is_connected: bool) -> PublishError:
         if not is_connected or isinstance(exc, _PASSING_ERRORS):
@@ -147,6 +175,9 @@ class EagerPublisher:
     def publish_signature(self, sent: Signature[Any]) -> None:
         """Run a signature."""
         sent.apply_async()
+
+    def probe(self) -> None:
+        """Ask nobody."""
 
     def close(self) -> None:
         """Close nothing."""

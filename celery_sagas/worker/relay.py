@@ -18,8 +18,10 @@ from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregating import publish_flush
+from celery_sagas.worker.failures import report
 from celery_sagas.worker.forks import gate
 from celery_sagas.worker.gathering import gathering_of
+from celery_sagas.worker.letters import request_of
 from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
@@ -114,8 +116,11 @@ class RelayThread:
 
 
 def _tell(app: Celery, letter: DeadLetter, error: PublishError) -> None:
-    sender = app.tasks.get(letter.task, letter.task)
-    signals.step_failed.send(sender=sender, letter=letter, exception=error.__cause__ or error)
+    """Tell of a message that could not be published: people, and the instance that waits for its answer."""
+    cause = error.__cause__ or error
+    signals.step_failed.send(sender=app.tasks.get(letter.task, letter.task), letter=letter, exception=cause)
+    if (request := request_of(app, letter)) is not None:
+        report(app, request, cause, may_be_answered=True)  # once its letter is retried
 
 
 def groups_of(app: Celery, runtime: Runtime) -> Groups | None:

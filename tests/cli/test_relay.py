@@ -1,5 +1,6 @@
 """``celery sagas relay``."""
 
+import logging
 import os
 import signal
 import sys
@@ -70,6 +71,18 @@ def test_relays_until_a_signal_comes(served: Celery, number: int) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == ["The relay runs.", "The relay ends.", "The relay has ended."]
     assert [message.task for message in Worker(served).waiting()] == ["plain"]
+
+
+def test_reports_its_last_sweep(served: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """No worker is there to ask."""
+    monkeypatch.setattr(sys.modules["celery_sagas.cli.relay"], "_REPORT_S", 0.2)
+    caplog.set_level(logging.INFO, "celery_sagas")
+    thread = interrupt(served, signal.SIGTERM, lambda: caplog.text.count("last 0 s ago: 0 messages were sent") > 1)
+
+    result = run(served, "relay")
+
+    thread.join()
+    assert result.exit_code == 0, result.output
 
 
 def test_prepares_the_backend(served: Celery) -> None:

@@ -62,6 +62,9 @@ class Recorder:
             raise error
         self.published.append(message)
 
+    def probe(self) -> None:
+        """Take messages."""
+
     @property
     def ids(self) -> list[str]:
         """The ids of what was published, in order."""

@@ -9,7 +9,7 @@ from celery_sagas.core.conversation import Came, Request, Target
 from celery_sagas.engine.gathering import REMEMBERED_S, Gather, Gathering, Member, Verdict
 from celery_sagas.engine.gathers import BATCH, Gathers
 from celery_sagas.engine.sweeps import Sweep
-from celery_sagas.errors import PublishError, RevisionConflict, UnreadableState
+from celery_sagas.errors import LeaseLost, PublishError, RevisionConflict, UnreadableState
 from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
@@ -273,6 +273,22 @@ class TestSweep:
 
         assert [request for request, _, _ in shop.told] == ["of 43"]
         assert "the gather of 42 of order cannot be ended, and is tried again" in caplog.text
+
+    def test_one_that_somebody_else_ends_holds_nobody_up(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        gathers = self.lost(shop, "42", "43")
+        release = shop.backend.aggregates.release
+
+        def lost(rules: Any, group: str, token: str, *args: Any, **options: Any) -> None:
+            if group == gathers[0].request:
+                raise LeaseLost(rules.name, group, token)
+            release(rules, group, token, *args, **options)
+
+        for method in ("release", "remove", "renew"):
+            monkeypatch.setattr(shop.backend.aggregates, method, lost)
+
+        assert shop.sweep().error == ""
+
+        assert "of 43" in [request for request, _, _ in shop.told]
 
     def test_store_that_is_locked_ends_it(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         (gather,) = self.lost(shop, "42")

@@ -166,8 +166,12 @@ class TestOutcome:
         assert outcome_of(engine.backend, ORDER, "42", {}) is None
 
     def test_not_by_an_alternate_key(self, engine: Engine) -> None:
-        with pytest.raises(DefinitionError, match="the journal knows no tracking"):
+        with pytest.raises(DefinitionError, match=r"the journal knows no tracking.* found by order_id alone"):
             outcome_of(engine.backend, ORDER, None, {"tracking": "T1"})
+
+    def test_not_by_two_at_once(self, engine: Engine) -> None:
+        with pytest.raises(DefinitionError, match="it cannot be looked up by '42', tracking"):
+            outcome_of(engine.backend, ORDER, "42", {"tracking": "T1"})
 
     def test_null(self, engine: Engine) -> None:
         with pytest.raises(CorrelationError):

@@ -297,6 +297,11 @@ class Choosy(Recorder):
             raise LOST
         super().publish(message)
 
+    def probe(self) -> None:
+        """Take messages, unless it is away."""
+        if self.away:
+            raise AWAY
+
 
 class TestSuspects:
     """A row at whose turn the connection is lost: its neighbours tell whether it is to blame."""
@@ -388,21 +393,60 @@ class TestSuspects:
         assert {"id-b", "id-c"} <= set(publisher.ids)
         assert not {"id-b", "id-c"} & {letter.message_id for letter in deployment.backend.dead.list(10)}
 
-    def test_found_before_is_not_to_blame_for_a_broker_that_is_away(self, deployment: Deployment) -> None:
-        """It is tried once more, and there is nothing to connect to."""
+    @pytest.mark.parametrize("with_others", [False, True], ids=["alone", "with others"])
+    def test_found_before_is_not_to_blame_while_no_message_is_taken(self, deployment: Deployment, with_others: bool) -> None:
+        """However long that lasts: it may have connections to give, and no memory."""
+        deployment.add("bad", "a")
+        relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
+        assert relay.sweep().failed == 1
+        publisher.away = LOST
+        deployment.clocks.advance(2)
+        if with_others:
+            relay.pipeline = pipe = TestPipeline.Pipe()
+            pipe.unsure = {"row-b", "row-c"}
+            deployment.add("b", "c")
+
+        sweeps = self.sweep_for(deployment, relay, 600)
+
+        assert {(sweep.failed, sweep.dead) for sweep in sweeps} == {(0, 0)}
+        assert sum(sweep.is_broker_away for sweep in sweeps) > 5
+        publisher.away = None
+        publisher.bad.clear()
+        self.sweep_for(deployment, relay, 61)
+        assert "id-bad" in publisher.ids
+
+    def test_found_before_is_tried_again_once_the_broker_takes_messages(self, deployment: Deployment) -> None:
+        """The outage may have ended since it failed."""
         deployment.add("bad", "a")
         relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
         assert relay.sweep().failed == 1
         deployment.clocks.advance(2)
-        publisher.published.clear()
-        relay.publisher = deployment.publisher
-        deployment.publisher.errors = [LOST, AWAY]
+        monkey = publisher.probe
+
+        def end_outage() -> None:
+            publisher.bad.clear()
+            monkey()
+
+        publisher.probe = end_outage  # type: ignore[method-assign]
 
         sweep = relay.sweep()
 
-        assert (sweep.failed, sweep.dead, sweep.error) == (0, 0, "the broker is away")
-        deployment.clocks.advance(60)
-        assert relay.sweep().sent == 1
+        assert (sweep.sent, sweep.failed, sweep.dead, sweep.error) == (1, 0, 0, "")
+
+    def test_broker_that_takes_no_more_after_others_is_away(self, deployment: Deployment) -> None:
+        """Though rows were published in the same sweep."""
+        deployment.add("bad", "a")
+        relay = deployment.relay(publisher := Choosy("bad"))
+        assert relay.sweep().failed == 1
+        deployment.clocks.advance(2)
+        deployment.add("b")
+        relay.pipeline = TestPipeline.Pipe("b", "c")
+        deployment.add("c")
+        publisher.away = LOST
+
+        sweep = relay.sweep()
+
+        assert (sweep.sent, sweep.failed, sweep.is_broker_away) == (2, 0, True)
 
     def test_slow_ones_end_the_sweep(self, deployment: Deployment) -> None:
         """Each may cost a deadline, and the others would only wait for it too."""

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
+from celery_sagas.worker import publisher
 from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.publisher import ConfirmedPublisher
+from tests import rabbitmq_servers
 from tests.servers import unique
 
 TERMS = Terms(interval_s=1.0, lease_s=60.0, max_attempts=3, retention_s=3600.0)
@@ -76,9 +78,16 @@ Deployed = Callable[[bool], Deployment]
 
 @pytest.fixture
 def app(rabbitmq_url: str) -> Iterator[Celery]:
-    """An app with one queue, which creates no others."""
+    """An app on the server that all tests share."""
+    with _app(rabbitmq_url) as app:
+        yield app
+
+
+@contextmanager
+def _app(url: str) -> Iterator[Celery]:
+    """Make an app with one queue, which creates no others."""
     name = unique("relay")
-    app = Celery(broker=rabbitmq_url, set_as_current=False)
+    app = Celery(broker=url, set_as_current=False)
     app.conf.update(task_default_queue=name, task_queues=[Queue(name)], task_create_missing_queues=False)
     with app.connection_for_write() as connection, connection.channel() as channel:
         channel.queue_declare(name, durable=True, auto_delete=False)
@@ -144,3 +153,26 @@ def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, with_pi
         channel.queue_delete(full)
     assert deployment.arrived() == Counter("abc")
     assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
+
+
+def test_a_broker_without_memory_counts_against_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not against one that has failed before, and is alone: there are connections, and no message is taken."""
+    monkeypatch.setattr(publisher, "DEADLINE_S", 0.3)
+    with rabbitmq_servers.running() as server, _app(server.url) as app, closing(Deployment(app, False)) as deployment:
+        deployment.add("good")
+        (row,) = deployment.backend.outbox.claim_due("another relay", 1, 1_000)
+        deployment.backend.outbox.fail("another relay", row.id, "once", 0)
+        server.limit_memory("absolute", "1")
+
+        deployment.sweep_for(300)
+
+        assert "timed out" in deployment.relay.tally.last_error
+        deployment.clock.advance(60_000)
+        (row,) = deployment.backend.outbox.claim_due("another relay", 1, 60_000)
+        assert row.attempts == 1
+        deployment.backend.outbox.release("another relay", [row.id])
+        server.limit_memory("0.6")
+        deployment.sweep_for(61)
+        assert deployment.backend.outbox.count() == 0
+        assert set(deployment.arrived()) == {"good"}
+        assert deployment.backend.dead.list(10) == []

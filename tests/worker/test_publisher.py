@@ -3,9 +3,12 @@
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
+from amqp.exceptions import AccessRefused
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Queue
@@ -18,6 +21,7 @@ from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerP
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of, interposed
 from tests.servers import unique
+from tests.waiting import wait_until
 
 UNREADABLE = OutboxRow("row", "sent", "x", "plain", "{", due_at=0, attempts=0, instance_id="", step="", cause="")
 
@@ -287,3 +291,51 @@ def test_eager_apps_publish_inline(eager: Celery) -> None:
     assert isinstance(eager_publisher, EagerPublisher)
     assert eager_publisher.inline
     eager_publisher.close()
+
+
+def test_probe_leaves_nothing_in_redis(new_app: NewApp, redis_url: str) -> None:
+    """But a key, for a second."""
+    confirmed = ConfirmedPublisher(new_app(broker_url=redis_url))
+    with redis.Redis.from_url(redis_url) as client:
+        before = set(client.keys())
+        clients = len(client.client_list())
+        confirmed.probe()
+        keys = set(client.keys()) - before
+        assert all(0 < client.pttl(key) <= 1_000 for key in keys)
+        wait_until(lambda: len(client.client_list()) <= clients, "the end of its connection")
+
+
+def test_probe_has_a_deadline(new_app: NewApp, silent_broker: str) -> None:
+    app = new_app(broker_url=silent_broker, broker_transport_options={"socket_timeout": 0.2})
+    with pytest.raises(PublishError) as raised:
+        ConfirmedPublisher(app).probe()
+    assert raised.value.connection
+
+
+@pytest.mark.parametrize(
+    ("broker", "error", "is_there"),
+    [
+        ("pyamqp://", AccessRefused("amq.default"), True),
+        ("pyamqp://", OSError("timed out"), False),
+        ("redis://", redis.exceptions.NoPermissionError("no permission"), True),
+        ("redis://", redis.exceptions.OutOfMemoryError("maxmemory"), False),
+    ],
+    ids=repr,
+)
+def test_broker_that_refuses_the_probe_is_there(
+    new_app: NewApp, broker: str, error: Exception, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user may publish elsewhere."""
+    confirmed = ConfirmedPublisher(new_app(broker_url=broker))
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(confirmed, "_have_taken", fail)
+    monkeypatch.setattr(confirmed, "connected", lambda: SimpleNamespace(collect=lambda: None))
+
+    if is_there:
+        confirmed.probe()
+    else:
+        with pytest.raises(PublishError):
+            confirmed.probe()
