@@ -1,7 +1,8 @@
 """What the function of a step must look like, as far as that needs no annotation."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, Final
 
@@ -56,6 +57,13 @@ def check_options(subject: str, options: Mapping[str, Any]) -> None:
             raise DefinitionError(subject, f"{option}={options[option]!r} cannot be set on a step", remedy)
     if options.get("serializer") == "pickle":
         raise DefinitionError(subject, "serializer='pickle' cannot be set on a step", "Messages are JSON")
+
+
+def check_spelling(subject: str, options: Mapping[str, Any], keywords: Sequence[str]) -> None:
+    """Refuse a task option that is almost one of our keywords: Celery takes whatever it is given."""
+    for option in options:
+        if near := get_close_matches(option, keywords, n=1, cutoff=0.75):
+            raise DefinitionError(subject, f"{option}= is no option", f"Do you mean {near[0]}=?")
 
 
 def check_if_missing(step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool) -> None:

@@ -11,7 +11,7 @@ from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotat
 from celery_sagas.core.conversation import ANSWERED
 from celery_sagas.core.correlation import Rule, choose_rule
 from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.core.handlers import check_handler, check_if_missing, check_options, place_of
+from celery_sagas.core.handlers import check_handler, check_if_missing, check_options, check_spelling, place_of
 from celery_sagas.core.names import checked_names
 from celery_sagas.errors import DefinitionError
 
@@ -137,6 +137,7 @@ def define_step(
         raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
     bind = bool(options.get("bind", False))
     check_options(subject, options)
+    check_spelling(subject, options, ("if_exists" if starts else "if_missing", "formerly"))
     check_handler(subject, function, bind=bind)
     name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
     return StepDefinition(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from difflib import get_close_matches
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
@@ -11,6 +10,7 @@ from celery import Celery
 
 from celery_sagas.core.aggregators import AS_JOURNAL, AggregatorDefinition, define_aggregator
 from celery_sagas.core.batch import Batch
+from celery_sagas.core.handlers import check_spelling
 from celery_sagas.core.items import GroupBy
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import DefinitionError
@@ -226,7 +226,7 @@ def aggregator(
 
     if function is not None:
         raise DefinitionError("the aggregator", "nothing would ever flush it", "@aggregator(size=100), or within= or idle=")
-    _check_spelling(options)
+    check_spelling("the aggregator", options, _KEYWORDS)
 
     def decorate(function: Callable[..., Any]) -> Aggregator[Any]:
         definition = define_aggregator(
@@ -246,13 +246,6 @@ def aggregator(
         return Aggregator(definition)
 
     return decorate
-
-
-def _check_spelling(options: Mapping[str, Any]) -> None:
-    """Refuse an option that is almost one of ours: Celery takes whatever it is given."""
-    for option in options:
-        if near := get_close_matches(option, _KEYWORDS, n=1, cutoff=0.75):
-            raise DefinitionError("the aggregator", f"{option}= is no option", f"Do you mean {near[0]}=?")
 
 
 def install_all(app: Celery) -> None:

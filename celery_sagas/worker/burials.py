@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from celery.exceptions import Reject, TaskPredicate
@@ -21,6 +22,8 @@ from celery_sagas.worker.sessions import session_of
 
 logger = logging.getLogger("celery_sagas")
 
+#: Modules whose errors end a greenlet, or tell it that its time is over.
+_GREEN = frozenset({"eventlet", "gevent", "greenlet"})
 #: Marks an exception whose message was seen to; it goes with the exception to the worker's main process.
 _SEEN_TO = "_celery_sagas_seen_to"
 
@@ -34,18 +37,39 @@ def bury_failures(task: Any) -> None:
     inner = task.run
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        try:
+        if task.request.called_directly or task.request.is_eager:
             return inner(*args, **kwargs)
+        try:
+            with _failing():
+                return inner(*args, **kwargs)
         except TaskPredicate:
             raise  # retried, ignored or rejected
         except Exception as exc:
-            if not (task.request.called_directly or task.request.is_eager):
-                if is_terminating():
-                    raise Reject(repr(exc), requeue=True) from exc
-                _bury_or_keep(task, task.request, exc)
+            if is_terminating():
+                raise Reject(repr(exc), requeue=True) from exc
+            _bury_or_keep(task, task.request, exc)
             raise
 
     task.run = functools.update_wrapper(run, inner, updated=())
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    """Have whatever a step raises be an ``Exception``, unless it ends a process, a thread or a greenlet.
+
+    ``asyncio.CancelledError`` is none. Celery would take it for the end of the process, and acknowledge the message.
+    """
+    try:
+        yield
+    except BaseException as exc:
+        if isinstance(exc, Exception) or _is_end(exc):
+            raise
+        raise RuntimeError(f"{exc!r}, which is no Exception") from exc
+
+
+def _is_end(error: BaseException) -> bool:
+    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    return isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit) or not modules.isdisjoint(_GREEN)
 
 
 def bury_request(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:

@@ -31,11 +31,12 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
     """Encode a signature, or a chain of them, with ids, headers and parents of its own.
 
     Raises:
-        TypeError: It is neither, or holds a group or chord.
+        TypeError: It is neither, or holds a group or chord; or the task, if it is known here, does not take these arguments.
         InvalidMessage: It cannot be encoded, or is too large.
     """
     sent = checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
+    _check_arguments(app, members[0])  # those of the next of a chain are not complete yet
     headers, parents = _headers_and_parents(app)
     of_chain = (sent.options.pop("headers", None) or {}) if isinstance(sent, _chain) else {}
     for member in members:
@@ -121,6 +122,13 @@ def checked(message: object) -> Signature[Any]:
         for member in message.tasks:
             checked(member)
     return message
+
+
+def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
+    """Refuse what Celery would refuse to publish: nothing is gained by doing so later."""
+    known: Any = app.tasks.get(str(sent.task))
+    if known is not None and known.typing and hasattr(known, "__header__"):
+        known.__header__(*sent.args, **sent.kwargs)
 
 
 def _headers_and_parents(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

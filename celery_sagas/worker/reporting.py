@@ -61,7 +61,7 @@ class Reporting:
     def _report_of(self, error: BaseException, *, may_be_answered: bool = False) -> None:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             self._report_exit(error)
-        elif isinstance(error, Exception) and not isinstance(error, _NO_END) and not self._goes_on(error):
+        elif not isinstance(error, _NO_END) and not self._goes_on(error):
             # a time limit may strike when the answer was sent already
             self._report(error, may_be_answered=may_be_answered or isinstance(error, TimeLimitExceeded))
 
@@ -74,7 +74,7 @@ class Reporting:
         ):
             self._report(WorkerLostError(repr(error)))
 
-    def _goes_on(self, error: Exception) -> bool:
+    def _goes_on(self, error: BaseException) -> bool:
         """Whether the message comes again, or its failure is told of elsewhere."""
         task: Any = self.task  # type: ignore[attr-defined]
         if isinstance(error, Reject):

@@ -182,7 +182,8 @@ class Saga(State):
             The message's id; for a chain, its last task's. The same message handled again sends under the same id.
 
         Raises:
-            TypeError: It is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
+            TypeError: It is a group or a chord, or no signature; its task does not take these arguments; or ``within`` is given
+                without ``otherwise``.
             ValueError: ``within`` is over before it begins, or beyond all dates.
             InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; or a step has no room for
                 what it gets.

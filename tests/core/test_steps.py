@@ -4,6 +4,7 @@ import functools
 from typing import Annotated, Any
 
 import pytest
+from celery import Task
 
 from celery_sagas.core.message import SagaKey
 from celery_sagas.core.state import State
@@ -128,6 +129,21 @@ def test_policies_are_told_apart():
 )
 def test_unknown_policy(starts, policy, problem):
     assert problem in refused(starts=starts, policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("starts", "wrong", "right"),
+    [(True, "if_exist", "if_exists"), (False, "if_misssing", "if_missing"), (True, "formely", "formerly")],
+)
+def test_option_that_is_almost_one_of_ours(starts, wrong, right):
+    """Celery would take it, and nobody would look at it."""
+    assert f"{wrong}= is no option. Do you mean {right}=?" in refused(starts=starts, **{wrong: "ignore"})
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_options_of_celery_are_none_of_ours(starts):
+    for option in set(dir(Task)) - {"name"}:
+        define(starts=starts, **{option: None})
 
 
 def test_if_missing_function():

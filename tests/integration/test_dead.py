@@ -10,8 +10,8 @@ import pytest
 
 from celery_sagas.stores.records import DeadLetter
 from tests.integration.conftest import Deploy
+from tests.integration.deaths import VISIBILITY
 from tests.integration.proxy import Proxy
-from tests.integration.test_killed import VISIBILITY
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
@@ -96,6 +96,19 @@ def test_retries_that_are_used_up(deployment: Deployment, step: str, runs: int) 
     deployment.workers[0].wait_logged("is kept as the dead letter")
     assert deployment.workers[0].log.count("is kept as the dead letter") == 1
     assert_retry_has_one_effect(deployment, message_id, f"job.{step}")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_error_that_is_no_exception(deployment: Deployment, pool: str) -> None:
+    """The worker goes on."""
+    deployment.start(pool, 1).wait_ready()
+    message_id = deployment.send("job.cancel", name="a")
+
+    letter = wait_letter(deployment)
+
+    assert (letter.task, letter.message_id, letter.key) == ("job.cancel", message_id, "a")
+    assert "CancelledError" in letter.text
+    assert_retry_has_one_effect(deployment, message_id, "job.cancel")
 
 
 def test_failure_before_the_step_begins(deployment: Deployment) -> None:

@@ -1,9 +1,6 @@
 """Workers that are killed: what a message decided counts once, and is told once, whenever its process died."""
 
 import json
-import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,83 +13,14 @@ from tests.integration.counting import (
     assert_conserved,
     assert_tallied,
     assert_told,
-    increments,
     send_all,
     sums,
     values,
 )
+from tests.integration.deaths import POINTS, UNROUTED, points, wait_died
 from tests.integration.ledgers import SOON
 from tests.integration.worker import Deployment
 from tests.waiting import DEADLINE_S, wait_until
-
-#: How kombu's Redis transport gives the messages of a killed worker to others: when, and how often it looks. Seconds.
-VISIBILITY = {
-    "visibility_timeout": 2,
-    "unacked_restore_interval": 0.5,
-    "unacked_restore_throttle": 1,
-    "unacked_mutex_expire": 1,
-}
-INCREMENTS = 400
-KILLS = 3
-#: There is no queue but the deployment's, and what no broker takes is a letter after two attempts.
-UNROUTED = {"task_create_missing_queues": False, "saga_max_deliveries": 2}
-
-
-def points(*stages: str) -> list[str]:
-    """Return the points around stages."""
-    return [f"{when} {stage}" for stage in stages for when in ("before", "after")]
-
-
-POINTS = points("find", "commit", "publish", "confirm")
-
-
-@pytest.mark.parametrize(
-    ("engine", "broker", "settings"),
-    [
-        ("sqlite", "redis", {"broker_transport_options": VISIBILITY}),
-        ("postgresql", "rabbitmq", {}),
-        ("postgresql", "redis", {"broker_transport_options": VISIBILITY}),
-        ("mariadb", "rabbitmq", {}),
-        ("redis", "rabbitmq", {}),
-        ("redis", "redis", {"broker_transport_options": VISIBILITY}),
-    ],
-)
-def test_nothing_is_lost_or_doubled_when_workers_are_killed(
-    deploy: Deploy, engine: str, broker: str, settings: dict[str, Any]
-) -> None:
-    deployment = deploy("counters", broker, engine, **settings)
-    told = deployment.route(TOLD)
-    wanted = increments(INCREMENTS, counters=20)
-    worker = deployment.start("prefork", 4).wait_ready()
-    sent = send_all(deployment, ADD_AND_TELL, wanted)
-    chance = random.Random(engine)
-    for kill in range(1, KILLS + 1):
-        deployment.wait_handled(ADD_AND_TELL, kill * INCREMENTS // (KILLS + 2) + chance.randint(0, 40))
-        worker.kill()
-        worker = deployment.start("prefork", 4).wait_ready()
-    # kombu loses what it has popped from Redis and not yet noted, so the sender repeats everything: each message has its id
-    for message_id, (name, amount) in zip(sent, wanted, strict=True):
-        deployment.send(ADD_AND_TELL, task_id=message_id, name=name, amount=amount)
-    deployment.start("prefork", 2, queue=told).wait_ready()
-    assert_conserved(deployment, wanted)
-
-
-def has_ended(pid: str) -> bool:
-    """Whether a process does nothing any more, though its parent may not have looked yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith(("Z", "X"))
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def wait_died(deployment: Deployment, point: str) -> None:
-    """Wait for the death at a point: a process that dies at another would take what it has not confirmed with it."""
-
-    def has_died() -> bool:
-        killed = [line.split(" ", 1) for line in deployment.noted("killed")]
-        return any(where == point and has_ended(pid) for pid, where in killed)
-
-    wait_until(has_died, lambda: f"a death {point}\n{deployment.describe()}", 2 * DEADLINE_S)  # a lease may have to end first
 
 
 @pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES), ("postgresql", "redis")])

@@ -9,7 +9,7 @@ import pytest
 from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
 from tests.integration.conftest import Deploy
-from tests.integration.test_killed import POINTS, VISIBILITY, wait_died
+from tests.integration.deaths import POINTS, UNROUTED, VISIBILITY, wait_died
 from tests.integration.worker import APPS, Deployment, Worker
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -58,6 +58,7 @@ def test_answer(deployment: Deployment, pool: str) -> None:
 #: What a participant does, and what is told of it.
 FAILURES = {
     "fail": "error ValueError",
+    "cancel": "error CancelledError",
     "hang_softly": "error SoftTimeLimitExceeded",
     "hang": "error TimeLimitExceeded",
     "crash": "lost WorkerLostError",
@@ -65,17 +66,24 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("how", "failure"), FAILURES.items())
-def test_failure(deployment: Deployment, how: str, failure: str) -> None:
-    deployment.start("prefork", 2).wait_ready()
-    deployment.send("quest.ask", name="a", how=how)
+def ask_all(deployment: Deployment, ways: Iterable[str]) -> None:
+    """Ask a participant for each of the things that it may do; a question is named as that is."""
+    for how in ways:
+        deployment.send("quest.ask", name=how, how=how)
 
-    assert wait_for(deployment, "failures") == [failure]
-    assert quest(deployment)["answers"] == []
-    # whoever was lost, or took too long, may have answered before
-    is_open = how in ("crash", "hang")
-    assert [request["overdue"] for request in pending(deployment).values()] == ([True] if is_open else [])
-    assert deployment.noted("failed") == (["a"] * 3 if how == "fail" else [])
+
+def test_failures(deployment: Deployment) -> None:
+    """Each kind is told, once."""
+    deployment.start("prefork", 4).wait_ready()
+    ask_all(deployment, FAILURES)
+
+    assert {how: wait_for(deployment, "failures", how) for how in FAILURES} == {how: [told] for how, told in FAILURES.items()}
+    for how in FAILURES:
+        assert quest(deployment, how)["answers"] == []
+        # whoever was lost, or took too long, may have answered before
+        is_open = how in ("crash", "hang")
+        assert [request["overdue"] for request in pending(deployment, how).values()] == ([True] if is_open else [])
+    assert deployment.noted("failed") == ["fail"] * 3
 
 
 @pytest.mark.parametrize("service", ["asking", "neighbours"])
@@ -155,6 +163,19 @@ def test_participant_whose_worker_is_killed(deployment: Deployment) -> None:
     assert (deployment.noted("held"), quest(deployment)["failures"]) == (["a", "a"], [])
 
 
+def test_request_that_no_broker_takes(deploy: Deploy) -> None:
+    """It is a dead letter in the end, and its failure is told."""
+    settings = {**UNROUTED, "saga_relay_interval": 0.2, "saga_dispatch_grace": 1}
+    deployment = deploy("asking", "rabbitmq", "postgresql", **settings)
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("quest.ask_nobody", name="a")
+
+    wait_until(lambda: quest(deployment).get("failures"), deployment.describe)
+    assert (quest(deployment)["failures"], quest(deployment)["answers"]) == (["error QueueNotFound"], [])
+    assert [letter.task for letter in deployment.backend.dead.list(10)] == ["participant.work"]
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
+
+
 @pytest.mark.parametrize("service", ["asking", "neighbours"])
 def test_expired_without_a_deadline(deploy: Deploy, service: str) -> None:
     """The participant's worker tells. RabbitMQ would drop the message itself."""
@@ -197,6 +218,115 @@ def test_answer_that_comes_twice(deployment: Deployment) -> None:
     assert quest(deployment)["answers"] == ["done a"]
 
 
+def test_answer_that_comes_before_its_sender_commits(deployment: Deployment) -> None:
+    """Nobody can have asked for it yet: it changes nothing, and does not stand in the way of the one that is asked for."""
+    worker = deployment.start("prefork", 2).wait_ready()
+    deployment.send("quest.ask", name="a", how="work")
+    assert wait_for(deployment, "answers") == ["done a"]
+    deployment.send("quest.ask_slowly", name="a")
+    (request,) = wait_until(lambda: deployment.noted("asks"), deployment.describe)
+    record = deployment.record("quest", "a")
+    assert record is not None
+    address = {"saga_address": {"instance": record.id, "request": request, "came": Came.ANSWER.value}}
+    early = derived_id(request, Came.ANSWER)
+    deployment.client.send_task("quest.answered", ("forged",), task_id=early, headers=address)
+    worker.wait_logged(f"quest.answered[{early}] succeeded")
+    (deployment.folder / "commit").touch()
+
+    wait_until(lambda: len(quest(deployment)["answers"]) == 2, deployment.describe)
+    assert (quest(deployment)["answers"], pending(deployment)) == (["done a", "done a"], {})
+
+
+#: What a chain does, and what comes of it.
+CHAINS = {
+    "work, echo, echo": ("answers", "done work, echo, echo"),
+    "work, fail, echo": ("failures", "error ValueError"),
+    "crash, echo": ("failures", "lost WorkerLostError"),
+    "echo, unknown, echo": ("failures", "error NotRegistered"),
+}
+
+
+def test_chains(deployment: Deployment) -> None:
+    """The last task answers, or the first that fails."""
+    deployment.start("prefork", 4).wait_ready()
+    for how in CHAINS:
+        deployment.send("quest.ask_chain", name=how, how=how)
+
+    for how, (what, came) in CHAINS.items():
+        assert wait_for(deployment, what, how) == [came]
+        assert len(quest(deployment, how)["answers"] + quest(deployment, how)["failures"]) == 1
+
+
+def test_chain_whose_worker_is_killed(deployment: Deployment) -> None:
+    """Between two tasks of it, and in the middle of the second."""
+    queue = deployment.route("participant.hold")
+    deployment.start("prefork", 2).wait_ready()
+    participant = deployment.start("prefork", 1, queue=queue).wait_ready()
+    deployment.send("quest.ask_chain", name="a", how="crash_once, hold, echo")
+    wait_until(lambda: deployment.noted("held"), deployment.describe)
+    participant.kill()
+    (deployment.folder / "answer").touch()
+    deployment.start("prefork", 1, queue=queue).wait_ready()
+
+    assert wait_for(deployment, "answers") == ["done done a"]
+    assert (quest(deployment)["failures"], pending(deployment)) == ([], {})
+
+
+#: The members of a gather, and what comes of each within its time.
+MEMBERS = {
+    "work": "0: done a",
+    "fail": "1: error ValueError",
+    "hang_softly": "2: error SoftTimeLimitExceeded",
+    "crash": "3: lost WorkerLostError",
+    "unknown": "4: error NotRegistered",
+    "work, echo": "5: done a",
+    "echo, give_up, echo": "6: error TypeError",
+    "hold": "7: silent",
+}
+
+
+@pytest.mark.parametrize("at_least", [2, 3])
+def test_gather_of_members_that_answer_fail_or_say_nothing(deployment: Deployment, at_least: int) -> None:
+    """When its time is over it is told once; what comes later changes nothing."""
+    queue = deployment.route("participant.hold")
+    deployment.start("prefork", 4).wait_ready()
+    deployment.start("prefork", 1, queue=queue).wait_ready()
+    deployment.send("quest.ask_all_ways", name="a", hows=list(MEMBERS), at_least=at_least, within=12.0)
+    wait_until(lambda: quest(deployment).get("gathered"), deployment.describe)
+    (deployment.folder / "answer").touch()
+    deployment.send("quest.ask", name="b", how="hold")
+    assert wait_for(deployment, "answers", "b") == ["done b"]
+
+    found = quest(deployment)
+    assert found["gathered"] == 1
+    if at_least == 2:
+        assert sorted(found["answers"] + found["failures"]) == list(MEMBERS.values())
+    else:
+        assert (found["answers"], found["failures"]) == ([], ["too few: 2 of 8"])
+    assert pending(deployment) == {}
+
+
+def test_gather_whose_workers_are_killed(deployment: Deployment) -> None:
+    """A process of a member, a whole worker with others, and the one that runs the saga's steps."""
+    queue = deployment.route("participant.hold")
+    steps = deployment.start("prefork", 2).wait_ready()
+    participant = deployment.start("prefork", 3, queue=queue).wait_ready()
+    hows = ["hold", "crash_once", "work", "hold", "hold"]
+    deployment.send("quest.ask_all_ways", name="a", hows=hows, at_least=5, within=120.0)
+    wait_until(lambda: len(deployment.noted("held")) == 3 and len(deployment.noted("worked")) == 2, deployment.describe)
+    participant.kill()
+    steps.kill()
+    (deployment.folder / "answer").touch()
+    deployment.start("prefork", 2).wait_ready()
+    deployment.start("prefork", 3, queue=queue).wait_ready()
+
+    wait_until(lambda: quest(deployment).get("gathered"), deployment.describe)
+    wait_until(lambda: deployment.queued() == deployment.queued(queue) == 0, deployment.describe)
+    found = quest(deployment)
+    assert (sorted(found["answers"]), found["failures"], found["gathered"]) == ([f"{n}: done a" for n in range(5)], [], 1)
+    assert pending(deployment) == {}
+
+
 def test_many_answers_to_one_instance_at_once(deployment: Deployment) -> None:
     """From sixteen processes, each answer a commit of the instance."""
     deployment.start("prefork", 16, level="WARNING").wait_ready()
@@ -223,12 +353,6 @@ def test_thousand_members(deployment: Deployment) -> None:
 
     wait_until(lambda: quest(deployment).get("gathered") == 1_000, deployment.describe, deadline_s=120)
     assert (quest(deployment)["failures"], deployment.failures(), pending(deployment)) == ([], [], {})
-
-
-def ask_all(deployment: Deployment, ways: Iterable[str]) -> None:
-    """Ask a participant for each of the things that it may do; a question is named as that is."""
-    for how in ways:
-        deployment.send("quest.ask", name=how, how=how)
 
 
 def test_participant_that_has_this_library_alone(deployment: Deployment) -> None:

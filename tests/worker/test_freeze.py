@@ -85,6 +85,21 @@ class TestWhatCanBeSent:
         with pytest.raises(TypeError):
             freeze(chain(app=app))
 
+    def test_arguments_that_the_task_does_not_take(self, app: Celery, freeze: Any) -> None:
+        """As Celery refuses them where it publishes; those of the next of a chain are not complete."""
+
+        @app.task
+        def strict(amount: int) -> int:
+            return amount
+
+        @app.task(typing=False)
+        def lenient(amount: int) -> None: ...
+
+        with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+            freeze(strict.s(1, 2))
+        for fitting in (strict.s(1), chain(strict.s(1), strict.s()), lenient.s(1, 2), app.signature("unknown", args=(1, 2))):
+            freeze(fitting)
+
     @pytest.mark.parametrize("value", [object(), [{1, 2, object()}], lambda: None])
     def test_value_that_is_no_json(self, plain: Any, freeze: Any, value: object) -> None:
         with pytest.raises(InvalidMessage, match=r"plain.*cannot be encoded as JSON"):

@@ -1,9 +1,11 @@
 """Sagas that ask plain tasks, which answer or fail in every way."""
 
+import time
 from datetime import timedelta
+from typing import Any
 
-from celery import Celery
-from deployed import make_app
+from celery import Celery, chain
+from deployed import FOLDER, make_app, note
 from participants import spread, tell_id, work
 
 from celery_sagas import Failure, Gathered, Saga
@@ -31,9 +33,40 @@ def ask(quest: Quest, name: str, how: str, within: float | None = None) -> None:
 
 
 @Quest.starts
+def ask_slowly(quest: Quest, name: str) -> None:
+    """Tell the request's id, and commit once the test says so."""
+    note("asks", quest.send(work.s(name), then=answered, otherwise=failed))
+    while not (FOLDER / "commit").exists():
+        time.sleep(0.02)
+
+
+def asked_for(name: str, how: str) -> Any:
+    """Return one task, or a chain of several, whose names are given with a comma between them; each takes one argument."""
+    first, *rest = (app.signature(f"participant.{each}") for each in how.split(", "))
+    return chain(first.clone(args=(name,)), *rest) if rest else first.clone(args=(name,))
+
+
+@Quest.starts
+def ask_chain(quest: Quest, name: str, how: str) -> None:
+    quest.send(asked_for(name, how), then=answered, otherwise=failed)
+
+
+@Quest.starts
+def ask_all_ways(quest: Quest, name: str, hows: list[str], at_least: int, within: float) -> None:
+    members = [asked_for(name, how) for how in hows]
+    quest.gather(members, then=enough_answered, otherwise=too_few_answered, at_least=at_least, within=timedelta(seconds=within))
+
+
+@Quest.starts
 def ask_in_vain(quest: Quest, name: str) -> None:
     """Send what has expired already."""
     quest.send(work.s(name).set(expires=-1), then=answered, otherwise=failed)
+
+
+@Quest.starts
+def ask_nobody(quest: Quest, name: str) -> None:
+    """Send to a queue that is not there."""
+    quest.send(work.s(name).set(queue="nowhere"), then=answered, otherwise=failed)
 
 
 @Quest.starts
@@ -95,6 +128,20 @@ def failed(quest: Quest, failure: Failure) -> None:
 def all_answered(quest: Quest, gathered: Gathered[str]) -> None:
     quest.gathered += len(gathered.answers)
     quest.failures += [failure.kind for failure in gathered.failures.values()]
+
+
+@Quest.handles
+def enough_answered(quest: Quest, gathered: Gathered[str]) -> None:
+    quest.answers += [f"{position}: {answer}" for position, answer in gathered.answers.items()]
+    quest.failures += [f"{position}: {failure.kind} {failure.error}" for position, failure in gathered.failures.items()]
+    quest.failures += [f"{position}: silent" for position in gathered.silent]
+    quest.gathered += 1
+
+
+@Quest.handles
+def too_few_answered(quest: Quest, gathered: Gathered[str]) -> None:
+    quest.failures.append(f"too few: {len(gathered.answers)} of {gathered.members}")
+    quest.gathered += 1
 
 
 class Errand(Saga, correlate_by="name"):

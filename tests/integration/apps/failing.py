@@ -1,5 +1,6 @@
 """Jobs that fail in every way, until they are mended."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -35,6 +36,14 @@ def work(job: Job, how: str) -> None:
 @Job.starts(autoretry_for=(Broken,), max_retries=2, default_retry_delay=0)
 def try_thrice(job: Job, name: str) -> None:
     work(job, "try_thrice")
+
+
+@Job.starts
+def cancel(job: Job, name: str) -> None:
+    try:
+        work(job, "cancel")
+    except Broken as exc:
+        raise asyncio.CancelledError from exc
 
 
 @Job.starts(bind=True, max_retries=1, default_retry_delay=0)

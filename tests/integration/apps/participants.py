@@ -1,5 +1,6 @@
 """Plain tasks that are asked, and answer or fail in every way. They know nothing of sagas, nor is this library imported."""
 
+import asyncio
 import os
 import time
 from typing import Any
@@ -26,6 +27,11 @@ def hold(name: str) -> str:
 def fail(self: object, name: str) -> str:
     note("failed", name)
     raise ValueError("it does not work")
+
+
+@shared_task(name="participant.cancel")
+def cancel(name: str) -> None:
+    raise asyncio.CancelledError
 
 
 @shared_task(name="participant.hang_softly", soft_time_limit=1)
