@@ -16,9 +16,9 @@ import pytest
 from celery_sagas.stores.items import Addition, NewItem, Rules
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.crew import PAUSE_S, Crew
+from tests.integration.deaths import VISIBILITY, wait_died
 from tests.integration.flushes import COLLECT, Producer, assert_sound, buffered, came, runs, wait_flushed
 from tests.integration.ledgers import SOON
-from tests.integration.test_killed import VISIBILITY, wait_died
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 

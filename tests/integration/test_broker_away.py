@@ -1,13 +1,17 @@
 """A broker that cannot be reached when a step publishes: the step succeeds, and what it sends waits in the outbox."""
 
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from celery_sagas.worker.publisher import DEADLINE_S
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
+from tests.integration.deaths import VISIBILITY
+from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, Sent, assert_kept, enter, enter_again
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
@@ -144,3 +148,30 @@ def test_acknowledgements_that_are_lost(deploy: Deploy, proxied: Callable[[str],
     proxy.cut()
     assert_conserved(deployment, wanted)
     worker.wait_logged(" duplicate: ")
+
+
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+def test_connections_that_are_cut_and_go_silent_under_load(deploy: Deploy, proxied: Callable[[str], Proxy], broker: str) -> None:
+    """Those over which a worker consumes, and acknowledges, and those over which it publishes."""
+    proxy = proxied(broker)
+    settings = {**SOON, "worker_prefetch_multiplier": 0}  # else kombu's Redis notices nothing while it holds what it may
+    deployment = deploy(
+        "chaos", broker, "postgresql", **settings, broker_transport_options=VISIBILITY if broker == "redis" else {}
+    )
+    deployment.settings["broker_url"] = proxy.url
+    heard, alarmed = deployment.route(HEAR), deployment.route(ALARM)
+    worker = deployment.start("prefork", 4).wait_ready()
+    children = worker.children()
+    sent: Sent = {}
+    for share, how in enumerate(["cut", "silence"]):
+        sent |= enter(deployment, range(share * LOAD, (share + 1) * LOAD))
+        deployment.wait_handled(ENTER, share * LOAD + LOAD // 4)
+        getattr(proxy, how)()
+    time.sleep(1.2 * DEADLINE_S)  # nobody who publishes waits for it
+    proxy.speak()
+    del deployment.settings["broker_url"]
+    if broker == "redis":
+        enter_again(deployment, sent)  # kombu loses what it has popped from Redis and not yet noted
+    deployment.start("prefork", 2, queue=f"{heard},{alarmed}").wait_ready()
+    assert_kept(deployment, sent)
+    assert worker.children() == children

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.conftest import Deploy
 from tests.integration.crew import Crew
+from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import ALARM, HEAR, SOON, Sent, assert_kept, enter, enter_again
-from tests.integration.test_killed import VISIBILITY
 from tests.waiting import wait_until
 
 MESSAGES, INSTANCES, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_CHAOS", "300,20,6").split(","))
@@ -19,8 +19,18 @@ MESSAGES, INSTANCES, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_CHAOS", 
 SLOWEST = 20
 
 
-@pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "redis"])
+@pytest.mark.parametrize(
+    ("engine", "broker"),
+    [
+        ("sqlite", "rabbitmq"),
+        ("sqlite", "redis"),
+        ("postgresql", "rabbitmq"),
+        ("postgresql", "redis"),
+        ("mariadb", "rabbitmq"),
+        ("redis", "rabbitmq"),
+        ("redis", "redis"),
+    ],
+)
 @pytest.mark.timeout(600 + MESSAGES // SLOWEST + 10 * KILLS)
 def test_every_message_counts_once_whoever_is_killed(deploy: Deploy, engine: str, broker: str) -> None:
     settings = {"broker_transport_options": VISIBILITY} if broker == "redis" else {}

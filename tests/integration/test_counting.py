@@ -5,7 +5,7 @@ import pytest
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.counting import ADD, increments, send_all, sums, values
 
-INCREMENTS = 5_000
+INCREMENTS = 2_000
 COUNTERS = 100
 
 

@@ -57,25 +57,25 @@ def test_they_end_before_they_consume(deploy: Deploy, tmp_path: Path) -> None:
         assert deployments[name].queued() == 1, name
 
 
-@pytest.mark.parametrize("release", ["older", "newer"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_another_release_has_stored_is_left_alone(deploy: Deploy, tmp_path: Path, engine: str, release: str) -> None:
-    """By workers and by the relay alone; the release that has stored it finds everything as it was (WV-06)."""
+def test_what_another_release_has_stored_is_left_alone(deploy: Deploy, tmp_path: Path, engine: str) -> None:
+    """Older or newer, by workers and by the relay alone: the release that has stored it finds it as it was (WV-06)."""
     with _database(engine, tmp_path) as url:
         deployment = deploy("counters", "redis", url)
         deployment.start("prefork", 2).wait_ready()
         deployment.send("counter.add", name="a", amount=1)
         deployment.wait_handled("counter.add", 1)
         assert deployment.workers[0].stop() == 0
-        own, other = LAYOUTS[engine], LAYOUTS[engine] + (1 if release == "newer" else -1)
-        _set_layout(deployment, own, other)
+        own = LAYOUTS[engine]
         deployment.send("counter.add", name="a", amount=2)
-        for refused in (deployment.start("prefork", 2), deployment.start_relay()):
-            assert refused.wait_ended() != 0
-            assert not refused.is_ready
-            assert re.search(rf"layout \W*{other}\b.* {own}\b", refused.log.rstrip().splitlines()[-1]), refused.log
+        for other in (own - 1, own + 1):
+            _set_layout(deployment, own, other)
+            for refused in (deployment.start("prefork", 2), deployment.start_relay()):
+                assert refused.wait_ended() != 0
+                assert not refused.is_ready
+                assert re.search(rf"layout \W*{other}\b.* {own}\b", refused.log.rstrip().splitlines()[-1]), refused.log
+            _set_layout(deployment, other, own)
         assert deployment.queued() == 1
-        _set_layout(deployment, other, own)
         assert deployment.state("counter", "a") == {"name": "a", "value": 1, "count": 1}
         deployment.start("prefork", 2)
         deployment.wait_handled("counter.add", 2)

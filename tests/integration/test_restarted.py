@@ -9,8 +9,8 @@ import pytest
 
 from tests import embedded, rabbitmq_servers, redis_servers, servers
 from tests.integration.conftest import Deploy
+from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, assert_kept, enter, enter_again
-from tests.integration.test_killed import VISIBILITY
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
