@@ -1,21 +1,18 @@
 """Producers over connections of their own, each lent to one thread, or greenlet, at a time."""
 
-import time
-from collections import deque
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
-from weakref import WeakSet
+from typing import Any
 
 from kombu import Producer
 from kombu.exceptions import LimitExceeded
 
-#: Between two looks for one that has come back. Seconds.
-_PAUSE_S: Final = 0.01
+from celery_sagas.pool import Pool
 
 
 class Producers:
-    """A pool without locks: a time limit that strikes in the middle of kombu's may leave that locked for ever, for every thread.
+    """A pool without locks, unlike kombu's.
 
     Args:
         connect: Makes a connection, which need not be established yet.
@@ -27,9 +24,7 @@ class Producers:
         self._connect = connect
         self._limit = limit or 0
         self._patience_s = patience_s
-        self._idle: deque[Any] = deque()
-        #: Idle and lent ones. Not a number, which would miss the end of one that is lost where a time limit strikes.
-        self._all: WeakSet[Any] = WeakSet()
+        self._pool: Pool[Any] = Pool(limit or math.inf)
 
     @contextmanager
     def lent(self, policy: dict[str, Any]) -> Iterator[Any]:
@@ -41,38 +36,25 @@ class Producers:
         Raises:
             LimitExceeded: None has come back in time.
         """
-        producer, is_sound = self._borrow(), False
+        producer = self._pool.borrow(lambda: Producer(self._connect()), self._patience_s)
+        if producer is None:
+            raise LimitExceeded(f"all {self._limit} connections are in use: raise broker_pool_limit")
+        is_sound = False
         try:
             producer.connection.ensure_connection(**policy)
             yield producer
             is_sound = self._limit > 0
         finally:
             if is_sound:
-                self._idle.append(producer)
+                self._pool.give_back(producer)
             else:
                 self._end(producer)
 
-    def _borrow(self) -> Any:
-        give_up = time.monotonic() + self._patience_s
-        while True:
-            try:
-                return self._idle.pop()
-            except IndexError:
-                producer = Producer(self._connect())
-            self._all.add(producer)
-            if not 0 < self._limit < len(self._all):
-                return producer
-            self._all.discard(producer)
-            if time.monotonic() > give_up:
-                raise LimitExceeded(f"all {self._limit} connections are in use: raise broker_pool_limit")
-            time.sleep(_PAUSE_S)
-
     def _end(self, producer: Any) -> None:
-        self._all.discard(producer)
+        self._pool.forget(producer)
         producer.connection.collect()
 
     def close(self) -> None:
         """Close the connections, also those that are lent."""
-        for producer in list(self._all):
+        for producer in (*self._pool.drain(), *self._pool):
             self._end(producer)
-        self._idle.clear()

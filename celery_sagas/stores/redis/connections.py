@@ -2,10 +2,8 @@
 
 import math
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
@@ -14,6 +12,7 @@ from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as NoAnswer
 
+from celery_sagas.pool import Pool
 from celery_sagas.stores.redis.location import Address, Location
 from celery_sagas.stores.redis.options import Options, connection_arguments, uses_tls
 
@@ -21,8 +20,7 @@ Word: TypeAlias = str | int | bytes
 #: Tells where to connect, before each new connection.
 Resolve: TypeAlias = Callable[[], Address]
 
-#: seconds between two looks for a connection that has become free
-_PAUSE: Final = 0.002
+_TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout")
 #: The beginning of a word that is shorter than this, by its length: formatting it takes longer than anything else here.
 _LONG: Final = 512
 #: A call with more keys than these is about many groups, which hardly ever come together again.
@@ -77,9 +75,8 @@ def always(address: Address) -> Resolve:
 class Server:
     """One server, as one process sees it.
 
-    A connection is lent to one call at a time. It comes back only once each of its replies has been read. If anything else
-    happens, a time limit that strikes in the middle included, it is closed: nobody knows what it would answer to the next
-    call.
+    A connection comes back to the pool only once each of its replies has been read. If anything else happens, a time limit that
+    strikes in the middle included, it is closed: nobody knows what it would answer to the next call.
 
     Args:
         resolve: Tells the server's address; not called for one behind a socket.
@@ -91,14 +88,17 @@ class Server:
         self._resolve = resolve
         self._path = location.path
         self._make_one = _maker(options, location)
-        self._arguments: Mapping[str, Any] = connection_arguments(options, location)
+        self._arguments = connection_arguments(options, location)
+        self._usual_timeout = max(self._arguments[name] for name in _TIMEOUTS)
         self._limit = options.max_connections
         self._patience = options.total_timeout
-        self._idle: deque[Any] = deque()
-        #: Idle and lent ones. Not a number, which would miss the end of a connection that is lost where a time limit strikes.
-        self._all: WeakSet[Any] = WeakSet()
-        self._waiting: WeakSet[_Waiter] = WeakSet()
+        self.forget()
         _servers.add(self)
+
+    def forget(self) -> None:
+        """Leave the connections to the process that this one was forked from."""
+        self.pool: Pool[Any] = Pool(self._limit)
+        self._era = object()  #: A connection that was borrowed in another one is closed.
 
     def ask(self, commands: Sequence[bytes], timeout: float = math.inf) -> list[Any]:
         """Send packed commands in one trip; return a reply for each, which is a ``ResponseError`` where it was refused.
@@ -107,86 +107,42 @@ class Server:
             commands: As ``pack`` returns them.
             timeout: Seconds that connecting may take, and each reply, if the options allow more.
         """
-        idle = self._idle
-        connection, is_lasting = self._borrow(idle, timeout)
+        pool, era = self.pool, self._era
+        connection = pool.borrow(partial(self._make, timeout), min(timeout, self._patience))
+        if connection is None:
+            raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
         is_sound = False
         try:
             connection.send_packed_command(commands)
             replies = [_reply(connection) for _ in commands]
-            is_sound = is_lasting
+            is_sound = timeout >= self._usual_timeout  # else it may have been made for this call alone
         except (LostConnection, NoAnswer):
-            self._drop(idle)
+            self._drop(era)
             raise
         finally:
-            if is_sound and idle is self._idle:
-                idle.append(connection)
+            if is_sound and era is self._era:
+                pool.give_back(connection)
             else:
-                self._close(connection)
+                pool.forget(connection)
+                connection.disconnect()
         return replies
 
     def drop(self) -> None:
         """Close the idle connections now, and the lent ones when they come back."""
-        self._drop(self._idle)
+        self._drop(self._era)
 
-    def forget(self) -> None:
-        """Leave the connections to the process that this one was forked from."""
-        self._idle, self._all, self._waiting = deque(), WeakSet(), WeakSet()
+    def _drop(self, era: object) -> None:
+        """Drop the connections, unless another thread has: where one was lost, the others were."""
+        if self._era is era:
+            self._era = object()
+            for connection in self.pool.drain():
+                connection.disconnect()
 
-    def _drop(self, idle: deque[Any]) -> None:
-        """Drop these connections, unless another thread has: where one was lost, the others were."""
-        if self._idle is idle:
-            self._idle = deque()
-        while idle:
-            self._close(idle.pop())
-
-    def _borrow(self, idle: deque[Any], timeout: float) -> tuple[Any, bool]:
-        """Return a connection, and whether it has the time-outs of the options; sending connects it.
-
-        Who finds others waiting waits as they do. Otherwise a thread that gives a connection back would take it again before
-        one of them has looked, for as long as it has calls to make.
-        """
-        if not self._waiting and (lent := self._take(idle, timeout)):
-            return lent
-        waiter = _Waiter()
-        self._waiting.add(waiter)
-        give_up = time.monotonic() + min(timeout, self._patience)
-        try:
-            while time.monotonic() < give_up:
-                time.sleep(_PAUSE)
-                if lent := self._take(idle, timeout):
-                    return lent
-        finally:
-            self._waiting.discard(waiter)
-        raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
-
-    def _take(self, idle: deque[Any], timeout: float) -> tuple[Any, bool] | None:
-        """Return what ``_borrow`` does, or ``None`` while the limit allows no more."""
-        try:
-            return idle.pop(), True
-        except IndexError:
-            if len(self._all) >= self._limit:
-                return None
-        connection, is_lasting = self._make(timeout)
-        if len(self._all) <= self._limit:
-            return connection, is_lasting
-        self._all.discard(connection)
-        return None
-
-    def _make(self, timeout: float) -> tuple[Any, bool]:
-        arguments = dict(self._arguments)
-        short = {name: timeout for name in ("socket_timeout", "socket_connect_timeout") if arguments[name] > timeout}
+    def _make(self, timeout: float) -> Any:
+        """Return a connection; sending connects it."""
+        short = {name: timeout for name in _TIMEOUTS if self._arguments[name] > timeout}
         where = {"path": self._path} if self._path else dict(zip(("host", "port"), self._resolve(), strict=True))
-        connection = self._make_one(**arguments | short | where)
-        self._all.add(connection)
-        return connection, not short
-
-    def _close(self, connection: Any) -> None:
-        self._all.discard(connection)
-        connection.disconnect()
-
-
-class _Waiter:
-    """A call that waits for a connection."""
+        return self._make_one(**self._arguments | short | where)
 
 
 def _maker(options: Options, location: Location) -> Callable[..., Any]:

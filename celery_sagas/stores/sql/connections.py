@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,8 @@ from sqlalchemy import Engine
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.pool import PoolProxiedConnection
+
+from celery_sagas.pool import Pool
 
 
 class OpenConnection:
@@ -43,20 +44,19 @@ class Connections:
     def __init__(self, engine: Engine, options: Mapping[str, Any]) -> None:
         self._engine = engine
         self._options = options
-        self._most = int(options["pool_size"] + options["max_overflow"])
-        self._free = threading.Semaphore(self._most)
-        self._idle: list[OpenConnection] = []
+        self._limit = int(options["pool_size"] + options["max_overflow"])
+        self._pool: Pool[OpenConnection] = Pool(self._limit)
         self._is_closed = False
 
     @property
     def lent(self) -> int:
         """How many operations have a connection."""
-        return self._most - self._free._value
+        return self._pool.lent
 
     @property
     def idle(self) -> int:
         """How many open connections wait for an operation."""
-        return len(self._idle)
+        return self._pool.idle
 
     def borrow(self) -> OpenConnection:
         """Return a connection that nobody else has: the one used last, or a new one.
@@ -64,52 +64,38 @@ class Connections:
         Raises:
             sqlalchemy.exc.TimeoutError: All of them stayed in use.
         """
-        timeout = self._options["pool_timeout"]
-        if not self._free.acquire(timeout=timeout):
-            raise NoConnection(f"each of the {self._most} connections of this process stayed in use for {timeout} s")
-        opened = None
-        try:
-            opened = self._wake() or OpenConnection(self._engine.raw_connection())
-        finally:
-            if opened is None:
-                self._free.release()
-        return opened
+        timeout, asked_at = self._options["pool_timeout"], time.monotonic()
+        while opened := self._pool.borrow(self._open, timeout):
+            if opened.opened_at >= asked_at - self._options["pool_recycle"]:
+                return opened
+            self._close(opened)  # proxies and firewalls end what has been open for long
+        raise NoConnection(f"each of the {self._limit} connections of this process stayed in use for {timeout} s")
+
+    def _open(self) -> OpenConnection:
+        return OpenConnection(self._engine.raw_connection())
 
     def give_back(self, opened: OpenConnection) -> None:
         """Keep a connection for the next operation."""
-        if self._is_closed or len(self._idle) >= self._options["pool_size"]:
-            opened.connection.close()
+        if self._is_closed or self._pool.idle >= self._options["pool_size"]:
+            self._close(opened)
         else:
-            self._idle.append(opened)
-        self._free.release()
+            self._pool.give_back(opened)
+
+    def _close(self, opened: OpenConnection) -> None:
+        self._pool.forget(opened)
+        opened.connection.close()
 
     def discard(self, opened: OpenConnection) -> None:
         """Close a connection: who knows what it would answer to the next statement."""
-        try:
-            opened.connection.invalidate()
-        finally:
-            self._free.release()
+        self._pool.forget(opened)
+        opened.connection.invalidate()
 
     def close_idle(self) -> None:
         """Close the connections that nobody has."""
-        while opened := self._pop():
+        for opened in self._pool.drain():
             opened.connection.close()
 
     def close(self) -> None:
         """Close the connections, those that are lent when they come back."""
         self._is_closed = True
         self.close_idle()
-
-    def _wake(self) -> OpenConnection | None:
-        """Take a connection that is not too old: proxies and firewalls end what has been open for long."""
-        while opened := self._pop():
-            if time.monotonic() - opened.opened_at < self._options["pool_recycle"]:
-                return opened
-            opened.connection.close()
-        return None
-
-    def _pop(self) -> OpenConnection | None:
-        try:
-            return self._idle.pop()
-        except IndexError:  # another thread may have taken the last one
-            return None

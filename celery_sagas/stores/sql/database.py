@@ -80,34 +80,15 @@ class Database:
             work: The operation.
             subject: What a commit is about.
         """
-        with self._gate:
-            return self._run_whole(work, subject)
+        with self._gate, self._errors.translated(subject):
+            try:
+                return self._attempt(work, may_repeat=True)
+            except _StaleConnection:
+                self.connections.close_idle()
+            return self._attempt(work, may_repeat=False)
 
-    def _run_whole(self, work: Callable[[Session], T], subject: Subject | None) -> T:
-        connections, is_over = self.connections, False
-        try:
-            with self._errors.translated(subject):
-                result = self._run(work, connections)
-            is_over = True
-        except StoreError:
-            is_over = True
-            raise
-        else:
-            return result
-        finally:
-            if not is_over and not self.location.in_memory:
-                # A time limit struck, perhaps while a connection was lent, which would be missing ever after.
-                self._replace(connections)
-
-    def _run(self, work: Callable[[Session], T], connections: Connections) -> T:
-        try:
-            return self._attempt(work, connections, may_repeat=True)
-        except _StaleConnection:
-            connections.close_idle()
-        return self._attempt(work, connections, may_repeat=False)
-
-    def _attempt(self, work: Callable[[Session], T], connections: Connections, *, may_repeat: bool) -> T:
-        opened = connections.borrow()
+    def _attempt(self, work: Callable[[Session], T], *, may_repeat: bool) -> T:
+        opened = self.connections.borrow()
         is_sound, began = False, time.monotonic()
         try:
             session = Session(self, opened.cursor)
@@ -123,21 +104,15 @@ class Database:
         else:
             return result
         finally:
-            self._give_back(opened, connections, is_sound)
+            self._give_back(opened, is_sound)
 
-    def _give_back(self, opened: OpenConnection, connections: Connections, is_sound: bool) -> None:
+    def _give_back(self, opened: OpenConnection, is_sound: bool) -> None:
         if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
             opened.connection.rollback()
         if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step
-            connections.give_back(opened)
+            self.connections.give_back(opened)
         else:
-            connections.discard(opened)
-
-    def _replace(self, connections: Connections) -> None:
-        """Leave connections behind, unless another thread has done so."""
-        if self.connections is connections:
-            self.connections = Connections(self.engine, self._options)
-            connections.close()
+            self.connections.discard(opened)
 
     def was_locked_out(self, error: StoreError) -> bool:
         """Tell whether an operation was undone as the victim of a deadlock or of a lock time-out."""

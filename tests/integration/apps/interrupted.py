@@ -58,10 +58,7 @@ def note_pool() -> None:
 
 
 def _lent(backend: Any) -> int:
-    if isinstance(backend, RedisBackend):
-        server = backend.client._server
-        return len(set(server._all) - set(server._idle))
-    return int(backend.database.connections.lent)
+    return int(backend.client._server.pool.lent if isinstance(backend, RedisBackend) else backend.database.connections.lent)
 
 
 def interrupt(*_: object) -> None:

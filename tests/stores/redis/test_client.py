@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha1
@@ -152,26 +151,14 @@ class TestSharing:
                 assert list(pool.map(lambda token: echo(client, token), tokens)) == [token.encode() for token in tokens]
             assert connections(shared) <= 4
 
-    def test_no_thread_waits_while_the_others_go_on(self, shared: RedisServer) -> None:
-        made: Counter[int] = Counter()
-
-        def call_often(thread: int) -> int:
-            for token in map(str, range(400)):
-                echo(client, token)
-                made[thread] += 1
-            return min(made[other] for other in range(16))
-
-        with opened(shared.url, max_connections=4) as client, ThreadPoolExecutor(16) as pool:
-            assert next(as_completed([pool.submit(call_often, thread) for thread in range(16)])).result() > 40
-
     def test_a_call_waits_for_a_connection_and_says_so_in_the_end(self, shared: RedisServer) -> None:
         with opened(shared.url, max_connections=1, **BRIEF) as client:
             echo(client, "1")
-            server = client._server
-            lent = server._borrow(server._idle, 1)
+            pool = client._server.pool
+            lent = pool.borrow(list, 1)
             with pytest.raises(StoreUnavailable, match="all 1 connections are in use: raise max_connections"):
                 echo(client, "2")
-            server._idle.append(lent[0])
+            pool.give_back(lent)
             assert echo(client, "3") == b"3"
 
     def test_a_fork_leaves_the_connections_to_its_parent(self, shared: RedisServer, client: Client) -> None:
@@ -205,7 +192,8 @@ def calls(client, name):
 with opened({shared.url!r}, max_connections=10) as client:
     gevent.joinall([gevent.spawn(calls, client, name) for name in range(30)], raise_error=True)
     server, = {{client._server}}
-    assert len(server._all) == len(server._idle) <= 10
+    assert server.pool.lent == 0
+    assert server.pool.idle <= 10
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
@@ -279,7 +267,7 @@ class TestInterrupted:
     def test_later_calls_get_their_own_answers(self, shared: RedisServer, client: Client, alarm: Alarm) -> None:
         interrupt(client, alarm, 3000)
         gc.collect()
-        assert len(client._server._all) == len(client._server._idle) == 1
+        assert (client._server.pool.lent, client._server.pool.idle) == (0, 1)
         wait_until(lambda: connections(shared) == 1, "no other connections than the idle one")
 
     def test_a_write_is_sent_once_more_or_not_at_all(self, client: Client, alarm: Alarm) -> None:
@@ -354,12 +342,12 @@ class TestLost:
         with opened(proxy.url, retries=1) as client:
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda n: echo(client, str(n)), range(200)))
-            assert len(client._server._idle) > 1
+            assert client._server.pool.idle > 1
             proxy.cut()
             begin = time.monotonic()
             assert echo(client, "1") == b"1"
             assert time.monotonic() - begin < 1
-            assert len(client._server._idle) == 1
+            assert client._server.pool.idle == 1
 
     def test_without_retries_a_lost_connection_is_an_error(self, proxy: Proxy) -> None:
         with opened(proxy.url, retries=0) as client:
@@ -409,7 +397,7 @@ class TestLost:
             assert 0.9 < time.monotonic() - begin < 1.6
             proxy.speak()
             assert echo(client, "3") == b"3"
-            assert len(client._server._idle) == 1
+            assert client._server.pool.idle == 1
 
 
 @contextmanager

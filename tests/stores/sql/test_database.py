@@ -269,7 +269,7 @@ class TestLostConnections:
     def test_server_that_does_not_come_back_is_unavailable(self, sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         start(sql)
 
-        def refuse(work: object, connections: object, *, may_repeat: bool) -> None:
+        def refuse(work: object, *, may_repeat: bool) -> None:
             if may_repeat:
                 raise _StaleConnection
             raise sql.database.driver.OperationalError("server closed the connection")
@@ -303,7 +303,7 @@ class TestInterruption:
         with pytest.raises(Interruption):
             sql.sagas.update(record, change(), effects(record, outgoing()))
         sql.database.observers.clear()
-        assert (connections.lent, connections.idle, sql.database.connections.idle) == (0, 0, 0)
+        assert (connections.lent, connections.idle) == (0, 0)
         assert found(sql, by_key()) == record
         assert sql.outbox.count() == 0
 

@@ -79,9 +79,10 @@ def test_every_way_to_a_file_leads_through_the_gate(sql: SqlBackend, open_sql: O
         look("")
     other = open_sql()
     other.outbox.count()
-    opened = other.database.connections._idle[0].connection
-    close = opened.close
-    opened.close = lambda: (look(""), close())  # type: ignore[method-assign,func-returns-value,assignment]
+    connections = other.database.connections
+    connections.give_back(opened := connections.borrow())
+    close = opened.connection.close
+    opened.connection.close = lambda: (look(""), close())  # type: ignore[method-assign,func-returns-value,assignment]
     other.close()
     assert len(inside) == 7
     assert all(inside)

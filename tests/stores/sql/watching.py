@@ -19,8 +19,8 @@ def observed(backend: SqlBackend) -> Iterator[list[str]]:
 def losing_first_reply(attempt: Callable[..., object]) -> Callable[..., object]:
     """Have the connection break when the first run of an operation is over."""
 
-    def lose(work: object, connections: object, *, may_repeat: bool) -> object:
-        result = attempt(work, connections, may_repeat=may_repeat)
+    def lose(work: object, *, may_repeat: bool) -> object:
+        result = attempt(work, may_repeat=may_repeat)
         if may_repeat:
             raise _StaleConnection
         return result

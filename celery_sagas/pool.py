@@ -1,0 +1,138 @@
+"""A pool of what takes long to make, such as connections; each is lent to one thread, or greenlet, at a time."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, TypeVar
+from weakref import ReferenceType, ref
+
+T = TypeVar("T")
+
+#: Between two looks for one that has become free. Seconds.
+_PAUSE_S: Final = 0.002
+#: Who has waited for longer is not passed by any more. Seconds.
+_TURN_S: Final = 0.02
+
+
+class Pool(Generic[T]):
+    """A pool without locks, and without a count of what is lent.
+
+    A time limit that strikes in the middle of a lock may leave it locked for ever, for every thread; and one that strikes where
+    something is lent would leave it counted. Here its place is free once nothing refers to it.
+
+    Args:
+        limit: How many there may be, idle and lent ones together.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._idle: deque[T] = deque()
+        self._all: set[ReferenceType[T]] = set()
+        self._making: set[ReferenceType[_Call]] = set()
+        #: Who waits, and until when they may be passed by.
+        self._waiting: dict[ReferenceType[_Call], float] = {}
+
+    @property
+    def idle(self) -> int:
+        """How many can be borrowed at once."""
+        return len(self._idle)
+
+    @property
+    def lent(self) -> int:
+        """How many were borrowed, and have not come back."""
+        return _count(self._all) - len(self._idle)
+
+    def borrow(self, make: Callable[[], T], patience_s: float) -> T | None:
+        """Return the one that came back last, or else a new one.
+
+        Who finds that another has waited for long waits, too. Otherwise a thread that gives one back would take it again before
+        any other has looked, for as long as it has something to do.
+
+        Args:
+            make: Makes one.
+            patience_s: How long to wait for one to come back, if there may be no more. Seconds.
+
+        Returns:
+            ``None`` if all have stayed in use.
+        """
+        if (not self._waiting or self._may_pass()) and (item := self._take(make)) is not None:
+            return item
+        return self._wait(make, patience_s)
+
+    def _may_pass(self) -> bool:
+        now = time.monotonic()
+        for place, turn in list(self._waiting.items()):
+            if place() is None:
+                self._waiting.pop(place, None)
+            elif turn < now:
+                return False
+        return True
+
+    def _wait(self, make: Callable[[], T], patience_s: float) -> T | None:
+        place, now = ref(_call := _Call()), time.monotonic()
+        give_up = now + patience_s
+        try:
+            self._waiting[place] = now + _TURN_S
+            while time.monotonic() < give_up:
+                time.sleep(_PAUSE_S)
+                if (item := self._take(make)) is not None:
+                    return item
+        finally:
+            self._waiting.pop(place, None)
+        return None
+
+    def _take(self, make: Callable[[], T]) -> T | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._make(make) if self._has_room(0) else None
+
+    def _has_room(self, being_made: int) -> bool:
+        return _count(self._all) + _count(self._making) - being_made < self._limit
+
+    def _make(self, make: Callable[[], T]) -> T | None:
+        """Make one, if there is room also for those that others are making now."""
+        place = ref(_call := _Call())
+        try:
+            self._making.add(place)
+            if not self._has_room(1):
+                return None
+            item = make()
+            self._all.add(ref(item))
+            return item
+        finally:
+            self._making.discard(place)
+
+    def give_back(self, item: T) -> None:
+        """Keep one for the next who borrows."""
+        self._idle.append(item)
+
+    def forget(self, item: T) -> None:
+        """Give the place of one to another that will be made."""
+        self._all.discard(ref(item))
+
+    def drain(self) -> Iterator[T]:
+        """Take out the idle ones, one after another."""
+        while True:
+            try:
+                item = self._idle.pop()
+            except IndexError:
+                return
+            self.forget(item)
+            yield item
+
+    def __iter__(self) -> Iterator[T]:
+        """Return all that are known now, idle or lent."""
+        return iter([item for known in list(self._all) if (item := known()) is not None])
+
+
+class _Call:
+    """Stands for a call that makes one or waits for one, as long as that has not ended."""
+
+
+def _count(known: set[ReferenceType[T]]) -> int:
+    """Count what is still there, and forget the rest: a callback that did so could be interrupted like all else."""
+    for reference in list(known):
+        if reference() is None:
+            known.discard(reference)
+    return len(known)

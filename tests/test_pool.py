@@ -1,0 +1,180 @@
+"""Pools: bounded, fair, and nothing that strikes in the middle of them leaves them locked, or smaller."""
+
+import gc
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import count
+
+import pytest
+
+from celery_sagas import pool as pool_module
+from celery_sagas.pool import Pool
+
+#: Of waiting for what never comes. Seconds.
+BRIEF = 0.02
+#: Of waiting for what does. Seconds.
+LONG = 60.0
+
+
+class Item:
+    """What is lent."""
+
+
+class Interruption(BaseException):
+    """A time limit that strikes."""
+
+
+@pytest.fixture
+def pool() -> Pool[Item]:
+    return Pool(2)
+
+
+def borrowed(pool: Pool[Item], patience_s: float = LONG) -> Item:
+    item = pool.borrow(Item, patience_s)
+    assert item
+    return item
+
+
+def test_the_one_that_came_back_last_is_lent_first(pool: Pool[Item]) -> None:
+    first, second = borrowed(pool), borrowed(pool)
+    assert (pool.lent, pool.idle) == (2, 0)
+    pool.give_back(second)
+    pool.give_back(first)
+    assert (pool.lent, pool.idle) == (0, 2)
+    assert borrowed(pool) is first
+    assert borrowed(pool) is second
+
+
+def test_there_are_no_more_than_there_may_be(pool: Pool[Item]) -> None:
+    first, second = borrowed(pool), borrowed(pool)
+    assert pool.borrow(Item, BRIEF) is None
+    assert list(pool) in ([first, second], [second, first])
+    pool.forget(first)
+    third = borrowed(pool)
+    assert third not in (first, second)
+    assert pool.borrow(Item, BRIEF) is None
+
+
+def test_waiting_ends_when_one_comes_back(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = borrowed(pool), borrowed(pool)
+    monkeypatch.setattr(pool_module.time, "sleep", lambda _: pool.give_back(first))
+    assert borrowed(pool) is first
+
+
+def test_what_is_drained_is_known_no_more(pool: Pool[Item]) -> None:
+    lent, idle = borrowed(pool), borrowed(pool)
+    pool.give_back(idle)
+    assert list(pool.drain()) == [idle]
+    assert list(pool) == [lent]
+    assert (pool.lent, pool.idle) == (1, 0)
+
+
+@pytest.mark.parametrize("error", [OSError, Interruption])
+def test_one_that_cannot_be_made_takes_no_place(pool: Pool[Item], error: type[BaseException]) -> None:
+    def fail() -> Item:
+        raise error
+
+    for _ in range(3):
+        with pytest.raises(error):
+            pool.borrow(fail, LONG)
+    assert pool.lent == 0
+
+
+def test_one_that_an_interruption_has_lost_leaves_its_place(pool: Pool[Item]) -> None:
+    """Between the moment in which it is taken, and that in which somebody has it."""
+    for _ in range(3):
+        borrowed(pool)
+        gc.collect()
+    assert pool.lent == 0
+
+
+def test_interrupted_waiting_keeps_nobody_from_borrowing(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = borrowed(pool), borrowed(pool)
+
+    def interrupt(_: float) -> None:
+        raise Interruption
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool_module.time, "sleep", interrupt)
+        with pytest.raises(Interruption) as caught:
+            borrowed(pool)
+        pool.give_back(first)
+        assert caught.tb  # which has its frames
+        assert borrowed(pool) is first
+
+
+def test_it_is_full_while_the_last_is_being_made() -> None:
+    """Making one may take long, and those that were made in vain would have been connected."""
+    pool: Pool[Item] = Pool(1)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def make() -> Item:
+        begun.set()
+        assert may_end.wait(LONG)
+        return Item()
+
+    with ThreadPoolExecutor(1) as thread:
+        made = thread.submit(pool.borrow, make, LONG)
+        assert begun.wait(LONG)
+        assert pool.borrow(Item, BRIEF) is None
+        may_end.set()
+        assert made.result()
+    assert pool.lent == 1
+
+
+class TestThreads:
+    """Many threads that share few."""
+
+    THREADS, LIMIT = 16, 4
+
+    def run(self, use: Callable[[Pool[Item], int], int]) -> list[int]:
+        """Run a use of one pool in each thread, all from the same moment on; return their results in the order of their ends."""
+        pool: Pool[Item] = Pool(self.LIMIT)
+        all_there = threading.Barrier(self.THREADS)
+
+        def begin(number: int) -> int:
+            all_there.wait(LONG)
+            return use(pool, number)
+
+        with ThreadPoolExecutor(self.THREADS) as threads:
+            results = [done.result() for done in as_completed([threads.submit(begin, n) for n in range(self.THREADS)])]
+        assert pool.lent == 0
+        assert pool.idle <= self.LIMIT
+        return results
+
+    def test_each_is_lent_to_one_thread(self) -> None:
+        users: dict[Item, int] = {}
+        made = count(1)
+
+        def make() -> Item:
+            next(made)
+            return Item()
+
+        def use(pool: Pool[Item], thread: int) -> int:
+            for _ in range(400):
+                item = pool.borrow(make, LONG)
+                assert item
+                assert users.setdefault(item, thread) == thread
+                time.sleep(0)
+                assert users.pop(item) == thread
+                pool.give_back(item)
+            return 0
+
+        self.run(use)
+        assert next(made) - 1 <= self.LIMIT
+
+    def test_nobody_waits_while_the_others_go_on(self) -> None:
+        loans: Counter[int] = Counter()
+
+        def use(pool: Pool[Item], thread: int) -> int:
+            for _ in range(2_000):
+                item = borrowed(pool)
+                time.sleep(0.0001)
+                pool.give_back(item)
+                loans[thread] += 1
+            return min(loans[other] for other in range(self.THREADS))
+
+        assert self.run(use)[0] > 5
