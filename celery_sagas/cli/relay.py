@@ -73,7 +73,7 @@ def _run(thread: RelayThread, is_told: Callable[[], bool]) -> bool:
     while thread.is_running and not is_told():
         time.sleep(_POLL_S)
         if time.monotonic() >= next_report:
-            next_report += _REPORT_S
+            next_report = time.monotonic() + _REPORT_S
             _report(thread.tally)
     click.echo("The relay ends.")
     return thread.stop(_STOP_S)

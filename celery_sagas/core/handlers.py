@@ -1,7 +1,7 @@
 """What the function of a step must look like, as far as that needs no annotation."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from inspect import Parameter
 from typing import Any, Final
@@ -59,7 +59,7 @@ def check_options(subject: str, options: Mapping[str, Any]) -> None:
         raise DefinitionError(subject, "serializer='pickle' cannot be set on a step", "Messages are JSON")
 
 
-def check_spelling(subject: str, options: Mapping[str, Any], keywords: Sequence[str]) -> None:
+def check_spelling(subject: str, options: Mapping[str, Any], *keywords: str) -> None:
     """Refuse a task option that is almost one of our keywords: Celery takes whatever it is given."""
     for option in options:
         if near := get_close_matches(option, keywords, n=1, cutoff=0.75):

@@ -137,7 +137,7 @@ def define_step(
         raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
     bind = bool(options.get("bind", False))
     check_options(subject, options)
-    check_spelling(subject, options, ("if_exists" if starts else "if_missing", "formerly"))
+    check_spelling(subject, options, "if_exists", "if_missing", "formerly")
     check_handler(subject, function, bind=bind)
     name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
     return StepDefinition(

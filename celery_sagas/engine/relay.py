@@ -84,7 +84,9 @@ class Relay:
     tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
-    tell: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: tells of a row that has become a letter
+    #: Tells whoever waits for the answer to a row that becomes a letter; raises ``PublishError`` if the broker is in trouble.
+    report: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None
+    announce: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: tells people of a new letter
 
     def __post_init__(self) -> None:
         self.suspects = Suspects()
@@ -251,7 +253,8 @@ class _Batch:
             if self._must_end() or not self._publish(row):
                 self.suspects += suspects[number:]
                 return
-        self._blame_suspects()
+        if self.suspects and self._takes_messages():  # still: an outage may have begun meanwhile
+            self._blame_suspects()
 
     def _release_suspects(self) -> None:
         pauses: dict[float, list[str]] = {}
@@ -270,18 +273,29 @@ class _Batch:
         """Try a row again later that cannot be published, or keep it for people."""
         self.relay.suspects.forget(row.id)
         if row.attempts + 1 >= self.relay.terms.max_attempts:
-            letter = _letter_of(row, error)
-            self.relay.backend.dead.add(letter)
-            logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
-            with self.relay.publishing():
-                self.relay.tell(letter, error)
-            self.outbox.confirm(self.token, [row.id])
-            self.sweep.dead += 1
+            self._bury(row, error)
             return
         delay_s = min(_FIRST_RETRY_S * 2**row.attempts, _LAST_RETRY_S)
         self.outbox.fail(self.token, row.id, storable(error.reason, ERROR_CHARACTERS), int(delay_s * 1000))
         self.sweep.failed += 1
         logger.warning("%s %s could not be published (attempt %d) and is tried again: %s", *_named(row, error))
+
+    def _bury(self, row: OutboxRow, error: PublishError) -> None:
+        """Keep a row for people, once whoever waits for its answer is told; if the broker does not take even that, it waits."""
+        letter = _letter_of(row, error)
+        try:
+            with self.relay.publishing():
+                self.relay.report(letter, error)
+        except PublishError as exc:
+            self._note_away(exc)
+            self.outbox.release(self.token, [row.id], int(_LAST_RETRY_S * 1000))
+            self.sweep.released += 1
+            return
+        self.relay.backend.dead.add(letter)
+        logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
+        self.relay.announce(letter, error)
+        self.outbox.confirm(self.token, [row.id])
+        self.sweep.dead += 1
 
     def _pass_over_unknown(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Leave the rows to others whose step is not known here; return the rest."""

@@ -25,6 +25,7 @@ from celery_sagas.worker.durable import DurableTask
 from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, PUT_OFF, check_message_id
 from celery_sagas.worker.internals import add_task, registered, unregister
 from celery_sagas.worker.later import put_off_if_it_helps
+from celery_sagas.worker.raised import failing
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
 from celery_sagas.worker.turns import in_turn
@@ -226,7 +227,7 @@ def _seconds_until(task: FlushTask, asked: RetryAsked) -> float:
 
 
 def _caller(task: FlushTask) -> Callable[[Batch[Any]], Any]:
-    function = task.saga_aggregator.function
+    function = failing()(task.saga_aggregator.function)
     return functools.partial(function, task) if task.saga_aggregator.bind else function
 
 

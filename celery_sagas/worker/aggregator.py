@@ -226,7 +226,7 @@ def aggregator(
 
     if function is not None:
         raise DefinitionError("the aggregator", "nothing would ever flush it", "@aggregator(size=100), or within= or idle=")
-    check_spelling("the aggregator", options, _KEYWORDS)
+    check_spelling("the aggregator", options, *_KEYWORDS)
 
     def decorate(function: Callable[..., Any]) -> Aggregator[Any]:
         definition = define_aggregator(

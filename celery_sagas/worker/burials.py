@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from celery.exceptions import Reject, TaskPredicate
@@ -17,13 +16,12 @@ from celery_sagas.worker.failures import report
 from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.later import postpone
 from celery_sagas.worker.letters import lookup_of, payload_of
+from celery_sagas.worker.raised import failing
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import session_of
 
 logger = logging.getLogger("celery_sagas")
 
-#: Modules whose errors end a greenlet, or tell it that its time is over.
-_GREEN = frozenset({"eventlet", "gevent", "greenlet"})
 #: Marks an exception whose message was seen to; it goes with the exception to the worker's main process.
 _SEEN_TO = "_celery_sagas_seen_to"
 
@@ -40,7 +38,7 @@ def bury_failures(task: Any) -> None:
         if task.request.called_directly or task.request.is_eager:
             return inner(*args, **kwargs)
         try:
-            with _failing():
+            with failing():
                 return inner(*args, **kwargs)
         except TaskPredicate:
             raise  # retried, ignored or rejected
@@ -51,25 +49,6 @@ def bury_failures(task: Any) -> None:
             raise
 
     task.run = functools.update_wrapper(run, inner, updated=())
-
-
-@contextlib.contextmanager
-def _failing() -> Iterator[None]:
-    """Have whatever a step raises be an ``Exception``, unless it ends a process, a thread or a greenlet.
-
-    ``asyncio.CancelledError`` is none. Celery would take it for the end of the process, and acknowledge the message.
-    """
-    try:
-        yield
-    except BaseException as exc:
-        if isinstance(exc, Exception) or _is_end(exc):
-            raise
-        raise RuntimeError(f"{exc!r}, which is no Exception") from exc
-
-
-def _is_end(error: BaseException) -> bool:
-    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-    return isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit) or not modules.isdisjoint(_GREEN)
 
 
 def bury_request(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:

@@ -15,7 +15,7 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.core.text import storable
 from celery_sagas.engine.burial import TEXT_CHARACTERS, text_of
-from celery_sagas.errors import TooManyDeliveries
+from celery_sagas.errors import PublishError, TooManyDeliveries
 from celery_sagas.worker.deadline import within
 from celery_sagas.worker.headers import answer_headers, causation_headers, read_return_address_of
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
@@ -31,11 +31,17 @@ _NAME_CHARACTERS = 255
 
 
 def report(
-    app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False
+    app: Celery,
+    request: Any,
+    error: BaseException | str,
+    kind: FailureKind = "error",
+    *,
+    may_be_answered: bool = False,
+    may_be_repeated: bool = False,
 ) -> bool:
     """Tell whoever waits for the answer to a message that it has failed, if a step was named for that; twice is as good as once.
 
-    It never raises, and takes a bounded time: what cannot be sent is logged, and the deadline of the request remains.
+    It takes a bounded time. What cannot be sent is logged, and the deadline of the request remains.
 
     Args:
         app: The app.
@@ -43,9 +49,13 @@ def report(
         error: What was raised, or a text if nothing was.
         kind: What happened; but for an error, an answer may come all the same.
         may_be_answered: Whether one may come after this error, too.
+        may_be_repeated: Whether somebody will tell again if it raises, which it never does otherwise.
 
     Returns:
         Whether a step was told.
+
+    Raises:
+        PublishError: The broker is in trouble.
     """
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
@@ -55,6 +65,8 @@ def report(
     try:
         _send(app, request, address, address.otherwise, failure, came)
     except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
+        if may_be_repeated and isinstance(exc, PublishError) and exc.connection:
+            raise
         logger.warning("%s[%s] failed, and %s is not told: %s", failure.task, failure.task_id, address.otherwise.task, exc)
         return False
     logger.info("%s[%s] failed (%s), %s is told", failure.task, failure.task_id, failure.kind, address.otherwise.task)

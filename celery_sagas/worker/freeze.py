@@ -31,8 +31,8 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
     """Encode a signature, or a chain of them, with ids, headers and parents of its own.
 
     Raises:
-        TypeError: It is neither, or holds a group or chord; or the task, if it is known here, does not take these arguments.
-        InvalidMessage: It cannot be encoded, or is too large.
+        TypeError: It is neither, or holds a group or chord.
+        InvalidMessage: It cannot be encoded, or is too large; or the task, if it is known here, does not take these arguments.
     """
     sent = checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
@@ -102,6 +102,7 @@ _DECLARED = "declared_options"
 _SPREAD = frozenset({"link", "link_error"})
 
 
+_PACKAGES = frozenset({"celery", "celery_sagas"})
 #: Options by which a message is not published, or not handled, at any time.
 _TIMES = frozenset({"countdown", "eta", "expires"})
 
@@ -127,8 +128,18 @@ def checked(message: object) -> Signature[Any]:
 def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
     """Refuse what Celery would refuse to publish: nothing is gained by doing so later."""
     known: Any = app.tasks.get(str(sent.task))
-    if known is not None and known.typing and hasattr(known, "__header__"):
+    if known is None or not known.typing or not hasattr(known, "__header__") or _may_add_arguments(type(known)):
+        return
+    try:
         known.__header__(*sent.args, **sent.kwargs)
+    except TypeError as exc:
+        raise InvalidMessage(known.name, [("", str(exc))]) from None
+
+
+def _may_add_arguments(task: type) -> bool:
+    """Whether a task's class has an ``apply_async`` of the app's own, which sees the arguments before Celery checks them."""
+    owners = (cls.__module__.partition(".")[0] for cls in task.__mro__ if "apply_async" in vars(cls))
+    return not _PACKAGES.issuperset(owners)
 
 
 def _headers_and_parents(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from uuid import uuid4
 
-from amqp.exceptions import ChannelError, FrameSyntaxError, MessageNacked, RecoverableChannelError
+from amqp.exceptions import AccessRefused, ChannelError, FrameSyntaxError, MessageNacked, RecoverableChannelError
 from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
@@ -35,8 +35,15 @@ _PASSING_ERRORS = (LimitExceeded, SoftTimeLimitExceeded)
 _CONNECTION_ERRORS = (OSError, OperationalError)
 #: By which an AMQP broker that is there refuses one message, or the client one that cannot be written.
 _REFUSALS = (ChannelError, FrameSyntaxError, MessageNacked)
+#: AMQP's classes of what is about a connection, or about nothing in particular.
+_OF_CONNECTIONS = (0, 10)
 #: Those of them that may pass: a queue is full, or held by another connection.
 _PASSING_REFUSALS = (RecoverableChannelError, MessageNacked)
+
+
+def _is_about_login(error: BaseException) -> bool:
+    """Whether RabbitMQ refuses this user altogether, in words that are also those by which it refuses one message."""
+    return isinstance(error, AccessRefused) and error.method_sig is not None and error.method_sig[0] in _OF_CONNECTIONS
 
 
 class ConfirmedPublisher:
@@ -97,8 +104,10 @@ class ConfirmedPublisher:
             connection = self.connected()
             try:
                 self._have_taken(connection, f"celery-sagas-probe-{uuid4().hex}")
-            finally:
+            except BaseException:
                 connection.collect()
+                raise
+            connection.release()
         except Exception as exc:
             if self.refusal_of(exc) is None and type(exc).__name__ != _NO_PERMISSION:
                 raise PublishError(f"{type(exc).__name__}: {exc}", connection=True) from exc
@@ -110,7 +119,7 @@ class ConfirmedPublisher:
             connection.default_channel.client.set(name, "", px=_PROBED_MS)
 
     def _error_of(self, exc: BaseException, is_connected: bool) -> PublishError:
-        if not is_connected or isinstance(exc, _PASSING_ERRORS):
+        if not is_connected or isinstance(exc, _PASSING_ERRORS) or _is_about_login(exc):
             return PublishError(repr(exc), connection=True)
         may_pass = isinstance(exc, _PASSING_REFUSALS if isinstance(exc, self._refusals) else self._connection_errors)
         return Doubtful(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
@@ -125,7 +134,7 @@ class ConfirmedPublisher:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, self._refusals):
             cause = cause.__cause__
-        return cause
+        return None if cause is None or _is_about_login(cause) else cause
 
     @contextmanager
     def connection(self) -> Iterator[Any]:

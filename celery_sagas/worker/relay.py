@@ -105,7 +105,8 @@ class RelayThread:
                 tally=self.tally,
                 groups=groups_of(self._app, runtime),
                 gathers=Gathers(gathering_of(self._app), registry.sagas.values),
-                tell=partial(_tell, self._app),
+                report=partial(_report, self._app),
+                announce=partial(_announce, self._app),
             )
         return self._relay
 
@@ -115,12 +116,16 @@ class RelayThread:
         return pause_s * random.uniform(0.8, 1.0)
 
 
-def _tell(app: Celery, letter: DeadLetter, error: PublishError) -> None:
-    """Tell of a message that could not be published: people, and the instance that waits for its answer."""
-    cause = error.__cause__ or error
-    signals.step_failed.send(sender=app.tasks.get(letter.task, letter.task), letter=letter, exception=cause)
+def _report(app: Celery, letter: DeadLetter, error: PublishError) -> None:
+    """Tell the instance that waits for the answer to a message that could not be published."""
     if (request := request_of(app, letter)) is not None:
-        report(app, request, cause, may_be_answered=True)  # once its letter is retried
+        # it may be answered once its letter is retried
+        report(app, request, error.__cause__ or error, may_be_answered=True, may_be_repeated=True)
+
+
+def _announce(app: Celery, letter: DeadLetter, error: PublishError) -> None:
+    sender = app.tasks.get(letter.task, letter.task)
+    signals.step_failed.send(sender=sender, letter=letter, exception=error.__cause__ or error)
 
 
 def groups_of(app: Celery, runtime: Runtime) -> Groups | None:

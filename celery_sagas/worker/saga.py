@@ -182,11 +182,10 @@ class Saga(State):
             The message's id; for a chain, its last task's. The same message handled again sends under the same id.
 
         Raises:
-            TypeError: It is a group or a chord, or no signature; its task does not take these arguments; or ``within`` is given
-                without ``otherwise``.
+            TypeError: It is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
             ValueError: ``within`` is over before it begins, or beyond all dates.
-            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; or a step has no room for
-                what it gets.
+            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not take these
+                arguments; or a step has no room for what it gets.
             MisuseError: No step runs on this object; or a step is none of this saga.
         """
         context = self._in_step("send")
@@ -225,8 +224,8 @@ class Saga(State):
         Raises:
             TypeError: A member is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
             ValueError: There are too few or too many members, or ``at_least`` is no number of them.
-            InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; or a step has no room
-                for what it gets.
+            InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not take
+                these arguments; or a step has no room for what it gets.
             MisuseError: No step runs on this object; or a step is none of this saga.
         """
         return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)

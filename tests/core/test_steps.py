@@ -133,7 +133,12 @@ def test_unknown_policy(starts, policy, problem):
 
 @pytest.mark.parametrize(
     ("starts", "wrong", "right"),
-    [(True, "if_exist", "if_exists"), (False, "if_misssing", "if_missing"), (True, "formely", "formerly")],
+    [
+        (True, "if_exist", "if_exists"),
+        (False, "if_exist", "if_exists"),
+        (False, "if_misssing", "if_missing"),
+        (True, "formely", "formerly"),
+    ],
 )
 def test_option_that_is_almost_one_of_ours(starts, wrong, right):
     """Celery would take it, and nobody would look at it."""

@@ -11,7 +11,7 @@ from celery_sagas.engine.relay import BATCH, Receipt, Relay, Terms
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import Effects, Entry, Outgoing
+from celery_sagas.stores.records import DeadLetter, Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
 from tests.engine.conftest import Recorder
 
@@ -421,17 +421,35 @@ class TestSuspects:
         relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
         assert relay.sweep().failed == 1
         deployment.clocks.advance(2)
-        monkey = publisher.probe
-
-        def end_outage() -> None:
-            publisher.bad.clear()
-            monkey()
-
-        publisher.probe = end_outage  # type: ignore[method-assign]
+        publisher.probe = publisher.bad.clear  # type: ignore[method-assign]
 
         sweep = relay.sweep()
 
         assert (sweep.sent, sweep.failed, sweep.dead, sweep.error) == (1, 0, 0, "")
+
+    @pytest.mark.parametrize("is_noticed_at_once", [False, True])
+    def test_found_before_is_not_to_blame_if_an_outage_begins_while_it_is_tried_again(
+        self, deployment: Deployment, is_noticed_at_once: bool
+    ) -> None:
+        deployment.add("bad", "worse", "a")
+        relay = deployment.relay(publisher := Choosy("bad", "worse"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
+        assert relay.sweep().failed == 2
+        deployment.clocks.advance(2)
+        takes_messages = publisher.probe
+
+        def begin_outage() -> None:
+            takes_messages()
+            publisher.away = AWAY if is_noticed_at_once else LOST
+
+        publisher.probe = begin_outage  # type: ignore[method-assign]
+
+        sweep = relay.sweep()
+
+        assert (sweep.released, sweep.failed, sweep.dead, sweep.is_broker_away) == (2, 0, 0, True)
+        publisher.away, publisher.probe = None, takes_messages  # type: ignore[method-assign]
+        publisher.bad.clear()
+        sweeps = self.sweep_for(deployment, relay, int(LEASE_S) - 1)
+        assert sum(sweep.sent for sweep in sweeps) == 2  # they had no lease to wait for
 
     def test_broker_that_takes_no_more_after_others_is_away(self, deployment: Deployment) -> None:
         """Though rows were published in the same sweep."""
@@ -552,8 +570,12 @@ class TestPoison:
     def test_becomes_a_dead_letter(self, deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
         """With everything that a person needs, and with nothing that a store refuses."""
         deployment.add("a")
-        relay, told = deployment.relay(), list[tuple[str, PublishError]]()
-        relay.tell = lambda letter, error: told.append((letter.id, error))
+        relay, told = deployment.relay(), list[tuple[Any, ...]]()
+
+        def note(letter: DeadLetter, error: PublishError) -> None:
+            told.append((letter.id, error, deployment.backend.outbox.count(), len(deployment.backend.dead.list(10))))
+
+        relay.report = relay.announce = note
         error = PublishError("it holds \0", False)
         error.__cause__ = ValueError("\0")
         sweeps = []
@@ -570,7 +592,32 @@ class TestPoison:
         assert deployment.backend.outbox.count() == 0
         assert [(sweep.failed, sweep.dead) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
         assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
-        assert told == [(letter.id, error)]
+        assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then people; then the row goes
+
+    def test_stays_while_the_broker_does_not_even_take_that_it_has_failed(self, deployment: Deployment) -> None:
+        """Nothing else would end a request without a deadline."""
+        deployment.add("a")
+        relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
+        answers = [AWAY, AWAY, None]
+
+        def report(letter: DeadLetter, error: PublishError) -> None:
+            if problem := answers.pop(0):
+                raise problem
+
+        relay.report = report
+        sweeps = []
+        for _ in range(3):
+            deployment.publisher.errors = [POISON]
+            sweeps.append(relay.sweep())
+            deployment.clocks.advance(600)
+
+        assert [(sweep.released, sweep.dead, sweep.is_broker_away) for sweep in sweeps] == [
+            (1, 0, True),
+            (1, 0, True),
+            (0, 1, False),
+        ]
+        assert len(deployment.backend.dead.list(10)) == 1
+        assert deployment.backend.outbox.count() == 0
 
     def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
         """The store may go away between the letter and the row's removal."""

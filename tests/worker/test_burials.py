@@ -1,5 +1,6 @@
 """Dead letters: what fails for good is kept before it is acknowledged."""
 
+import asyncio
 import pickle
 import threading
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from kombu.utils.json import dumps, loads
 from celery_sagas import Saga, signals
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker import requests, unknown
+from celery_sagas.worker import raised, requests, unknown
 from celery_sagas.worker.deadline import within
 from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF
 from celery_sagas.worker.later import HELD_S
@@ -231,6 +232,34 @@ class TestFailures:
         worker.one()
 
         assert letters(app) == []
+
+    @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, type("Own", (BaseException,), {})])
+    def test_error_that_is_no_exception(self, app: Celery, worker: Worker, error: type[BaseException]) -> None:
+        """Celery would acknowledge the message, and let it go."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            raise error
+
+        place.delay("42")
+        worker.one()
+
+        (letter,) = letters(app)
+        assert (letter.error, error.__name__ in letter.text) == ("RuntimeError", True)
+
+    @pytest.mark.parametrize("name", ["Timeout", "GreenletExit"])
+    def test_end_of_a_greenlet_is_none_of_a_message(self, name: str) -> None:
+        error = getattr(pytest.importorskip("gevent"), name)
+        with pytest.raises(error), raised.failing():
+            raise error
+
+    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+    def test_end_of_a_process_is_none_of_a_message(self, error: type[BaseException]) -> None:
+        with pytest.raises(error), raised.failing():
+            raise error
 
     def test_direct_call(self, app: Celery, order: Any) -> None:
         """The exception reaches the caller."""

@@ -1,5 +1,6 @@
 """The task that flushes a group: what its function's errors mean, and when it runs again."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -110,6 +111,14 @@ class TestFunction:
         worker.run()
         assert counts(app).buffered == 0
         assert backend_of(app).dead.list(10) == []
+
+    def test_what_is_no_exception_is_retried_as_one(self, app: Celery, worker: Worker) -> None:
+        _, collected = filled()
+        collected.work = raising(asyncio.CancelledError())
+
+        assert isinstance(worker.one().error, Retry)
+
+        assert states(app) == {("free", 1)}
 
     @pytest.mark.parametrize(
         ("options", "delay_s"),

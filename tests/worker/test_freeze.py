@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, Task, chain, chord, group
 from celery.canvas import Signature
 
 from celery_sagas import Message, Saga
@@ -95,9 +95,19 @@ class TestWhatCanBeSent:
         @app.task(typing=False)
         def lenient(amount: int) -> None: ...
 
-        with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        class WithTenant(Task):
+            """An app's own base, which adds arguments that Celery checks only then."""
+
+            def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+                return super().apply_async(args, {**(kwargs or {}), "tenant": "t1"}, *rest, **options)
+
+        @app.task(base=WithTenant)
+        def of_tenant(amount: int, *, tenant: str) -> None: ...
+
+        with pytest.raises(InvalidMessage, match="takes 1 positional argument but 2 were given"):
             freeze(strict.s(1, 2))
-        for fitting in (strict.s(1), chain(strict.s(1), strict.s()), lenient.s(1, 2), app.signature("unknown", args=(1, 2))):
+        unknown = app.signature("unknown", args=(1, 2))
+        for fitting in (strict.s(1), chain(strict.s(1), strict.s()), lenient.s(1, 2), of_tenant.s(1), unknown):
             freeze(fitting)
 
     @pytest.mark.parametrize("value", [object(), [{1, 2, object()}], lambda: None])

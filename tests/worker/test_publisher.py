@@ -118,6 +118,14 @@ def test_errors_of_the_connection_are_told_from_those_of_a_message(app: Celery, 
     assert raised.value.__cause__ is error
 
 
+def test_refused_login_is_not_about_the_message(app: Celery) -> None:
+    """Nor is it in the middle: a password may be changed while connections are open."""
+    refused: Any = Interrupted(AccessRefused("login", (0, 0)))
+    with pytest.raises(PublishError) as raised:
+        ConfirmedPublisher(app).publish_signature(refused)
+    assert raised.value.connection
+
+
 def test_row_that_cannot_be_read(app: Celery) -> None:
     """It says nothing about the broker."""
 
@@ -297,12 +305,16 @@ def test_probe_leaves_nothing_in_redis(new_app: NewApp, redis_url: str) -> None:
     """But a key, for a second."""
     confirmed = ConfirmedPublisher(new_app(broker_url=redis_url))
     with redis.Redis.from_url(redis_url) as client:
-        before = set(client.keys())
-        clients = len(client.client_list())
+
+        def clients() -> set[str]:
+            """Return the connections to this database, of which there is one for each process of these tests."""
+            return {each["id"] for each in client.client_list() if each["db"] == str(client.get_connection_kwargs()["db"])}
+
+        before, earlier = set(client.keys()), clients()
         confirmed.probe()
         keys = set(client.keys()) - before
         assert all(0 < client.pttl(key) <= 1_000 for key in keys)
-        wait_until(lambda: len(client.client_list()) <= clients, "the end of its connection")
+        wait_until(lambda: clients() <= earlier, "the end of its connection")
 
 
 def test_probe_has_a_deadline(new_app: NewApp, silent_broker: str) -> None:
@@ -317,6 +329,7 @@ def test_probe_has_a_deadline(new_app: NewApp, silent_broker: str) -> None:
     [
         ("pyamqp://", AccessRefused("amq.default"), True),
         ("pyamqp://", OSError("timed out"), False),
+        ("pyamqp://", AccessRefused("login", (0, 0)), False),
         ("redis://", redis.exceptions.NoPermissionError("no permission"), True),
         ("redis://", redis.exceptions.OutOfMemoryError("maxmemory"), False),
     ],
