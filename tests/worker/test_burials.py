@@ -64,6 +64,19 @@ def failing(error: Exception) -> Callable[..., None]:
     return fail
 
 
+def raising(error: BaseException) -> Any:
+    """Define a step that raises an error."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        raise error
+
+    return place
+
+
 @pytest.fixture
 def mended() -> list[bool]:
     """Whether the handler works by now."""
@@ -221,14 +234,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("reason", [Ignore(), Reject("no"), Reject("no", requeue=True)], ids=repr)
     def test_users_own_choice(self, app: Celery, worker: Worker, reason: Exception) -> None:
-        class Order(Saga, correlate_by="order_id"):
-            order_id: str
-
-        @Order.starts
-        def place(order: Order, order_id: str) -> None:
-            raise reason
-
-        place.delay("42")
+        raising(reason).delay("42")
         worker.one()
 
         assert letters(app) == []
@@ -236,15 +242,7 @@ class TestFailures:
     @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, type("Own", (BaseException,), {})])
     def test_error_that_is_no_exception(self, app: Celery, worker: Worker, error: type[BaseException]) -> None:
         """Celery would acknowledge the message, and let it go."""
-
-        class Order(Saga, correlate_by="order_id"):
-            order_id: str
-
-        @Order.starts
-        def place(order: Order, order_id: str) -> None:
-            raise error
-
-        place.delay("42")
+        raising(error()).delay("42")
         worker.one()
 
         (letter,) = letters(app)
