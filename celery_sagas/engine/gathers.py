@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from celery_sagas.core.definition import SagaDefinition
@@ -67,7 +68,8 @@ class Gathers:
                 sweep.error, sweep.is_broker_away = exc.reason, True
                 return False
             logger.warning("the gather %s of %s cannot be ended, and is tried again: %s", gather.request, saga.name, exc)
-            self.gathering.tell_later(gather, members)
+            with suppress(LeaseLost):
+                self.gathering.tell_later(gather, members)
         return True
 
     def _end(self, gather: Gather, members: int) -> None:
