@@ -8,8 +8,10 @@ from weakref import ReferenceType, ref
 
 T = TypeVar("T")
 
-#: Between two looks for one that has become free. Seconds.
+#: Between two looks for one that has become free, while few wait. Seconds.
 _PAUSE_S: Final = 0.002
+#: How many are few: more of them look more rarely.
+_FEW: Final = 8
 #: Who has waited for longer is not passed by any more. Seconds.
 _TURN_S: Final = 0.02
 
@@ -70,32 +72,34 @@ class Pool(Generic[T]):
 
     def _wait(self, make: Callable[[], T], patience_s: float) -> T | None:
         place, now = ref(_call := _Call()), time.monotonic()
-        give_up = now + patience_s
-        try:
-            self._waiting[place] = now + _TURN_S
-            while time.monotonic() < give_up:
-                time.sleep(_PAUSE_S)
-                if (item := self._take(make)) is not None:
-                    return item
-        finally:
-            self._waiting.pop(place, None)
+        turn, give_up = now + _TURN_S, now + patience_s
+        while time.monotonic() < give_up:
+            try:
+                self._waiting[place] = turn
+                time.sleep(_PAUSE_S * max(1, len(self._waiting) / _FEW))
+            finally:
+                self._waiting.pop(place, None)
+            if (item := self._take(make)) is not None:
+                return item
         return None
 
     def _take(self, make: Callable[[], T]) -> T | None:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._make(make) if self._has_room(0) else None
+            pass
+        return self._make(make) if self._known() < self._limit else None
 
-    def _has_room(self, being_made: int) -> bool:
-        return _count(self._all) + _count(self._making) - being_made < self._limit
+    def _known(self) -> int:
+        """Count those that are there, and those that are being made first: what has just been made counts twice, not never."""
+        return _count(self._making) + _count(self._all)
 
     def _make(self, make: Callable[[], T]) -> T | None:
         """Make one, if there is room also for those that others are making now."""
         place = ref(_call := _Call())
         try:
             self._making.add(place)
-            if not self._has_room(1):
+            if self._known() > self._limit:
                 return None
             item = make()
             self._all.add(ref(item))
@@ -103,23 +107,28 @@ class Pool(Generic[T]):
         finally:
             self._making.discard(place)
 
-    def give_back(self, item: T) -> None:
-        """Keep one for the next who borrows."""
+    def give_back(self, item: T) -> bool:
+        """Keep one for the next who borrows; return whether it is kept, which it is unless it was forgotten."""
+        if ref(item) not in self._all:
+            return False
         self._idle.append(item)
+        return True
 
     def forget(self, item: T) -> None:
-        """Give the place of one to another that will be made."""
+        """Give the place of one to another that will be made: it is closed already."""
         self._all.discard(ref(item))
 
     def drain(self) -> Iterator[T]:
-        """Take out the idle ones, one after another."""
+        """Take out the idle ones, one after another, each of which is forgotten when the next is taken."""
         while True:
             try:
                 item = self._idle.pop()
             except IndexError:
                 return
-            self.forget(item)
-            yield item
+            try:
+                yield item
+            finally:
+                self.forget(item)
 
     def __iter__(self) -> Iterator[T]:
         """Return all that are known now, idle or lent."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,22 @@ def test_waiting_ends_when_one_comes_back(pool: Pool[Item], monkeypatch: pytest.
     first, _ = borrowed(pool), borrowed(pool)
     monkeypatch.setattr(pool_module.time, "sleep", lambda _: pool.give_back(first))
     assert borrowed(pool) is first
+
+
+def test_what_was_forgotten_is_not_kept(pool: Pool[Item]) -> None:
+    item = borrowed(pool)
+    pool.forget(item)
+    assert not pool.give_back(item)
+    assert (pool.lent, pool.idle) == (0, 0)
+
+
+def test_what_is_drained_has_its_place_while_it_is_closed() -> None:
+    pool: Pool[Item] = Pool(1)
+    pool.give_back(first := borrowed(pool))
+    for item in pool.drain():
+        assert item is first
+        assert pool.borrow(Item, BRIEF) is None
+    assert borrowed(pool) is not first
 
 
 def test_what_is_drained_is_known_no_more(pool: Pool[Item]) -> None:
@@ -123,6 +140,34 @@ def test_it_is_full_while_the_last_is_being_made() -> None:
         may_end.set()
         assert made.result()
     assert pool.lent == 1
+
+
+def test_one_that_is_noted_as_made_is_counted(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it ceases to be one that is being made while another thread counts."""
+    pool = Pool(1)
+    begun, may_end = threading.Event(), threading.Event()
+    count_known, is_counting = pool_module._count, threading.local()
+
+    def make() -> Item:
+        begun.set()
+        assert may_end.wait(LONG)
+        return Item()
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def count_slowly(known: set[Any]) -> int:
+            counted = count_known(known)
+            if getattr(is_counting, "here", False):
+                is_counting.here = False
+                may_end.set()
+                assert made.result()
+            return counted
+
+        monkeypatch.setattr(pool_module, "_count", count_slowly)
+        made = thread.submit(pool.borrow, make, LONG)
+        assert begun.wait(LONG)
+        is_counting.here = True
+        assert pool.borrow(Item, 0) is None
 
 
 class TestThreads:

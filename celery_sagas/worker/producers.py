@@ -45,14 +45,12 @@ class Producers:
             yield producer
             is_sound = self._limit > 0
         finally:
-            if is_sound:
-                self._pool.give_back(producer)
-            else:
+            if not (is_sound and self._pool.give_back(producer)):
                 self._end(producer)
 
     def _end(self, producer: Any) -> None:
-        self._pool.forget(producer)
         producer.connection.collect()
+        self._pool.forget(producer)
 
     def close(self) -> None:
         """Close the connections, also those that are lent."""

@@ -49,6 +49,16 @@ def test_failed_use_costs_the_connection_and_no_place() -> None:
         assert not lent.connection.connected
 
 
+def test_one_that_comes_back_after_the_end_is_closed() -> None:
+    pool = make()
+    with pool.lent(POLICY) as lent:
+        pool.close()
+        lent.connection.ensure_connection()
+    assert not lent.connection.connected
+    with pool.lent(POLICY) as other:
+        assert other is not lent
+
+
 def test_closing_closes_idle_and_lent_ones() -> None:
     pool = make(2)
     with pool.lent(POLICY) as lent:

@@ -72,6 +72,17 @@ def always(address: Address) -> Resolve:
     return lambda: address
 
 
+class OpenConnection:
+    """A connection, and what decides whether it can be used again."""
+
+    __slots__ = ("__weakref__", "connection", "era", "is_lasting")
+
+    def __init__(self, connection: Any, era: object, *, is_lasting: bool) -> None:
+        self.connection = connection
+        self.era = era
+        self.is_lasting = is_lasting  #: whether it has the time-outs of the options
+
+
 class Server:
     """One server, as one process sees it.
 
@@ -89,7 +100,6 @@ class Server:
         self._path = location.path
         self._make_one = _maker(options, location)
         self._arguments = connection_arguments(options, location)
-        self._usual_timeout = max(self._arguments[name] for name in _TIMEOUTS)
         self._limit = options.max_connections
         self._patience = options.total_timeout
         self.forget()
@@ -97,8 +107,8 @@ class Server:
 
     def forget(self) -> None:
         """Leave the connections to the process that this one was forked from."""
-        self.pool: Pool[Any] = Pool(self._limit)
-        self._era = object()  #: A connection that was borrowed in another one is closed.
+        self.pool: Pool[OpenConnection] = Pool(self._limit)
+        self._era = object()  #: Ends when a connection was lost: those that were made in another one are closed.
 
     def ask(self, commands: Sequence[bytes], timeout: float = math.inf) -> list[Any]:
         """Send packed commands in one trip; return a reply for each, which is a ``ResponseError`` where it was refused.
@@ -107,25 +117,30 @@ class Server:
             commands: As ``pack`` returns them.
             timeout: Seconds that connecting may take, and each reply, if the options allow more.
         """
-        pool, era = self.pool, self._era
-        connection = pool.borrow(partial(self._make, timeout), min(timeout, self._patience))
-        if connection is None:
-            raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
-        is_sound = False
+        pool = self.pool
+        opened = self._borrow(timeout)
+        connection, is_sound = opened.connection, False
         try:
             connection.send_packed_command(commands)
             replies = [_reply(connection) for _ in commands]
-            is_sound = timeout >= self._usual_timeout  # else it may have been made for this call alone
+            is_sound = opened.is_lasting
         except (LostConnection, NoAnswer):
-            self._drop(era)
+            self._drop(opened.era)
             raise
         finally:
-            if is_sound and era is self._era:
-                pool.give_back(connection)
-            else:
-                pool.forget(connection)
+            if not (is_sound and opened.era is self._era and pool.give_back(opened)):
                 connection.disconnect()
+                pool.forget(opened)
         return replies
+
+    def _borrow(self, timeout: float) -> OpenConnection:
+        pool = self.pool
+        while opened := pool.borrow(partial(self._make, timeout), min(timeout, self._patience)):
+            if opened.era is self._era:
+                return opened
+            opened.connection.disconnect()
+            pool.forget(opened)
+        raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
 
     def drop(self) -> None:
         """Close the idle connections now, and the lent ones when they come back."""
@@ -135,14 +150,15 @@ class Server:
         """Drop the connections, unless another thread has: where one was lost, the others were."""
         if self._era is era:
             self._era = object()
-            for connection in self.pool.drain():
-                connection.disconnect()
+            for opened in self.pool.drain():
+                opened.connection.disconnect()
 
-    def _make(self, timeout: float) -> Any:
+    def _make(self, timeout: float) -> OpenConnection:
         """Return a connection; sending connects it."""
+        era = self._era
         short = {name: timeout for name in _TIMEOUTS if self._arguments[name] > timeout}
         where = {"path": self._path} if self._path else dict(zip(("host", "port"), self._resolve(), strict=True))
-        return self._make_one(**self._arguments | short | where)
+        return OpenConnection(self._make_one(**self._arguments | short | where), era, is_lasting=not short)
 
 
 def _maker(options: Options, location: Location) -> Callable[..., Any]:

@@ -64,9 +64,9 @@ class Connections:
         Raises:
             sqlalchemy.exc.TimeoutError: All of them stayed in use.
         """
-        timeout, asked_at = self._options["pool_timeout"], time.monotonic()
-        while opened := self._pool.borrow(self._open, timeout):
-            if opened.opened_at >= asked_at - self._options["pool_recycle"]:
+        timeout, recycle, asked_at = self._options["pool_timeout"], self._options["pool_recycle"], time.monotonic()
+        while opened := self._pool.borrow(self._open, asked_at + timeout - time.monotonic()):
+            if recycle < 0 or opened.opened_at >= asked_at - recycle:
                 return opened
             self._close(opened)  # proxies and firewalls end what has been open for long
         raise NoConnection(f"each of the {self._limit} connections of this process stayed in use for {timeout} s")
@@ -78,17 +78,23 @@ class Connections:
         """Keep a connection for the next operation."""
         if self._is_closed or self._pool.idle >= self._options["pool_size"]:
             self._close(opened)
-        else:
-            self._pool.give_back(opened)
+            return
+        self._pool.give_back(opened)
+        if self._is_closed:  # meanwhile
+            self.close_idle()
 
     def _close(self, opened: OpenConnection) -> None:
-        self._pool.forget(opened)
-        opened.connection.close()
+        try:
+            opened.connection.close()
+        finally:
+            self._pool.forget(opened)
 
     def discard(self, opened: OpenConnection) -> None:
         """Close a connection: who knows what it would answer to the next statement."""
-        self._pool.forget(opened)
-        opened.connection.invalidate()
+        try:
+            opened.connection.invalidate()
+        finally:
+            self._pool.forget(opened)
 
     def close_idle(self) -> None:
         """Close the connections that nobody has."""

@@ -349,6 +349,23 @@ class TestLost:
             assert time.monotonic() - begin < 1
             assert client._server.pool.idle == 1
 
+    def test_stale_connections_cost_many_threads_one_repeat(self, proxy: Proxy) -> None:
+        with opened(proxy.url, retries=1) as client, ThreadPoolExecutor(12) as threads:
+            for _ in range(5):
+                lent = [client._server._borrow(1) for _ in range(40)]
+                for each in lent:
+                    each.connection.connect()
+                for each in lent:
+                    client._server.pool.give_back(each)
+                proxy.cut()
+                all_there = threading.Barrier(12)
+
+                def call(number: int, all_there: threading.Barrier = all_there) -> bytes:
+                    all_there.wait(60)
+                    return echo(client, str(number))
+
+                assert list(threads.map(call, range(12))) == [b"%d" % number for number in range(12)]
+
     def test_without_retries_a_lost_connection_is_an_error(self, proxy: Proxy) -> None:
         with opened(proxy.url, retries=0) as client:
             echo(client, "1")

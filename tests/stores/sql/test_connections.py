@@ -63,6 +63,34 @@ def test_old_connection_is_replaced(engine: Engine) -> None:
         connections.give_back(second)
 
 
+def test_connection_never_grows_too_old(engine: Engine) -> None:
+    """As SQLAlchemy means it."""
+    with closing(make(engine, pool_recycle=-1)) as connections:
+        first = connections.borrow()
+        connections.give_back(first)
+        assert connections.borrow() is first
+
+
+@pytest.mark.parametrize("end", ["discard", "give_back"])
+def test_place_is_free_only_when_the_connection_is_closed(connections: Connections, end: str) -> None:
+    """Else more than allowed would be open while it ends."""
+    first, second = connections.borrow(), connections.borrow()
+    if end == "give_back":
+        connections.give_back(second)
+        second = connections.borrow()
+        connections._is_closed = True
+    seen: list[int] = []
+    close = first.connection.close
+
+    def look() -> None:
+        seen.append(connections.lent)
+        close()
+
+    first.connection.close = first.connection.invalidate = look  # type: ignore[method-assign,assignment]
+    getattr(connections, end)(first)
+    assert (seen, connections.lent) == ([2], 1)
+
+
 def test_discarded_connection_is_closed(connections: Connections) -> None:
     first = connections.borrow()
     connections.discard(first)
