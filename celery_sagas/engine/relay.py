@@ -181,7 +181,7 @@ class _Batch:
         return [row for row in rows if row.id not in receipt.confirmed and row.id not in receipt.unsure]
 
     def _must_end(self) -> bool:
-        return self.relay.is_stopping() or self.relay.clock() > self.until
+        return self.relay.is_stopping() or self.sweep.is_broker_away or self.relay.clock() > self.until
 
     def _is_hopeless(self) -> bool:
         """Tell whether so many rows failed in a row, and took so long, that others would only wait for it too."""
@@ -217,8 +217,8 @@ class _Batch:
         self.suspects.append((row, error))
 
     def _blame_suspects(self) -> None:
-        """Have the suspects fail: the broker is there."""
-        while self.suspects:
+        """Have the suspects fail: the broker is there, for as long as nothing shows that it no longer is."""
+        while self.suspects and not self._must_end():
             self._fail(*self.suspects.pop())
 
     def _judge_suspects(self) -> None:
@@ -234,7 +234,7 @@ class _Batch:
         self._release_suspects()
 
     def _have_all_failed_alone(self) -> bool:
-        return not self.sweep.is_broker_away and all(self.relay.suspects.has_failed_alone(row) for row, _ in self.suspects)
+        return all(self.relay.suspects.has_failed_alone(row) for row, _ in self.suspects)
 
     def _takes_messages(self) -> bool:
         """Ask the broker: it may accept connections, and no message."""
@@ -287,13 +287,15 @@ class _Batch:
             with self.relay.publishing():
                 self.relay.report(letter, error)
         except PublishError as exc:
+            logger.warning("%s %s waits (attempt %d), since nobody can be told that it is not published: %s", *_named(row, exc))
             self._note_away(exc)
             self.outbox.release(self.token, [row.id], int(_LAST_RETRY_S * 1000))
             self.sweep.released += 1
             return
         self.relay.backend.dead.add(letter)
         logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
-        self.relay.announce(letter, error)
+        with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
+            self.relay.announce(letter, error)
         self.outbox.confirm(self.token, [row.id])
         self.sweep.dead += 1
 

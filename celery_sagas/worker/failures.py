@@ -18,7 +18,7 @@ from celery_sagas.engine.burial import TEXT_CHARACTERS, text_of
 from celery_sagas.errors import PublishError, TooManyDeliveries
 from celery_sagas.worker.deadline import within
 from celery_sagas.worker.headers import answer_headers, causation_headers, read_return_address_of
-from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
+from celery_sagas.worker.publisher import PASSING_REFUSALS, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import session_of
 from celery_sagas.worker.targets import signature_to
@@ -55,7 +55,7 @@ def report(
         Whether a step was told.
 
     Raises:
-        PublishError: The broker is in trouble.
+        PublishError: The broker is away, or takes no messages.
     """
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
@@ -65,12 +65,16 @@ def report(
     try:
         _send(app, request, address, address.otherwise, failure, came)
     except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
-        if may_be_repeated and isinstance(exc, PublishError) and exc.connection:
+        if may_be_repeated and _is_about_broker(exc):
             raise
         logger.warning("%s[%s] failed, and %s is not told: %s", failure.task, failure.task_id, address.otherwise.task, exc)
         return False
     logger.info("%s[%s] failed (%s), %s is told", failure.task, failure.task_id, failure.kind, address.otherwise.task)
     return True
+
+
+def _is_about_broker(error: Exception) -> bool:
+    return isinstance(error, PublishError) and error.connection and not isinstance(error.__cause__, PASSING_REFUSALS)
 
 
 def report_in_time(

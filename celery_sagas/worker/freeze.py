@@ -102,7 +102,6 @@ _DECLARED = "declared_options"
 _SPREAD = frozenset({"link", "link_error"})
 
 
-_PACKAGES = frozenset({"celery", "celery_sagas"})
 #: Options by which a message is not published, or not handled, at any time.
 _TIMES = frozenset({"countdown", "eta", "expires"})
 
@@ -134,6 +133,10 @@ def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
         known.__header__(*sent.args, **sent.kwargs)
     except TypeError as exc:
         raise InvalidMessage(known.name, [("", str(exc))]) from None
+
+
+#: Their ``apply_async`` publishes the arguments that it gets.
+_PACKAGES = frozenset({"celery", "celery_sagas"})
 
 
 def _may_add_arguments(task: type) -> bool:

@@ -35,10 +35,10 @@ _PASSING_ERRORS = (LimitExceeded, SoftTimeLimitExceeded)
 _CONNECTION_ERRORS = (OSError, OperationalError)
 #: By which an AMQP broker that is there refuses one message, or the client one that cannot be written.
 _REFUSALS = (ChannelError, FrameSyntaxError, MessageNacked)
+#: Those of them that may pass: a queue is full, or held by another connection.
+PASSING_REFUSALS = (RecoverableChannelError, MessageNacked)
 #: AMQP's classes of what is about a connection, or about nothing in particular.
 _OF_CONNECTIONS = (0, 10)
-#: Those of them that may pass: a queue is full, or held by another connection.
-_PASSING_REFUSALS = (RecoverableChannelError, MessageNacked)
 
 
 def _is_about_login(error: BaseException) -> bool:
@@ -101,13 +101,15 @@ class ConfirmedPublisher:
         are given up while RabbitMQ does not read them stay open there.
         """
         try:
-            connection = self.connected()
+            connection, is_sound = self.connected(), False
             try:
                 self._have_taken(connection, f"celery-sagas-probe-{uuid4().hex}")
-            except BaseException:
-                connection.collect()
-                raise
-            connection.release()
+                is_sound = True
+            finally:
+                if is_sound:
+                    connection.release()
+                else:
+                    connection.collect()
         except Exception as exc:
             if self.refusal_of(exc) is None and type(exc).__name__ != _NO_PERMISSION:
                 raise PublishError(f"{type(exc).__name__}: {exc}", connection=True) from exc
@@ -121,7 +123,7 @@ class ConfirmedPublisher:
     def _error_of(self, exc: BaseException, is_connected: bool) -> PublishError:
         if not is_connected or isinstance(exc, _PASSING_ERRORS) or _is_about_login(exc):
             return PublishError(repr(exc), connection=True)
-        may_pass = isinstance(exc, _PASSING_REFUSALS if isinstance(exc, self._refusals) else self._connection_errors)
+        may_pass = isinstance(exc, PASSING_REFUSALS if isinstance(exc, self._refusals) else self._connection_errors)
         return Doubtful(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
 
     def is_about_broker(self, error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """The relay: it publishes what is due, in the place of whoever has died or could not wait."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -572,10 +573,14 @@ class TestPoison:
         deployment.add("a")
         relay, told = deployment.relay(), list[tuple[Any, ...]]()
 
+        forks = Forks()
+
         def note(letter: DeadLetter, error: PublishError) -> None:
+            assert forks.are_kept_off
             told.append((letter.id, error, deployment.backend.outbox.count(), len(deployment.backend.dead.list(10))))
 
         relay.report = relay.announce = note
+        relay.publishing = forks.kept_off
         error = PublishError("it holds \0", False)
         error.__cause__ = ValueError("\0")
         sweeps = []
@@ -598,7 +603,7 @@ class TestPoison:
         """Nothing else would end a request without a deadline."""
         deployment.add("a")
         relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
-        answers = [AWAY, AWAY, None]
+        answers = [AWAY, LOST, None]
 
         def report(letter: DeadLetter, error: PublishError) -> None:
             if problem := answers.pop(0):
@@ -619,6 +624,22 @@ class TestPoison:
         assert len(deployment.backend.dead.list(10)) == 1
         assert deployment.backend.outbox.count() == 0
 
+    def test_outage_that_begins_when_they_are_buried_ends_the_sweep(self, deployment: Deployment) -> None:
+        """Each of them would wait for it."""
+        deployment.add("bad", "worse", "worst", "a")
+        relay = deployment.relay(Choosy("bad", "worse", "worst"), terms=Terms(1.0, LEASE_S, 1, 3600.0))
+        told: list[str] = []
+
+        def report(letter: DeadLetter, error: PublishError) -> None:
+            told.append(letter.message_id)
+            raise AWAY
+
+        relay.report = report
+        sweep = relay.sweep()
+
+        assert (sweep.sent, sweep.released, sweep.dead, sweep.is_broker_away) == (1, 3, 0, True)
+        assert len(told) == 1
+
     def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
         """The store may go away between the letter and the row's removal."""
         deployment.add("a")
@@ -633,6 +654,18 @@ class TestPoison:
 
         assert len(deployment.backend.dead.list(10)) == 1
         assert deployment.backend.outbox.count() == 0
+
+
+class Forks:
+    """Keeps forks off while something is done."""
+
+    are_kept_off = False
+
+    @contextmanager
+    def kept_off(self) -> Iterator[None]:
+        self.are_kept_off = True
+        yield
+        self.are_kept_off = False
 
 
 class TestUnknownStep:

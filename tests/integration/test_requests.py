@@ -285,7 +285,7 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize(("at_least", "within"), [(2, 30.0), (3, 10.0)])  # in which all of them end, and the two that answer
+@pytest.mark.parametrize(("at_least", "within"), [(2, 30.0), (3, 15.0)])  # in which all of them end, and the two that answer
 def test_gather_of_members_that_answer_fail_or_say_nothing(deployment: Deployment, at_least: int, within: float) -> None:
     """When its time is over it is told once; what comes later changes nothing."""
     queue = deployment.route("participant.hold")

@@ -1,13 +1,16 @@
 """Failures: what a step gets in the place of an answer that will not come."""
 
 import pickle
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp.exceptions import MessageNacked
 from billiard.einfo import ExceptionInfo
 from celery import Celery, chain
+from celery.app.task import Context
 from celery.exceptions import (
     Ignore,
     Reject,
@@ -23,7 +26,7 @@ from celery.worker.request import Request
 from celery_sagas import Batch, Failure, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
-from celery_sagas.errors import PublishError, StoreUnavailable
+from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.worker import failures
 from celery_sagas.worker.bootstep import add_bootstep
 from celery_sagas.worker.headers import MESSAGE_ID, RETURN_ADDRESS
@@ -45,6 +48,12 @@ def raising(error: BaseException) -> Any:
         raise error
 
     return work
+
+
+def caused(error: Exception, by: Exception) -> Exception:
+    """Return an error with a cause."""
+    error.__cause__ = by
+    return error
 
 
 def ask(shop: Shop, worker: Worker, **options: Any) -> str:
@@ -305,6 +314,29 @@ class TestBrokerAway:
         assert worker.one().fate == "acked"
         assert (worker.waiting(), len(shop.rows())) == ([], 1)
         assert "failed, and order.unpaid is not told" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("error", "is_raised"),
+        [
+            (PublishError("away", connection=True), True),
+            (Doubtful("it ended the connection", connection=True), True),
+            (caused(Doubtful("the queue of order.unpaid is full", connection=True), by=MessageNacked()), False),
+            (PublishError("refused", connection=False), False),
+            (Boom(), False),
+        ],
+        ids=repr,
+    )
+    def test_is_raised_where_it_is_told_again_unless_that_is_refused(
+        self, app: Celery, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Exception, is_raised: bool
+    ) -> None:
+        ask(shop, worker)
+        sent = worker.waiting()[0]
+        request = Context(id=sent.id, task="charge", headers=sent.headers)
+        monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", raising(error))
+
+        with pytest.raises(PublishError) if is_raised else nullcontext():
+            assert not failures.report(app, request, Boom(), may_be_repeated=True)
+        assert not failures.report(app, request, Boom())
 
     def test_silent_broker(
         self, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
