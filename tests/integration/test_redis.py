@@ -134,6 +134,8 @@ def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -
         first.kill()
         with sentinel.client() as client:
             wait_until(lambda: client.sentinel_get_master_addr_by_name(MASTER)[1] == second.port, sentinel.log)
+        with second.client() as client:
+            client.config_set("masterauth", "")  # it may become a replica again
         first.start()
         with first.client() as client:
             client.replicaof(redis_servers.HOST, second.port)
