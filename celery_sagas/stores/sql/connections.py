@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +45,9 @@ class Connections:
     def __init__(self, engine: Engine, options: Mapping[str, Any]) -> None:
         self._engine = engine
         self._options = options
-        self._limit = int(options["pool_size"] + options["max_overflow"])
+        kept, more = options["pool_size"], options["max_overflow"]
+        self._kept = kept or math.inf
+        self._limit = kept + more if kept and more >= 0 else math.inf
         self._pool: Pool[OpenConnection] = Pool(self._limit)
         self._is_closed = False
 
@@ -76,7 +79,7 @@ class Connections:
 
     def give_back(self, opened: OpenConnection) -> None:
         """Keep a connection for the next operation."""
-        if self._is_closed or self._pool.idle >= self._options["pool_size"]:
+        if self._is_closed or self._pool.idle >= self._kept:
             self._close(opened)
             return
         self._pool.give_back(opened)

@@ -53,6 +53,17 @@ def test_more_than_allowed_wait_in_vain(connections: Connections) -> None:
     assert connections.lent == 0
 
 
+@pytest.mark.parametrize(("size", "overflow"), [(0, 0), (1, -1)])
+def test_as_many_as_wanted(engine: Engine, size: int, overflow: int) -> None:
+    """As SQLAlchemy means it."""
+    options = {"pool_size": size, "max_overflow": overflow, "pool_timeout": 0.01, "pool_recycle": 60}
+    with closing(Connections(engine, options)) as connections:
+        lent = [connections.borrow() for _ in range(30)]
+        for each in lent:
+            connections.give_back(each)
+        assert (connections.lent, connections.idle) == (0, size or 30)
+
+
 def test_old_connection_is_replaced(engine: Engine) -> None:
     with closing(make(engine, pool_recycle=0)) as connections:
         first = connections.borrow()
