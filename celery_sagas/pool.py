@@ -84,10 +84,13 @@ class Pool(Generic[T]):
         return None
 
     def _take(self, make: Callable[[], T]) -> T | None:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            pass
+        while True:
+            try:
+                item = self._idle.pop()
+            except IndexError:
+                break
+            if ref(item) in self._all:  # else it was forgotten while it came back
+                return item
         return self._make(make) if self._known() < self._limit else None
 
     def _known(self) -> int:

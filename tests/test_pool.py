@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -59,9 +61,14 @@ def test_there_are_no_more_than_there_may_be(pool: Pool[Item]) -> None:
     assert pool.borrow(Item, BRIEF) is None
 
 
+def sleeping(sleep: Callable[[float], object]) -> SimpleNamespace:
+    """Return a clock whose sleeping does something else."""
+    return SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+
+
 def test_waiting_ends_when_one_comes_back(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = borrowed(pool), borrowed(pool)
-    monkeypatch.setattr(pool_module.time, "sleep", lambda _: pool.give_back(first))
+    monkeypatch.setattr(pool_module, "time", sleeping(lambda _: pool.give_back(first)))
     assert borrowed(pool) is first
 
 
@@ -109,18 +116,30 @@ def test_one_that_an_interruption_has_lost_leaves_its_place(pool: Pool[Item]) ->
 
 
 def test_interrupted_waiting_keeps_nobody_from_borrowing(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor from doing so at once: who waits is passed by no more from the beginning on."""
     first, _ = borrowed(pool), borrowed(pool)
 
     def interrupt(_: float) -> None:
         raise Interruption
 
-    with monkeypatch.context() as patched:
-        patched.setattr(pool_module.time, "sleep", interrupt)
-        with pytest.raises(Interruption) as caught:
-            borrowed(pool)
-        pool.give_back(first)
-        assert caught.tb  # which has its frames
-        assert borrowed(pool) is first
+    monkeypatch.setattr(pool_module, "_TURN_S", -1)
+    monkeypatch.setattr(pool_module, "time", sleeping(interrupt))
+    with pytest.raises(Interruption) as caught:
+        borrowed(pool)
+    pool.give_back(first)
+    assert caught.tb  # which has its frames
+    assert borrowed(pool) is first
+
+
+def test_waiting_that_has_ended_unnoticed_keeps_nobody_from_borrowing(pool: Pool[Item]) -> None:
+    """An interruption may strike where its end is noted."""
+    call = pool_module._Call()
+    pool._waiting[ref(call)] = 0
+    pool.give_back(first := borrowed(pool))
+    assert not pool._may_pass()
+    del call
+    assert borrowed(pool) is first
+    assert pool._waiting == {}
 
 
 def test_it_is_full_while_the_last_is_being_made() -> None:
@@ -142,32 +161,41 @@ def test_it_is_full_while_the_last_is_being_made() -> None:
     assert pool.lent == 1
 
 
-def test_one_that_is_noted_as_made_is_counted(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if it ceases to be one that is being made while another thread counts."""
-    pool = Pool(1)
-    begun, may_end = threading.Event(), threading.Event()
-    count_known, is_counting = pool_module._count, threading.local()
+def test_one_that_is_noted_as_made_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is no longer one that is being made, while another thread counts."""
+    pool: Pool[Item] = Pool(1)
+    may_end, count_known, counts = threading.Event(), pool_module._count, count(1)
+    counting = threading.get_ident()
 
-    def make() -> Item:
+    def make(begun: threading.Event) -> Item:
         begun.set()
         assert may_end.wait(LONG)
         return Item()
 
     with ThreadPoolExecutor(1) as thread:
+        made: list[Any] = []
 
         def count_slowly(known: set[Any]) -> int:
             counted = count_known(known)
-            if getattr(is_counting, "here", False):
-                is_counting.here = False
+            number = next(counts) if threading.get_ident() == counting else 0
+            if number == 2:  # there is room
+                begun = threading.Event()
+                made.append(thread.submit(pool.borrow, lambda: make(begun), LONG))
+                assert begun.wait(LONG)
+            elif number == 3:  # half of what is known
                 may_end.set()
-                assert made.result()
+                assert made[0].result()
             return counted
 
         monkeypatch.setattr(pool_module, "_count", count_slowly)
-        made = thread.submit(pool.borrow, make, LONG)
-        assert begun.wait(LONG)
-        is_counting.here = True
         assert pool.borrow(Item, 0) is None
+
+
+def test_one_that_is_forgotten_while_it_comes_back_is_not_lent(pool: Pool[Item]) -> None:
+    item = borrowed(pool)
+    pool.give_back(item)
+    pool.forget(item)
+    assert borrowed(pool) is not item
 
 
 class TestThreads:

@@ -253,7 +253,7 @@ class _Batch:
             if self._must_end() or not self._publish(row):
                 self.suspects += suspects[number:]
                 return
-        if self.suspects and self._takes_messages():  # still: an outage may have begun meanwhile
+        if self.suspects and not self._must_end() and self._takes_messages():  # still: an outage may have begun meanwhile
             self._blame_suspects()
 
     def _release_suspects(self) -> None:
@@ -287,17 +287,21 @@ class _Batch:
             with self.relay.publishing():
                 self.relay.report(letter, error)
         except PublishError as exc:
-            logger.warning("%s %s waits (attempt %d), since nobody can be told that it is not published: %s", *_named(row, exc))
-            self._note_away(exc)
-            self.outbox.release(self.token, [row.id], int(_LAST_RETRY_S * 1000))
-            self.sweep.released += 1
-            return
+            if not (isinstance(exc, Doubtful) and self._takes_messages()):
+                self._put_off(row, exc)
+                return
         self.relay.backend.dead.add(letter)
         logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
         with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
             self.relay.announce(letter, error)
         self.outbox.confirm(self.token, [row.id])
         self.sweep.dead += 1
+
+    def _put_off(self, row: OutboxRow, error: PublishError) -> None:
+        logger.warning("%s %s waits (attempt %d), since nobody can be told that it is not published: %s", *_named(row, error))
+        self._note_away(error)
+        self.outbox.release(self.token, [row.id], int(_LAST_RETRY_S * 1000))
+        self.sweep.released += 1
 
     def _pass_over_unknown(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Leave the rows to others whose step is not known here; return the rest."""

@@ -65,7 +65,7 @@ def report(
     try:
         _send(app, request, address, address.otherwise, failure, came)
     except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
-        if may_be_repeated and _is_about_broker(exc):
+        if may_be_repeated and _may_pass(exc):
             raise
         logger.warning("%s[%s] failed, and %s is not told: %s", failure.task, failure.task_id, address.otherwise.task, exc)
         return False
@@ -73,7 +73,7 @@ def report(
     return True
 
 
-def _is_about_broker(error: Exception) -> bool:
+def _may_pass(error: Exception) -> bool:
     return isinstance(error, PublishError) and error.connection and not isinstance(error.__cause__, PASSING_REFUSALS)
 
 

@@ -132,7 +132,7 @@ def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
     try:
         known.__header__(*sent.args, **sent.kwargs)
     except TypeError as exc:
-        raise InvalidMessage(known.name, [("", str(exc))]) from None
+        raise InvalidMessage(known.name, [("", str(exc))]) from exc
 
 
 #: Their ``apply_async`` publishes the arguments that it gets.

@@ -54,5 +54,5 @@ class Producers:
 
     def close(self) -> None:
         """Close the connections, also those that are lent."""
-        for producer in (*self._pool.drain(), *self._pool):
+        for producer in self._pool:
             self._end(producer)

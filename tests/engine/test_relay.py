@@ -599,10 +599,13 @@ class TestPoison:
         assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
         assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then people; then the row goes
 
-    def test_stays_while_the_broker_does_not_even_take_that_it_has_failed(self, deployment: Deployment) -> None:
+    def test_stays_while_the_broker_does_not_even_take_that_it_has_failed(
+        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Nothing else would end a request without a deadline."""
         deployment.add("a")
         relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
+        monkeypatch.setattr(deployment.publisher, "probe", failing(AWAY))
         answers = [AWAY, LOST, None]
 
         def report(letter: DeadLetter, error: PublishError) -> None:
@@ -623,6 +626,17 @@ class TestPoison:
         ]
         assert len(deployment.backend.dead.list(10)) == 1
         assert deployment.backend.outbox.count() == 0
+
+    def test_is_a_dead_letter_if_the_broker_takes_messages_but_not_that_it_has_failed(self, deployment: Deployment) -> None:
+        """It ends the connection over that one, too."""
+        deployment.add("a")
+        relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
+        relay.report = failing(LOST)
+        deployment.publisher.errors = [POISON]
+
+        sweep = relay.sweep()
+
+        assert (sweep.dead, sweep.released, sweep.error) == (1, 0, "")
 
     def test_outage_that_begins_when_they_are_buried_ends_the_sweep(self, deployment: Deployment) -> None:
         """Each of them would wait for it."""
@@ -654,6 +668,15 @@ class TestPoison:
 
         assert len(deployment.backend.dead.list(10)) == 1
         assert deployment.backend.outbox.count() == 0
+
+
+def failing(error: Exception) -> Any:
+    """Return what raises an error."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
 
 
 class Forks:

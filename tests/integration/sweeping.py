@@ -20,7 +20,7 @@ TERMS = Terms(interval_s=1.0, lease_s=60.0, max_attempts=3, retention_s=3600.0)
 class Deployment:
     """An app with a queue, a relay, and rows of which some are not like the others."""
 
-    def __init__(self, app: Celery, with_pipeline: bool) -> None:
+    def __init__(self, app: Celery, *, with_pipeline: bool = False) -> None:
         self.app = app
         self.queue = app.conf.task_default_queue
         self.clock = Clock()

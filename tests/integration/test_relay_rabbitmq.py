@@ -40,7 +40,7 @@ def _app(url: str) -> Iterator[Celery]:
 def deployed(app: Celery) -> Iterator[Deployed]:
     """Make deployments over the app."""
     with ExitStack() as made:
-        yield lambda with_pipeline: made.enter_context(closing(Deployment(app, with_pipeline)))
+        yield lambda with_pipeline: made.enter_context(closing(Deployment(app, with_pipeline=with_pipeline)))
 
 
 def test_a_row_that_cannot_be_written_doubles_no_other(deployed: Deployed) -> None:
@@ -98,7 +98,11 @@ def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, with_pi
 def test_a_broker_without_memory_counts_against_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against one that has failed before, and is alone: there are connections, and no message is taken."""
     monkeypatch.setattr(publisher, "DEADLINE_S", 0.3)
-    with rabbitmq_servers.running() as server, _app(server.url) as app, closing(Deployment(app, False)) as deployment:
+    with (
+        rabbitmq_servers.running() as server,
+        _app(server.url) as app,
+        closing(Deployment(app)) as deployment,
+    ):
         deployment.add("good")
         (row,) = deployment.backend.outbox.claim_due("another relay", 1, 1_000)
         deployment.backend.outbox.fail("another relay", row.id, "once", 0)

@@ -13,7 +13,7 @@ def test_a_broker_that_is_full_counts_against_no_row_and_a_key_of_another_type_d
     """Redis answers both with an error; whether it takes others tells which."""
     with redis_servers.running() as server, server.client() as client:
         app = Celery(broker=server.url, set_as_current=False)
-        with closing(Deployment(app, with_pipeline=False)) as deployment:
+        with closing(Deployment(app)) as deployment:
             client.set("mistyped", "no list")
             deployment.add("bad", queue="mistyped")
             deployment.add("good")

@@ -131,6 +131,8 @@ class Server:
             if not (is_sound and opened.era is self._era and pool.give_back(opened)):
                 connection.disconnect()
                 pool.forget(opened)
+            elif opened.era is not self._era:  # by now
+                self._close_idle()
         return replies
 
     def _borrow(self, timeout: float) -> OpenConnection:
@@ -150,8 +152,11 @@ class Server:
         """Drop the connections, unless another thread has: where one was lost, the others were."""
         if self._era is era:
             self._era = object()
-            for opened in self.pool.drain():
-                opened.connection.disconnect()
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        for opened in self.pool.drain():
+            opened.connection.disconnect()
 
     def _make(self, timeout: float) -> OpenConnection:
         """Return a connection; sending connects it."""

@@ -44,6 +44,8 @@ def read_options(options: Mapping[str, object], location: Location) -> dict[str,
     for name in ("connect_timeout", "answer_timeout"):
         if options.get(name, 1) <= 0:  # type: ignore[operator]
             raise ConfigurationError(f"the option {name} is {options[name]}", "Set it to more than 0 seconds")
+    if options.get("pool_size", 0) < 0:  # type: ignore[operator]
+        raise ConfigurationError(f"the option pool_size is {options['pool_size']}", "Set it to 0 for any number")
     threads_take_turns = {"pool_size": 1, "max_overflow": 0} if location.in_memory else {}
     return {**DEFAULTS, **options, **threads_take_turns}
 
