@@ -12,9 +12,10 @@ from celery_sagas.stores.redis.keys import SHARD_KEYS
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.buffer_plays import RULES, addition, empty_buffers, keep_items, keeping
-from tests.stores.redis.conftest import Dump, Open
+from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, urls_of
 from tests.stores.redis.damage import foreign
 
+url = urls_of(*EVERY_SERVER)
 _KEYS = [name for name in SHARD_KEYS if name.startswith("buffer:")]
 _GROUP = "a group {}: é"
 

@@ -1,4 +1,4 @@
-"""The Redis backend keeps the contract of the stores, on each kind of server."""
+"""The Redis backend keeps the contract of the stores: all of it on one server, what a kind of server may change on each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ from celery_sagas.testing import (
     SagaStoreContract,
 )
 from celery_sagas.testing.machine import MachineContract
+from tests.stores.redis.conftest import on_every_server
 
 
 class Redis:
@@ -31,6 +32,7 @@ class Redis:
         return lambda prefix, clock: RedisBackend(url, prefix=prefix, clock=clock)
 
 
+@on_every_server
 class TestSagas(Redis, SagaStoreContract):
     """The sagas."""
 
@@ -67,6 +69,7 @@ class TestBackend(Redis, BackendContract):
     """The backend."""
 
 
+@on_every_server
 class TestInterleaving(Redis, InterleavingContract):
     """A rival before each round trip: whatever a script does is one command."""
 

@@ -23,7 +23,7 @@ from celery_sagas.testing.samples import by_key, change, effects, found, is_ther
 from tests import redis_servers
 from tests.integration.proxy import Proxy
 from tests.redis_servers import HOST, RedisServer
-from tests.stores.redis.conftest import Open, OpenAt
+from tests.stores.redis.conftest import Open, OpenAt, on_every_server
 
 SHOWN = "redis://:***@host/0"
 #: As servers from 6.2 to 8 write them after a command, and in a script.
@@ -250,6 +250,7 @@ def test_wrong_database_while_a_worker_runs(server: RedisServer, open_at: OpenAt
         found(backend, by_key())
 
 
+@on_every_server
 def test_every_server_translates(open_redis: Open) -> None:
     """Of whatever version: a script that fails is refused."""
     source = "return redis.call('NOSUCH')"

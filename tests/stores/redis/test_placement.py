@@ -17,7 +17,10 @@ from celery_sagas.stores.redis.placement import LAYOUT_VERSION
 from celery_sagas.stores.redis.scripts import Script
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, effects, entry, ids, letter, new_id, outgoing
-from tests.stores.redis.conftest import Open
+from tests.stores.redis.conftest import SERVER, Open, urls_of
+
+
+url = urls_of(SERVER, "redis_cluster")
 
 
 def _script(source: str) -> Script:

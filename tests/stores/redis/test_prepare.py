@@ -14,7 +14,7 @@ from celery_sagas.testing.samples import MINUTE, by_key, claim, found, ids, outg
 from tests import processes, redis_servers
 from tests.redis_servers import HOST, RedisServer
 from tests.servers import unique
-from tests.stores.redis.conftest import Open, OpenAt
+from tests.stores.redis.conftest import Open, OpenAt, on_every_server
 from tests.waiting import wait_until
 
 DURABLE = {"appendonly": "yes"}
@@ -45,6 +45,7 @@ def set_to(server: RedisServer, name: str, value: str, back: str) -> Iterator[No
             client.config_set(name, back)
 
 
+@on_every_server
 def test_any_number_of_workers_prepare(open_redis: Open) -> None:
     first = open_redis()
     for backend in (first, open_redis(), first):

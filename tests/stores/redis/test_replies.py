@@ -224,12 +224,6 @@ BUFFERED = [
 PLAYS: list[Play | Commit] = [*COMMITS, *OTHERS, *BUFFERED]
 
 
-@pytest.fixture(params=("fake_redis", "redis", "redis62"))
-def url(request: pytest.FixtureRequest) -> str:
-    """The URL of a server that a proxy can stand before: a cluster tells its clients where else to go."""
-    return str(request.getfixturevalue(f"{request.param}_url"))
-
-
 @pytest.fixture
 def proxy(url: str) -> Iterator[Proxy]:
     """What loses answers."""

@@ -42,9 +42,10 @@ from celery_sagas.testing.samples import (
     update,
 )
 from tests.stores.redis.buffer_plays import BUFFER_PLAYS, claim_items, empty_buffers, keep_items
-from tests.stores.redis.conftest import Dump, Open, OpenAt
+from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, OpenAt, urls_of
 from tests.stores.redis.damage import DAMAGE, FORGET, foreign
 
+url = urls_of(*EVERY_SERVER)
 T1 = (("tracking", "T1"),)
 T2 = (("tracking", "T2"),)
 #: Does one thing with a backend, for which it may arrange something first.
