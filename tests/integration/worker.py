@@ -20,6 +20,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Entry, Lookup, Record
 from celery_sagas.stores.urls import open_backend
 from tests.integration.handled import counting
+from tests.integration.launching import Forked, Process, Started
 from tests.servers import unique
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -37,23 +38,13 @@ _ENDED_S = 150.0
 
 
 class Worker:
-    """One ``celery worker``, or another of Celery's commands that runs until it is ended, in a process group of its own."""
+    """One ``celery worker``, or another command that runs until it is ended, in a process group of its own."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], folder: Path, name: str) -> None:
+    def __init__(self, process: Callable[[Path, dict[str, str]], Process], folder: Path, name: str) -> None:
         self.name = name
-        self._log = folder / f"{self.name}.log"
-        self._ready = folder / f"{self.name}.ready"
-        environment = {**environment, "CELERY_SAGAS_TEST_READY": str(self._ready)}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *command],
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.PIPE,  # which ends with this process: see ``apps/deployed.py``
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._log = folder / f"{name}.log"
+        self._ready = folder / f"{name}.ready"
+        self._process = process(self._log, {"CELERY_SAGAS_TEST_READY": str(self._ready)})
 
     @property
     def pid(self) -> int:
@@ -93,7 +84,9 @@ class Worker:
     def wait_ended(self, deadline_s: float = _ENDED_S) -> int:
         """Wait until it has ended by itself, and return its exit code."""
         wait_until(lambda: not self.is_running, lambda: f"the end of {self._describe()}", deadline_s)
-        return self._process.returncode
+        code = self._process.poll()
+        assert code is not None
+        return code
 
     def children(self) -> list[int]:
         """Return the processes of its pool."""
@@ -102,18 +95,16 @@ class Worker:
 
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n".encode())
-        self._process.stdin.flush()
+        self._process.write(line)
 
     def tell_end(self) -> None:
         """End its standard input."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._process.end_input()
 
     def stop(self) -> int:
         """End it as a user does, and return its exit code."""
-        self._process.terminate()
+        if self.is_running:
+            os.kill(self.pid, signal.SIGTERM)
         return self.wait_ended()
 
     def freeze(self) -> None:
@@ -122,9 +113,7 @@ class Worker:
 
     def kill(self) -> None:
         """End it, its pool included, as a crash does."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.communicate()
+        self._process.kill()
 
     def _describe(self) -> str:
         return f"{self.name} (exit code {self._process.poll()}):\n{self.log[-_LOG_TAIL:]}"
@@ -191,7 +180,7 @@ class Deployment:
         name = unique("worker")
         command = ["worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", f"{name}@localhost"]
-        return self._run([*command, *quiet, *options], environment, name)
+        return self._run([*command, *quiet, *options], environment, name, is_fresh=pool == "gevent")
 
     def start_relay(self, **environment: str) -> Worker:
         """Start the relay alone; it has written ``The relay runs.`` once it does."""
@@ -199,12 +188,19 @@ class Deployment:
 
     def start_script(self, path: Path, *arguments: str) -> Worker:
         """Start a worker that is a script, and not Celery's command, which loads this library wherever that is installed."""
-        worker = Worker([str(path), *arguments], self._environment(), self.folder, unique("script"))
-        self.workers.append(worker)
-        return worker
+        return self._launch(Started, [str(path), *arguments], {}, unique("script"))
 
-    def _run(self, command: list[str], environment: Mapping[str, str], name: str) -> Worker:
-        worker = Worker(["-m", "celery", "-A", self.app, *command], {**self._environment(), **environment}, self.folder, name)
+    def _run(self, command: list[str], environment: Mapping[str, str], name: str, is_fresh: bool = False) -> Worker:
+        """Run one of Celery's commands: forked, unless it must import everything itself."""
+        if is_fresh or self.paths:
+            return self._launch(Started, ["-m", "celery", "-A", self.app, *command], environment, name)
+        return self._launch(Forked, ["-A", self.app, *command], environment, name)
+
+    def _launch(
+        self, kind: Callable[..., Process], arguments: list[str], environment: Mapping[str, str], name: str
+    ) -> Worker:
+        own = {**self._environment(), **environment}
+        worker = Worker(lambda log, more: kind(arguments, own | more, self.folder, log), self.folder, name)
         self.workers.append(worker)
         return worker
 
