@@ -1,4 +1,4 @@
-"""Conversations: what an instance has asked for and waits for, and whom it answers (NS-12, NS-15)."""
+"""Conversations: what an instance has asked for and waits for, and whom it answers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ class Came(StrEnum):
 
 
 class Addressed(NamedTuple):
-    """To which instance a message goes, and to no other (T9)."""
+    """To which instance a message goes, and to no other."""
 
     instance_id: str
     id: str  #: of the timeout, or of the request

@@ -1,4 +1,4 @@
-"""Correlation: the one rule by which a step's messages find their instance (PM-22, WV-05 to WV-09, T14).
+"""Correlation: the one rule by which a step's messages find their instance.
 
 The rule is chosen when the step is defined; at run time it leads to an address or raises, and nothing else is tried.
 """
@@ -17,7 +17,7 @@ from celery_sagas.errors import CorrelationError, DefinitionError
 
 #: The property of an address that holds the correlation key.
 CORRELATION_KEY: Final = "$key"
-#: The property of an address that holds an instance's id (NP-09).
+#: The property of an address that holds an instance's id.
 INSTANCE_ID: Final = "$id"
 
 Reader: TypeAlias = Callable[[Mapping[str, Any]], object]
@@ -27,7 +27,7 @@ Path: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SagaKeys:
-    """The properties by which a saga's instances are found; by no others (NP-08)."""
+    """The properties by which a saga's instances are found; by no others."""
 
     saga: str
     key: tuple[KeyProperty, ...]  #: more than one: a composite key
@@ -87,7 +87,7 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True)
 class CausationRule:
-    """The instance is the one of this saga whose step caused the message (WV-07)."""
+    """The instance is the one of this saga whose step caused the message."""
 
     property: ClassVar[str] = INSTANCE_ID
     step: str
@@ -154,7 +154,7 @@ def choose_rule(keys: SagaKeys, *, step: str, parameters: Mapping[str, Any], sta
     5. the field ``id`` of that ``Message``; not for a composite key, never for a starter;
     6. the causation header; never for a starter.
 
-    A starter is found by its key only, never by an alternate key (WV-08, WV-09).
+    A starter is found by its key only, never by an alternate key.
 
     Args:
         keys: The properties of the step's saga.

@@ -42,7 +42,7 @@ class Waiting(NamedTuple):
 
 
 def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
-    """Return why the gate is open, or an empty text: AG-17, unresolved and leased items do not count."""
+    """Return why the gate is open, or an empty text; unresolved and leased items do not count."""
     if not waiting.free:
         return ""
     if rules.size and waiting.free >= rules.size:

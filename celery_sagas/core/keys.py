@@ -1,4 +1,4 @@
-"""Correlation properties: which values may name an instance, and the one canonical text of each (PM-22, NP-07, T14)."""
+"""Correlation properties: which values may name an instance, and the one canonical text of each."""
 
 import json
 import re

@@ -16,7 +16,7 @@ from celery_sagas.errors import DefinitionError
 
 
 class SagaKey:
-    """Mark the argument or message field that holds the saga's correlation key: ``Annotated[str, SagaKey]`` (WV-08)."""
+    """Mark the argument or message field that holds the saga's correlation key: ``Annotated[str, SagaKey]``."""
 
 
 class Message(BaseModel):

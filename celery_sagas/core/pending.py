@@ -2,7 +2,7 @@
 
 A timeout, or what came of a request, is handled only if it is still in the map, and the commit that handles, replaces or
 withdraws it takes it out. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
-broker's queue (NS-09).
+broker's queue.
 """
 
 from collections.abc import Mapping

@@ -111,7 +111,7 @@ class State(BaseModel):
         return self._context.view
 
     def complete(self) -> None:
-        """End the instance with this message: its state is removed, its journal stays (NS-08, WV-03)."""
+        """End the instance with this message: its state is removed, its journal stays."""
         context = self._in_step("complete")
         context.completed = True
 

@@ -103,7 +103,7 @@ class StepDefinition:
         self.if_missing = function
 
     def decide(self, exists: bool) -> Decision:
-        """Choose what the message does (NS-03, NS-07, WV-09 to WV-12)."""
+        """Choose what the message does."""
         if self.starts:
             return _IF_EXISTS[self.policy] if exists else Decision.BEGIN
         if exists:

@@ -16,7 +16,7 @@ def key_of(definition: SagaDefinition, key: str, state: State) -> str:
 
 
 def alternates_of(definition: SagaDefinition, key: str, state: State) -> Keys:
-    """Return property and canonical text of the alternate keys that the state has now; a null one has none (NP-07)."""
+    """Return property and canonical text of the alternate keys that the state has now; a null one has none."""
     keys: Keys = {}
     for name, part in definition.keys.alternates.items():
         value = getattr(state, name, None)

@@ -55,7 +55,7 @@ class Commit:
     began: float = 0.0  #: when the store was called: the lease on the outgoing rows began later
 
     def instance(self, store: SagaStore, instance: Instance, result: Any) -> Outcome:
-        """Write the instance as its handler left it: insert, update, delete, or nothing of it (NS-21, NS-22)."""
+        """Write the instance as its handler left it: insert, update, delete, or nothing of it."""
         self._check_key(instance)
         if instance.context.completed:
             kind = Kind.COMPLETED

@@ -1,4 +1,4 @@
-"""One run of a flush: claim → function → remove, or release (AG-24). Nothing is removed that the function has not seen."""
+"""One run of a flush: claim → function → remove, or release. Nothing is removed that the function has not seen."""
 
 import logging
 import time
@@ -129,7 +129,7 @@ class Flush:
         return Flushed(self.definition.name, self.group, snapshot.reason, rejected=1)
 
     def _read(self, snapshot: Snapshot) -> tuple[list[Item], list[Any], list[Keeping]]:
-        """Return the items that can be read, what they are, and the others (AG-25)."""
+        """Return the items that can be read, what they are, and the others."""
         items, values, unread = [], [], []
         for item in snapshot.items:
             try:

@@ -85,7 +85,7 @@ class Groups:
         return True
 
     def _read_again(self, definition: AggregatorDefinition) -> None:
-        """Put back what this code can read, and note on the rest that it cannot (AG-25)."""
+        """Put back what this code can read, and note on the rest that it cannot."""
         leftovers, reader = self.backend.leftovers, definition.items.fingerprint
         unread = leftovers.unread(definition.name, reader, BATCH)
         readable = [kept.handle for kept in unread if _is_readable(definition, kept)]

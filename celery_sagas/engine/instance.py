@@ -42,7 +42,7 @@ def begin(
     place: str,
     originator: dict[str, Any] | None = None,
 ) -> Instance:
-    """Make an instance for its first message: its key is set, and every field that has a default (NS-03).
+    """Make an instance for its first message: its key is set, and every field that has a default.
 
     Args:
         saga: Its definition.

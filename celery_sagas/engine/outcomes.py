@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What an ``if_missing`` function gets first: what was not found, and a way to send (WV-12)."""
+    """What an ``if_missing`` function gets first: what was not found, and a way to send."""
 
     saga: str  #: the stored name
     property: str  #: what the message was correlated by

@@ -35,7 +35,7 @@ def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:
 
 
 def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lookup:
-    """Return where to look for a key, or for properties by name (NP-08).
+    """Return where to look for a key, or for properties by name.
 
     Raises:
         DefinitionError: They are neither the correlation key nor one alternate key.

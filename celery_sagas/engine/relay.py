@@ -1,4 +1,4 @@
-"""The relay: publishes what is due, in the place of whoever has died or could not wait (PM-25, NS-04, NS-11)."""
+"""The relay: publishes what is due, in the place of whoever has died or could not wait."""
 
 import logging
 import time

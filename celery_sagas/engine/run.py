@@ -113,7 +113,7 @@ class Run:
         return self.step.rule.correlate(self.arguments, self.delivery.session.causation)
 
     def _handle_addressed(self, record: Record | None, message: MessageView, addressed: Addressed) -> Outcome:
-        """Run the handler if the instance still waits for the message; policies are not asked (NS-09)."""
+        """Run the handler if the instance still waits for the message; policies are not asked."""
         if record is None:
             return self._dropped("", "completed")
         instance = self._revive(record, message, addressed)
@@ -196,7 +196,7 @@ class Run:
         return self._dispatch(outcome)
 
     def _answer(self, instance: Instance, result: Any) -> None:
-        """Answer the message, unless the instance that it creates does so by itself; and whom that leaves unanswered (NS-12)."""
+        """Answer the message, unless the instance that it creates does so by itself; and whom that leaves unanswered."""
         if instance.record is not None:
             self._send_answer(self._asked_by, result)
         if instance.context.completed:

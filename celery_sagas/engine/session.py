@@ -1,4 +1,4 @@
-"""The session of a message that is being handled: what it hands on to the messages that it causes (NP-03)."""
+"""The session of a message that is being handled: what it hands on to the messages that it causes."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ class Session:
 
 
 def refuse_inline(step: str, around: Iterable[Session]) -> None:
-    """Refuse to run a step inside another step: both would commit, whatever became of the outer one (WV-06).
+    """Refuse to run a step inside another step: both would commit, whatever became of the outer one.
 
     Args:
         step: Its name.

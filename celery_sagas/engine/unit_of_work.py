@@ -1,4 +1,4 @@
-"""The unit of work: a message's effect, committed once, whatever else runs at the same time (PM-07, PM-08, PM-16)."""
+"""The unit of work: a message's effect, committed once, whatever else runs at the same time."""
 
 import logging
 

@@ -2,7 +2,7 @@
 
 What ``celery_sagas.stores.ports`` says of all ports holds here too. Every call works on one group, or on one aggregator, and
 nothing that one writes is seen by another: aggregators and groups are compared byte by byte. Nothing needs a round trip of its
-own before the first call, and no call takes longer because others have many items (AG-23, AG-19).
+own before the first call, and no call takes longer because others have many items.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +12,10 @@ from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, 
 
 
 class AggregateStore(ABC):
-    """Buffers of items, flushed in batches under leases (AG-01 to AG-26, and section 6 of the design).
+    """Buffers of items, flushed in batches under leases.
 
-    An item is free, leased, unresolved or removed. Free items can be read, and are under no lease; those alone open the gate
-    (AG-17, T3). Items keep their numbers, which grow in the order of insertion, so that an item which comes back stands where
-    it stood (AG-21).
+    An item is free, leased, unresolved or removed. Free items can be read, and are under no lease; those alone open the gate.
+    Items keep their numbers, which grow in the order of insertion, so that an item which comes back stands where it stood.
 
     A group has a *mark* while a flush that was asked for has not begun: nobody else asks then. It expires after ``lease_ms``,
     since a message may be lost. A group is *due* when its gate opens by time, its mark expires, or a lease on its items ends
@@ -34,10 +33,10 @@ class AggregateStore(ABC):
         One round trip on Redis, a constant number of statements in SQL. An addition without items adds nothing, and has the
         gate and the due time looked at by these rules.
 
-        An item is skipped if one with its id is buffered in the group (AG-02), or was removed from it less than the
-        ``remember_ms`` of its removal ago (T10); of several with one id in one call the first counts. If there
-        are new ones, and they would make more than ``rules.max_buffered`` items, nothing of this addition is added
-        (``is_full``); nobody is told of the gate then.
+        An item is skipped if one with its id is buffered in the group, or was removed from it less than the ``remember_ms``
+        of its removal ago; of several with one id in one call the first counts. If there are new ones, and they would make
+        more than ``rules.max_buffered`` items, nothing of this addition is added (``is_full``); nobody is told of the gate
+        then.
 
         ``is_open`` is true if the gate is open and there is no mark, also where every item was skipped: whoever asked
         before may have died. The mark is set then. An item with ``unread_by`` is unresolved; it neither opens the gate nor
@@ -46,7 +45,7 @@ class AggregateStore(ABC):
 
     @abstractmethod
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
-        """Lease the first free items to a token, for ``lease_ms``, if the gate is open (AG-05, AG-07).
+        """Lease the first free items to a token, for ``lease_ms``, if the gate is open.
 
         One round trip on Redis, a constant number of statements in SQL. ``None`` while the group pauses (see ``release``).
 
@@ -66,7 +65,7 @@ class AggregateStore(ABC):
 
     @abstractmethod
     def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
-        """End a lease: remove exactly its items (AG-12, AG-20), but for those that are kept.
+        """End a lease: remove exactly its items, but for those that are kept.
 
         Their ids are remembered for ``rules.remember_ms``. ``kept`` names items of the lease only: those of the kind
         "unresolved" stay in the buffer as unresolved ones, those of the kind "rejected" leave it for the list of leftovers;
@@ -83,7 +82,7 @@ class AggregateStore(ABC):
     def release(
         self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
     ) -> None:
-        """End a lease: its items are free again at once (AG-14, AG-15), but for those that are kept.
+        """End a lease: its items are free again at once, but for those that are kept.
 
         One attempt is counted on each that is free again, if ``counted``. The gate is open for them (reason ``"again"``).
 
@@ -118,7 +117,7 @@ class Buffers(ABC):
 
     @abstractmethod
     def count(self, name: str, group: str | None = None) -> Counts:
-        """Count the items of an aggregator, or of one of its groups, without loading any (AG-16); zeros where nothing is."""
+        """Count the items of an aggregator, or of one of its groups, without loading any; zeros where nothing is."""
 
     @abstractmethod
     def groups(self, name: str, limit: int, after: str = "") -> list[Group]:
@@ -128,7 +127,7 @@ class Buffers(ABC):
 
     @abstractmethod
     def read(self, name: str, group: str, limit: int) -> list[Item]:
-        """Return the first ``limit`` buffered items of a group in the order of insertion, whatever their state (AG-04)."""
+        """Return the first ``limit`` buffered items of a group in the order of insertion, whatever their state."""
 
     @abstractmethod
     def open(self, rules: Rules, group: str) -> bool:
@@ -138,16 +137,16 @@ class Buffers(ABC):
 
     @abstractmethod
     def remove(self, rules: Rules, group: str, id: str) -> None:
-        """Remove the free or unresolved item with an id (AG-09); it is remembered as any that was removed.
+        """Remove the free or unresolved item with an id; it is remembered as any that was removed.
 
         Raises:
-            NothingBuffered: The group has no items at all (AG-10).
+            NothingBuffered: The group has no items at all.
             ItemNotBuffered: It has items, and none with this id that is not under a lease.
         """
 
     @abstractmethod
     def clear(self, rules: Rules, group: str) -> int:
-        """Remove all items of a group, whatever their state (AG-11); their leases are given up. Return how many.
+        """Remove all items of a group, whatever their state; their leases are given up. Return how many.
 
         They are remembered as any that were removed. What was rejected is in the buffer no more, and stays where it is.
         """

@@ -100,7 +100,7 @@ class Counts(NamedTuple):
 
     @property
     def resolved(self) -> int:
-        """The buffered items that can be read (AG-17)."""
+        """The buffered items that can be read."""
         return self.buffered - self.unresolved
 
 

@@ -24,7 +24,7 @@ from celery_sagas.stores.records import (
 
 
 class SagaStore(ABC):
-    """Instances of sagas, with compare-and-set on id and version (PM-01 to PM-18, NP-04 to NP-13).
+    """Instances of sagas, with compare-and-set on id and version.
 
     ``insert``, ``update``, ``delete`` and ``record`` are commits. A commit writes all of its parts or none: the instance, its
     alternate keys, the journal entry and the outgoing rows. Its journal entry is unique by (step, message id):
@@ -51,7 +51,7 @@ class SagaStore(ABC):
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         """Find an instance, and whether a message was handled, in one round trip that leaves no transaction open.
 
-        A missing instance is ``None``, never an error (PM-02). Every call returns a fresh copy (PM-04). An instance is found
+        A missing instance is ``None``, never an error. Every call returns a fresh copy. An instance is found
         under each of ``lookup.names``, under the id (``ID``), the key (``KEY``) or an alternate key that it holds now; an
         instance of another saga is never found. ``handled`` is the entry of ``handling.message_id`` under any of
         ``handling.steps``; ``None`` without ``handling``. ``record.reserved_by`` is empty once the reservation has expired.
@@ -77,7 +77,7 @@ class SagaStore(ABC):
 
     @abstractmethod
     def delete(self, record: Record, effects: Effects) -> None:
-        """Commit the end of the instance that was found: compare id and version (PM-09), remove it.
+        """Commit the end of the instance that was found: compare id and version, remove it.
 
         Its alternate keys go with it and may be used by others. Its outgoing rows of the kinds "scheduled" and "deadline"
         go with it, those of the kind "sent" stay.

@@ -43,9 +43,9 @@ class Handling(NamedTuple):
 
 
 class Record(NamedTuple):
-    """An instance as it was found; it is passed back verbatim to update or delete (PM-03)."""
+    """An instance as it was found; it is passed back verbatim to update or delete."""
 
-    id: str  #: surrogate, stable over all updates (PM-12, PM-13)
+    id: str  #: surrogate, stable over all updates
     saga: str  #: the stored name, perhaps a former one
     key: str
     version: int  #: from 1, plus one with each update

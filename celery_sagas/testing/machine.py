@@ -51,12 +51,10 @@ class MachineContract(StoreFixtures):
     bounds = BOUNDED
 
     def test_store_behaves_as_the_model(self, new_backend: NewBackend) -> None:
-        """PM-01 to PM-16, T6, T8, T13."""
         game: Any = partial(StoreMachine, new_backend)  # any callable will do, hypothesis only annotates a class
         run_state_machine_as_test(game, settings=self.bounds)
 
     def test_buffers_behave_as_those_in_memory(self, new_backend: NewBackend) -> None:
-        """AG-01 to AG-21, T2 to T5, T10."""
         match: Any = partial(BufferMachine, new_backend)
         run_state_machine_as_test(match, settings=self.bounds)
 

@@ -1,4 +1,4 @@
-"""Requests: a message is sent together with the steps that get what comes of it; and the answer to one (NS-12, NS-15)."""
+"""Requests: a message is sent together with the steps that get what comes of it; and the answer to one."""
 
 import logging
 import time

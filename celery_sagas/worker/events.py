@@ -60,7 +60,7 @@ def publish(event: Message) -> str:
 
 
 def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:
-    """Send an event to each of its subscribers: one task each, with a retry and a commit of its own (NS-25).
+    """Send an event to each of its subscribers: one task each, with a retry and a commit of its own.
 
     While the broker is away, what is left is put off. What the broker refuses for one subscriber is kept as a dead letter.
 

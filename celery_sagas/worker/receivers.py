@@ -43,7 +43,7 @@ def _hand_over(headers: dict[str, Any], task_id: str) -> None:
 
 
 def _report_raw_send(step: str, task: str) -> None:
-    """Report a message that a step publishes by itself, once for each place in the code (WV-06)."""
+    """Report a message that a step publishes by itself, once for each place in the code."""
     place = _calling_place()
     if place in _reported or runtime_of(current_app()).settings.raw_sends == "allow":
         return

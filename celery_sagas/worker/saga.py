@@ -88,7 +88,7 @@ class Saga(State):
         formerly: Names | None = None,
         **options: Any,
     ) -> Any:
-        """Make a step that creates the instance if there is none (NS-03).
+        """Make a step that creates the instance if there is none.
 
         Args:
             function: The handler: ``def step(state, …)``; what follows the state is the message.
@@ -164,7 +164,7 @@ class Saga(State):
         """Send a message: stored with this step's commit, published after it, or not at all.
 
         What is sent is gone: it survives the end of the instance. ``schedule`` is for what is to end with it. What comes of it
-        finds this very instance, or none if it has ended (NS-15). One outcome is handled once; but an answer that comes after
+        finds this very instance, or none if it has ended. One outcome is handled once; but an answer that comes after
         its deadline, when ``otherwise`` has run, still runs ``then``, and ``order.saga.message.late`` is true.
 
         Args:
@@ -203,7 +203,7 @@ class Saga(State):
         at_least: int | None = None,
         within: Delay | None = None,
     ) -> str:
-        """Send many messages, and have one step get a ``Gathered`` of what comes of all of them (NS-15).
+        """Send many messages, and have one step get a ``Gathered`` of what comes of all of them.
 
         It runs once: when each member has answered or failed, or when ``within`` has passed; what comes after that is dropped.
         What comes is collected in the backend, beside the instance, so that a thousand answers are one message to it. Of each
@@ -231,7 +231,7 @@ class Saga(State):
         return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)
 
     def reply(self, answer: Any = None) -> bool:
-        """Answer the ``send(…, then=)`` that started this instance, with this step's commit; now or in a year (NS-12).
+        """Answer the ``send(…, then=)`` that started this instance, with this step's commit; now or in a year.
 
         The first answer counts. An instance that completes without one answers with ``None``.
 
@@ -256,10 +256,10 @@ class Saga(State):
         at: datetime | None = None,
         name: str | None = None,
     ) -> str:
-        """Schedule a timeout: a message to this very instance, which ends with it (PM-25, WV-14).
+        """Schedule a timeout: a message to this very instance, which ends with it.
 
         It is handled by this instance or by none: not if it was withdrawn or replaced in the meantime, wherever it waited, and
-        not by a later instance with the same key (NS-09). It waits in the backend, so that it may be due in a year.
+        not by a later instance with the same key. It waits in the backend, so that it may be due in a year.
 
         Args:
             target: A step of this saga, a signature of one (``remind.s("again")``), or its name.
@@ -289,7 +289,7 @@ class Saga(State):
 
     @classmethod
     def find(cls, key: object = None, /, **by: object) -> Self | None:
-        """Return a fresh, read-only copy of an instance, or ``None`` (PM-02, PM-04).
+        """Return a fresh, read-only copy of an instance, or ``None``.
 
         Args:
             key: The correlation key; a tuple of all parts for a composite one.

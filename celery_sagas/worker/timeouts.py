@@ -1,4 +1,4 @@
-"""Timeouts: messages that an instance schedules for itself, and that die with it (PM-25, WV-14)."""
+"""Timeouts: messages that an instance schedules for itself, and that die with it."""
 
 import logging
 import math

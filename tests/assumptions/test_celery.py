@@ -1,4 +1,4 @@
-"""What we believe of Celery and kombu (design, section 8): where one of these fails, so do we."""
+"""What we believe of Celery and kombu: where one of these fails, so do we."""
 
 import inspect
 import json

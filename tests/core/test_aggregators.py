@@ -59,8 +59,7 @@ def refused(function=store, **declared):
 # --- names and rules
 
 
-def test_name_is_that_of_a_shared_task():
-    """AG-01."""
+def test_default_name_is_module_and_function():
     definition = define(size=2)
     assert definition.name == f"{__name__}.store"
     assert definition.names == (f"{__name__}.store", f"{__name__}.store.flush")
@@ -97,8 +96,7 @@ def test_rules_that_are_not_given():
 
 
 @pytest.mark.parametrize(("dedupe_for", "remember_ms"), [(AS_JOURNAL, 7_000), (None, 0), (1, 1_000)])
-def test_ids_are_remembered_for(dedupe_for, remember_ms):
-    """AG-02, T10."""
+def test_ids_are_remembered_for_as_long_as_dedupe_for_says(dedupe_for, remember_ms):
     assert define(size=2, dedupe_for=dedupe_for).rules(**LIMITS).remember_ms == remember_ms
 
 

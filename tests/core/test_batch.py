@@ -15,7 +15,6 @@ class Reading:
 
 
 def test_is_a_sequence_in_the_order_of_its_items():
-    """AG-06, AG-21."""
     batch = Batch(["a", "b", "c", "a"])
     assert isinstance(batch, Sequence)
     assert (len(batch), list(batch), batch[0], batch[-1]) == (4, ["a", "b", "c", "a"], "a", "a")

@@ -586,7 +586,6 @@ def test_missing_field_takes_its_default():
 
 
 def test_each_load_is_a_fresh_object():
-    """PM-04."""
     text = dump(Everything.__saga__, "1", Everything(k="1", lines=[Line(sku="a")]), {})
     first, second = (load(Everything.__saga__, "1", text, 1)[0] for _ in range(2))
     first.lines[0].sku = "b"

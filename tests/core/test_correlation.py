@@ -1,4 +1,4 @@
-"""Which rule a step gets, and where that rule leads (PM-22, NP-08, NP-09, WV-05 to WV-09, T14)."""
+"""Which rule a step gets, and where that rule leads."""
 
 import itertools
 from collections.abc import Mapping
@@ -152,13 +152,13 @@ FOR_HANDLERS_ONLY = [
 
 @pytest.mark.parametrize(("parameters", "described"), ORDER_OF_CHOICE + FOR_HANDLERS_ONLY)
 def test_rule_of_a_handler(parameters, described):
-    """WV-08: mark, name, {saga}_id, id; then the causation."""
+    """The rules in order: mark, name, {saga}_id, id; then the causation."""
     assert handler(parameters).describe() == described
 
 
 @pytest.mark.parametrize(("parameters", "described"), ORDER_OF_CHOICE)
 def test_rule_of_a_starter(parameters, described):
-    """WV-08, WV-09: the message contains the new identity."""
+    """The message contains the new identity."""
     assert starter(parameters).describe() == described
 
 
@@ -287,7 +287,7 @@ def test_by_of_a_composite_key(by, parameters, described):
     "by", ["total", ("total",), {"total": "code"}, ("number", "total"), ("number", "tracking"), "$key", "order_id"]
 )
 def test_by_what_is_no_property_is_a_definition_error(by):
-    """NP-08: on every store, so that what works in memory works in production."""
+    """It is an error on every store, so that what works in memory works in production."""
     with pytest.raises(DefinitionError, match=r"order\.step: by= names .* found by number or tracking or invoice"):
         handler({"code": str, "total": str, "number": str, "tracking": str}, by)
 
@@ -347,7 +347,7 @@ def test_by_a_path_that_cannot_exist_is_a_definition_error(target, missing):
 
 
 def test_address_of_a_key():
-    """PM-22: the value has the property's declared type, and its canonical text."""
+    """The value has the property's declared type, and its canonical text."""
     rule = handler({"number": str}, of=keys({"number": UUID}))
     assert rule.correlate({"number": str(ORDER).upper()}, {}) == Address(CORRELATION_KEY, str(ORDER), {"number": ORDER})
 
@@ -417,7 +417,7 @@ def test_function_of_by_cannot_change_the_arguments():
     ],
 )
 def test_value_that_is_no_key_raises(rule, arguments, problem):
-    """T14, WV-05: never a silent miss, and never another rule, though the causation would lead somewhere."""
+    """There is never a silent miss, and never another rule, though the causation would lead somewhere."""
     with pytest.raises(CorrelationError) as caught:
         rule.correlate(arguments, {"order": "i-1"})
     assert caught.value.step == "order.step"
@@ -427,7 +427,7 @@ def test_value_that_is_no_key_raises(rule, arguments, problem):
 
 @pytest.mark.parametrize("names", [("order",), ("purchase", "order"), ("purchase", "old", "order")])
 def test_causation_leads_to_the_instance_s_id(names):
-    """NP-09, WV-07: a header that was written before the saga was renamed leads there too."""
+    """A header that was written before the saga was renamed leads there too."""
     rule = handler({"receipt": str}, of=keys({"number": str}, saga=names[0], formerly=names[1:]))
     assert rule.correlate({"receipt": "r"}, {"shipment": "s-1", "order": "i-1"}) == Address(INSTANCE_ID, "i-1", {})
 
@@ -438,7 +438,7 @@ def test_causation_of_the_present_name_goes_first():
 
 
 def test_handler_that_reaches_nothing_raises_and_says_which_ways_there_are():
-    """WV-05: an indeterminate identity is an error."""
+    """An indeterminate identity is an error."""
     with pytest.raises(CorrelationError) as caught:
         handler({"receipt": str}).correlate({"receipt": "r"}, {"shipment": "s-1"})
     for way in ("caused it", "a step of order", "named number or tracking or invoice, or order_id,", "SagaKey", "by="):
@@ -479,7 +479,7 @@ class Colour(StrEnum):
     ],
 )
 def test_every_form_of_a_value_leads_to_one_address(declared, values):
-    """PM-22: int against long against text finds the same instance."""
+    """A number and its text find the same instance."""
     rule = starter({"number": Any}, of=keys({"number": declared}))
     addresses = [rule.correlate({"number": value}, {}) for value in values]
     assert all(one == other for one, other in itertools.pairwise(addresses))

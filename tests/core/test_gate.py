@@ -1,4 +1,4 @@
-"""The gate of a buffer: when a group is flushed, when somebody looks at it, and how many items a flush takes (AG-17, AG-24)."""
+"""The gate of a buffer: when a group is flushed, when somebody looks at it, and how many items a flush takes."""
 
 import pytest
 from hypothesis import given
@@ -65,7 +65,6 @@ def test_first_of_several_reasons_is_told():
 
 @given(rules, groups)
 def test_gate_is_closed_where_nothing_is_free(rules, group):
-    """AG-17, T3."""
     assert reason_of(rules, group._replace(free=0), NOW) == ""
 
 
@@ -111,7 +110,6 @@ def test_mark_that_has_expired_says_nothing(rules, group, marked_until):
 
 @given(rules, groups, st.lists(st.integers(NOW, NOW + 9_000), min_size=1))
 def test_group_is_due_when_the_first_lease_ends(rules, group, lease_ends):
-    """AG-15."""
     opens = due_at(rules, group, NOW, 0, ())
     assert due_at(rules, group, NOW, 0, lease_ends) == min([*lease_ends, *([] if opens is None else [opens])])
     assert due_at(rules, Waiting(), NOW, 0, lease_ends) == min(lease_ends)
@@ -158,7 +156,7 @@ def test_batch_is_no_larger_than_its_items_allow(attempts, count):
 
 @given(rules, failures)
 def test_item_joins_no_batch_that_is_too_large_for_it(rules, attempts):
-    """AG-14: unless it is alone."""
+    """An item that is alone is taken in any case."""
     count = taken(rules, attempts)
     assert 1 <= count <= min(rules.limit, len(attempts))
     assert count == 1 or count <= allowed(rules, attempts[0])
@@ -166,15 +164,14 @@ def test_item_joins_no_batch_that_is_too_large_for_it(rules, attempts):
 
 
 def test_batch_does_not_outgrow_an_item_that_has_joined_it():
-    """AG-14: no item is in a batch larger than it may be in."""
+    """No item is in a batch larger than it may be in."""
     readings = Rules("readings", size=8, max_attempts=2)
     assert allowed(readings, 2) == 4
     assert taken(readings, [0, 2, 0, 0, 0, 0, 0, 0]) == 4
 
 
 @given(rules, failures)
-def test_flush_takes_as_many_as_it_may(rules, attempts):
-    """AG-24."""
+def test_flush_takes_as_many_items_as_their_attempts_allow(rules, attempts):
     count = taken(rules, attempts)
     if count < len(attempts):
         assert any(count + 1 > allowed(rules, each) for each in attempts[: count + 1])
@@ -182,7 +179,7 @@ def test_flush_takes_as_many_as_it_may(rules, attempts):
 
 @given(rules)
 def test_item_that_fails_again_and_again_is_alone_in_the_end(rules):
-    """AG-14: and then it has had its last attempt."""
+    """Then it has had its last attempt."""
     counts = [allowed(rules, attempts) for attempts in range(rules.max_attempts + 20)]
     assert counts == sorted(counts, reverse=True)
     assert counts[: rules.max_attempts] == [rules.limit] * rules.max_attempts

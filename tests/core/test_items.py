@@ -120,8 +120,7 @@ def refused(work: Callable[[], Any]) -> InvalidMessage:
         (Any, None),
     ],
 )
-def test_comes_back_equal(annotation, value):
-    """AG-25."""
+def test_item_comes_back_equal(annotation, value):
     encoded = items(annotation).encode(value)
     read = items(annotation).read(to_json(encoded).decode())
     assert read == value
@@ -217,8 +216,7 @@ def test_that_json_cannot_hold(annotation, value, kind):
 
 
 @pytest.mark.parametrize("payload", ["", "{", '{"device_id": 5}', "[]", "null", '{"device_id": "d1", "celsius": []}'])
-def test_payload_that_cannot_be_read(payload):
-    """AG-25."""
+def test_payload_that_cannot_be_read_is_refused(payload):
     refused(lambda: items().read(payload))
 
 

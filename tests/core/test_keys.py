@@ -1,4 +1,4 @@
-"""Correlation properties: what is converted, what is refused, and the one text of each value (PM-22, NP-07, T14)."""
+"""Correlation properties: what is converted, what is refused, and the one text of each value."""
 
 import json
 import sys
@@ -131,7 +131,7 @@ def prop(annotation: Any, default: Any = ..., **options: Any) -> KeyProperty:
     ],
 )
 def test_declared_type_is_seen_through_what_wraps_it(annotation, declared):
-    """T14: the declared type decides."""
+    """The declared type decides."""
     assert prop(annotation).type is declared
 
 
@@ -146,7 +146,7 @@ def test_declared_type_is_seen_through_what_wraps_it(annotation, declared):
     ids=str,
 )
 def test_type_without_canonical_text_is_a_definition_error(annotation):
-    """T14: rather than a type whose values have several texts, such as 1.0 and 1.00."""
+    """A value of such a type has several texts, such as 1.0 and 1.00."""
     with pytest.raises(DefinitionError) as caught:
         prop(annotation)
     for part in ("order", "number", "str, int, UUID", "enum"):
@@ -216,7 +216,7 @@ def test_type_statement():
     ],
 )
 def test_value_becomes_the_declared_type(annotation, value, expected):
-    """PM-22: a message's value is converted to the property's declared type."""
+    """A message's value is converted to the property's declared type."""
     converted = prop(annotation).convert(value)
     assert (type(converted), converted) == (type(expected), expected)
 
@@ -224,7 +224,7 @@ def test_value_becomes_the_declared_type(annotation, value, expected):
 @pytest.mark.parametrize("annotation", [str, int, UUID, Region, Level, str | None])
 @pytest.mark.parametrize("value", [None, True, False, Switch.ON, b"x", [], {}, object(), Model(id="1"), date(2025, 1, 1), 1j])
 def test_no_key_at_all(annotation, value):
-    """T14: a null, a bool or a value of a strange type is an error, never a silent miss."""
+    """A null, a bool or a value of a strange type is an error, never a silent miss."""
     with pytest.raises(ValueError, match="is no key"):
         prop(annotation).convert(value)
 
@@ -274,14 +274,14 @@ def test_no_key_at_all(annotation, value):
     ],
 )
 def test_loss_is_an_error(annotation, value):
-    """T14: coerce without loss, else raise."""
+    """A value is converted without loss, or an error is raised."""
     with pytest.raises(ValueError, match="is no key"):
         prop(annotation).convert(value)
 
 
 @pytest.mark.parametrize("value", ["", "\0", "a\0b", "\ud800", "x\udfff", "x" * (TEXT_LIMIT + 1)])
 def test_text_that_no_store_keeps_is_an_error(value):
-    """An empty key is most often a form field that nobody filled in: all such messages would meet in one instance (WV-05)."""
+    """An empty key is most often a form field that nobody filled in: all such messages would meet in one instance."""
     with pytest.raises(ValueError, match="is no key"):
         prop(str).convert(value)
     with pytest.raises(ValueError, match="is no key"):
@@ -316,7 +316,7 @@ def test_longest_texts():
     ],
 )
 def test_validation_of_the_field_is_applied(annotation, value, expected):
-    """PM-22: the message's value becomes what the field would hold."""
+    """The message's value becomes what the field would hold."""
     assert prop(annotation).convert(value) == expected
 
 
@@ -367,7 +367,7 @@ def test_saga_s_configuration_counts():
     ],
 )
 def test_text_of_a_value(annotation, value, expected):
-    """NP-07: an index row holds the value's text."""
+    """An index row holds the value's text."""
     assert prop(annotation).text(value) == expected
 
 
@@ -394,7 +394,7 @@ kinds = pytest.mark.parametrize("kind", VALUES)
 @kinds
 @given(data=st.data())
 def test_text_leads_back_to_its_value(kind, data):
-    """NP-07: the text says all of the value, so ``find`` by the text and by the value are the same."""
+    """The text says all of the value, so ``find`` by the text and by the value are the same."""
     value = data.draw(VALUES[kind])
     number = PROPERTIES[kind]
     assert number.convert(number.text(value)) == number.convert(value) == value
@@ -416,7 +416,7 @@ ANYTHING = (
 @kinds
 @given(value=ANYTHING)
 def test_any_value_is_converted_or_a_value_error(kind, value):
-    """T14: and what was converted stays what it is."""
+    """What was converted stays what it is."""
     number = PROPERTIES[kind]
     try:
         converted = number.convert(value)

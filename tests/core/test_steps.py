@@ -107,8 +107,7 @@ def test_abstract_saga():
         (False, "retry", False, Decision.NOT_FOUND),
     ],
 )
-def test_decision(starts, policy, exists, decision):
-    """NS-03, NS-07, WV-09 to WV-12."""
+def test_policy_and_instance_decide_what_a_message_does(starts, policy, exists, decision):
     assert define(starts=starts, policy=policy).decide(exists) is decision
 
 

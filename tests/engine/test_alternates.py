@@ -36,7 +36,6 @@ def test_composite_key() -> None:
 
 
 def test_texts_are_canonical() -> None:
-    """NP-07, PM-22."""
     code = UUID("12345678-1234-5678-1234-567812345678")
     item = Item(shop="a", number=1, code=code, colour=Colour.RED, serial=0)
 
@@ -44,7 +43,6 @@ def test_texts_are_canonical() -> None:
 
 
 def test_null_and_unset_are_not_indexed() -> None:
-    """NP-07."""
     assert alternates_of(ITEM, "", Item(shop="a", number=1)) == {}
     assert alternates_of(ITEM, "", Item.model_construct(shop="a", number=1)) == {}
 

@@ -65,7 +65,7 @@ class TestItem:
 
 
 class TestUnreadItem:
-    """One that this code cannot read, and other code may (AG-25)."""
+    """One that this code cannot read, and other code may."""
 
     def test_says_who_could_not_read_it(self) -> None:
         group, item = unread_item(BY_DEVICE, "m1", {"device": "d1", "temperature": 5}, LARGE)
@@ -85,8 +85,7 @@ class TestUnreadItem:
 class TestBuffer:
     """Items of several groups at once."""
 
-    def test_in_their_order(self, backend: MemoryBackend) -> None:
-        """AG-21."""
+    def test_items_keep_their_order(self, backend: MemoryBackend) -> None:
         count, asked = put(backend, ("g", "c"), ("g", "a"), ("h", "x"), ("g", "b"), size=9)
 
         assert (count, asked) == (4, [])
@@ -104,7 +103,7 @@ class TestBuffer:
         assert calls == [2]
 
     def test_ask_for_each_group_whose_gate_opens(self, backend: MemoryBackend) -> None:
-        """AG-24; and nobody asks twice."""
+        """Nobody asks twice."""
         assert put(backend, ("g", "a"), ("g", "b"), ("h", "c"), ("i", "d"), ("i", "e"), size=2) == (5, ["g", "i"])
         assert put(backend, ("g", "f"), ("h", "g"), size=2) == (2, ["h"])
 
@@ -125,7 +124,7 @@ class TestBuffer:
         assert {due.group for due in backend.aggregates.claim_due([NAME], 10, LEASE_MS)} == set("ghij")
 
     def test_once_for_an_id(self, backend: MemoryBackend) -> None:
-        """AG-02; an id is known in its group alone."""
+        """An id is known in its group alone."""
         assert put(backend, ("g", "a"), ("g", "a"), ("h", "a"))[0] == 2
         assert put(backend, ("g", "a"), ("g", "b"))[0] == 1
 

@@ -63,7 +63,7 @@ def call(action: Callable[[], object]) -> Callable[[], None]:
 
 
 class TestUpdateRaces:
-    """PM-08, PM-16: the loser runs again from find."""
+    """The loser runs again from find."""
 
     def test_nothing_is_lost(self, engine: Engine, rival: Engine) -> None:
         engine.handle(PLACE, order_id="42")
@@ -87,7 +87,7 @@ class TestUpdateRaces:
         assert all(0 < slept <= 0.25 for slept in pauses)
 
     def test_instance_that_a_rival_completed(self, engine: Engine, rival: Engine) -> None:
-        """T6: the update does not bring it back."""
+        """The update does not bring it back."""
         engine.handle(PLACE, order_id="42")
         engine.interpose().once_before("update", call(lambda: rival.handle(FINISH, order_id="42")))
 
@@ -105,7 +105,7 @@ class TestUpdateRaces:
             engine.handle(handler(add, if_missing="raise"), order_id="42")
 
     def test_completion_of_an_instance_that_a_rival_changed(self, engine: Engine, rival: Engine) -> None:
-        """T6: delete compares the version too."""
+        """Delete compares the version too."""
         totals: list[int] = []
 
         def finish(order: Order, order_id: str) -> None:
@@ -267,8 +267,7 @@ class TestAlternateKeys:
 
         assert engine.data()["tracking"] == "T1"
 
-    def test_changed_and_nulled(self, engine: Engine) -> None:
-        """NP-07, NP-11."""
+    def test_value_that_was_changed_or_nulled_is_free(self, engine: Engine) -> None:
         engine.handle(TRACK, order_id="42", tracking="T1")
         engine.handle(TRACK, order_id="42", tracking="T2")
         assert engine.record("T1", "tracking") is None

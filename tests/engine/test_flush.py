@@ -1,4 +1,4 @@
-"""A flush: what its function is given, and what is removed afterwards (AG-24)."""
+"""A flush: what its function is given, and what is removed afterwards."""
 
 import logging
 from typing import Any, Self
@@ -72,7 +72,7 @@ class TestGate:
         assert (asked_before, collector.asked) == ([[]], [""])
 
     def test_items_that_come_meanwhile_stay(self, collector: Collector) -> None:
-        """AG-12, AG-20: exactly the snapshot is removed, and the gate is looked at again."""
+        """Exactly the snapshot is removed, and the gate is looked at again."""
         collector.add("a", "b")
         collector.work = lambda batch: collector.add("c")
         collector.flush()
@@ -105,8 +105,7 @@ class TestGate:
 class TestBatch:
     """What the function is given."""
 
-    def test_says_where_it_comes_from(self, backend: MemoryBackend, clock: Clock) -> None:
-        """AG-06, AG-07, AG-21."""
+    def test_tells_its_ids_name_group_and_reason(self, backend: MemoryBackend, clock: Clock) -> None:
         collector = Collector(backend, define(group_by="device", size=5), group="d1")
         collector.add("m2", "m1")
         collector.add("m3", unread_by="other code")
@@ -184,7 +183,7 @@ class TestRejections:
 
 
 class TestUnread:
-    """Items that this code cannot read (AG-08, AG-25)."""
+    """Items that this code cannot read."""
 
     def test_are_kept_and_never_passed(self, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
         collector.add("a")
@@ -210,7 +209,6 @@ class TestUnread:
         assert (flushed.reason, flushed.items, flushed.unresolved, flushed.error) == ("size", 0, 2, None)
 
     def test_do_not_open_the_gate_again(self, collector: Collector) -> None:
-        """AG-17, T3."""
         collector.add("a", "b", celsius="hot")
         collector.flush()
 

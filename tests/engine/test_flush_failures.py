@@ -1,4 +1,4 @@
-"""A flush that fails: its function, its worker, its lease, or its store (AG-13, AG-14)."""
+"""A flush that fails: its function, its worker, its lease, or its store."""
 
 import time
 from types import SimpleNamespace
@@ -61,7 +61,6 @@ class TestFunctionRaises:
     """What its error means is not for the engine to say."""
 
     def test_items_are_free_at_once_and_the_failure_is_counted(self, collector: Collector) -> None:
-        """AG-14, AG-15."""
         collector.add("a", "b", "c", "d")
 
         flushed = collector.flush()
@@ -293,7 +292,7 @@ class TestSplitting:
 
 
 class TestLeaseLost:
-    """The flush stood still for too long, and another has its items (AG-15)."""
+    """The flush stood still for too long, and another has its items."""
 
     def lose(self, collector: Collector, clock: Clock) -> Any:
         def work(batch: Batch[Reading]) -> None:
@@ -355,7 +354,7 @@ class TestStoreAway:
         assert (collector.seen, collector.states()) == ([], dict.fromkeys("abcd", "free"))
 
     def test_when_it_removes_it_tries_again(self, collector: Collector, slept: list[float]) -> None:
-        """AG-13: the function must not run again for that."""
+        """The function must not run again for that."""
         collector.work = lambda batch: "done"
         collector.add("a", "b", "c", "d")
         collector.store.once_before("remove", *[failing(AWAY)] * 3)

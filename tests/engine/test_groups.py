@@ -98,8 +98,7 @@ class TestDueGroups:
 
         assert deployment.asked_groups == ["a", "a"]
 
-    def test_whose_worker_has_died(self, deployment: Deployment) -> None:
-        """AG-15."""
+    def test_group_whose_worker_has_died_is_flushed(self, deployment: Deployment) -> None:
         deployment.add("a")
         deployment.clock.advance(HOUR_MS)
         assert deployment.backend.aggregates.claim(rules_of(deployment.definitions[0]), "a", "dead") is not None
@@ -327,7 +326,7 @@ class TestChangedRules:
 
 
 class TestUnread:
-    """Items that could not be read come back when they can be (AG-25)."""
+    """Items that could not be read come back when they can be."""
 
     def sweep_later(self, deployment: Deployment, groups: Groups) -> None:
         """Sweep when it is time to look again."""
@@ -469,7 +468,7 @@ class TestRelay:
         assert relay.sweep().flushes == 1
 
     def test_forgets_ids_of_items(self, deployment: Deployment) -> None:
-        """T10: when their time has passed."""
+        """It forgets them when their time has passed."""
         relay, rules = self.relay(deployment), rules_of(deployment.definitions[0])
         deployment.add("a")
         deployment.backend.buffers.remove(rules, "a", "a-id")

@@ -74,7 +74,6 @@ class TestFind:
         assert order.order_id == "42"
 
     def test_missing_is_none(self, engine: Engine) -> None:
-        """PM-02."""
         assert find(engine, "42") is None
         assert find(engine, tracking="T1") is None
 
@@ -88,7 +87,7 @@ class TestFind:
     @pytest.mark.parametrize(
         ("key", "by"),
         [
-            (None, {"total": 1}),  # NP-08: also on a store that could do it
+            (None, {"total": 1}),  # also on a store that could do it
             (None, {"nothing": 1}),
             (None, {"order_id": "42", "tracking": "T1"}),
             ("42", {"tracking": "T1"}),
@@ -107,19 +106,17 @@ class TestFind:
 
     @pytest.mark.parametrize("value", [None, "", 1.5, True, b"42", "x" * 256])
     def test_value_that_is_no_key(self, engine: Engine, value: object) -> None:
-        """Never a silent miss (T14)."""
+        """There is never a silent miss."""
         for lookup in ({"key": value}, {"tracking": value}):
             with pytest.raises(CorrelationError):
                 find(engine, **lookup)
 
     def test_value_is_converted(self, engine: Engine) -> None:
-        """PM-22."""
         engine.handle(PLACE, order_id="42")
 
         assert find(engine, 42) is not None
 
     def test_copies_are_fresh(self, engine: Engine) -> None:
-        """PM-04."""
         engine.handle(STORE, shop="a", number=1, code=str(CODE))
         first, second = find_item(engine, ("a", 1)), find_item(engine, ("a", 1))
         assert first is not None

@@ -66,7 +66,7 @@ def deployment(backend: MemoryBackend, clock: Clock) -> Deployment:
 
 
 def test_publishes_what_is_due_and_removes_it(deployment: Deployment) -> None:
-    """NS-11: the decision to send was committed, whoever publishes it."""
+    """The decision to send was committed, whoever publishes it."""
     deployment.add("a", "b")
     relay = deployment.relay()
 
@@ -92,7 +92,6 @@ def test_leaves_what_is_leased_until_the_lease_has_ended(deployment: Deployment)
 
 
 def test_leaves_what_is_not_due_yet(deployment: Deployment) -> None:
-    """PM-25."""
     deployment.add("a", kind="scheduled", task="order.nudge", due_s=10)
     relay = deployment.relay()
     for _ in range(10):

@@ -41,7 +41,7 @@ def test_causation_is_limited() -> None:
 
 
 def test_step_inside_a_step_is_refused() -> None:
-    """WV-06: both would commit, whatever became of the outer one."""
+    """Both would commit, whatever became of the outer one."""
     inner, outer = Session("m2"), Session("m1")
     refuse_inline("order.place", [inner, outer])
 

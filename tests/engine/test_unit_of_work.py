@@ -55,10 +55,10 @@ def nothing(engine: Engine) -> None:
 
 
 class TestLifeOfAnInstance:
-    """Insert, update, delete; each message is read, invoked and written once (PM-06, PM-07, NS-21)."""
+    """Insert, update, delete; each message is read, invoked and written once."""
 
     def test_first_message_inserts(self, engine: Engine) -> None:
-        """NS-03: the key is set from the message."""
+        """The key is set from the message."""
         store = engine.interpose()
 
         outcome = engine.handle(PLACE, order_id="42", total=5)
@@ -91,7 +91,6 @@ class TestLifeOfAnInstance:
         assert record.version == 2
 
     def test_last_message_deletes(self, engine: Engine) -> None:
-        """PM-09, NS-08."""
         engine.handle(PLACE, order_id="42")
         store = engine.interpose()
 
@@ -104,7 +103,6 @@ class TestLifeOfAnInstance:
         assert [message.task for message in engine.publisher.published] == ["charge", "bye"]
 
     def test_complete_at_birth_writes_journal_and_sends_only(self, engine: Engine) -> None:
-        """NS-22."""
         store = engine.interpose()
 
         outcome = engine.handle(starter(finish), order_id="42")
@@ -124,7 +122,6 @@ class TestLifeOfAnInstance:
         assert engine.handle(starter(place), order_id="42").kind is Kind.COMPLETED
 
     def test_restart_after_completion_is_another_instance(self, engine: Engine) -> None:
-        """NS-10, T8."""
         first = engine.handle(PLACE, order_id="42", total=5)
         engine.handle(FINISH, order_id="42")
 
@@ -198,7 +195,6 @@ class TestExactlyOnce:
         assert engine.handle(step, order_id="42", id="m1").kind is Kind.DUPLICATE
 
     def test_one_message_to_two_steps_is_handled_by_both(self, engine: Engine) -> None:
-        """T13."""
         engine.handle(PLACE, order_id="42", total=1, id="m1")
         engine.handle(ADD, order_id="42", total=5, id="m1")
 
@@ -554,7 +550,6 @@ class TestPolicies:
         assert engine.entry(step, "m2") is None
 
     def test_missing_is_ignored_visibly(self, engine: Engine) -> None:
-        """NS-07, WV-13."""
         outcome = engine.handle(ADD, order_id="42", total=1, id="m1")
 
         assert (outcome.kind, outcome.reason, outcome.is_new) == (Kind.IGNORED, "missing", False)
@@ -571,7 +566,7 @@ class TestPolicies:
 
     @pytest.mark.parametrize("policy", ["raise", "retry"])
     def test_missing_raises(self, engine: Engine, policy: str) -> None:
-        """WV-05; "retry" is the worker's work."""
+        """The policy "retry" is the worker's work."""
         step = handler(add, if_missing=policy)
 
         with pytest.raises(SagaNotFound) as raised:
@@ -604,7 +599,7 @@ class TestPolicies:
             engine.handle(handler(charged, if_missing="raise"), receipt="r", causation={"order": "gone"})
 
     def test_function_for_what_is_missing(self, engine: Engine) -> None:
-        """WV-12: it sends, and its journal entry is the message's."""
+        """It sends, and its journal entry is the message's."""
         seen: list[Missing] = []
 
         def apologise(missing: Missing, order_id: str, total: int) -> str:
@@ -679,7 +674,7 @@ class TestAfterTheStep:
             send(kept[0], "late")
 
     def test_each_run_has_a_state_and_arguments_of_its_own(self, engine: Engine, rival: Engine) -> None:
-        """PM-04: what a run did to them is not seen by the next."""
+        """What a run did to them is not seen by the next."""
         seen: list[tuple[int, list[int]]] = []
 
         def place(order: Order, order_id: str, items: list[int]) -> None:

@@ -124,7 +124,6 @@ class TestUntil:
         assert len(sleeps.pauses) == 4
 
     def test_each_look_gets_a_fresh_read_only_copy(self, engine: Engine, sleeps: Sleeps) -> None:
-        """PM-04."""
         engine.handle(PLACE, order_id="42")
         sleeps.acts = [lambda: engine.handle(PAY, order_id="42", total=3)]
         copies: list[Order] = []

@@ -105,5 +105,5 @@ def came(deployment: Deployment) -> dict[int, int]:
 
 
 def may_come_again(run: Run, dead: set[int]) -> bool:
-    """Tell whether a run's items were not removed, and why not (AG-13): its process has died meanwhile, or the store refused."""
+    """Tell whether a run's items were not removed, and why not: its process has died meanwhile, or the store refused."""
     return "removed" not in run.outcomes and (run.pid in dead or "refused" in run.outcomes)

@@ -184,7 +184,7 @@ def is_due(deployment: Deployment, group: str) -> bool:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_flush_that_stood_still_removes_nothing_of_another(deploy: Deploy, engine: str) -> None:
-    """AG-15, T4: its lease has ended, another flush has the items, and it learns so when it goes on."""
+    """Its lease has ended, another flush has the items, and it learns so when it goes on."""
     deployment = deploy("frozen_batches", "rabbitmq", engine, **SOON)
     deployment.start("prefork", 2).wait_ready()
     deployment.client.send_task("frozen.freeze", args=(1,), task_id="item 1")

@@ -59,7 +59,7 @@ def test_they_end_before_they_consume(deploy: Deploy, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_another_release_has_stored_is_left_alone(deploy: Deploy, tmp_path: Path, engine: str) -> None:
-    """Older or newer, by workers and by the relay alone: the release that has stored it finds it as it was (WV-06)."""
+    """Older or newer, by workers and by the relay alone: the release that has stored it finds it as it was."""
     with _database(engine, tmp_path) as url:
         deployment = deploy("counters", "redis", url)
         deployment.start("prefork", 2).wait_ready()

@@ -1,4 +1,4 @@
-"""Workers with old and with new code on one queue and one backend, as while they are replaced one by one (WV-06)."""
+"""Workers with old and with new code on one queue and one backend, as while they are replaced one by one."""
 
 import time
 from typing import Any

@@ -30,7 +30,6 @@ class TestMessage:
         assert (message.task, message.args, message.kwargs) == ("shop.collect", [{"device": "d1", "celsius": 20.0}], {})
 
     def test_id_is_that_of_the_task(self, app: Celery, worker: Worker) -> None:
-        """AG-02."""
         collect, _ = collector(size=9)
         result = collect.delay(D1)
         collect.apply_async((D2,), task_id="m2")
@@ -63,13 +62,13 @@ class TestMessage:
         worker.deliver_again(delivered)
         collect.delay(D2)
         worker.run()
-        worker.deliver_again(delivered)  # also after it was flushed: T10
+        worker.deliver_again(delivered)  # also after it was flushed
 
         assert collected.items == [[D1, D2]]
         assert counts(app).buffered == 0
 
     def test_without_a_memory_it_is_buffered_again(self, app: Celery, worker: Worker) -> None:
-        """AG-02: once it was flushed, it is no longer tracked."""
+        """Once it was flushed, it is no longer tracked."""
         collect, collected = collector(size=1, dedupe_for=None)
         collect.delay(D1)
         delivered = worker.one()
@@ -80,7 +79,6 @@ class TestMessage:
         assert collected.items == [[D1], [D1]]
 
     def test_flush_is_asked_for_and_confirmed(self, app: Celery, worker: Worker) -> None:
-        """AG-24."""
         collect, collected = collector()
         for reading in (D1, D2, D3):
             collect.delay(reading)
@@ -160,7 +158,7 @@ class TestInvalid:
 
 
 class TestUnread:
-    """What this code cannot read, and its producer's could (AG-25)."""
+    """What this code cannot read, and its producer's could."""
 
     def test_is_kept(self, app: Celery, worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
         collector(size=1, group_by="device")

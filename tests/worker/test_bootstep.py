@@ -78,7 +78,6 @@ def test_does_not_create_the_tables_if_told_so(new_app: NewApp, saga: Any, tmp_p
 
 
 def test_without_sagas_nothing_is_opened(app: Celery) -> None:
-    """NP-14."""
     app.conf.saga_backend = "nosuch://"
 
     start(worker_of(app))
@@ -218,7 +217,6 @@ class TestRelay:
         assert relay_of(eager) is None
 
     def test_does_not_run_without_sagas(self, app: Celery) -> None:
-        """NP-14."""
         app.conf.saga_backend = "nosuch://"
 
         self.run(app)

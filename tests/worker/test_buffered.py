@@ -29,7 +29,7 @@ class TestAdd:
         assert ids(app) == ["mqtt-7", made]
 
     def test_once_for_an_id(self, app: Celery) -> None:
-        """AG-02; without one each call adds an item."""
+        """Without an id each call adds an item."""
         collect, _ = collector(size=9)
         for _ in range(2):
             collect.add(D1, id="a")
@@ -37,8 +37,7 @@ class TestAdd:
 
         assert len(ids(app)) == 3
 
-    def test_many_in_their_order(self, app: Celery, worker: Worker) -> None:
-        """AG-21."""
+    def test_many_items_keep_their_order(self, app: Celery, worker: Worker) -> None:
         collect, _ = collector(size=9)
 
         assert collect.add_many([D3, D1, D2], ids=["z", "a", "m"]) == ["z", "a", "m"]
@@ -190,7 +189,7 @@ class TestLooking:
             collect.count(group)
 
     def test_remove(self, app: Celery) -> None:
-        """AG-09, AG-10, T2; what was removed by hand is remembered too."""
+        """What was removed by hand is remembered too."""
         collect, _ = collector(size=9)
         with pytest.raises(NothingBuffered):
             collect.remove("a")
@@ -203,7 +202,7 @@ class TestLooking:
         assert ids(app) == []
 
     def test_what_cannot_be_read_is_left_out(self, app: Celery, worker: Worker) -> None:
-        """AG-08: it counts all the same."""
+        """It counts all the same."""
         collect, _ = collector(size=9)
         collect.add(D1)
         app.send_task("shop.collect", ({"device": "d2", "celsius": "hot"},))

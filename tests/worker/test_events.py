@@ -279,7 +279,7 @@ def refused(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 class TestFanOut:
-    """One task for each subscriber: a retry and a commit of its own (NS-25)."""
+    """One task for each subscriber: a retry and a commit of its own."""
 
     def test_each_subscriber_gets_a_task(self, worker: Worker, sagas: Any) -> None:
         order, parcel = sagas

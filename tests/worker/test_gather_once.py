@@ -174,7 +174,7 @@ class TestTooLate:
         assert collected(app) == 0
 
     def test_later_instance_of_the_same_key(self, shop: Any, worker: Worker) -> None:
-        """T9: it gets nothing of what the first has asked for."""
+        """It gets nothing of what the first has asked for."""
         begin(shop, worker, [3, 1])
         shop.end("42")
         shop.place("42", [5])

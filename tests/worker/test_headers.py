@@ -55,7 +55,7 @@ def begin(order: Any, worker: Worker, sent: Any) -> None:
 
 
 class TestHandedOn:
-    """Plain participants hand the correlation on (NS-15, WV-07)."""
+    """Plain participants hand the correlation on."""
 
     def test_leads_a_handler_without_key_to_its_instance(self, worker: Worker, order: Any) -> None:
         order.place.delay("41")

@@ -143,7 +143,7 @@ def test_a_message_that_has_waited_for_its_time_is_counted_no_more() -> None:
 
 
 def test_items_are_buffered_under_their_messages_ids(app: Celery) -> None:
-    """AG-02: or under that which their producer gave them."""
+    """They may be buffered under an id that their producer gave them."""
     arrived = [
         Arrived("message 1", None, [{"device": "d1", "celsius": 1}], {}),
         Arrived("message 2", "mqtt-7", [], {"device": "d1", "celsius": 2}),
@@ -154,7 +154,7 @@ def test_items_are_buffered_under_their_messages_ids(app: Celery) -> None:
 
 
 def test_what_cannot_be_read_is_left(app: Celery) -> None:
-    """AG-25: it runs alone, which keeps it."""
+    """It runs alone, which keeps it."""
     arrived = [
         Arrived("message 1", None, [{"device": "d1"}], {}),
         Arrived("message 2", None, [{"device": "d1", "celsius": 2}], {}),

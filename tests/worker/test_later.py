@@ -219,7 +219,7 @@ class TestPutOff:
 
 
 class TestRetryOfWhatIsMissing:
-    """``if_missing="retry"``: the message may have overtaken the one that starts its instance (NS-04)."""
+    """``if_missing="retry"``: the message may have overtaken the one that starts its instance."""
 
     @pytest.fixture
     def saga(self, app: Celery) -> Any:

@@ -57,7 +57,7 @@ def order(fast: Celery) -> Any:
 
 
 def test_sends_timeouts(fast: Celery, thread: RelayThread, order: Any) -> None:
-    """PM-25: the step runs on its instance, some time later."""
+    """The step runs on its instance, some time later."""
     order.place("42")
     worker = Worker(fast)
     assert worker.waiting() == []

@@ -1,4 +1,4 @@
-"""Saga to saga: a step asks a step of another saga, and the answer finds its way back without a key (NS-12)."""
+"""Saga to saga: a step asks a step of another saga, and the answer finds its way back without a key."""
 
 import json
 from datetime import timedelta

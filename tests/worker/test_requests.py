@@ -1,4 +1,4 @@
-"""Requests: what is sent with ``then``, and the answer that finds its saga (NS-12, NS-15)."""
+"""Requests: what is sent with ``then``, and the answer that finds its saga."""
 
 import json
 import logging

@@ -106,7 +106,7 @@ class TestDecorators:
 
 
 class TestFindAndOutcome:
-    """Section 2: a fresh read-only copy, or the last journal entry."""
+    """A fresh read-only copy, or the last journal entry."""
 
     @pytest.fixture
     def order(self, app: Celery) -> Any:
@@ -135,7 +135,7 @@ class TestFindAndOutcome:
         assert order.find("43") is None
 
     def test_find_by_what_is_no_key(self, order: Any) -> None:
-        """NP-08: on the memory store, too."""
+        """It is an error on the memory store, too."""
         for by in ({"items": "x"}, {"nothing": "x"}):
             with pytest.raises(DefinitionError, match="look it up by order_id, or by tracking"):
                 order.find(**by)

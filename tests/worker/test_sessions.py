@@ -62,7 +62,7 @@ def test_it_ends_with_a_task_that_failed(app: Celery) -> None:
 
 
 def test_sessions_nest_also_of_one_task(app: Celery) -> None:
-    """NP-03: one for each message; one that was not published has the causation of what runs around it."""
+    """There is one for each message; one that was not published has the causation of what runs around it."""
     seen: list[list[str]] = []
 
     @app.task

@@ -540,7 +540,6 @@ class TestDirectCall:
         nothing_written(app, Order)
 
     def test_inside_a_step_is_refused(self, app: Celery) -> None:
-        """WV-06."""
 
         class Order(Saga, correlate_by="order_id"):
             order_id: str

@@ -1,4 +1,4 @@
-"""Timeouts: what an instance schedules for itself, and what becomes of it wherever it is on its way (NS-09, T9, PM-25)."""
+"""Timeouts: what an instance schedules for itself, and what becomes of it wherever it is on its way."""
 
 import logging
 import time

@@ -12,32 +12,29 @@ class AskingContract(StoreFixtures):
     """One caller is told that the gate is open, and another if the first has died."""
 
     def test_item_that_fills_a_batch_opens_the_gate(self, backend: Backend) -> None:
-        """AG-17."""
         assert not add(backend, PAIRS, "a").is_open
         assert add(backend, PAIRS, "b").is_open
 
     def test_nobody_else_asks_while_a_flush_is_to_come(self, backend: Backend, clock: Clock) -> None:
-        """AG-17."""
         assert add(backend, PAIRS, "a", "b").is_open
         clock.advance(LEASE - 1)
         assert not add(backend, PAIRS, "c", "d").is_open
 
     def test_next_insert_asks_if_the_flush_was_lost(self, backend: Backend, clock: Clock) -> None:
-        """AG-17: the mark expires, since a message may be lost."""
+        """The mark expires, since a message may be lost."""
         assert add(backend, PAIRS, "a", "b").is_open
         clock.advance(LEASE)
         assert add(backend, PAIRS, "c") == Added(1, is_open=True)
         assert add(backend, PAIRS, "d") == Added(1)
 
     def test_repeat_asks_if_the_first_to_ask_has_died(self, backend: Backend, clock: Clock) -> None:
-        """AG-02: the producer died between the insert and the message; its repeat adds nothing, and asks."""
+        """The producer died between the insert and the message; its repeat adds nothing, and asks."""
         assert add(backend, PAIRS, "a", "b").is_open
         clock.advance(LEASE)
         assert add(backend, PAIRS, "a", "b") == Added(0, is_open=True)
         assert add(backend, PAIRS, "a", "b") == Added(0)
 
     def test_mark_lasts_as_long_as_the_rules_say(self, backend: Backend, clock: Clock) -> None:
-        """AG-17."""
         patient = PAIRS._replace(lease_ms=HOUR)
         assert add(backend, patient, "a", "b").is_open
         assert due_at(backend) == clock.now + HOUR
@@ -47,14 +44,13 @@ class AskingContract(StoreFixtures):
         assert add(backend, patient, "d").is_open
 
     def test_claim_takes_the_mark_away(self, backend: Backend) -> None:
-        """AG-17: the flush has begun; the next batch is asked for anew."""
+        """The flush has begun; the next batch is asked for anew."""
         assert add(backend, PAIRS, "a", "b").is_open
         flush(backend, PAIRS)
         assert not add(backend, PAIRS, "c").is_open
         assert add(backend, PAIRS, "d").is_open
 
     def test_claim_of_a_closed_gate_takes_the_mark_away(self, backend: Backend) -> None:
-        """AG-17."""
         assert add(backend, PAIRS, "a", "b").is_open
         backend.buffers.remove(PAIRS, "", "a")
         assert backend.aggregates.claim(PAIRS, "", "one") is None
@@ -62,13 +58,12 @@ class AskingContract(StoreFixtures):
         assert add(backend, PAIRS, "c").is_open
 
     def test_unresolved_items_do_not_open_the_gate(self, backend: Backend) -> None:
-        """AG-17, T3: no empty flushes."""
+        """There are no empty flushes."""
         assert not add(backend, PAIRS, "a", "b", "c", unread_by="v1").is_open
         assert not add(backend, PAIRS, "d").is_open
         assert add(backend, PAIRS, "e").is_open
 
     def test_unresolved_items_do_not_open_the_gate_by_time(self, backend: Backend, clock: Clock) -> None:
-        """AG-17, T3."""
         timed = HOURLY._replace(idle_ms=HOUR)
         add(backend, timed, "a", unread_by="v1")
         assert due_at(backend) == 0
@@ -77,7 +72,7 @@ class AskingContract(StoreFixtures):
         assert taken_by(backend, timed) == []
 
     def test_unresolved_item_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """AG-17, T3: it does not put the idle time off."""
+        """It does not put the idle time off."""
         add(backend, IDLE, "a")
         clock.advance(HOUR - 1)
         add(backend, IDLE, "b", unread_by="v1")
@@ -85,7 +80,6 @@ class AskingContract(StoreFixtures):
         assert add(backend, IDLE, "b", unread_by="v1") == Added(0, is_open=True)
 
     def test_skipped_item_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """AG-02."""
         add(backend, IDLE, "a")
         clock.advance(HOUR - 1)
         add(backend, IDLE, "a")
@@ -93,13 +87,11 @@ class AskingContract(StoreFixtures):
         assert taken_by(backend, IDLE) == ["a"]
 
     def test_leased_items_do_not_open_the_gate(self, backend: Backend) -> None:
-        """AG-17."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         assert not add(backend, PAIRS, "c").is_open
 
     def test_insert_asks_if_the_oldest_has_waited_for_long_enough(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         assert not add(backend, HOURLY, "a").is_open
         clock.advance(HOUR - 1)
         assert not add(backend, HOURLY, "b").is_open
@@ -107,7 +99,6 @@ class AskingContract(StoreFixtures):
         assert add(backend, HOURLY, "c").is_open
 
     def test_each_item_puts_the_idle_time_off(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         for id in "abc":
             assert not add(backend, IDLE, id).is_open
             clock.advance(HOUR - 1)
@@ -116,20 +107,18 @@ class AskingContract(StoreFixtures):
         assert taken_by(backend, IDLE) == ["a", "b", "c"]
 
     def test_gate_without_a_condition_stays_closed(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         add(backend, CLOSED, *"abc")
         clock.advance(1_000 * HOUR)
         assert not add(backend, CLOSED, "d").is_open
         assert backend.aggregates.claim_due([NAME], 9, LEASE) == []
 
-    def test_groups_are_asked_for_one_by_one(self, backend: Backend) -> None:
-        """AG-01."""
+    def test_each_group_has_a_mark_of_its_own(self, backend: Backend) -> None:
         assert add(backend, PAIRS, "a", "b", group="one").is_open
         assert add(backend, PAIRS, "a", "b", group="two").is_open
         assert add(backend, PAIRS._replace(name="other"), "a", "b", group="one").is_open
 
     def test_counting_changes_nothing(self, backend: Backend, clock: Clock) -> None:
-        """AG-18: it would rotate the lease with each insert."""
+        """A change would rotate the lease with each insert."""
         add(backend, PAIRS, *"ab")
         flush(backend, PAIRS)
         add(backend, PAIRS, "c")

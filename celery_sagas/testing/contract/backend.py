@@ -48,19 +48,17 @@ class BackendContract(StoreFixtures):
         return other
 
     def test_prepare_returns_warnings(self, backend: Backend) -> None:
-        """PM-20, NP-15."""
         warnings = backend.prepare(create_schema=True, processes=1)
         assert all(isinstance(warning, str) and warning for warning in warnings)
 
     def test_prepare_keeps_what_is_stored(self, backend: Backend) -> None:
-        """PM-21: it may be called any number of times."""
+        """It may be called any number of times."""
         start(backend, "42", outgoing(), keys=T1)
         with nothing_written(backend):
             backend.prepare(create_schema=True, processes=1)
             backend.prepare(create_schema=False, processes=1)
 
     def test_many_workers_prepare_at_once(self, open_backend: OpenBackend, prefix: str) -> None:
-        """PM-21."""
         workers = [open_backend(prefix) for _ in range(4)]
         with ThreadPoolExecutor(len(workers)) as threads:
             done = [threads.submit(worker.prepare, create_schema=True, processes=1) for worker in workers]
@@ -69,16 +67,15 @@ class BackendContract(StoreFixtures):
         start(workers[0])
         assert is_there(workers[-1], by_key())
 
-    def test_url_is_told(self, backend: Backend) -> None:
-        """PM-19."""
+    def test_backend_has_its_url(self, backend: Backend) -> None:
         assert "://" in backend.url
 
     def test_journal_is_kept_for_a_time(self, backend: Backend) -> None:
-        """T10: exactly once holds within it."""
+        """A message is handled exactly once within it."""
         assert backend.journal_retention_s > 0
 
     def test_backend_works_after_a_refused_commit(self, backend: Backend) -> None:
-        """NP-03: an error leaves nothing behind on the connection."""
+        """An error leaves nothing behind on the connection."""
         record = start(backend, keys=T1)
         for _ in range(30):
             with conflict("unique"):
@@ -88,20 +85,18 @@ class BackendContract(StoreFixtures):
         assert found(backend, by_key()) == record
 
     def test_what_one_process_commits_another_sees(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """PM-16."""
         start(backend, "42", outgoing(), keys=T1)
         backend.dead.add(letter())
         assert view(open_backend(prefix)) == view(backend)
 
     def test_data_outlives_the_backend(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """PM-19: what was committed is there when the next process opens the backend."""
+        """What was committed is there when the next process opens the backend."""
         start(backend, keys=T1)
         before = view(backend)
         backend.close()
         assert view(open_backend(prefix)) == before
 
     def test_instance_of_another_prefix_does_not_exist(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         record = start(backend, keys=T1)
         for lookup in (by_key(), by_id(record.id), by_tracking("T1")):
             assert not is_there(other, lookup)
@@ -113,7 +108,7 @@ class BackendContract(StoreFixtures):
         assert found(backend, by_key()) == record
 
     def test_same_commits_are_made_under_each_prefix(self, backend: Backend, other: Backend) -> None:
-        """PM-14: keys, ids and messages of one prefix are free under another."""
+        """Keys, ids and messages of one prefix are free under another."""
         new = new_record(keys=T1)
         made = effects(None, outgoing(), line=entry(new))
         kept = letter()
@@ -124,7 +119,6 @@ class BackendContract(StoreFixtures):
         assert backend.outbox.count() == 1
 
     def test_delete_touches_one_prefix(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         new = new_record(keys=T1)
         made = effects(None, outgoing("scheduled"), outgoing("deadline"), line=entry(new))
         for each in (backend, other):
@@ -135,7 +129,6 @@ class BackendContract(StoreFixtures):
         assert not is_there(backend, by_tracking("T1"))
 
     def test_update_and_reservation_touch_one_prefix(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         new = new_record(keys=T1)
         for each in (backend, other):
             each.sagas.insert(new, effects(new))
@@ -146,14 +139,12 @@ class BackendContract(StoreFixtures):
             backend.sagas.reserve(record, "me", MINUTE)
 
     def test_messages_of_another_prefix_are_not_handled(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         line = send(backend, outgoing(), line=entry(key="42", outcome="completed"))
         assert handled(other, line) is None
         assert other.journal.history(["order"], "42", 9) == []
         assert other.journal.outcome_of(["order"], "42") is None
 
     def test_rows_of_another_prefix_are_not_claimed(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         row = outgoing()
         line = send(backend, row)
         assert claim(other) == []
@@ -166,7 +157,6 @@ class BackendContract(StoreFixtures):
         assert claim(backend) == []
 
     def test_rows_of_another_prefix_are_not_withdrawn(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         new, row = new_record(), outgoing("scheduled")
         for each in (backend, other):
             each.sagas.insert(new, effects(new, row))
@@ -176,7 +166,6 @@ class BackendContract(StoreFixtures):
         assert ids(claim(other)) == [row.id]
 
     def test_deliveries_of_another_prefix_are_not_counted(self, backend: Backend, other: Backend, clock: Clock) -> None:
-        """PM-14."""
         assert backend.deliveries.count(STEP, "message") == 1
         assert other.deliveries.count(STEP, "message") == 1
         clock.advance(HOUR)
@@ -184,14 +173,12 @@ class BackendContract(StoreFixtures):
         assert backend.deliveries.count(STEP, "message") == 2
 
     def test_entries_of_another_prefix_are_not_purged(self, backend: Backend, other: Backend, clock: Clock) -> None:
-        """PM-14."""
         line = send(backend)
         clock.advance(HOUR)
         assert other.journal.purge(1_000, 9) == 0
         assert handled(backend, line) is not None
 
     def test_letters_of_another_prefix_are_not_seen(self, backend: Backend, other: Backend) -> None:
-        """PM-14."""
         kept = letter()
         backend.dead.add(kept)
         assert other.dead.list(9) == []

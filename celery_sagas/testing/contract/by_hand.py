@@ -32,14 +32,12 @@ class OpeningContract(StoreFixtures):
     """Somebody asks for a flush."""
 
     def test_gate_is_opened_by_hand(self, backend: Backend) -> None:
-        """AG-24."""
         add(backend, CLOSED, *"abc")
         assert backend.buffers.open(CLOSED, "") is True
         snapshot = flush(backend, CLOSED)
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b", "c"], "asked")
 
     def test_gate_is_opened_for_everything_that_is_there_and_nothing_else(self, backend: Backend) -> None:
-        """AG-24."""
         three = CLOSED._replace(size=3)
         add(backend, CLOSED, *"ab")
         backend.buffers.open(three, "")
@@ -50,7 +48,7 @@ class OpeningContract(StoreFixtures):
         assert taken_by(backend, three, "two") == []
 
     def test_gate_is_opened_for_several_batches(self, backend: Backend) -> None:
-        """AG-24: to the tail."""
+        """It is open until the last of the items."""
         add(backend, CLOSED, *"abcde")
         backend.buffers.open(PAIRS, "")
         snapshots = [flush(backend, PAIRS, token) for token in ("one", "two", "three")]
@@ -59,7 +57,7 @@ class OpeningContract(StoreFixtures):
         assert snapshots[2].reason == "asked"
 
     def test_caller_asks_for_the_flush_that_it_has_opened(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: and nobody else; the mark lasts anew."""
+        """Nobody else asks; the mark lasts anew."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE // 2)
         assert backend.buffers.open(PAIRS, "") is True
@@ -70,7 +68,7 @@ class OpeningContract(StoreFixtures):
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
     def test_gate_is_opened_for_leased_items_too(self, backend: Backend) -> None:
-        """AG-24: they may come back."""
+        """They may come back."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         assert backend.buffers.open(PAIRS, "") is True
@@ -78,7 +76,7 @@ class OpeningContract(StoreFixtures):
         assert backend.buffers.groups(NAME, 9) == []
 
     def test_nothing_is_opened_where_nothing_can_be_flushed(self, backend: Backend) -> None:
-        """AG-17: no empty flushes."""
+        """There are no empty flushes."""
         add(backend, PAIRS, "a", "b", unread_by="v1")
         with nothing_changed(backend):
             assert backend.buffers.open(PAIRS, "") is False
@@ -91,7 +89,6 @@ class RemovingContract(StoreFixtures):
     """Somebody removes items, or all of them."""
 
     def test_item_is_removed_by_its_id(self, backend: Backend) -> None:
-        """AG-09."""
         add(backend, CLOSED, *"abc")
         add(backend, CLOSED, "d", unread_by="v1")
         backend.buffers.remove(CLOSED, "", "b")
@@ -100,8 +97,7 @@ class RemovingContract(StoreFixtures):
         assert backend.leftovers.kept(NAME, "unresolved", 9) == []
         assert backend.buffers.count(NAME) == Counts(1, 2, 0, 0)
 
-    def test_last_item_leaves_nothing(self, backend: Backend) -> None:
-        """AG-09."""
+    def test_removing_the_last_item_removes_the_group(self, backend: Backend) -> None:
         add(backend, HOURLY, "a")
         backend.buffers.remove(HOURLY, "", "a")
         assert backend.buffers.groups(NAME, 9) == []
@@ -109,7 +105,7 @@ class RemovingContract(StoreFixtures):
             backend.buffers.remove(HOURLY, "", "a")
 
     def test_removed_item_opens_no_gate(self, backend: Backend) -> None:
-        """AG-17: the free items are counted right after it."""
+        """The free items are counted right after it."""
         add(backend, PAIRS._replace(size=3), "a", "b")
         backend.buffers.remove(PAIRS, "", "a")
         assert taken_by(backend, PAIRS) == []
@@ -117,7 +113,6 @@ class RemovingContract(StoreFixtures):
         assert taken_by(backend, PAIRS) == ["b", "c"]
 
     def test_removed_item_is_remembered(self, backend: Backend, clock: Clock) -> None:
-        """T10."""
         remembering = CLOSED._replace(remember_ms=HOUR)
         add(backend, remembering, "a", "b")
         backend.buffers.remove(remembering, "", "a")
@@ -127,7 +122,7 @@ class RemovingContract(StoreFixtures):
         assert buffered(backend) == ["b", "a"]
 
     def test_nothing_is_removed_where_nothing_is(self, backend: Backend) -> None:
-        """AG-09, AG-10: the partition is empty, or was never there."""
+        """The partition is empty, or was never there."""
         add(backend, CLOSED, "a", group="other group")
         for rules, group in ((CLOSED, "group"), (CLOSED._replace(name="other"), "other group")):
             with pytest.raises(NothingBuffered) as caught:
@@ -135,7 +130,7 @@ class RemovingContract(StoreFixtures):
             assert (caught.value.aggregator, caught.value.group) == (rules.name, group)
 
     def test_item_that_is_not_there_is_not_removed(self, backend: Backend) -> None:
-        """AG-09, AG-10: with the number of those that are."""
+        """The error has the number of those that are."""
         add(backend, CLOSED, "a", "b", group="group")
         add(backend, CLOSED, "c", group="group", unread_by="v1")
         with nothing_changed(backend), pytest.raises(ItemNotBuffered) as caught:
@@ -144,7 +139,7 @@ class RemovingContract(StoreFixtures):
         assert (error.aggregator, error.group, error.id, error.buffered) == (NAME, "group", "A", 3)
 
     def test_both_errors_have_one_base(self, backend: Backend) -> None:
-        """T2."""
+        """It is ``NotBuffered``."""
         with pytest.raises(NotBuffered):
             backend.buffers.remove(CLOSED, "", "a")
         add(backend, CLOSED, "b")
@@ -152,7 +147,7 @@ class RemovingContract(StoreFixtures):
             backend.buffers.remove(CLOSED, "", "a")
 
     def test_leased_item_is_not_removed(self, backend: Backend) -> None:
-        """T4: a flush has it now."""
+        """A flush has it now."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         with nothing_changed(backend), pytest.raises(ItemNotBuffered):
@@ -162,7 +157,6 @@ class RemovingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["b"]
 
     def test_group_is_cleared_whatever_is_in_it(self, backend: Backend) -> None:
-        """AG-11."""
         add(backend, PAIRS, *"abcd")
         add(backend, PAIRS, "e", unread_by="v1")
         add(backend, PAIRS, "f", group="other")
@@ -174,7 +168,7 @@ class RemovingContract(StoreFixtures):
         assert backend.buffers.clear(PAIRS, "") == 0
 
     def test_leases_of_a_cleared_group_are_given_up(self, backend: Backend) -> None:
-        """AG-11: also where it has new items since."""
+        """They are lost where the group has new items since, too."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.buffers.clear(PAIRS, "")
@@ -186,7 +180,6 @@ class RemovingContract(StoreFixtures):
             backend.aggregates.release(PAIRS, "", "one")
 
     def test_cleared_items_are_remembered(self, backend: Backend, clock: Clock) -> None:
-        """T10."""
         remembering = PAIRS._replace(remember_ms=HOUR)
         add(backend, remembering, *"abc")
         flush(backend, remembering)
@@ -196,7 +189,7 @@ class RemovingContract(StoreFixtures):
         assert backend.aggregates.purge(9) == 3
 
     def test_rejected_items_of_a_cleared_group_stay(self, backend: Backend) -> None:
-        """AG-11: they are buffered no more."""
+        """They are buffered no more."""
         add(backend, PAIRS, *"abc")
         items = flush(backend, PAIRS).items
         backend.aggregates.remove(PAIRS, "", "one", [rejected(items[0]), unresolved(items[1])])
@@ -204,7 +197,6 @@ class RemovingContract(StoreFixtures):
         assert backend.buffers.count(NAME) == Counts(0, 0, 0, 1)
 
     def test_three_thousand_items_are_cleared_at_once(self, backend: Backend) -> None:
-        """AG-11."""
         add(backend, CLOSED, *numbered(3_000))
         assert backend.buffers.clear(CLOSED, "") == 3_000
         assert backend.buffers.groups(NAME, 9) == []

@@ -16,7 +16,6 @@ class ClaimContract(StoreFixtures):
     """Claiming rows that are due."""
 
     def test_claimed_row_is_what_was_committed(self, backend: Backend, clock: Clock) -> None:
-        """NS-11."""
         row = outgoing("deadline", due_at=clock.now - 5, payload='{"args": [1]}')
         line = send(backend, row)
         assert claim(backend) == [
@@ -35,11 +34,9 @@ class ClaimContract(StoreFixtures):
         ]
 
     def test_nothing_is_due_in_an_empty_outbox(self, backend: Backend) -> None:
-        """NS-11."""
         assert claim(backend) == []
 
     def test_row_is_due_when_its_due_time_has_come(self, backend: Backend, clock: Clock) -> None:
-        """NS-09."""
         send(backend, outgoing("scheduled", due_at=clock.now + HOUR))
         clock.advance(HOUR - 1)
         assert claim(backend) == []
@@ -47,12 +44,11 @@ class ClaimContract(StoreFixtures):
         assert len(claim(backend)) == 1
 
     def test_row_without_a_due_time_is_due_at_once(self, backend: Backend) -> None:
-        """NS-11."""
         send(backend, outgoing())
         assert len(claim(backend)) == 1
 
     def test_leased_row_is_not_due(self, backend: Backend, clock: Clock) -> None:
-        """NS-11: for nobody, not even for the token that holds the lease."""
+        """It is due for nobody, not even for the token that holds the lease."""
         send(backend, outgoing())
         claim(backend, "one", lease_ms=1_000)
         clock.advance(999)
@@ -60,7 +56,7 @@ class ClaimContract(StoreFixtures):
         assert claim(backend, "one") == []
 
     def test_row_is_due_again_when_its_lease_has_ended(self, backend: Backend, clock: Clock) -> None:
-        """NS-11: whoever claimed it has died."""
+        """Whoever claimed it has died."""
         row = outgoing()
         send(backend, row)
         claim(backend, "one", lease_ms=1_000)
@@ -68,13 +64,11 @@ class ClaimContract(StoreFixtures):
         assert ids(claim(backend, "two")) == [row.id]
 
     def test_claim_is_committed_before_it_returns(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """NS-11."""
         send(backend, outgoing())
         assert len(claim(backend, "one")) == 1
         assert claim(open_backend(prefix), "two") == []
 
     def test_claim_takes_no_more_than_its_limit(self, backend: Backend) -> None:
-        """NS-11."""
         rows = [outgoing() for _ in range(5)]
         send(backend, *rows)
         claims = [ids(claim(backend, "relay", limit=2)) for _ in range(4)]
@@ -82,7 +76,7 @@ class ClaimContract(StoreFixtures):
         assert sorted(chain(*claims)) == sorted(ids(rows))
 
     def test_longest_due_comes_first(self, backend: Backend, clock: Clock) -> None:
-        """NS-11: nothing at the head starves what is behind it."""
+        """Nothing at the head starves what is behind it."""
         later, soon = outgoing(due_at=clock.now + HOUR), outgoing(due_at=clock.now + MINUTE)
         send(backend, later, soon)
         clock.advance(2 * MINUTE)
@@ -92,7 +86,6 @@ class ClaimContract(StoreFixtures):
         assert ids(claim(backend)) == [soon.id, at_once.id, later.id]
 
     def test_row_that_was_overdue_when_it_was_written_is_due_since_its_due_time(self, backend: Backend, clock: Clock) -> None:
-        """NS-09."""
         at_once, overdue = outgoing(), outgoing(due_at=clock.now - HOUR)
         send(backend, at_once)
         clock.advance(MINUTE)
@@ -100,28 +93,25 @@ class ClaimContract(StoreFixtures):
         assert ids(claim(backend)) == [overdue.id, at_once.id]
 
     def test_limit_cuts_off_what_is_due_for_a_shorter_time(self, backend: Backend, clock: Clock) -> None:
-        """NS-11."""
         rows = [outgoing(due_at=clock.now + n * MINUTE) for n in (3, 1, 2)]
         send(backend, *rows)
         clock.advance(HOUR)
         assert ids(claim(backend, limit=2)) == [rows[1].id, rows[2].id]
 
     def test_five_hundred_rows_come_in_the_order_of_their_due_times(self, backend: Backend, clock: Clock) -> None:
-        """NS-11."""
         rows = [outgoing(due_at=clock.now + n) for n in range(500, 0, -1)]
         send(backend, *rows)
         clock.advance(HOUR)
         assert ids(claim(backend)) == ids(rows)[::-1]
 
     def test_rows_that_are_not_due_stand_in_nobodys_way(self, backend: Backend, clock: Clock) -> None:
-        """NS-09."""
         send(backend, *(outgoing("scheduled", due_at=clock.now + HOUR) for _ in range(100)))
         row = outgoing()
         send(backend, row)
         assert ids(claim(backend, limit=1)) == [row.id]
 
     def test_claim_with_a_cause_takes_only_what_this_message_decided(self, backend: Backend) -> None:
-        """NS-11: whoever gets a duplicate finishes what the first run left."""
+        """Whoever gets a duplicate finishes what the first run left."""
         send(backend, outgoing())
         row = outgoing()
         line = send(backend, row)
@@ -130,21 +120,18 @@ class ClaimContract(StoreFixtures):
         assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
 
     def test_claim_with_a_cause_knows_former_steps(self, backend: Backend) -> None:
-        """NS-11."""
         row = outgoing()
         line = send(backend, row, line=entry(step="order.old_name"))
         cause = Handling((STEP, "order.old_name"), line.message_id)
         assert ids(backend.outbox.claim_due("me", 9, MINUTE, cause)) == [row.id]
 
     def test_claim_with_a_cause_leaves_what_another_step_decided(self, backend: Backend) -> None:
-        """NS-25."""
         line = send(backend, outgoing())
         send(backend, outgoing(), line=entry(step="parcel.pack", message_id=line.message_id))
         claimed = backend.outbox.claim_due("me", 9, MINUTE, Handling(("parcel.pack",), line.message_id))
         assert [row.step for row in claimed] == ["parcel.pack"]
 
     def test_claim_with_a_cause_takes_only_what_is_due(self, backend: Backend, clock: Clock) -> None:
-        """NS-11."""
         line = send(backend, outgoing(), outgoing(due_at=clock.now + HOUR), owner="first run", grace_ms=1_000)
         cause = Handling((line.step,), line.message_id)
         assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
@@ -155,7 +142,6 @@ class ClaimContract(StoreFixtures):
     def test_claims_at_once_never_return_the_same_row(
         self, backend: Backend, open_backend: OpenBackend, prefix: str, limit: int
     ) -> None:
-        """NS-11."""
         rows = [outgoing() for _ in range(60)]
         send(backend, *rows)
         relays = [open_backend(prefix) for _ in range(4)]
@@ -165,7 +151,7 @@ class ClaimContract(StoreFixtures):
         assert sorted(claimed) == sorted(ids(rows))
 
     def test_rows_under_a_lease_are_counted_by_cause(self, backend: Backend, clock: Clock) -> None:
-        """NS-11: those that somebody may be publishing."""
+        """They are those that somebody may be publishing."""
         line = send(backend, outgoing(), outgoing())
         send(backend, outgoing())
         cause = Handling((line.step,), line.message_id)
@@ -178,7 +164,7 @@ class ClaimContract(StoreFixtures):
         assert backend.outbox.count_leased(cause) == 0
 
     def test_row_is_counted_under_its_first_lease(self, backend: Backend, clock: Clock) -> None:
-        """NS-11: whoever committed it may be publishing it."""
+        """Whoever committed it may be publishing it."""
         line = send(backend, outgoing(), owner="me", grace_ms=1_000)
         assert _leased(backend, line) == 1
         clock.advance(1_001)
@@ -186,7 +172,7 @@ class ClaimContract(StoreFixtures):
 
     @pytest.mark.parametrize("wait_ms", [HOUR, -HOUR], ids=["future", "past"])
     def test_row_with_a_due_time_is_counted_while_it_is_claimed(self, backend: Backend, clock: Clock, wait_ms: int) -> None:
-        """NS-09: before, nobody publishes it, whether its time has come or not."""
+        """Before, nobody publishes it, whether its time has come or not."""
         line = send(backend, outgoing("scheduled", due_at=clock.now + wait_ms), owner="me", grace_ms=2 * HOUR)
         assert _leased(backend, line) == 0
         clock.advance(max(0, wait_ms) + 1)
@@ -197,7 +183,7 @@ class ClaimContract(StoreFixtures):
         assert _leased(backend, line) == 0
 
     def test_row_that_failed_is_not_counted_as_leased(self, backend: Backend) -> None:
-        """NS-11: nobody waits for it."""
+        """Nobody waits for it."""
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.fail("one", row.id, "it is too large", MINUTE)
@@ -205,7 +191,7 @@ class ClaimContract(StoreFixtures):
 
     @pytest.mark.parametrize("delay_ms", [0, MINUTE])
     def test_row_that_was_released_is_not_counted_as_leased(self, backend: Backend, clock: Clock, delay_ms: int) -> None:
-        """NS-11: nobody publishes it, although it is not due; until somebody claims it again."""
+        """Nobody publishes it until somebody claims it again, although it may not be due."""
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.release("one", [row.id], delay_ms)

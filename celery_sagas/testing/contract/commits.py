@@ -76,7 +76,6 @@ class CommitContract(StoreFixtures):
     def test_journal_entry_is_written_at_the_stores_time(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit
     ) -> None:
-        """T13."""
         line = _line(commit, record)
         clock.advance(7)
         commit(backend, record, effects(line=line))
@@ -87,7 +86,6 @@ class CommitContract(StoreFixtures):
 
     @each_commit
     def test_outgoing_rows_are_written_with_what_decided_them(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """NS-11."""
         line, row = _line(commit, record), outgoing()
         commit(backend, record, effects(None, row, line=line))
         [claimed] = claim(backend)
@@ -96,7 +94,7 @@ class CommitContract(StoreFixtures):
 
     @each_commit
     def test_replay_writes_nothing_more(self, backend: Backend, clock: Clock, record: Record, commit: Commit) -> None:
-        """T13: the reply was lost, the same call is repeated."""
+        """The reply was lost, the same call is repeated."""
         made = effects(None, outgoing(), outgoing(), line=_line(commit, record))
         commit(backend, record, made)
         clock.advance(1)
@@ -105,7 +103,6 @@ class CommitContract(StoreFixtures):
 
     @each_commit
     def test_replay_does_not_bring_back_rows_that_were_sent(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13."""
         row = outgoing()
         made = effects(None, row, line=_line(commit, record), owner="me", grace_ms=MINUTE)
         commit(backend, record, made)
@@ -115,7 +112,6 @@ class CommitContract(StoreFixtures):
 
     @each_commit
     def test_another_attempt_is_already_handled(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13."""
         line = _line(commit, record)
         commit(backend, record, effects(line=line))
         self._already_handled(backend, record, commit, line)
@@ -130,11 +126,11 @@ class CommitContract(StoreFixtures):
     def test_another_attempt_of_a_message_that_was_recorded_is_already_handled(
         self, backend: Backend, record: Record, commit: Commit
     ) -> None:
-        """T13: the instance that was found is as it was, only the message is not new."""
+        """The instance that was found is as it was, only the message is not new."""
         self._already_handled(backend, record, commit, send(backend))
 
     def test_second_insert_of_a_message_is_already_handled(self, backend: Backend, record: Record) -> None:
-        """T13: also if the instance has completed since, and its key is free."""
+        """The answer is the same if the instance has completed since, and its key is free."""
         line = _line(_insert, record)
         backend.sagas.insert(_SECOND, effects(line=line))
         complete(backend, found(backend, by_key("43")))
@@ -142,35 +138,31 @@ class CommitContract(StoreFixtures):
 
     @each_change
     def test_already_handled_comes_before_a_stale_version(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13, PM-08."""
         line = send(backend)
         update(backend, record)
         self._already_handled(backend, record, commit, line)
 
     @each_change
     def test_already_handled_comes_before_a_missing_instance(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13, T6."""
         line = send(backend)
         complete(backend, record)
         self._already_handled(backend, record, commit, line)
 
     @each_change
     def test_already_handled_comes_before_a_reservation(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13, PM-16."""
         line = send(backend)
         backend.sagas.reserve(record, "somebody else", MINUTE)
         self._already_handled(backend, record, commit, line)
 
     @pytest.mark.parametrize("commit", [_insert, _update], ids=["insert", "update"])
     def test_already_handled_comes_before_a_taken_key(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13, NP-10."""
         line = send(backend)
         start(backend, "43", keys=(("tracking", "T2"),))
         self._already_handled(backend, record, commit, line)
 
     @each_change
     def test_replay_comes_before_a_stale_version(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """T13, T8: whatever has become of the instance since."""
+        """It does not matter what has become of the instance since."""
         made = effects(None, outgoing(), line=_line(commit, record))
         commit(backend, record, made)
         current = backend.sagas.find(by_key()).record or start(backend)
@@ -179,7 +171,7 @@ class CommitContract(StoreFixtures):
             commit(backend, record, made)
 
     def test_replay_of_an_insert_comes_before_a_taken_key(self, backend: Backend, record: Record) -> None:
-        """T13: the key belongs to the instance of the next start by now."""
+        """The key belongs to the instance of the next start by now."""
         made = effects(None, outgoing(), line=_line(_insert, record))
         backend.sagas.insert(_SECOND, made)
         complete(backend, found(backend, by_key("43")))
@@ -189,14 +181,13 @@ class CommitContract(StoreFixtures):
 
     @each_commit
     def test_another_step_handles_the_same_message(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """NS-25."""
         line = send(backend, line=entry(step="parcel.pack"))
         commit(backend, record, effects(line=entry(_subject(commit, record), message_id=line.message_id)))
         assert handled(backend, line) is not None
 
     @each_commit
     def test_commit_that_fails_in_its_last_part_writes_nothing(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """PM-16: all of its parts or none; here a row has an id that is there already."""
+        """A commit writes all of its parts or none; here a row has an id that is there already."""
         row = outgoing()
         send(backend, row)
         line = _line(commit, record)
@@ -206,7 +197,7 @@ class CommitContract(StoreFixtures):
 
     @each_change
     def test_stale_commit_leaves_no_journal_entry(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """PM-08: the message is handled by the next run, not by this one."""
+        """The message is handled by the next run, not by this one."""
         current = update(backend, record)
         line = _line(commit, record)
         with conflict("version"):
@@ -217,7 +208,6 @@ class CommitContract(StoreFixtures):
         assert handled(backend, line) is not None
 
     def test_taken_key_leaves_no_journal_entry(self, backend: Backend, record: Record) -> None:
-        """PM-21."""
         for rival in (new_record(), new_record("43", keys=(("email", "T1"), ("tracking", "T1")))):
             line = entry(rival)
             with conflict("unique"):
@@ -229,7 +219,7 @@ class CommitContract(StoreFixtures):
     def test_rows_are_leased_to_their_owner_at_first(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit
     ) -> None:
-        """NS-11: nobody else publishes them while this process does."""
+        """Nobody else publishes them while this process does."""
         row = outgoing()
         commit(backend, record, effects(None, row, line=_line(commit, record), owner="me", grace_ms=1_000))
         clock.advance(999)
@@ -239,7 +229,6 @@ class CommitContract(StoreFixtures):
 
     @each_commit
     def test_owner_confirms_its_rows(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """NS-11."""
         rows = [outgoing(), outgoing()]
         commit(backend, record, effects(None, *rows, line=_line(commit, record), owner="me", grace_ms=1_000))
         assert backend.outbox.confirm("me", ids(rows)) == 2
@@ -250,7 +239,7 @@ class CommitContract(StoreFixtures):
     def test_row_with_a_due_time_is_written_under_no_lease(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit, wait_ms: int
     ) -> None:
-        """NS-09: whoever decided it does not publish it, and nothing delays it when its time has come."""
+        """Whoever decided it does not publish it, and nothing delays it when its time has come."""
         row = outgoing(due_at=clock.now + wait_ms)
         commit(backend, record, effects(None, row, line=_line(commit, record), owner="me", grace_ms=2 * HOUR))
         assert backend.outbox.confirm("me", [row.id]) == 0
@@ -261,7 +250,6 @@ class CommitContract(StoreFixtures):
     def test_rows_with_and_without_a_due_time_are_leased_each_for_itself(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit
     ) -> None:
-        """NS-09, NS-11."""
         at_once, later, overdue = outgoing(), outgoing(due_at=clock.now + 500), outgoing(due_at=clock.now - 500)
         made = effects(None, at_once, later, overdue, line=_line(commit, record), owner="me", grace_ms=1_000)
         commit(backend, record, made)
@@ -272,7 +260,6 @@ class CommitContract(StoreFixtures):
         assert ids(claim(backend, "relay")) == [at_once.id]
 
     def test_one_commit_writes_many_rows(self, backend: Backend, record: Record) -> None:
-        """NS-11."""
         rows = [outgoing(payload=f'{{"number": {number}}}') for number in range(500)]
         update(backend, record, *rows)
         assert {row.id: row.payload for row in claim(backend)} == {row.id: row.payload for row in rows}

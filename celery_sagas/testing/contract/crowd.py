@@ -44,7 +44,6 @@ class CrowdContract(StoreFixtures):
         return stranger
 
     def test_items_that_are_inserted_at_once_are_all_buffered(self, workers: list[Backend]) -> None:
-        """AG-19."""
         with ThreadPoolExecutor(len(workers)) as threads:
             added = list(threads.map(_insert_one_by_one, workers, "abcd"))
         assert added == [20] * 4
@@ -53,14 +52,13 @@ class CrowdContract(StoreFixtures):
             assert [id for id in buffered(workers[0]) if id[0] == stem] == numbered(20, stem)
 
     def test_item_that_is_inserted_at_once_is_buffered_once(self, workers: list[Backend]) -> None:
-        """AG-02, AG-19."""
         with ThreadPoolExecutor(len(workers)) as threads:
             added = list(threads.map(_insert_one_by_one, workers, "aaaa"))
         assert sum(added) == 20
         assert buffered(workers[0]) == numbered(20, "a")
 
     def test_additions_to_many_groups_at_once_do_not_block_each_other(self, workers: list[Backend]) -> None:
-        """AG-19: in whatever order they name the groups."""
+        """They may name the groups in any order."""
         groups = numbered(12, "group")
         with ThreadPoolExecutor(len(workers)) as threads:
             orders = (groups, groups[::-1], groups, groups[::-1])
@@ -68,13 +66,12 @@ class CrowdContract(StoreFixtures):
         assert workers[0].buffers.count(NAME) == Counts(12, 240, 0, 0)
 
     def test_one_caller_alone_asks_for_a_flush(self, workers: list[Backend]) -> None:
-        """AG-17, AG-19."""
         with ThreadPoolExecutor(len(workers)) as threads:
             asked = [threads.submit(add, worker, PAIRS, stem, f"{stem} 2") for worker, stem in zip(workers, "abcd", strict=True)]
             assert [each.result().is_open for each in asked].count(True) == 1
 
     def test_no_item_is_in_two_batches(self, workers: list[Backend]) -> None:
-        """T4: a lease prevents the double claim."""
+        """A lease prevents the double claim."""
         ids = numbered(80)
         add(workers[0], PAIRS, *ids)
         with ThreadPoolExecutor(len(workers)) as threads:
@@ -83,7 +80,6 @@ class CrowdContract(StoreFixtures):
         assert workers[0].buffers.groups(NAME, 9) == []
 
     def test_items_inserted_while_others_are_flushed_are_not_lost(self, workers: list[Backend]) -> None:
-        """AG-19, AG-20."""
         add(workers[0], PAIRS, *numbered(20, "early"))
         with ThreadPoolExecutor(len(workers)) as threads:
             added = [threads.submit(_insert_one_by_one, worker, stem) for worker, stem in zip(workers[:2], "ab", strict=True)]
@@ -94,7 +90,6 @@ class CrowdContract(StoreFixtures):
         assert sorted(taken) == sorted([*numbered(20, "early"), *numbered(20, "a"), *numbered(20, "b")])
 
     def test_due_group_is_returned_to_one_caller(self, workers: list[Backend], clock: Clock) -> None:
-        """AG-19."""
         groups = numbered(40, "group")
         workers[0].aggregates.insert(HOURLY, [Addition(group, new_items("a")) for group in groups])
         clock.advance(HOUR)
@@ -106,7 +101,6 @@ class CrowdContract(StoreFixtures):
         assert sorted(claimed) == sorted(groups)
 
     def test_buffer_of_another_prefix_is_not_seen(self, backend: Backend, stranger: Backend, clock: Clock) -> None:
-        """AG-01, PM-14."""
         bounded = PAIRS._replace(max_buffered=2, remember_ms=HOUR)
         add(backend, bounded, "a", "b")
         assert stranger.buffers.names() == []
@@ -118,7 +112,6 @@ class CrowdContract(StoreFixtures):
         assert add(stranger, bounded, "a", "b") == Added(2, is_open=True)
 
     def test_buffer_of_another_prefix_is_not_changed(self, backend: Backend, stranger: Backend, clock: Clock) -> None:
-        """AG-01, PM-14."""
         remembering = PAIRS._replace(remember_ms=5 * MINUTE)
         add(backend, remembering, *"abcd")
         items = flush(backend, remembering).items

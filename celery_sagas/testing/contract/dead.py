@@ -10,18 +10,17 @@ from celery_sagas.testing.samples import letter
 
 
 class DeadLettersContract(StoreFixtures):
-    """What every ``DeadLetters`` must do (NS-04)."""
+    """What every ``DeadLetters`` must do."""
 
     def test_letter_is_kept_with_the_stores_time(
         self, backend: Backend, open_backend: OpenBackend, prefix: str, clock: Clock
     ) -> None:
-        """NS-04."""
         kept = letter()
         backend.dead.add(kept)
         assert open_backend(prefix).dead.get(kept.id) == kept._replace(at=clock.now)
 
     def test_letter_with_a_kept_id_changes_nothing(self, backend: Backend, clock: Clock) -> None:
-        """NS-04: the reply was lost, the call is repeated."""
+        """The reply was lost, the call is repeated."""
         kept = letter()
         backend.dead.add(kept)
         clock.advance(1)
@@ -29,29 +28,25 @@ class DeadLettersContract(StoreFixtures):
         assert backend.dead.list(9) == [kept._replace(at=clock.now - 1)]
 
     def test_one_message_may_have_several_letters(self, backend: Backend) -> None:
-        """NS-04."""
         kept = letter()
         backend.dead.add(kept)
         backend.dead.add(kept._replace(id=letter().id))
         assert len(backend.dead.list(9)) == 2
 
     def test_no_letters_are_an_empty_list(self, backend: Backend) -> None:
-        """NS-04."""
         assert backend.dead.list(9) == []
 
     def test_newest_letter_comes_first(self, backend: Backend, clock: Clock) -> None:
-        """NS-04."""
         letters = _add(backend, clock, number=4, apart_ms=1)
         assert backend.dead.list(9) == letters[::-1]
 
     def test_list_is_cut_at_its_old_end(self, backend: Backend, clock: Clock) -> None:
-        """NS-04."""
         letters = _add(backend, clock, number=4, apart_ms=1)
         assert backend.dead.list(2) == letters[:1:-1]
 
     @pytest.mark.parametrize("apart_ms", [1, 0])
     def test_pages_follow_each_other(self, backend: Backend, clock: Clock, apart_ms: int) -> None:
-        """NS-04: also where letters were added at the same time."""
+        """None is left out where letters were added at the same time."""
         letters = _add(backend, clock, number=7, apart_ms=apart_ms)
         pages = [backend.dead.list(3)]
         for _ in range(3):
@@ -62,11 +57,9 @@ class DeadLettersContract(StoreFixtures):
         assert sorted(listed, key=repr) == sorted(letters, key=repr)
 
     def test_unknown_letter_is_none(self, backend: Backend) -> None:
-        """NS-04."""
         assert backend.dead.get("unknown") is None
 
     def test_letter_is_removed_once(self, backend: Backend) -> None:
-        """NS-04."""
         gone, kept = letter(), letter()
         backend.dead.add(gone)
         backend.dead.add(kept)
@@ -76,7 +69,6 @@ class DeadLettersContract(StoreFixtures):
         assert [left.id for left in backend.dead.list(9)] == [kept.id]
 
     def test_long_texts_are_kept_whole(self, backend: Backend) -> None:
-        """NS-04, NP-05."""
         kept = letter(text="😀" * 50_000)
         backend.dead.add(kept)
         back = backend.dead.get(kept.id)

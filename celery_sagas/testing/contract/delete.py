@@ -31,32 +31,28 @@ class DeleteContract(StoreFixtures):
     """Committing the end of instances."""
 
     def test_deleted_instance_is_gone(self, backend: Backend) -> None:
-        """PM-09, NP-13."""
         record = start(backend, keys=T1)
         complete(backend, record)
         for lookup in (by_id(record.id), by_key(), by_tracking("T1")):
             assert not is_there(backend, lookup)
 
     def test_delete_of_a_stale_version_conflicts(self, backend: Backend) -> None:
-        """PM-09, T6."""
         record = start(backend, keys=T1)
         update(backend, record, outgoing("scheduled"))
         self._delete_conflicts(backend, record)
 
     def test_delete_of_a_version_from_the_future_conflicts(self, backend: Backend) -> None:
-        """PM-09."""
         record = start(backend)
         self._delete_conflicts(backend, record._replace(version=2))
 
     def test_delete_of_an_instance_that_has_restarted_conflicts(self, backend: Backend) -> None:
-        """T8: it is at version 1 again, under another id."""
+        """It is at version 1 again, under another id."""
         record = start(backend, keys=T1)
         complete(backend, record)
         start(backend, "42", outgoing("scheduled"), keys=T1)
         self._delete_conflicts(backend, record)
 
     def test_delete_of_an_instance_that_is_gone_conflicts(self, backend: Backend) -> None:
-        """T6."""
         record = start(backend, keys=T1)
         complete(backend, record)
         self._delete_conflicts(backend, record)
@@ -66,24 +62,20 @@ class DeleteContract(StoreFixtures):
             backend.sagas.delete(record, effects(record, outgoing()))
 
     def test_keys_are_free_for_others(self, backend: Backend) -> None:
-        """NP-13."""
         complete(backend, start(backend, keys=T1))
         other = start(backend, "43", keys=T1)
         assert found(backend, by_tracking("T1")) == other
 
     def test_keys_of_a_former_name_are_free_for_others(self, backend: Backend) -> None:
-        """NP-13, PM-23."""
         complete(backend, start(backend, names=("purchase",), keys=T1))
         start(backend, keys=T1)
 
     def test_keys_of_others_stay(self, backend: Backend) -> None:
-        """NP-13."""
         other = start(backend, "43", keys=(("tracking", "T2"),))
         complete(backend, start(backend, keys=T1))
         assert found(backend, by_tracking("T2")) == other
 
     def test_scheduled_rows_and_deadlines_go_with_it_and_sent_ones_stay(self, backend: Backend, clock: Clock) -> None:
-        """NS-09, NS-11."""
         sent, later = outgoing(), outgoing(due_at=clock.now + MINUTE)
         scheduled, deadline = outgoing("scheduled", due_at=clock.now + MINUTE), outgoing("deadline")
         record = start(backend, "42", sent, scheduled, deadline)
@@ -94,7 +86,6 @@ class DeleteContract(StoreFixtures):
         assert set(ids(claim(backend))) == {sent.id, later.id}
 
     def test_row_that_is_leased_goes_with_it_too(self, backend: Backend) -> None:
-        """NS-09."""
         record = start(backend, "42", outgoing("scheduled"), outgoing("deadline"))
         rows = claim(backend, "relay")
         complete(backend, record)
@@ -103,7 +94,6 @@ class DeleteContract(StoreFixtures):
         assert backend.outbox.confirm("relay", ids(rows)) == 0
 
     def test_thousand_scheduled_rows_go_with_it(self, backend: Backend, clock: Clock) -> None:
-        """NS-09."""
         kept = outgoing()
         other = outgoing("scheduled", due_at=clock.now + MINUTE)
         start(backend, "43", other)
@@ -117,7 +107,7 @@ class DeleteContract(StoreFixtures):
         assert ids(claim(backend)) == [kept.id, other.id]
 
     def test_rows_of_others_stay(self, backend: Backend) -> None:
-        """NS-09: also those of the same key, after it has started again."""
+        """Those of the same key stay too, after it has started again."""
         record = start(backend)
         start(backend, "43", outgoing("scheduled"), outgoing("deadline"))
         complete(backend, record)
@@ -127,20 +117,18 @@ class DeleteContract(StoreFixtures):
         assert backend.outbox.count() == 2
 
     def test_rows_of_the_deleting_commit_are_sent(self, backend: Backend) -> None:
-        """NS-11."""
         farewell = outgoing()
         complete(backend, start(backend), farewell)
         assert ids(claim(backend)) == [farewell.id]
 
     def test_journal_stays(self, backend: Backend) -> None:
-        """NS-10: completed and never existed are told apart."""
+        """An instance that has completed is told from one that never existed."""
         line = complete(backend, start(backend))
         assert handled(backend, line) is not None
         assert backend.journal.outcome_of(["order"], "42") == handled(backend, line)
         assert [entry.outcome for entry in backend.journal.history(["order"], "42", 9)] == ["started", "completed"]
 
     def test_own_reservation_does_not_stand_in_the_way(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", MINUTE)
         backend.sagas.delete(record, effects(record, holder="me"))

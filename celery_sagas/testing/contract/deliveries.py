@@ -23,24 +23,21 @@ SIMILAR = (
 
 
 class DeliveriesContract(StoreFixtures):
-    """What every ``Deliveries`` must do (T13)."""
+    """What every ``Deliveries`` must do."""
 
     def test_deliveries_of_a_message_are_counted(self, backend: Backend) -> None:
-        """T13."""
         assert [backend.deliveries.count(STEP, "message") for _ in range(4)] == [1, 2, 3, 4]
 
     def test_each_step_and_message_is_counted_for_itself(self, backend: Backend) -> None:
-        """NS-25."""
         for number in (1, 2):
             assert [backend.deliveries.count(*pair) for pair in SIMILAR] == [number] * len(SIMILAR)
 
     def test_processes_count_together(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """T13: it is another process that gets the message the next time."""
+        """It is another process that gets the message the next time."""
         backend.deliveries.count(STEP, "message")
         assert open_backend(prefix).deliveries.count(STEP, "message") == 2
 
     def test_deliveries_at_once_are_counted_each(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """T13."""
         backend.deliveries.count(STEP, "message")
         workers = [open_backend(prefix) for _ in range(4)]
         with ThreadPoolExecutor(len(workers)) as threads:
@@ -49,14 +46,13 @@ class DeliveriesContract(StoreFixtures):
         assert sorted(counted) == list(range(2, 42))
 
     def test_counting_writes_nothing_else(self, backend: Backend) -> None:
-        """T13: that a message came again does not make it a handled one."""
+        """That a message came again does not make it a handled one."""
         line = send(backend)
         with nothing_written(backend):
             backend.deliveries.count(line.step, line.message_id)
             backend.deliveries.count(line.step, "another message")
 
     def test_messages_are_forgotten_when_their_last_delivery_is_old(self, backend: Backend, clock: Clock) -> None:
-        """T10."""
         for message_id in ("old", "old, too", "delivered again"):
             backend.deliveries.count(STEP, message_id)
         clock.advance(HOUR)
@@ -69,14 +65,14 @@ class DeliveriesContract(StoreFixtures):
         assert counts == [1, 2, 3]
 
     def test_purge_forgets_no_more_than_its_limit(self, backend: Backend, clock: Clock) -> None:
-        """T10: a purge must not hold a lock on everything."""
+        """A purge must not hold a lock on everything."""
         for number in range(5):
             backend.deliveries.count(STEP, f"message {number}")
         clock.advance(HOUR)
         assert [backend.deliveries.purge(1_000, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
     def test_purge_touches_no_journal(self, backend: Backend, clock: Clock) -> None:
-        """T10: nor does the journal's purge touch what is counted here."""
+        """The journal's purge does not touch what is counted here, either."""
         line = send(backend)
         backend.deliveries.count(line.step, line.message_id)
         clock.advance(HOUR)

@@ -32,7 +32,6 @@ class DueGroupsContract(StoreFixtures):
 
     @pytest.mark.parametrize("rules", [HOURLY, IDLE])
     def test_group_is_due_when_time_opens_its_gate(self, backend: Backend, clock: Clock, rules: Rules) -> None:
-        """AG-24."""
         add(backend, rules, "a", group="group")
         assert due_at(backend, "group") == clock.now + HOUR
         clock.advance(HOUR - 1)
@@ -41,7 +40,7 @@ class DueGroupsContract(StoreFixtures):
         assert backend.aggregates.claim_due([NAME], 9, LEASE) == [DueGroup(NAME, "group")]
 
     def test_group_is_due_when_its_mark_expires(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: the producer died before it asked, or its message was lost."""
+        """The producer died before it asked, or its message was lost."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE - 1)
         assert claim_due(backend) == []
@@ -50,7 +49,7 @@ class DueGroupsContract(StoreFixtures):
         assert taken_by(backend, PAIRS) == ["a", "b"]
 
     def test_group_is_due_when_a_lease_ends(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: the worker has died."""
+        """The worker has died."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         assert due_at(backend) == clock.now + LEASE
@@ -61,7 +60,7 @@ class DueGroupsContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_claimed_group_is_marked(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: nobody else asks; and somebody does if this caller dies."""
+        """Nobody else asks; somebody does if this caller dies."""
         add(backend, HOURLY, "a")
         clock.advance(HOUR)
         backend.aggregates.claim_due([NAME], 9, 5 * MINUTE)
@@ -73,7 +72,6 @@ class DueGroupsContract(StoreFixtures):
         assert claim_due(backend) == [""]
 
     def test_flush_that_was_asked_for_again_takes_the_mark_away(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         add(backend, HOURLY, "a")
         clock.advance(HOUR)
         claim_due(backend)
@@ -82,7 +80,7 @@ class DueGroupsContract(StoreFixtures):
         assert claim_due(backend) == []
 
     def test_longest_due_comes_first(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: nothing at the head starves what is behind it."""
+        """Nothing at the head starves what is behind it."""
         for group, minutes in (("c", 3), ("a", 1), ("d", 4), ("b", 2)):
             add(backend, HOURLY._replace(within_ms=minutes * MINUTE), "item", group=group)
         clock.advance(3 * MINUTE)
@@ -90,7 +88,7 @@ class DueGroupsContract(StoreFixtures):
         assert claim_due(backend) == ["c"]
 
     def test_no_more_than_the_limit_is_claimed(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: bounded work."""
+        """The work of a call is bounded."""
         groups = numbered(5, "group")
         for group in groups:
             add(backend, HOURLY, "item", group=group)
@@ -100,7 +98,6 @@ class DueGroupsContract(StoreFixtures):
         assert sorted(group for claimed in claims for group in claimed) == groups
 
     def test_groups_of_the_named_aggregators_are_claimed(self, backend: Backend, clock: Clock) -> None:
-        """AG-01."""
         for name in ("one", "two", "three", "Two", "two "):
             add(backend, HOURLY._replace(name=name), "item", group="group")
         clock.advance(HOUR)
@@ -111,7 +108,7 @@ class DueGroupsContract(StoreFixtures):
         assert backend.aggregates.claim_due(["three"], 9, LEASE) == [DueGroup("three", "group")]
 
     def test_groups_of_several_aggregators_share_the_limit(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: the longest due of all comes first."""
+        """The longest due of all comes first."""
         for name, minutes in (("one", 3), ("two", 1), ("three", 2)):
             add(backend, HOURLY._replace(name=name, within_ms=minutes * MINUTE), "item")
         clock.advance(HOUR)
@@ -119,14 +116,13 @@ class DueGroupsContract(StoreFixtures):
         assert found == [DueGroup("two", ""), DueGroup("three", "")]
 
     def test_every_process_sees_the_mark(self, backend: Backend, open_backend: OpenBackend, prefix: str, clock: Clock) -> None:
-        """AG-19."""
         add(backend, HOURLY, "a")
         clock.advance(HOUR)
         assert claim_due(open_backend(prefix)) == [""]
         assert claim_due(backend) == []
 
     def test_group_whose_gate_has_closed_is_due_once(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: its mark has expired, and a flush finds nothing to take."""
+        """Its mark has expired, and a flush finds nothing to take."""
         add(backend, PAIRS, "a", "b")
         backend.buffers.remove(PAIRS, "", "a")
         clock.advance(LEASE)
@@ -136,7 +132,6 @@ class DueGroupsContract(StoreFixtures):
         assert claim_due(backend) == []
 
     def test_group_with_unresolved_items_alone_is_not_due(self, backend: Backend, clock: Clock) -> None:
-        """AG-17, T3."""
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
         backend.aggregates.remove(PAIRS, "", "one", [unresolved(item) for item in items])
@@ -145,7 +140,6 @@ class DueGroupsContract(StoreFixtures):
         assert claim_due(backend) == []
 
     def test_few_due_groups_are_found_among_many(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         for group in numbered(200, "later"):
             add(backend, HOURLY, "item", group=group)
         add(backend, HOURLY._replace(within_ms=MINUTE), "item", group="soon")

@@ -39,12 +39,11 @@ class DueTimesContract(StoreFixtures):
 
     @each_gate
     def test_due_time_after_an_insert(self, backend: Backend, clock: Clock, rules: Rules, after: int) -> None:
-        """AG-24: when the first of its times comes, or the mark expires."""
+        """It is when the first of its times comes, or when the mark expires."""
         add(backend, rules, "a")
         assert due_at(backend) == (clock.now + after if after else 0)
 
     def test_due_time_is_that_of_the_last_item_or_of_the_oldest(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         start, due = clock.now, []
         for id in "abc":
             add(backend, TIMED, id)
@@ -53,7 +52,7 @@ class DueTimesContract(StoreFixtures):
         assert due == [30 * MINUTE, 50 * MINUTE, HOUR]
 
     def test_due_time_after_a_claim_is_that_of_what_is_left(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: or the end of the lease, if that comes first."""
+        """It is the end of the lease, if that comes first."""
         rules = TIMED._replace(lease_ms=20 * MINUTE)
         start = clock.now
         add(backend, rules, *"abc")
@@ -67,7 +66,6 @@ class DueTimesContract(StoreFixtures):
         assert due_at(backend) == start + 55 * MINUTE
 
     def test_due_time_is_that_of_the_lease_which_ends_first(self, backend: Backend, clock: Clock) -> None:
-        """AG-15."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "one")
         clock.advance(1_000)
@@ -81,14 +79,13 @@ class DueTimesContract(StoreFixtures):
         assert due_at(backend) == clock.now + LEASE
 
     def test_due_time_after_a_release_is_that_of_the_mark(self, backend: Backend, clock: Clock) -> None:
-        """AG-14."""
         add(backend, TIMED, *"abcd")
         flush(backend, TIMED)
         backend.aggregates.release(TIMED, "", "one", delay_ms=3 * HOUR)
         assert due_at(backend) == clock.now + 3 * HOUR + LEASE
 
     def test_due_time_after_a_claim_that_finds_the_gate_closed(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: the mark of an earlier flush says nothing any more."""
+        """The mark of an earlier flush says nothing any more."""
         start = clock.now
         add(backend, TIMED, *"abc")
         backend.buffers.open(TIMED, "")
@@ -101,7 +98,6 @@ class DueTimesContract(StoreFixtures):
 
     @pytest.mark.parametrize("keep", [unresolved, rejected])
     def test_due_time_does_not_count_what_was_kept(self, backend: Backend, keep: Callable[[Item], Keeping]) -> None:
-        """AG-17, T3."""
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
         add(backend, HOURLY, "c", unread_by="v1")
@@ -109,7 +105,6 @@ class DueTimesContract(StoreFixtures):
         assert due_at(backend) == 0
 
     def test_group_is_due_at_once_if_its_gate_is_open_and_nobody_was_asked(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         start = clock.now
         add(backend, TIMED, *"abcde")
         clock.advance(LEASE)
@@ -118,7 +113,7 @@ class DueTimesContract(StoreFixtures):
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
     def test_due_time_after_a_removal_by_hand(self, backend: Backend, clock: Clock) -> None:
-        """AG-09: the next of the items is the oldest."""
+        """The next of the items is the oldest."""
         start = clock.now
         for id in "abc":
             add(backend, HOURLY, id)
@@ -129,14 +124,13 @@ class DueTimesContract(StoreFixtures):
         assert due_at(backend) == start + HOUR + 2 * MINUTE
 
     def test_due_time_of_one_group_is_its_own(self, backend: Backend, clock: Clock) -> None:
-        """AG-01."""
         add(backend, HOURLY, "a", group="one")
         add(backend, IDLE._replace(idle_ms=MINUTE), "a", group="two")
         add(backend, PAIRS, "a", group="three")
         assert [due_at(backend, group) for group in ("one", "two", "three")] == [clock.now + HOUR, clock.now + MINUTE, 0]
 
     def test_due_time_after_a_repeat_that_asks(self, backend: Backend, clock: Clock) -> None:
-        """AG-02: it adds nothing, but marks the group."""
+        """It adds nothing, but marks the group."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE)
         add(backend, PAIRS, "b")

@@ -29,32 +29,31 @@ class DuplicatesContract(StoreFixtures):
     """Each delivery is buffered once, and a group holds no more than it may."""
 
     def test_buffered_item_is_skipped(self, backend: Backend) -> None:
-        """AG-02: it stays as it came first."""
+        """It stays as it came first."""
         add(backend, CLOSED, "a", "b")
         with nothing_changed(backend):
             again = (NewItem("b", "another payload"), NewItem("a", "another payload", unread_by="v1"))
             assert backend.aggregates.insert(CLOSED, [Addition("", again)]) == [Added(0)]
 
     def test_repeated_items_are_skipped_one_by_one(self, backend: Backend) -> None:
-        """AG-02: a producer that was not answered adds everything again."""
+        """A producer that was not answered adds everything again."""
         add(backend, CLOSED, "a", "c")
         assert add(backend, CLOSED, "a", "b", "c", "d") == Added(2)
         assert buffered(backend) == ["a", "c", "b", "d"]
 
     def test_of_one_id_in_one_call_the_first_counts(self, backend: Backend) -> None:
-        """AG-02."""
         items = (NewItem("a", "first"), NewItem("b", "second"), NewItem("a", "third"))
         assert backend.aggregates.insert(CLOSED, [Addition("", items)]) == [Added(2)]
         assert [(item.id, item.payload) for item in backend.buffers.read(NAME, "", 9)] == [("a", "first"), ("b", "second")]
 
     def test_leased_item_is_skipped(self, backend: Backend) -> None:
-        """AG-02: it is buffered as long as it is not removed."""
+        """It is buffered as long as it is not removed."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         assert add(backend, PAIRS, "a", "b") == Added(0)
 
     def test_item_is_skipped_beside_waiting_ones(self, backend: Backend) -> None:
-        """AG-02, T10: a leased one, and one that was removed a moment ago."""
+        """It is leased, or was removed a moment ago."""
         for group in ("leased", "removed"):
             add(backend, REMEMBERING, "a", "b", group=group)
             flush(backend, REMEMBERING, group=group)
@@ -65,12 +64,11 @@ class DuplicatesContract(StoreFixtures):
             assert add(backend, CLOSED, "d", group=group) == Added(1)
 
     def test_unresolved_item_is_skipped(self, backend: Backend) -> None:
-        """AG-02."""
         add(backend, CLOSED, "a", unread_by="v1")
         assert add(backend, CLOSED, "a") == Added(0)
 
     def test_id_of_another_group_or_aggregator_is_no_duplicate(self, backend: Backend) -> None:
-        """AG-02: an id is unique in its group."""
+        """An id is unique in its group."""
         for rules in (REMEMBERING, REMEMBERING._replace(name="other")):
             for group in ("", "group"):
                 assert add(backend, rules, "a", "b", group=group) == Added(2, is_open=True)
@@ -78,14 +76,14 @@ class DuplicatesContract(StoreFixtures):
                 backend.aggregates.remove(rules, group, "one")
 
     def test_removed_id_is_forgotten(self, backend: Backend) -> None:
-        """AG-02: once the row is removed the key is no longer tracked."""
+        """Once the row is removed the key is no longer tracked."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.remove(PAIRS, "", "one")
         assert add(backend, PAIRS, "a", "b") == Added(2, is_open=True)
 
     def test_removed_id_is_known_for_a_time(self, backend: Backend, clock: Clock) -> None:
-        """T10: a redelivery after the flush is not aggregated again."""
+        """A redelivery after the flush is not aggregated again."""
         add(backend, REMEMBERING, "a", "b")
         flush(backend, REMEMBERING)
         backend.aggregates.remove(REMEMBERING, "", "one")
@@ -96,7 +94,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, REMEMBERING, "a", "b") == Added(2, is_open=True)
 
     def test_id_is_known_for_as_long_as_its_removal_said(self, backend: Backend, clock: Clock) -> None:
-        """T10: another deployment may have another window."""
+        """Another deployment may have another window."""
         add(backend, REMEMBERING, "a", "b")
         flush(backend, REMEMBERING)
         backend.aggregates.remove(REMEMBERING, "", "one")
@@ -105,7 +103,6 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, REMEMBERING._replace(remember_ms=9 * HOUR), "a", "b", "c") == Added(2, is_open=True)
 
     def test_id_that_is_removed_again_is_known_anew(self, backend: Backend, clock: Clock) -> None:
-        """T10."""
         for _ in range(2):
             assert add(backend, REMEMBERING, "a", "b").added == 2
             flush(backend, REMEMBERING)
@@ -115,7 +112,7 @@ class DuplicatesContract(StoreFixtures):
         assert backend.aggregates.purge(9) == 0
 
     def test_released_and_unresolved_items_are_not_remembered(self, backend: Backend, clock: Clock) -> None:
-        """T10: they are buffered, and nothing more."""
+        """They are buffered, and nothing more."""
         add(backend, REMEMBERING, "a", "b")
         first = flush(backend, REMEMBERING).items[0]
         backend.aggregates.release(REMEMBERING, "", "one", [unresolved(first)])
@@ -123,7 +120,6 @@ class DuplicatesContract(StoreFixtures):
         assert backend.aggregates.purge(9) == 0
 
     def test_rejected_item_is_remembered(self, backend: Backend, clock: Clock) -> None:
-        """T10."""
         add(backend, REMEMBERING, "a", "b")
         backend.aggregates.remove(REMEMBERING, "", "one", [rejected(flush(backend, REMEMBERING).items[0])])
         assert add(backend, REMEMBERING, "a", "b") == Added(0)
@@ -131,7 +127,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, REMEMBERING, "a", "b") == Added(2, is_open=True)
 
     def test_purge_forgets_no_more_than_its_limit(self, backend: Backend, clock: Clock) -> None:
-        """T10: a purge must not hold a lock on everything."""
+        """A purge must not hold a lock on everything."""
         for number in range(3):
             add(backend, REMEMBERING, "a", "b", group=f"{number}")
             flush(backend, REMEMBERING, group=f"{number}")
@@ -142,7 +138,6 @@ class DuplicatesContract(StoreFixtures):
         assert [backend.aggregates.purge(4) for _ in range(3)] == [4, 2, 0]
 
     def test_purge_leaves_what_is_still_known(self, backend: Backend, clock: Clock) -> None:
-        """T10."""
         for token in ("one", "two"):
             add(backend, REMEMBERING, f"{token} a", f"{token} b")
             flush(backend, REMEMBERING, token)
@@ -152,14 +147,13 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, REMEMBERING, "one a", "two a") == Added(1)
 
     def test_buffer_takes_as_many_as_it_may(self, backend: Backend) -> None:
-        """AG-16."""
         assert add(backend, BOUNDED, "a", "b") == Added(2)
         assert add(backend, BOUNDED, "c") == Added(1)
         with nothing_changed(backend):
             assert add(backend, BOUNDED, "d") == Added(0, is_full=True)
 
     def test_nothing_is_added_of_what_would_be_too_much(self, backend: Backend) -> None:
-        """AG-16: the producer adds all of it again."""
+        """The producer adds all of it again."""
         assert add(backend, BOUNDED, *"abcd") == Added(0, is_full=True)
         assert backend.buffers.groups(NAME, 9) == []
         add(backend, BOUNDED, "a")
@@ -167,24 +161,24 @@ class DuplicatesContract(StoreFixtures):
         assert buffered(backend) == ["a"]
 
     def test_duplicates_do_not_count_as_too_much(self, backend: Backend) -> None:
-        """AG-02: what is there already takes no place."""
+        """What is there already takes no place."""
         add(backend, BOUNDED, "a", "b")
         assert add(backend, BOUNDED, *"abcc") == Added(1)
 
     @pytest.mark.parametrize("larger", [3, 9])
     def test_repeat_is_not_refused_by_a_buffer_that_is_full_since(self, backend: Backend, larger: int) -> None:
-        """AG-02: whatever filled it, or made its bound lower."""
+        """It does not matter what filled it, or made its bound lower."""
         ids = [f"{number}" for number in range(larger)]
         add(backend, CLOSED, *ids)
         assert add(backend, BOUNDED, *ids) == Added(0)
 
     def test_full_group_does_not_stop_the_others(self, backend: Backend) -> None:
-        """AG-01: each group for itself."""
+        """Each group is bounded for itself."""
         additions = [Addition(group, new_items(ids)) for group, ids in (("a", "1"), ("b", "1234"), ("c", "123"))]
         assert backend.aggregates.insert(BOUNDED, additions) == [Added(1), Added(0, is_full=True), Added(3)]
 
     def test_leased_and_unresolved_items_take_their_place(self, backend: Backend) -> None:
-        """AG-16: whatever their state."""
+        """All items count, whatever their state."""
         bounded = PAIRS._replace(max_buffered=3)
         add(backend, bounded, "a", "b")
         flush(backend, bounded)
@@ -194,7 +188,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, bounded, "d") == Added(1)
 
     def test_full_buffer_is_due_if_its_flush_was_lost(self, backend: Backend, clock: Clock) -> None:
-        """AG-14: nobody is told of the gate by a refused insert."""
+        """Nobody is told of the gate by a refused insert."""
         bounded = PAIRS._replace(max_buffered=2)
         add(backend, bounded, "a", "b")
         clock.advance(LEASE)

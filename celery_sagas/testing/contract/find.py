@@ -28,25 +28,21 @@ class FindContract(StoreFixtures):
     """Finding instances and handled messages."""
 
     def test_missing_instance_is_none(self, backend: Backend) -> None:
-        """PM-02, NP-12."""
         for property in (ID, KEY, "tracking"):
             assert backend.sagas.find(Lookup(NAMES, property, "unknown")) == Found(None, None)
 
     def test_every_find_returns_a_fresh_copy(self, backend: Backend) -> None:
-        """PM-04."""
         start(backend)
         first, second = found(backend, by_key()), found(backend, by_key())
         assert first == second
         assert first is not second
 
     def test_instance_is_found_by_id_key_and_alternate_key(self, backend: Backend) -> None:
-        """PM-01, NP-06, NP-09."""
         record = start(backend, keys=(("email", "a@b.c"), ("tracking", "T1")))
         for property, value in ((ID, record.id), (KEY, "42"), ("email", "a@b.c"), ("tracking", "T1")):
             assert found(backend, Lookup(NAMES, property, value)) == record
 
-    def test_value_belongs_to_its_property(self, backend: Backend) -> None:
-        """NP-10."""
+    def test_value_is_found_under_its_own_property_only(self, backend: Backend) -> None:
         record = start(backend, keys=(("tracking", "T1"),))
         assert not is_there(backend, by_tracking("42"))
         assert not is_there(backend, by_key("T1"))
@@ -55,26 +51,23 @@ class FindContract(StoreFixtures):
         assert not is_there(backend, Lookup(NAMES, "email", "T1"))
 
     def test_instance_is_found_under_a_former_name(self, backend: Backend) -> None:
-        """PM-23."""
         record = start(backend, names=("purchase",), keys=(("tracking", "T1"),))
         for lookup in (by_key(), by_id(record.id), by_tracking("T1")):
             assert found(backend, lookup) == record
         assert record.saga == "purchase"
 
     def test_instance_under_a_new_name_is_not_found_by_old_code(self, backend: Backend) -> None:
-        """PM-23: only the names of the look-up count."""
+        """Only the names of the look-up count."""
         record = start(backend, keys=(("tracking", "T1"),))
         for lookup in (by_key(names=("purchase",)), by_id(record.id, ("purchase",)), by_tracking("T1", ("purchase",))):
             assert not is_there(backend, lookup)
 
     def test_instance_of_another_saga_is_never_found(self, backend: Backend) -> None:
-        """PM-15."""
         record = start(backend, names=(OTHER,), keys=(("tracking", "T1"),))
         for lookup in (by_key(), by_id(record.id), by_tracking("T1")):
             assert not is_there(backend, lookup)
 
     def test_sagas_of_two_types_share_a_key(self, backend: Backend) -> None:
-        """PM-15."""
         order = start(backend, keys=(("tracking", "T1"),))
         parcel = start(backend, names=(OTHER,), keys=(("tracking", "T1"),))
         assert found(backend, by_key()).id == order.id
@@ -83,7 +76,6 @@ class FindContract(StoreFixtures):
         assert found(backend, by_tracking("T1", (OTHER,))).id == parcel.id
 
     def test_instance_is_found_by_the_alternate_key_that_it_holds_now(self, backend: Backend) -> None:
-        """NP-11."""
         record = start(backend, keys=(("tracking", "T1"),))
         update(backend, record, added=(("tracking", "T2"),), removed=(("tracking", "T1"),))
         assert is_there(backend, by_tracking("T2"))
@@ -92,7 +84,7 @@ class FindContract(StoreFixtures):
     def test_find_sees_what_another_process_has_committed_since(
         self, backend: Backend, open_backend: OpenBackend, prefix: str
     ) -> None:
-        """PM-16: no transaction, and so no old snapshot, is left open."""
+        """No transaction, and so no old snapshot, is left open."""
         rival = open_backend(prefix)
         assert not is_there(backend, by_key())
         record = start(rival)
@@ -102,7 +94,6 @@ class FindContract(StoreFixtures):
         assert found(backend, by_key()) == changed
 
     def test_handled_message_comes_with_its_entry(self, backend: Backend, clock: Clock) -> None:
-        """T13."""
         record = new_record()
         line = entry(record, outcome="started", version=1)
         backend.sagas.insert(record, effects(line=line))
@@ -116,7 +107,6 @@ class FindContract(StoreFixtures):
         assert (answer.handled.step, answer.handled.message_id, answer.handled.version) == (line.step, line.message_id, 1)
 
     def test_handled_message_is_told_without_its_instance(self, backend: Backend) -> None:
-        """T13."""
         line = complete(backend, start(backend))
         answer = backend.sagas.find(by_key(), Handling((line.step,), line.message_id))
         assert answer.record is None
@@ -124,25 +114,21 @@ class FindContract(StoreFixtures):
         assert answer.handled.outcome == "completed"
 
     def test_message_handled_under_a_former_step_name_is_known(self, backend: Backend) -> None:
-        """T13."""
         line = send(backend, line=entry(step="order.old_name"))
         answer = backend.sagas.find(by_key(), Handling(("order.new_name", "order.old_name"), line.message_id))
         assert answer.handled is not None
         assert answer.handled.step == "order.old_name"
 
     def test_message_handled_by_another_step_is_not_handled(self, backend: Backend) -> None:
-        """NS-25."""
         line = send(backend)
         assert backend.sagas.find(by_key(), Handling(("order.ship",), line.message_id)).handled is None
         assert backend.sagas.find(by_key(), Handling((line.step,), "another message")).handled is None
 
     def test_nothing_is_handled_without_a_handling(self, backend: Backend) -> None:
-        """T13."""
         start(backend)
         assert backend.sagas.find(by_key()).handled is None
 
     def test_reservation_is_not_shown_once_it_has_expired(self, backend: Backend, clock: Clock) -> None:
-        """PM-16."""
         record = start(backend)
         assert record.reserved_by == ""
         backend.sagas.reserve(record, "me", 1_000)
@@ -152,7 +138,6 @@ class FindContract(StoreFixtures):
         assert found(backend, by_key()).reserved_by == ""
 
     def test_found_record_can_be_passed_back_verbatim(self, backend: Backend) -> None:
-        """PM-03, PM-10."""
         record = start(backend)
         for _ in range(3):
             line = entry(record)

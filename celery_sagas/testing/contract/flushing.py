@@ -31,19 +31,18 @@ class FlushingContract(StoreFixtures):
     """A flush takes a snapshot under a lease."""
 
     def test_nothing_is_taken_while_the_gate_is_closed(self, backend: Backend) -> None:
-        """AG-05: asked again at claiming, whoever asked for the flush."""
+        """The claim looks at the gate again, whoever asked for the flush."""
         add(backend, PAIRS, "a")
         with nothing_changed(backend):
             assert backend.aggregates.claim(PAIRS, "", "one") is None
 
     def test_nothing_is_taken_where_nothing_is(self, backend: Backend) -> None:
-        """AG-04, AG-23: nothing is prepared for a name or a group."""
+        """Nothing is prepared for a name or a group."""
         assert backend.aggregates.claim(PAIRS, "no such group", "one") is None
         assert backend.aggregates.claim(PAIRS._replace(name="no such aggregator"), "", "one") is None
         assert backend.buffers.groups(NAME, 9) == []
 
     def test_snapshot_has_what_was_inserted(self, backend: Backend, clock: Clock) -> None:
-        """AG-06, AG-07."""
         add(backend, PAIRS, "a")
         clock.advance(5)
         add(backend, PAIRS, "b")
@@ -54,28 +53,26 @@ class FlushingContract(StoreFixtures):
         assert (snapshot.reason, snapshot.unresolved, snapshot.is_more) == ("size", 0, False)
 
     def test_items_are_leased(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """AG-15: they stay in the buffer, and every process knows of the lease."""
+        """They stay in the buffer, and every process knows of the lease."""
         add(backend, PAIRS, *"abc")
         assert taken_by(backend, PAIRS) == ["a", "b"]
         assert states(open_backend(prefix)) == {"a": "leased", "b": "leased", "c": "free"}
         assert taken_by(open_backend(prefix), PAIRS, "two") == []
 
     def test_first_items_come_first(self, backend: Backend) -> None:
-        """AG-07, AG-21."""
         ids = numbered(7)
         add(backend, PAIRS, *ids)
         taken = [taken_by(backend, PAIRS, token) for token in ("one", "two", "three", "four")]
         assert taken == [ids[:2], ids[2:4], ids[4:6], []]
 
     def test_batch_is_never_larger_than_its_size(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: also where time opens the gate for more."""
+        """It is not larger where time opens the gate for more, either."""
         rules = HOURLY._replace(size=3)
         add(backend, rules, *numbered(8))
         clock.advance(HOUR)
         assert [len(taken_by(backend, rules, token)) for token in ("one", "two", "three", "four")] == [3, 3, 2, 0]
 
     def test_batch_without_a_size_has_a_thousand_items_at_most(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         ids = numbered(2_500)
         add(backend, HOURLY, *ids)
         clock.advance(HOUR)
@@ -87,7 +84,6 @@ class FlushingContract(StoreFixtures):
         assert backend.buffers.groups(NAME, 9) == []
 
     def test_three_thousand_items_are_taken_and_removed_at_once(self, backend: Backend) -> None:
-        """AG-06, AG-12."""
         large, ids = PAIRS._replace(size=3_000), numbered(3_000)
         add(backend, large, *ids, "last")
         assert taken_by(backend, large) == ids
@@ -96,7 +92,6 @@ class FlushingContract(StoreFixtures):
 
     @pytest.mark.parametrize(("rules", "reason"), [(HOURLY, "age"), (IDLE, "idle")])
     def test_time_opens_the_gate_at_its_moment(self, backend: Backend, clock: Clock, rules: Rules, reason: str) -> None:
-        """AG-24."""
         add(backend, rules, "a")
         clock.advance(HOUR - 1)
         assert backend.aggregates.claim(rules, "", "one") is None
@@ -107,7 +102,7 @@ class FlushingContract(StoreFixtures):
     def test_time_opens_the_gate_for_everything_that_was_free(
         self, backend: Backend, clock: Clock, rules: Rules, wait: int
     ) -> None:
-        """AG-24: what is more than a batch does not wait for a time of its own, whatever comes after it."""
+        """What is more than a batch does not wait for a time of its own, whatever comes after it."""
         add(backend, CLOSED, "oldest")
         clock.advance(HOUR // 2)
         add(backend, CLOSED, *numbered(1_000))
@@ -120,7 +115,6 @@ class FlushingContract(StoreFixtures):
         assert {first.reason, second.reason} == {"age" if rules.within_ms else "idle"}
 
     def test_what_came_after_the_gate_was_opened_waits_for_its_own_time(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         rules = HOURLY._replace(size=2)
         add(backend, rules, "a")
         clock.advance(HOUR)
@@ -133,33 +127,30 @@ class FlushingContract(StoreFixtures):
         assert taken_by(backend, rules, "two") == ["b"]
 
     def test_size_comes_before_every_other_reason(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         rules = HOURLY._replace(size=2, idle_ms=HOUR)
         add(backend, rules, *"abc")
         clock.advance(HOUR)
         assert [flush(backend, rules, token).reason for token in ("one", "two")] == ["size", "age"]
 
     def test_caller_asks_for_another_flush_if_there_is_more(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: and nobody else does, since the mark is set."""
+        """Nobody else does, since the mark is set."""
         add(backend, PAIRS, *"abcd")
         assert flush(backend, PAIRS).is_more
         assert due_at(backend) == clock.now + LEASE
         assert add(backend, PAIRS, "e") == Added(1)
 
     def test_caller_does_not_ask_for_what_must_wait(self, backend: Backend) -> None:
-        """AG-24."""
         add(backend, PAIRS, *"abc")
         assert not flush(backend, PAIRS).is_more
 
     def test_repeat_returns_the_same_items(self, backend: Backend) -> None:
-        """AG-05: the reply was lost, the call is repeated."""
+        """The reply was lost, the call is repeated."""
         add(backend, PAIRS, *"abcde")
         first = flush(backend, PAIRS)
         assert flush(backend, PAIRS) == first
         assert ids_of(flush(backend, PAIRS, "two").items) == ["c", "d"]
 
     def test_unresolved_items_are_counted_and_not_given(self, backend: Backend) -> None:
-        """AG-05, AG-08, AG-25."""
         add(backend, PAIRS, "a", "b", unread_by="v1")
         add(backend, PAIRS, "c")
         add(backend, PAIRS, "d", unread_by="v1")
@@ -169,13 +160,11 @@ class FlushingContract(StoreFixtures):
         assert states(backend) == {"a": "unresolved", "b": "unresolved", "c": "leased", "d": "unresolved", "e": "leased"}
 
     def test_unresolved_items_of_the_group_alone_are_counted(self, backend: Backend) -> None:
-        """AG-08."""
         add(backend, PAIRS, "x", group="other", unread_by="v1")
         add(backend, PAIRS, "a", "b")
         assert flush(backend, PAIRS).unresolved == 0
 
     def test_claim_takes_from_one_group(self, backend: Backend) -> None:
-        """AG-01."""
         add(backend, PAIRS, "a", "b", group="one")
         add(backend, PAIRS, "a", "b", group="two")
         assert taken_by(backend, PAIRS, group="one") == ["a", "b"]
@@ -183,13 +172,13 @@ class FlushingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, group="two") == ["a", "b"]
 
     def test_claim_counts_no_attempt(self, backend: Backend) -> None:
-        """AG-24: it has not failed yet."""
+        """It has not failed yet."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         assert attempts(backend) == {"a": 0, "b": 0}
 
     def test_snapshot_is_a_fresh_copy(self, backend: Backend) -> None:
-        """AG-05: a point-in-time view."""
+        """It is a point-in-time view."""
         add(backend, PAIRS, *"ab")
         before: tuple[Item, ...] = flush(backend, PAIRS).items
         add(backend, PAIRS, *"cd")

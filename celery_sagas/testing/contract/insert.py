@@ -27,7 +27,6 @@ class InsertContract(StoreFixtures):
     """Committing new instances."""
 
     def test_new_instance_is_stored_at_version_1(self, backend: Backend, clock: Clock) -> None:
-        """PM-05, PM-11, PM-12, NP-04."""
         new = new_record()
         backend.sagas.insert(new, effects(new))
         assert found(backend, by_key()) == Record(
@@ -43,32 +42,26 @@ class InsertContract(StoreFixtures):
         )
 
     def test_alternate_keys_are_stored_with_it(self, backend: Backend) -> None:
-        """NP-11."""
         record = start(backend, keys=(("email", "a@b.c"), ("tracking", "T1")))
         assert found(backend, by_tracking("T1")) == record
 
     def test_key_is_unique(self, backend: Backend) -> None:
-        """PM-21."""
         start(backend)
         self._insert_conflicts(backend, names=("order",))
 
     def test_key_is_unique_under_former_names(self, backend: Backend) -> None:
-        """PM-21, PM-23."""
         start(backend, names=("purchase",))
         self._insert_conflicts(backend)
 
     def test_inserted_alternate_key_is_unique(self, backend: Backend) -> None:
-        """NP-10."""
         start(backend, "43", keys=T1)
         self._insert_conflicts(backend, names=("order",), keys=T1)
 
     def test_inserted_alternate_key_is_unique_under_former_names(self, backend: Backend) -> None:
-        """NP-10, PM-23."""
         start(backend, "43", names=("purchase",), keys=T1)
         self._insert_conflicts(backend, keys=T1)
 
     def test_one_taken_key_among_free_ones_conflicts(self, backend: Backend) -> None:
-        """NP-10."""
         start(backend, "43", keys=T1)
         self._insert_conflicts(backend, keys=(("email", "T2"), ("tracking", "T1"), ("zone", "T3")))
 
@@ -78,24 +71,22 @@ class InsertContract(StoreFixtures):
             backend.sagas.insert(record, effects(record, outgoing()))
 
     def test_instance_without_alternate_keys_takes_none(self, backend: Backend) -> None:
-        """NP-07, T12: a null one is left out, and is not unique."""
+        """A null one is left out, and is not unique."""
         start(backend, "42")
         start(backend, "43")
 
     def test_one_value_may_stand_under_several_properties(self, backend: Backend) -> None:
-        """NP-10."""
         start(backend, "42", keys=(("email", "T1"), ("tracking", "T1")))
         with conflict("unique"):
             start(backend, "43", keys=(("email", "T1"),))
 
     def test_keys_of_another_saga_do_not_matter(self, backend: Backend) -> None:
-        """PM-15."""
         start(backend, names=(OTHER,), keys=T1)
         start(backend, keys=T1)
 
     @pytest.mark.parametrize("former", ["order", "purchase"])
     def test_completed_instance_starts_again(self, backend: Backend, former: str) -> None:
-        """NS-10, T8: a new instance with the same keys, at version 1 under another id."""
+        """It is a new instance with the same keys, at version 1 under another id."""
         first = start(backend, names=(former,), keys=T1)
         complete(backend, first)
         second = start(backend, keys=T1)

@@ -49,7 +49,7 @@ Sides: TypeAlias = tuple[Callable[[Backend, S], object], Callable[[Backend, S], 
 
 
 class InterleavingContract(StoreFixtures):
-    """No write of a rival is lost, and none comes between the parts of an operation (PM-16, T6, T13)."""
+    """No write of a rival is lost, and none comes between the parts of an operation."""
 
     def commands(self, backend: Backend, before: Callable[[], None]) -> AbstractContextManager[None]:
         """Call ``before`` before each command that this backend sends while the context lasts.
@@ -74,7 +74,6 @@ class InterleavingContract(StoreFixtures):
     def test_outcome_is_that_of_a_serial_order(
         self, backend: Backend, rival: Backend, clock: Clock, operation: Move, rivals: tuple[Move, ...]
     ) -> None:
-        """PM-16, T6, T13."""
         strange = [text for move in rivals for text in self._strange(backend, rival, clock, World, (operation, move))]
         assert not strange, "\n".join(strange)
 
@@ -82,7 +81,6 @@ class InterleavingContract(StoreFixtures):
     def test_outcome_on_a_buffer_is_that_of_a_serial_order(
         self, backend: Backend, rival: Backend, clock: Clock, operation: BufferMove
     ) -> None:
-        """AG-13, AG-19, T4."""
         strange = [text for move in RIVALS for text in self._strange(backend, rival, clock, BufferWorld, (operation, move))]
         assert not strange, "\n".join(strange)
 

@@ -27,7 +27,6 @@ class JournalContract(StoreFixtures):
     """What every ``Journal`` must do."""
 
     def test_outcome_is_the_entry_of_the_completion(self, backend: Backend) -> None:
-        """NS-10, T7."""
         line = complete(backend, start(backend))
         outcome = backend.journal.outcome_of(NAMES, "42")
         assert outcome is not None
@@ -35,25 +34,22 @@ class JournalContract(StoreFixtures):
         assert (outcome.message_id, outcome.outcome, outcome.detail) == (line.message_id, "completed", line.detail)
 
     def test_unknown_key_has_no_outcome(self, backend: Backend) -> None:
-        """T7: never existed is told from completed."""
+        """A key that never existed is told from one that has completed."""
         complete(backend, start(backend))
         assert backend.journal.outcome_of(NAMES, "43") is None
         assert backend.journal.outcome_of((OTHER,), "42") is None
 
     def test_instance_that_has_not_completed_has_no_outcome(self, backend: Backend) -> None:
-        """T7."""
         update(backend, start(backend))
         assert backend.journal.outcome_of(NAMES, "42") is None
 
     def test_message_that_failed_is_remembered_and_is_no_outcome(self, backend: Backend) -> None:
-        """T7, T13."""
         line = send(backend, line=entry(start(backend), outcome="failed"))
         assert handled(backend, line) in backend.journal.history(NAMES, "42", 9)
         assert [each.outcome for each in backend.journal.history(NAMES, "42", 9)] == ["started", "failed"]
         assert backend.journal.outcome_of(NAMES, "42") is None
 
     def test_newest_outcome_counts(self, backend: Backend, clock: Clock) -> None:
-        """NS-10."""
         complete(backend, start(backend))
         clock.advance(1)
         line = complete(backend, start(backend))
@@ -64,7 +60,6 @@ class JournalContract(StoreFixtures):
         assert outcome.message_id == line.message_id
 
     def test_outcome_under_a_former_name_is_known(self, backend: Backend) -> None:
-        """PM-23."""
         complete(backend, start(backend, names=("purchase",)))
         outcome = backend.journal.outcome_of(NAMES, "42")
         assert outcome is not None
@@ -72,14 +67,13 @@ class JournalContract(StoreFixtures):
         assert backend.journal.outcome_of(("order",), "42") is None
 
     def test_completion_at_birth_has_an_outcome(self, backend: Backend) -> None:
-        """NS-22: the instance was never written."""
+        """The instance was never written."""
         line = send(backend, line=entry(new_record(), outcome="completed"))
         outcome = backend.journal.outcome_of(NAMES, "42")
         assert outcome is not None
         assert outcome.attempt == line.attempt
 
     def test_history_is_oldest_first(self, backend: Backend, clock: Clock) -> None:
-        """T13."""
         lines = [self._line_at(backend, clock, after=1) for _ in range(4)]
         history = backend.journal.history(NAMES, "42", 9)
         assert [line.message_id for line in history] == [line.message_id for line in lines]
@@ -90,37 +84,32 @@ class JournalContract(StoreFixtures):
         return send(backend, line=entry(key="42", version=version))
 
     def test_history_comes_with_whole_entries(self, backend: Backend) -> None:
-        """T13."""
         line = complete(backend, start(backend))
         assert backend.journal.history(NAMES, "42", 1) == [handled(backend, line)]
 
     def test_history_of_one_time_is_in_the_order_of_versions(self, backend: Backend, clock: Clock) -> None:
-        """T13."""
         for version in (3, 1, 2):
             self._line_at(backend, clock, after=0, version=version)
         assert [line.version for line in backend.journal.history(NAMES, "42", 9)] == [1, 2, 3]
         assert [line.version for line in backend.journal.history(NAMES, "42", 2)] == [2, 3]
 
     def test_time_comes_before_version(self, backend: Backend, clock: Clock) -> None:
-        """T8: a restarted instance is at version 1 again."""
+        """A restarted instance is at version 1 again."""
         for version in (2, 1):
             self._line_at(backend, clock, after=1, version=version)
         assert [line.version for line in backend.journal.history(NAMES, "42", 9)] == [2, 1]
 
     def test_history_is_cut_at_its_old_end(self, backend: Backend, clock: Clock) -> None:
-        """T13."""
         lines = [self._line_at(backend, clock, after=1) for _ in range(4)]
         history = backend.journal.history(NAMES, "42", 2)
         assert [line.message_id for line in history] == [line.message_id for line in lines[2:]]
 
     def test_history_is_that_of_one_key(self, backend: Backend) -> None:
-        """PM-15."""
         start(backend, "43")
         start(backend, names=(OTHER,))
         assert backend.journal.history(NAMES, "42", 9) == []
 
     def test_history_spans_former_names(self, backend: Backend, clock: Clock) -> None:
-        """PM-23."""
         complete(backend, start(backend, names=("purchase",)))
         clock.advance(1)
         start(backend)
@@ -128,7 +117,6 @@ class JournalContract(StoreFixtures):
         assert [line.saga for line in backend.journal.history(("order",), "42", 9)] == ["order"]
 
     def test_old_entries_are_purged_and_younger_ones_stay(self, backend: Backend, clock: Clock) -> None:
-        """T13, T10."""
         for _ in range(3):
             self._line_at(backend, clock, after=0)
         young = self._line_at(backend, clock, after=HOUR)
@@ -139,14 +127,13 @@ class JournalContract(StoreFixtures):
         assert backend.journal.purge(1_000, limit=9) == 1
 
     def test_purge_takes_no_more_than_its_limit(self, backend: Backend, clock: Clock) -> None:
-        """T10: a purge must not hold a lock on everything."""
+        """A purge must not hold a lock on everything."""
         for _ in range(5):
             self._line_at(backend, clock, after=0)
         clock.advance(HOUR)
         assert [backend.journal.purge(1_000, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
     def test_purge_touches_neither_instances_nor_rows(self, backend: Backend, clock: Clock) -> None:
-        """T13."""
         start(backend, "42", outgoing())
         clock.advance(HOUR)
         assert backend.journal.purge(1_000, limit=9) == 1
@@ -154,7 +141,7 @@ class JournalContract(StoreFixtures):
         assert backend.outbox.count() == 1
 
     def test_purged_message_is_forgotten(self, backend: Backend, clock: Clock) -> None:
-        """T10: exactly once holds within the retention."""
+        """Exactly once holds within the retention."""
         line = send(backend)
         clock.advance(HOUR)
         backend.journal.purge(1_000, limit=9)

@@ -40,14 +40,13 @@ class LeaseContract(StoreFixtures):
 
     @each_operation
     def test_holder_touches_its_row(self, backend: Backend, row: str, touch: ByToken) -> None:
-        """NS-11."""
         assert touch(backend, "relay", row)
 
     @each_operation
     def test_holder_touches_its_row_after_the_lease_has_ended(
         self, backend: Backend, clock: Clock, row: str, touch: ByToken
     ) -> None:
-        """NS-11: it was late, but nobody else has claimed the row since."""
+        """It was late, but nobody else has claimed the row since."""
         clock.advance(1_001)
         assert touch(backend, "relay", row)
 
@@ -55,7 +54,6 @@ class LeaseContract(StoreFixtures):
     def test_row_that_another_token_has_claimed_since_is_left_alone(
         self, backend: Backend, clock: Clock, row: str, touch: ByToken
     ) -> None:
-        """NS-11."""
         clock.advance(1_001)
         claim(backend, "another relay", lease_ms=1_000)
         assert not touch(backend, "relay", row)
@@ -66,20 +64,17 @@ class LeaseContract(StoreFixtures):
     @each_operation
     @pytest.mark.parametrize("token", ["", "stranger"])
     def test_row_is_left_alone_by_a_stranger(self, backend: Backend, row: str, touch: ByToken, token: str) -> None:
-        """NS-11."""
         assert not touch(backend, token, row)
         assert claim(backend) == []
         assert backend.outbox.count() == 1
 
     @each_operation
     def test_row_that_is_gone_is_not_touched(self, backend: Backend, row: str, touch: ByToken) -> None:
-        """NS-11."""
         backend.outbox.confirm("relay", [row])
         assert not touch(backend, "relay", row)
         assert not touch(backend, "relay", "unknown")
 
     def test_confirmed_rows_are_removed(self, backend: Backend) -> None:
-        """NS-11."""
         send(backend, outgoing(), outgoing(), outgoing())
         first, second, third = ids(claim(backend, lease_ms=1_000))
         assert backend.outbox.confirm("relay", [first, third]) == 2
@@ -88,18 +83,15 @@ class LeaseContract(StoreFixtures):
         assert backend.outbox.count() == 0
 
     def test_many_rows_are_confirmed_at_once(self, backend: Backend) -> None:
-        """NS-11."""
         send(backend, *(outgoing() for _ in range(500)))
         assert backend.outbox.confirm("relay", ids(claim(backend))) == 500
         assert backend.outbox.count() == 0
 
     def test_no_rows_are_no_error(self, backend: Backend) -> None:
-        """NS-11."""
         assert backend.outbox.confirm("relay", []) == 0
         assert backend.outbox.release("relay", []) == 0
 
     def test_released_rows_are_due_again_at_once(self, backend: Backend) -> None:
-        """NS-11."""
         send(backend, outgoing(), outgoing(), outgoing())
         first, second, third = ids(claim(backend))
         assert backend.outbox.release("relay", [first, third]) == 2
@@ -107,12 +99,11 @@ class LeaseContract(StoreFixtures):
         assert backend.outbox.release("relay", [first, second]) == 1
 
     def test_release_counts_no_attempt(self, backend: Backend, row: str) -> None:
-        """NS-11."""
         backend.outbox.release("relay", [row])
         assert claim(backend)[0].attempts == 0
 
     def test_released_rows_are_due_again_after_the_delay(self, backend: Backend, clock: Clock) -> None:
-        """NS-09: their task is not known here, other workers may know it."""
+        """Their task is not known here, other workers may know it."""
         rows = [outgoing(), outgoing("scheduled", due_at=clock.now - HOUR)]
         send(backend, *rows)
         claim(backend)
@@ -123,19 +114,17 @@ class LeaseContract(StoreFixtures):
         assert sorted(ids(claim(backend, "another relay"))) == sorted(ids(rows))
 
     def test_release_with_a_delay_counts_no_attempt(self, backend: Backend, clock: Clock, row: str) -> None:
-        """NS-11."""
         backend.outbox.release("relay", [row], delay_ms=5_000)
         clock.advance(5_001)
         assert [(late.id, late.attempts) for late in claim(backend)] == [(row, 0)]
 
     def test_released_row_remains_its_last_holders_while_the_delay_lasts(self, backend: Backend, row: str) -> None:
-        """NS-11."""
         backend.outbox.release("relay", [row], delay_ms=5_000)
         assert backend.outbox.confirm("another relay", [row]) == 0
         assert backend.outbox.confirm("relay", [row]) == 1
 
     def test_scheduled_row_cannot_be_hastened(self, backend: Backend, clock: Clock) -> None:
-        """NS-09: it is due when its due time has come, and nobody has a lease that could be ended."""
+        """It is due when its due time has come, and nobody has a lease that could be ended."""
         row = outgoing("scheduled", due_at=clock.now + HOUR)
         send(backend, row, owner="me", grace_ms=MINUTE)
         assert backend.outbox.release("me", [row.id]) == 0
@@ -145,7 +134,6 @@ class LeaseContract(StoreFixtures):
         assert ids(claim(backend)) == [row.id]
 
     def test_failed_row_is_due_after_the_delay(self, backend: Backend, clock: Clock, row: str) -> None:
-        """NS-11."""
         backend.outbox.fail("relay", row, "broken", 5_000)
         clock.advance(4_999)
         assert claim(backend) == []
@@ -153,20 +141,18 @@ class LeaseContract(StoreFixtures):
         assert ids(claim(backend)) == [row]
 
     def test_failures_are_counted(self, backend: Backend, clock: Clock, row: str) -> None:
-        """NS-11."""
         for attempts in (1, 2, 3):
             backend.outbox.fail("relay", row, "broken", 1_000)
             clock.advance(1_001)
             assert [failed.attempts for failed in claim(backend, "relay")] == [attempts]
 
     def test_long_error_is_cut(self, backend: Backend, clock: Clock, row: str) -> None:
-        """NS-11: it must not make the row impossible to write."""
+        """It must not make the row impossible to write."""
         assert backend.outbox.fail("relay", row, "😀" * 100_000, 0)
         clock.advance(1)
         assert ids(claim(backend)) == [row]
 
     def test_failed_row_does_not_hold_up_others(self, backend: Backend, clock: Clock, row: str) -> None:
-        """NS-11."""
         backend.outbox.fail("relay", row, "broken", 1_000)
         clock.advance(500)
         other = outgoing()
@@ -175,7 +161,6 @@ class LeaseContract(StoreFixtures):
         assert ids(claim(backend, limit=1)) == [other.id]
 
     def test_rows_are_counted_whether_due_or_not(self, backend: Backend, clock: Clock, row: str) -> None:
-        """NS-11."""
         send(backend, outgoing(), outgoing("scheduled", due_at=clock.now + HOUR), outgoing("deadline"))
         assert backend.outbox.count() == 4
         backend.outbox.confirm("relay", [row])

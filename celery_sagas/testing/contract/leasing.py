@@ -28,7 +28,7 @@ class LeasingContract(StoreFixtures):
     """What was leased is flushed, or comes back."""
 
     def test_leased_items_come_back_when_the_lease_ends(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: the worker has died; that counts as an attempt."""
+        """The worker has died; that counts as an attempt."""
         add(backend, PAIRS, "a", "b")
         before = flush(backend, PAIRS, "one").items
         clock.advance(LEASE - 1)
@@ -39,7 +39,7 @@ class LeasingContract(StoreFixtures):
         assert [item.attempts for item in snapshot.items] == [1, 1]
 
     def test_gate_is_open_for_what_comes_back(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: it does not wait for others to fill its batch."""
+        """It does not wait for others to fill its batch."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         backend.aggregates.remove(PAIRS, "", "one", [unresolved(flush(backend, PAIRS, "one").items[0])])
@@ -50,7 +50,7 @@ class LeasingContract(StoreFixtures):
         assert (ids_of(snapshot.items), snapshot.reason, snapshot.unresolved) == (["c", "d"], "again", 1)
 
     def test_all_leases_that_have_ended_are_given_up_at_once(self, backend: Backend, clock: Clock) -> None:
-        """AG-15, AG-21: each item stands where it stood."""
+        """Each item stands where it stood."""
         add(backend, PAIRS, *"abcdef")
         flush(backend, PAIRS, "one")
         flush(backend, PAIRS, "two")
@@ -63,14 +63,14 @@ class LeasingContract(StoreFixtures):
         assert attempts(backend) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0, "f": 0}
 
     def test_claim_that_finds_a_closed_gate_takes_what_has_come_back(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: what came back opens it, whatever the size says."""
+        """What came back opens it, whatever the size says."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         clock.advance(LEASE)
         assert taken_by(backend, CLOSED, "two") == ["a", "b"]
 
     def test_released_items_are_free_at_once(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """AG-14: for every process."""
+        """They are free for every process."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
@@ -78,7 +78,6 @@ class LeasingContract(StoreFixtures):
         assert taken_by(open_backend(prefix), PAIRS, "two") == ["a", "b"]
 
     def test_release_counts_an_attempt(self, backend: Backend) -> None:
-        """AG-14."""
         add(backend, PAIRS, "a", "b")
         for count in (1, 2, 3):
             flush(backend, PAIRS)
@@ -87,7 +86,7 @@ class LeasingContract(StoreFixtures):
         assert [item.attempts for item in flush(backend, PAIRS, "last").items] == [3, 3]
 
     def test_release_that_is_nobodys_fault_counts_none(self, backend: Backend) -> None:
-        """AG-14: the worker shuts down."""
+        """The worker shuts down."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one", counted=False)
@@ -95,15 +94,14 @@ class LeasingContract(StoreFixtures):
         assert states(backend) == {"a": "free", "b": "free"}
 
     def test_gate_is_open_for_what_was_released(self, backend: Backend) -> None:
-        """AG-14: by whatever rules it is looked at."""
+        """It does not matter by which rules it is looked at."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
         snapshot = flush(backend, CLOSED, "two")
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b"], "again")
 
-    def test_gate_is_not_open_for_what_comes_after_it(self, backend: Backend) -> None:
-        """AG-14."""
+    def test_gate_is_not_open_for_what_comes_after_a_release(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
@@ -113,7 +111,6 @@ class LeasingContract(StoreFixtures):
         assert taken_by(backend, CLOSED, "three") == []
 
     def test_released_items_stand_where_they_stood(self, backend: Backend) -> None:
-        """AG-21."""
         add(backend, PAIRS, *"abcdef")
         numbers = [item.number for item in backend.buffers.read(NAME, "", 9)]
         for token in ("one", "two", "three"):
@@ -125,7 +122,7 @@ class LeasingContract(StoreFixtures):
         assert [taken_by(backend, PAIRS, token) for token in ("4", "5", "6")] == [["a", "b"], ["c", "d"], ["e", "f"]]
 
     def test_caller_will_ask_after_a_delay(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: nobody else asks until then, and for as long as a flush may take to begin."""
+        """Nobody else asks until then, and for as long as a flush may take to begin."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one", delay_ms=5_000)
@@ -136,7 +133,6 @@ class LeasingContract(StoreFixtures):
         assert add(backend, PAIRS, "c") == Added(0, is_open=True)
 
     def test_released_items_are_due_if_the_retry_was_lost(self, backend: Backend, clock: Clock) -> None:
-        """AG-14."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
@@ -146,7 +142,7 @@ class LeasingContract(StoreFixtures):
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
     def test_items_are_kept_at_release(self, backend: Backend) -> None:
-        """AG-08, AG-25: those that cannot be flushed do not stop the others."""
+        """Those that cannot be flushed do not stop the others."""
         four = PAIRS._replace(size=4)
         add(backend, four, *"abcd")
         items = flush(backend, four).items
@@ -156,8 +152,7 @@ class LeasingContract(StoreFixtures):
         assert backend.buffers.count(NAME) == Counts(1, 3, 1, 1)
         assert taken_by(backend, four, "two") == ["b", "d"]
 
-    def test_release_that_keeps_everything_may_leave_nothing(self, backend: Backend) -> None:
-        """AG-16."""
+    def test_release_that_rejects_every_item_removes_the_group(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
         backend.aggregates.release(PAIRS, "", "one", [rejected(item) for item in items])
@@ -165,7 +160,7 @@ class LeasingContract(StoreFixtures):
         assert backend.buffers.count(NAME) == Counts(0, 0, 0, 2)
 
     def test_lease_that_was_given_up_is_not_released(self, backend: Backend, clock: Clock) -> None:
-        """AG-14: the items are those of another run."""
+        """The items are those of another run."""
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS, "one").items
         clock.advance(LEASE)
@@ -174,7 +169,7 @@ class LeasingContract(StoreFixtures):
             backend.aggregates.release(PAIRS, "", "one", [rejected(items[0])])
 
     def test_lease_that_nobody_has_is_not_released(self, backend: Backend) -> None:
-        """AG-15: release clears the rows of one session id alone."""
+        """The call releases the items of its own token alone."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         for token in ("two", "ONE", "one "):
@@ -184,7 +179,7 @@ class LeasingContract(StoreFixtures):
             backend.aggregates.release(PAIRS, "no such group", "one")
 
     def test_lease_that_has_ended_may_be_released(self, backend: Backend, clock: Clock) -> None:
-        """AG-14: only whether it was given up counts."""
+        """Only whether it was given up counts."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         clock.advance(9 * LEASE)

@@ -23,7 +23,7 @@ class LookingContract(StoreFixtures):
     """Looking changes nothing."""
 
     def test_nothing_is_seen_where_nothing_is(self, backend: Backend) -> None:
-        """AG-04, AG-16, AG-23: empty, never null, and no error."""
+        """The answers are empty, never ``None``, and no errors."""
         assert backend.buffers.names() == []
         assert backend.buffers.groups(NAME, 9) == []
         assert backend.buffers.read(NAME, "", 9) == []
@@ -31,7 +31,7 @@ class LookingContract(StoreFixtures):
         assert backend.buffers.count(NAME, "group") == Counts(0, 0, 0, 0)
 
     def test_aggregators_that_have_buffered_anything_are_named(self, backend: Backend) -> None:
-        """AG-01: sorted, each once, whatever is left of their items."""
+        """They are sorted, each once, whatever is left of their items."""
         for name in ("two", "one", "two"):
             add(backend, PAIRS._replace(name=name), "a", "b")
         flush(backend, PAIRS._replace(name="one"))
@@ -39,7 +39,6 @@ class LookingContract(StoreFixtures):
         assert backend.buffers.names() == ["one", "two"]
 
     def test_items_are_counted_by_their_state(self, backend: Backend) -> None:
-        """AG-08, AG-16, AG-17."""
         add(backend, PAIRS, *"abcde")
         add(backend, PAIRS, "f", "g", unread_by="v1")
         items = flush(backend, PAIRS).items
@@ -50,7 +49,6 @@ class LookingContract(StoreFixtures):
         assert counts.resolved == 3
 
     def test_one_group_is_counted_for_itself(self, backend: Backend) -> None:
-        """AG-16."""
         add(backend, PAIRS, *"abc", group="one")
         add(backend, PAIRS, *"ab", group="two")
         add(backend, PAIRS, "c", group="two", unread_by="v1")
@@ -63,14 +61,13 @@ class LookingContract(StoreFixtures):
         assert backend.buffers.count("other") == Counts(0, 0, 0, 0)
 
     def test_group_without_a_name_is_counted_for_itself(self, backend: Backend) -> None:
-        """AG-16: an empty name is a name."""
+        """An empty name is a name."""
         add(backend, PAIRS, "a")
         add(backend, PAIRS, "a", "b", group="group")
         assert backend.buffers.count(NAME, "").buffered == 1
         assert backend.buffers.count(NAME, None).buffered == 3
 
     def test_groups_are_shown_with_what_they_have(self, backend: Backend, clock: Clock) -> None:
-        """AG-16."""
         add(backend, PAIRS, *"abc", group="leased")
         flush(backend, PAIRS, group="leased")
         add(backend, HOURLY, *"ab", group="timed")
@@ -83,7 +80,7 @@ class LookingContract(StoreFixtures):
         ]
 
     def test_groups_come_in_the_order_of_their_names(self, backend: Backend) -> None:
-        """AG-04: page after page, the one without a name first."""
+        """They come page after page, the one without a name first."""
         groups = sorted(["", "a", "A", "é", "z", "漢", "😀", "\uff41", "10", "9"])
         for group in reversed(groups):
             add(backend, PAIRS, "item", group=group)
@@ -96,7 +93,6 @@ class LookingContract(StoreFixtures):
         assert [group.group for page in pages for group in page] == groups
 
     def test_page_follows_a_group_that_is_gone(self, backend: Backend) -> None:
-        """AG-04."""
         for group in "abc":
             add(backend, PAIRS, "item", group=group)
         backend.buffers.clear(PAIRS, "b")
@@ -104,7 +100,7 @@ class LookingContract(StoreFixtures):
         assert [group.group for group in backend.buffers.groups(NAME, 1, after="a")] == ["c"]
 
     def test_first_items_are_read(self, backend: Backend) -> None:
-        """AG-04, AG-21: in the order of insertion, whatever their state."""
+        """They come in the order of insertion, whatever their state."""
         add(backend, PAIRS, *"edc")
         add(backend, PAIRS, "b", unread_by="v1")
         add(backend, PAIRS, "a")
@@ -119,7 +115,7 @@ class LookingContract(StoreFixtures):
         assert ids_of(backend.buffers.read(NAME, "", 4)) == ["e", "d", "c", "b"]
 
     def test_lease_that_has_ended_is_shown_until_it_is_given_up(self, backend: Backend, clock: Clock) -> None:
-        """AG-18: a look does not give it up."""
+        """A look does not give it up."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         clock.advance(LEASE)
@@ -128,7 +124,6 @@ class LookingContract(StoreFixtures):
         assert backend.aggregates.renew(PAIRS, "", "one")
 
     def test_looking_changes_nothing(self, backend: Backend, clock: Clock) -> None:
-        """AG-18."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS)
         clock.advance(LEASE)

@@ -12,7 +12,7 @@ class LookingAgainContract(StoreFixtures):
     """An addition without items adds nothing; rules that were changed take effect."""
 
     def test_addition_without_items_adds_nothing(self, backend: Backend) -> None:
-        """AG-02, AG-23: no item, no group, no name."""
+        """It adds no item, no group, no name."""
         assert add(backend, PAIRS) == Added(0)
         assert backend.buffers.groups(NAME, 9) == []
         assert backend.buffers.names() == []
@@ -21,14 +21,14 @@ class LookingAgainContract(StoreFixtures):
         assert buffered(backend) == ["a"]
 
     def test_gate_is_looked_at_by_the_rules_of_the_addition(self, backend: Backend) -> None:
-        """AG-17: one caller is told, as of any other addition."""
+        """One caller is told, as of any other addition."""
         add(backend, PAIRS._replace(size=3), "a", "b")
         assert add(backend, PAIRS) == Added(0, is_open=True)
         assert due_at(backend) > 0
         assert add(backend, PAIRS) == Added(0)
 
     def test_due_time_is_set_by_the_rules_of_the_addition(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: sooner, later, or never."""
+        """The group is due sooner, later, or never."""
         start = clock.now
         add(backend, HOURLY, "a")
         clock.advance(1_000)
@@ -42,7 +42,6 @@ class LookingAgainContract(StoreFixtures):
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
     def test_due_time_is_set_by_the_rules_of_the_item_that_joins(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         start = clock.now
         add(backend, HOURLY, "a")
         clock.advance(1_000)
@@ -53,7 +52,7 @@ class LookingAgainContract(StoreFixtures):
         assert due == [start + MINUTE, start + 2 * HOUR, clock.now + HOUR, 0]
 
     def test_item_that_joins_is_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: also for rules that did not hold when it came."""
+        """It counts as the last for rules that did not hold when it came, too."""
         add(backend, CLOSED, "a")
         clock.advance(MINUTE)
         add(backend, CLOSED, "b")
@@ -61,14 +60,13 @@ class LookingAgainContract(StoreFixtures):
         assert due_at(backend) == clock.now + HOUR
 
     def test_gate_that_time_has_opened_by_new_rules_is_told(self, backend: Backend, clock: Clock) -> None:
-        """AG-24."""
         add(backend, CLOSED, "a")
         clock.advance(HOUR)
         assert add(backend, HOURLY) == Added(0, is_open=True)
         assert due_at(backend) == clock.now + LEASE
 
     def test_addition_without_items_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: it does not put the idle time off."""
+        """It does not put the idle time off."""
         start = clock.now
         add(backend, IDLE, "a")
         clock.advance(MINUTE)
@@ -76,12 +74,11 @@ class LookingAgainContract(StoreFixtures):
         assert due_at(backend) == start + HOUR
 
     def test_addition_without_items_is_never_too_much(self, backend: Backend) -> None:
-        """AG-22: there are more items than the new rules allow."""
+        """There are more items than the new rules allow."""
         add(backend, PAIRS._replace(size=9), *"abc")
         assert add(backend, PAIRS._replace(max_buffered=2)) == Added(0, is_open=True)
 
     def test_mark_of_another_lasts(self, backend: Backend, clock: Clock) -> None:
-        """AG-17."""
         add(backend, PAIRS, "a", "b")
         until = clock.now + LEASE
         clock.advance(1_000)
@@ -89,7 +86,7 @@ class LookingAgainContract(StoreFixtures):
         assert due_at(backend) == until
 
     def test_leases_last(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: also one that has ended is not given up."""
+        """One that has ended is not given up, either."""
         add(backend, PAIRS, *"ab")
         flush(backend, PAIRS)
         clock.advance(LEASE)
@@ -98,7 +95,7 @@ class LookingAgainContract(StoreFixtures):
         assert buffered(backend) == []
 
     def test_additions_with_and_without_items_come_together(self, backend: Backend) -> None:
-        """AG-01, AG-23: each has its own answer."""
+        """Each has its own answer."""
         add(backend, CLOSED, "a", "b", group="two")
         groups = (("one", "ab"), ("two", ""), ("three", ""), ("one", ""), ("four", "c"))
         added = backend.aggregates.insert(PAIRS, [Addition(group, new_items(ids)) for group, ids in groups])

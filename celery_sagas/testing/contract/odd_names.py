@@ -35,7 +35,6 @@ class OddNamesContract(StoreFixtures):
     """What is text, and how it is compared."""
 
     def test_groups_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """AG-01."""
         additions = [Addition(group, new_items([f"{number}"])) for number, group in enumerate(ODD)]
         assert backend.aggregates.insert(PAIRS, additions) == [Added(1)] * len(ODD)
         assert [group.group for group in backend.buffers.groups(NAME, 1_000)] == sorted(ODD)
@@ -43,7 +42,6 @@ class OddNamesContract(StoreFixtures):
             assert buffered(backend, group) == [f"{number}"]
 
     def test_each_odd_group_is_flushed_for_itself(self, backend: Backend) -> None:
-        """AG-01, AG-12."""
         backend.aggregates.insert(PAIRS, [Addition(group, new_items("ab")) for group in ODD])
         for number, group in enumerate(ODD):
             assert ids_of(flush(backend, PAIRS, "one", group).items) == ["a", "b"]
@@ -52,7 +50,6 @@ class OddNamesContract(StoreFixtures):
             assert backend.buffers.count(NAME).groups == len(ODD) - number - 1
 
     def test_aggregators_are_compared_byte_by_byte(self, backend: Backend, clock: Clock) -> None:
-        """AG-01."""
         for number, name in enumerate(filter(None, ODD)):
             assert add(backend, HOURLY._replace(name=name), f"{number}") == Added(1)
         clock.advance(HOUR)
@@ -64,7 +61,7 @@ class OddNamesContract(StoreFixtures):
             assert backend.aggregates.claim_due([name], 9, LEASE) == [DueGroup(name, "")]
 
     def test_name_and_group_are_not_taken_for_one_another(self, backend: Backend) -> None:
-        """AG-01: wherever one ends and the other begins."""
+        """It does not matter where one ends and the other begins."""
         pairs = [("a", "bc"), ("ab", "c"), ("abc", ""), ("a:b", "c"), ("a", "b:c"), ("a ", "bc"), ("a", " bc"), ("a{", "bc")]
         for name, group in pairs:
             assert add(backend, PAIRS._replace(name=name), "item", group=group) == Added(1)
@@ -72,7 +69,6 @@ class OddNamesContract(StoreFixtures):
             assert buffered(backend, group, name) == ["item"]
 
     def test_group_and_id_are_not_taken_for_one_another(self, backend: Backend, clock: Clock) -> None:
-        """AG-02, T10."""
         rules = PAIRS._replace(size=1, remember_ms=HOUR)
         pairs = [("a", "bc"), ("ab", "c"), ("abc", ""), ("a:b", "c"), ("a", "b:c"), ("a ", "bc"), ("a", " bc")]
         for group, id in pairs:
@@ -85,7 +81,6 @@ class OddNamesContract(StoreFixtures):
         assert backend.aggregates.purge(99) == len(pairs)
 
     def test_ids_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """AG-02, AG-03."""
         assert add(backend, PAIRS, *ODD) == Added(len(ODD), is_open=True)
         assert add(backend, PAIRS, *ODD) == Added(0)
         assert buffered(backend) == list(ODD)
@@ -93,7 +88,6 @@ class OddNamesContract(StoreFixtures):
         assert buffered(backend) == [id for id in ODD if id != "abc"]
 
     def test_removed_ids_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """T10."""
         rules = PAIRS._replace(size=1, remember_ms=HOUR)
         add(backend, rules, "abc")
         flush(backend, rules)
@@ -102,7 +96,6 @@ class OddNamesContract(StoreFixtures):
 
     @each_longest
     def test_longest_names_and_ids_are_kept_whole(self, backend: Backend, clock: Clock, text: str) -> None:
-        """AG-01, AG-02."""
         rules = HOURLY._replace(name=text, remember_ms=HOUR)
         assert add(backend, rules, text, text[:-1], group=text) == Added(2)
         assert add(backend, rules, text, group=text[:-1]) == Added(1)
@@ -115,7 +108,7 @@ class OddNamesContract(StoreFixtures):
         assert add(backend, rules, text, text[:-1], group=text) == Added(0)
 
     def test_payloads_come_back_character_by_character(self, backend: Backend) -> None:
-        """AG-06: they are opaque."""
+        """They are opaque."""
         payloads = (ODD_JSON, '"\\u0000"', '"\\ud800"', "not even JSON", "", "'", '"', "\\", "%s", ":a", "a" * 100_000, "[]", "0")
         items = tuple(NewItem(f"{number}", payload) for number, payload in enumerate(payloads))
         rules = PAIRS._replace(size=len(items))
@@ -128,7 +121,7 @@ class OddNamesContract(StoreFixtures):
         assert [each.payload for each in kept] == list(payloads)
 
     def test_notes_come_back_character_by_character(self, backend: Backend) -> None:
-        """AG-25: as long as they may be."""
+        """They may be as long as the limit allows."""
         notes = ["é'\"\\%s\n😀", "x" * 2_000, "漢" * 2_000, "😀" * 2_000]
         rules = PAIRS._replace(size=len(notes))
         add(backend, rules, *"abcd")

@@ -34,7 +34,6 @@ class PausingContract(StoreFixtures):
     """What has just failed is not tried again before its time, whoever asks."""
 
     def test_claim_gets_nothing_until_the_delay_has_passed(self, backend: Backend, clock: Clock) -> None:
-        """AG-14."""
         add(backend, PAIRS, *"abc")
         pause(backend)
         clock.advance(MINUTE - 1)
@@ -44,13 +43,12 @@ class PausingContract(StoreFixtures):
         assert (ids_of(snapshot.items), snapshot.is_more) == (["a", "b"], False)
 
     def test_every_process_sees_the_pause(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """AG-14, AG-19."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         assert taken_by(open_backend(prefix), PAIRS, "two") == []
 
     def test_items_are_free_while_the_group_pauses(self, backend: Backend) -> None:
-        """AG-14: it is the claim that must wait."""
+        """It is the claim that must wait."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         assert states(backend) == {"a": "free", "b": "free"}
@@ -58,7 +56,7 @@ class PausingContract(StoreFixtures):
         assert states(backend) == {"b": "free"}
 
     def test_claim_in_a_pause_changes_nothing(self, backend: Backend, clock: Clock) -> None:
-        """AG-14: the mark lasts, so that nobody asks before the caller does."""
+        """The mark lasts, so that nobody asks before the caller does."""
         add(backend, PAIRS, *"abcd")
         pause(backend)
         with nothing_changed(backend):
@@ -69,7 +67,7 @@ class PausingContract(StoreFixtures):
         assert add(backend, PAIRS, "f") == Added(1, is_open=True)
 
     def test_claim_in_a_pause_gives_up_no_lease(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: whoever has one that has ended may still remove its items."""
+        """Whoever has one that has ended may still remove its items."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "two")
         pause(backend)
@@ -81,14 +79,13 @@ class PausingContract(StoreFixtures):
         assert states(backend) == {"c": "free", "d": "free"}
 
     def test_repeat_of_a_claim_is_answered_in_a_pause(self, backend: Backend) -> None:
-        """AG-05: its lease is from before."""
+        """Its lease is from before the pause."""
         add(backend, PAIRS, *"abcd")
         before = flush(backend, PAIRS, "two")
         pause(backend)
         assert flush(backend, PAIRS, "two").items == before.items
 
     def test_leases_live_on_in_a_pause(self, backend: Backend) -> None:
-        """AG-15."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "two")
         pause(backend)
@@ -98,7 +95,7 @@ class PausingContract(StoreFixtures):
 
     @pytest.mark.parametrize("fills_a_batch", [True, False])
     def test_what_comes_in_a_pause_waits_for_its_end(self, backend: Backend, clock: Clock, fills_a_batch: bool) -> None:
-        """AG-14: it does not overtake what has failed."""
+        """It does not overtake what has failed."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         added = add(backend, PAIRS, *("cd" if fills_a_batch else "c"))
@@ -108,7 +105,7 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_mark_of_the_longest_pause_lasts(self, backend: Backend, clock: Clock) -> None:
-        """AG-14: nobody asks in vain while it does."""
+        """Nobody asks in vain while it does."""
         start = clock.now
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "two")
@@ -122,7 +119,7 @@ class PausingContract(StoreFixtures):
 
     @pytest.mark.parametrize("delays", [(HOUR, MINUTE), (HOUR, 0), (MINUTE, HOUR)], ids=["shorter", "none", "longer"])
     def test_longest_pause_lasts(self, backend: Backend, clock: Clock, delays: tuple[int, int]) -> None:
-        """AG-14: whichever was begun first."""
+        """It does not matter which was begun first."""
         add(backend, PAIRS, *"abcd")
         for token in ("one", "two"):
             flush(backend, PAIRS, token)
@@ -134,7 +131,6 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "three") == ["a", "b"]
 
     def test_pause_that_is_over_does_not_shorten_the_next(self, backend: Backend, clock: Clock) -> None:
-        """AG-14."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         clock.advance(MINUTE)
@@ -145,14 +141,14 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "three") == ["a", "b"]
 
     def test_opening_the_gate_ends_the_pause(self, backend: Backend) -> None:
-        """AG-14, AG-24: a person has mended what failed."""
+        """A person has mended what failed."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         assert backend.buffers.open(PAIRS, "") is True
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_gate_that_cannot_be_opened_leaves_the_pause(self, backend: Backend) -> None:
-        """AG-24: nothing is free, and nothing changes."""
+        """Nothing is free, and nothing changes."""
         four = PAIRS._replace(size=4)
         add(backend, four, *"abcd")
         items = flush(backend, four).items
@@ -162,7 +158,6 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == []
 
     def test_what_is_put_back_waits_for_the_end_of_the_pause(self, backend: Backend, clock: Clock) -> None:
-        """AG-14."""
         add(backend, PAIRS, "a", "b")
         first, _ = flush(backend, PAIRS).items
         backend.aggregates.release(PAIRS, "", "one", [unresolved(first)], delay_ms=MINUTE)
@@ -173,7 +168,7 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_pause_ends_with_its_group(self, backend: Backend) -> None:
-        """AG-14: a group without items leaves nothing behind."""
+        """A group without items leaves nothing behind."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         backend.buffers.clear(PAIRS, "")
@@ -181,7 +176,6 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["c", "d"]
 
     def test_one_group_pauses_and_no_other(self, backend: Backend) -> None:
-        """AG-01."""
         add(backend, PAIRS, "a", "b")
         add(backend, PAIRS, "a", "b", group="other")
         add(backend, PAIRS._replace(name="other"), "a", "b")
@@ -190,7 +184,6 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS._replace(name="other"), "two") == ["a", "b"]
 
     def test_group_pauses_by_whatever_rules_it_is_looked_at(self, backend: Backend) -> None:
-        """AG-14."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         for number, rules in enumerate((CLOSED, PAIRS._replace(size=1), PAIRS._replace(lease_ms=1))):

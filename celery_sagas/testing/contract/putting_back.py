@@ -35,7 +35,7 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_item_comes_back_where_it_stood(self, backend: Backend, kind: str) -> None:
-        """AG-21, AG-25: by itself, when it can be read again."""
+        """It comes back by itself, when it can be read again."""
         add(backend, PAIRS, *"abcd")
         before = backend.buffers.read(NAME, "", 9)
         items = flush(backend, PAIRS).items
@@ -49,7 +49,7 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_item_comes_back_with_no_attempt(self, backend: Backend, kind: str) -> None:
-        """AG-25: what made it fail was mended."""
+        """What made it fail was mended."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         backend.aggregates.release(PAIRS, "", "one")
@@ -62,7 +62,7 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_gate_is_open_for_what_was_put_back(self, backend: Backend, kind: str) -> None:
-        """AG-24: it has waited for long enough."""
+        """It has waited for long enough."""
         [kept, _] = keep(backend, kind, "a", "b")
         backend.leftovers.put_back(CLOSED, [kept.handle])
         snapshot = flush(backend, CLOSED)
@@ -70,7 +70,7 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_group_is_due_at_once(self, backend: Backend, clock: Clock, kind: str) -> None:
-        """AG-24: also where a flush was asked for."""
+        """A flush that was asked for does not delay it."""
         add(backend, PAIRS, "x", "y")
         [kept] = keep(backend, kind, "a", group="group")
         clock.advance(MINUTE)
@@ -80,8 +80,7 @@ class PuttingBackContract(StoreFixtures):
         assert sorted(due.group for due in found) == ["", "group"]
 
     @each_kind
-    def test_mark_does_not_put_it_off(self, backend: Backend, clock: Clock, kind: str) -> None:
-        """AG-24."""
+    def test_group_with_a_mark_is_due_at_once(self, backend: Backend, clock: Clock, kind: str) -> None:
         [kept] = keep(backend, kind, "a")
         add(backend, PAIRS, "b", "c")
         assert due_at(backend) == clock.now + LEASE
@@ -90,7 +89,6 @@ class PuttingBackContract(StoreFixtures):
         assert add(backend, PAIRS, "b") == Added(0, is_open=True)
 
     def test_rejected_item_is_back_whatever_the_buffer_may_hold(self, backend: Backend) -> None:
-        """AG-16."""
         [kept] = keep(backend, "rejected", "a")
         bounded = PAIRS._replace(max_buffered=2)
         add(backend, bounded, "b", "c")
@@ -99,7 +97,7 @@ class PuttingBackContract(StoreFixtures):
         assert add(backend, bounded, "d") == Added(0, is_full=True)
 
     def test_rejected_item_makes_its_group_anew(self, backend: Backend, clock: Clock) -> None:
-        """AG-25: and no time of the former one counts."""
+        """No time of the former group counts."""
         [kept] = keep(backend, "rejected", "a", group="group")
         assert backend.buffers.groups(NAME, 9) == []
         clock.advance(HOUR)
@@ -111,7 +109,7 @@ class PuttingBackContract(StoreFixtures):
         assert backend.buffers.groups(NAME, 9) == []
 
     def test_rejected_item_that_is_buffered_again_stays_where_it_is(self, backend: Backend) -> None:
-        """AG-02: its message was delivered again, after its id was forgotten."""
+        """Its message was delivered again, after its id was forgotten."""
         [kept] = keep(backend, "rejected", "a")
         add(backend, CLOSED, "a", "b")
         with nothing_changed(backend):
@@ -121,7 +119,6 @@ class PuttingBackContract(StoreFixtures):
         assert buffered(backend) == ["a", "b"]
 
     def test_of_one_id_that_was_rejected_twice_the_first_comes_back(self, backend: Backend) -> None:
-        """AG-02."""
         keep(backend, "rejected", "a", run="one")
         handles = [kept.handle for kept in keep(backend, "rejected", "a", run="two")]
         assert backend.leftovers.put_back(CLOSED, handles) == 1
@@ -130,7 +127,6 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_items_of_many_groups_are_put_back_at_once(self, backend: Backend, kind: str) -> None:
-        """AG-25."""
         for group in numbered(20, "group"):
             keep(backend, kind, "b", "a", group=group)
         handles = [kept.handle for kept in backend.leftovers.kept(NAME, kind, 99)]
@@ -141,8 +137,7 @@ class PuttingBackContract(StoreFixtures):
             assert buffered(backend, group) == ["a", "b"]
 
     @each_kind
-    def test_handles_are_those_of_the_aggregator(self, backend: Backend, kind: str) -> None:
-        """AG-01."""
+    def test_handles_of_another_aggregator_are_passed_over(self, backend: Backend, kind: str) -> None:
         handles = [kept.handle for kept in keep(backend, kind, "a")]
         other = CLOSED._replace(name="other")
         with nothing_changed(backend):
@@ -154,7 +149,6 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_items_are_discarded_for_good(self, backend: Backend, kind: str) -> None:
-        """AG-09."""
         handles = [kept.handle for kept in keep(backend, kind, *"abc", group="group")]
         assert backend.leftovers.discard(CLOSED, [handles[0], handles[2], handles[0], "0"]) == 2
         assert ids_of(backend.leftovers.kept(NAME, kind, 9)) == ["b"]
@@ -165,7 +159,7 @@ class PuttingBackContract(StoreFixtures):
 
     @each_kind
     def test_discarded_items_are_remembered(self, backend: Backend, clock: Clock, kind: str) -> None:
-        """T10: a redelivery does not bring them back."""
+        """A redelivery does not bring them back."""
         remembering = PAIRS._replace(remember_ms=HOUR)
         add(backend, remembering, "a", "b")
         items = flush(backend, remembering).items
@@ -177,7 +171,7 @@ class PuttingBackContract(StoreFixtures):
         assert add(backend, remembering, "a", "b").added == 2
 
     def test_discarding_an_unresolved_item_leaves_the_others(self, backend: Backend, clock: Clock) -> None:
-        """AG-09: and the due time right."""
+        """It leaves the due time right."""
         add(backend, HOURLY, "a")
         clock.advance(MINUTE)
         add(backend, HOURLY, "b", unread_by="v1")
@@ -187,7 +181,6 @@ class PuttingBackContract(StoreFixtures):
         assert due_at(backend) == clock.now - MINUTE + HOUR
 
     def test_a_thousand_items_are_put_back_and_discarded_at_once(self, backend: Backend) -> None:
-        """AG-25."""
         add(backend, CLOSED, *numbered(2_000), unread_by="v1")
         handles = [kept.handle for kept in backend.leftovers.kept(NAME, "unresolved", 2_000)]
         assert backend.leftovers.put_back(CLOSED, handles[::2]) == 1_000

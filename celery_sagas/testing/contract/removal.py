@@ -29,7 +29,7 @@ class RemovalContract(StoreFixtures):
     """What was flushed leaves the buffer, and nothing else does."""
 
     def test_items_of_the_lease_are_removed(self, backend: Backend) -> None:
-        """AG-12: by their ids, never all of the partition."""
+        """They are removed by their ids, never all of the partition."""
         add(backend, PAIRS, *"abcde")
         flush(backend, PAIRS, "one")
         flush(backend, PAIRS, "two")
@@ -37,7 +37,7 @@ class RemovalContract(StoreFixtures):
         assert states(backend) == {"c": "leased", "d": "leased", "e": "free"}
 
     def test_items_that_came_later_stay(self, backend: Backend) -> None:
-        """AG-20, T4: a snapshot is a view, not a lock."""
+        """A snapshot is a view, not a lock."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         add(backend, PAIRS, "c")
@@ -46,14 +46,12 @@ class RemovalContract(StoreFixtures):
         assert states(backend) == {"c": "free", "d": "unresolved"}
 
     def test_removal_is_committed_before_it_returns(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """AG-13."""
         add(backend, PAIRS, *"abc")
         flush(backend, PAIRS)
         backend.aggregates.remove(PAIRS, "", "one")
         assert buffered(open_backend(prefix)) == ["c"]
 
-    def test_group_without_items_leaves_nothing(self, backend: Backend) -> None:
-        """AG-16."""
+    def test_removing_every_item_removes_the_group(self, backend: Backend) -> None:
         for group in ("", "group"):
             add(backend, PAIRS, "a", "b", group=group)
             flush(backend, PAIRS, group=group)
@@ -63,7 +61,7 @@ class RemovalContract(StoreFixtures):
         assert backend.aggregates.claim_due([NAME], 9, LEASE) == []
 
     def test_group_that_was_empty_begins_anew(self, backend: Backend, clock: Clock) -> None:
-        """AG-16: no gate, mark or time of its former items is left."""
+        """No gate, mark or time of its former items is left."""
         rules = HOURLY._replace(size=2)
         add(backend, rules, "a")
         clock.advance(HOUR)
@@ -74,7 +72,7 @@ class RemovalContract(StoreFixtures):
         assert add(backend, rules, "c") == Added(1, is_open=True)
 
     def test_lease_need_not_last(self, backend: Backend, clock: Clock) -> None:
-        """AG-12: it was late, but nobody else has had the items since."""
+        """It was late, but nobody else has had the items since."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         clock.advance(9 * LEASE)
@@ -82,7 +80,7 @@ class RemovalContract(StoreFixtures):
         assert buffered(backend) == []
 
     def test_lease_that_was_given_up_removes_nothing(self, backend: Backend, clock: Clock) -> None:
-        """AG-12, T4: another has the items now."""
+        """Another has the items now."""
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS, "one").items
         clock.advance(LEASE)
@@ -94,7 +92,7 @@ class RemovalContract(StoreFixtures):
             backend.aggregates.remove(PAIRS, "", "one")
 
     def test_lease_that_was_given_up_removes_nothing_of_what_is_free_again(self, backend: Backend, clock: Clock) -> None:
-        """AG-12: also where the next claim found its batch smaller."""
+        """It removes nothing where the next claim found its batch smaller, either."""
         once = PAIRS._replace(max_attempts=1)
         add(backend, once, "a", "b")
         flush(backend, once, "one")
@@ -105,14 +103,13 @@ class RemovalContract(StoreFixtures):
 
     @pytest.mark.parametrize("token", ["two", "ONE", "one ", "", "öne"])
     def test_stranger_removes_nothing(self, backend: Backend, token: str) -> None:
-        """AG-12: tokens are compared byte by byte."""
+        """Tokens are compared byte by byte."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         with nothing_changed(backend), lease_lost(token):
             backend.aggregates.remove(PAIRS, "", token)
 
-    def test_lease_is_one_of_its_group(self, backend: Backend) -> None:
-        """AG-12."""
+    def test_lease_of_another_group_removes_nothing(self, backend: Backend) -> None:
         for group in ("a", "b"):
             add(backend, PAIRS, "1", "2", group=group)
         flush(backend, PAIRS, group="a")
@@ -124,7 +121,7 @@ class RemovalContract(StoreFixtures):
             backend.aggregates.remove(PAIRS._replace(name="other"), "a", "one")
 
     def test_lease_that_was_released_removes_nothing(self, backend: Backend) -> None:
-        """AG-14: it has ended."""
+        """It has ended."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
@@ -132,7 +129,7 @@ class RemovalContract(StoreFixtures):
             backend.aggregates.remove(PAIRS, "", "one")
 
     def test_caller_asks_for_a_flush_if_the_gate_is_open(self, backend: Backend, clock: Clock) -> None:
-        """AG-24: nobody had asked, or the mark had expired; the mark is set."""
+        """Nobody had asked, or the mark had expired; the mark is set."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS)
         clock.advance(LEASE)
@@ -141,20 +138,17 @@ class RemovalContract(StoreFixtures):
         assert add(backend, PAIRS, "e") == Added(1)
 
     def test_caller_does_not_ask_for_a_flush_that_is_to_come(self, backend: Backend) -> None:
-        """AG-24."""
         add(backend, PAIRS, *"abcd")
         assert flush(backend, PAIRS).is_more
         assert backend.aggregates.remove(PAIRS, "", "one") is False
 
     def test_caller_does_not_ask_while_the_gate_is_closed(self, backend: Backend) -> None:
-        """AG-24."""
         add(backend, PAIRS, *"abc")
         flush(backend, PAIRS)
         assert backend.aggregates.remove(PAIRS, "", "one") is False
         assert due_at(backend) == 0
 
     def test_unresolved_item_stays_in_the_buffer(self, backend: Backend) -> None:
-        """AG-08, AG-25."""
         add(backend, PAIRS, "a", "b")
         [first, _] = flush(backend, PAIRS).items
         backend.aggregates.remove(PAIRS, "", "one", [unresolved(first, "v2")])
@@ -165,7 +159,6 @@ class RemovalContract(StoreFixtures):
         assert add(backend, PAIRS, "c").is_open
 
     def test_rejected_item_leaves_the_buffer(self, backend: Backend) -> None:
-        """AG-25."""
         add(backend, PAIRS, "a", "b", group="group")
         [_, second] = flush(backend, PAIRS, group="group").items
         backend.aggregates.remove(PAIRS, "group", "one", [rejected(second, "no such meter")])
@@ -175,7 +168,6 @@ class RemovalContract(StoreFixtures):
         assert backend.buffers.count(NAME) == Counts(0, 0, 0, 1)
 
     def test_some_items_are_kept_and_the_others_removed(self, backend: Backend) -> None:
-        """AG-12, AG-25."""
         five = PAIRS._replace(size=5)
         add(backend, five, *"abcdef")
         items = flush(backend, five).items

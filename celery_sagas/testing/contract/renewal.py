@@ -30,7 +30,6 @@ class RenewalContract(StoreFixtures):
     """A flush that takes its time keeps its items; one that fails again and again gets fewer."""
 
     def test_renewed_lease_begins_anew(self, backend: Backend, clock: Clock) -> None:
-        """AG-15, T4."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         for _ in range(3):
@@ -44,7 +43,6 @@ class RenewalContract(StoreFixtures):
         assert attempts(backend) == {"a": 1, "b": 1}
 
     def test_lease_is_renewed_for_as_long_as_the_rules_say(self, backend: Backend, clock: Clock) -> None:
-        """AG-15."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         assert backend.aggregates.renew(PAIRS._replace(lease_ms=9 * LEASE), "", "one")
@@ -54,7 +52,7 @@ class RenewalContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_lease_that_has_ended_may_be_renewed(self, backend: Backend, clock: Clock) -> None:
-        """AG-15: nobody has given it up."""
+        """Nobody has given it up."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         clock.advance(LEASE)
@@ -62,7 +60,6 @@ class RenewalContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == []
 
     def test_lease_that_was_given_up_is_not_renewed(self, backend: Backend, clock: Clock) -> None:
-        """AG-15."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         clock.advance(LEASE)
@@ -72,7 +69,7 @@ class RenewalContract(StoreFixtures):
 
     @pytest.mark.parametrize("left", [0, 1])
     def test_lease_that_was_ended_by_removal_is_not_renewed(self, backend: Backend, left: int) -> None:
-        """AG-15: the flush has just finished, whatever it has left."""
+        """The flush has just finished, whatever it has left."""
         add(backend, PAIRS, *"abc"[: 2 + left])
         flush(backend, PAIRS)
         backend.aggregates.remove(PAIRS, "", "one")
@@ -80,7 +77,6 @@ class RenewalContract(StoreFixtures):
             assert backend.aggregates.renew(PAIRS, "", "one") is False
 
     def test_lease_that_was_released_is_not_renewed(self, backend: Backend) -> None:
-        """AG-15."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
@@ -88,7 +84,6 @@ class RenewalContract(StoreFixtures):
             assert backend.aggregates.renew(PAIRS, "", "one") is False
 
     def test_lease_that_nobody_has_is_not_renewed(self, backend: Backend) -> None:
-        """AG-15."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         with nothing_changed(backend):
@@ -97,7 +92,6 @@ class RenewalContract(StoreFixtures):
             assert not backend.aggregates.renew(PAIRS._replace(name="other"), "", "one")
 
     def test_one_lease_is_renewed_and_no_other(self, backend: Backend, clock: Clock) -> None:
-        """AG-15."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "one")
         flush(backend, PAIRS, "two")
@@ -108,12 +102,12 @@ class RenewalContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "four") == []
 
     def test_batches_halve_after_too_many_attempts(self, backend: Backend) -> None:
-        """AG-14: down to the item that fails alone."""
+        """They halve down to the item that fails alone."""
         add(backend, EIGHT, *numbered(8))
         assert [_fail(backend, EIGHT, token) for token in "12345"] == [8, 8, 4, 2, 1]
 
     def test_item_that_failed_alone_for_the_last_time_comes_alone(self, backend: Backend) -> None:
-        """AG-14: whoever claims it sets it aside."""
+        """Whoever claims it sets it aside."""
         one = PAIRS._replace(size=1, max_attempts=1)
         add(backend, one, "a", "b")
         assert [_fail(backend, one, token) for token in "123"] == [1, 1, 1]
@@ -123,7 +117,7 @@ class RenewalContract(StoreFixtures):
         assert states(backend) == {"b": "free"}
 
     def test_item_that_has_failed_ends_the_batch_of_those_that_have_not(self, backend: Backend) -> None:
-        """AG-14: a batch is no larger than each of its items allows."""
+        """A batch is no larger than each of its items allows."""
         add(backend, EIGHT, *"abcdefgh")
         for token in ("one", "two"):
             flush(backend, EIGHT, token)
@@ -136,7 +130,7 @@ class RenewalContract(StoreFixtures):
         assert [taken_by(backend, EIGHT, token) for token in "567"] == [[*"abcd"], [*"ef"], [*"gh"]]
 
     def test_item_that_has_failed_waits_for_a_smaller_batch(self, backend: Backend) -> None:
-        """AG-14: those before it are flushed without it."""
+        """Those before it are flushed without it."""
         add(backend, EIGHT, *"abcdefghijk")
         flush(backend, EIGHT._replace(size=3), "first")
         assert [_fail(backend, EIGHT, token) for token in "123"] == [8, 8, 4]
@@ -144,7 +138,7 @@ class RenewalContract(StoreFixtures):
         assert [taken_by(backend, EIGHT, token) for token in "4567"] == [[*"abc"], [*"de"], [*"fg"], [*"hijk"]]
 
     def test_items_that_have_not_failed_may_follow_those_that_have(self, backend: Backend) -> None:
-        """AG-14: in the smaller batch, in their order."""
+        """They come in the smaller batch, in their order."""
         add(backend, EIGHT._replace(size=2), "a", "b")
         for token in ("one", "two"):
             flush(backend, EIGHT._replace(size=2), token)

@@ -19,22 +19,19 @@ from celery_sagas.testing.view import nothing_written
 
 
 class ReserveContract(StoreFixtures):
-    """Reserving instances (PM-16)."""
+    """Reserving instances."""
 
     def test_reservation_is_shown(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """PM-16."""
         assert backend.sagas.reserve(start(backend), "me", MINUTE)
         assert found(open_backend(prefix), by_key()).reserved_by == "me"
 
-    def test_neither_version_nor_time_changes(self, backend: Backend, clock: Clock) -> None:
-        """PM-11."""
+    def test_reserving_changes_neither_version_nor_time(self, backend: Backend, clock: Clock) -> None:
         record = start(backend)
         clock.advance(5)
         backend.sagas.reserve(record, "me", MINUTE)
         assert found(backend, by_key()) == record._replace(reserved_by="me")
 
     def test_commits_under_another_holder_conflict(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", MINUTE)
         for holder in ("", "somebody else"):
@@ -44,14 +41,13 @@ class ReserveContract(StoreFixtures):
                 backend.sagas.delete(record, effects(record, outgoing(), holder=holder))
 
     def test_commits_of_the_holder_pass(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", MINUTE)
         backend.sagas.update(record, change(), effects(record, holder="me"))
         assert found(backend, by_key()).version == 2
 
     def test_holder_that_found_an_older_version_conflicts(self, backend: Backend) -> None:
-        """PM-08: a reservation keeps rivals away, it does not replace the comparison."""
+        """A reservation keeps rivals away, it does not replace the comparison."""
         record = start(backend)
         update(backend, record)
         backend.sagas.reserve(record, "me", MINUTE)
@@ -59,14 +55,13 @@ class ReserveContract(StoreFixtures):
             backend.sagas.update(record, change(), effects(record, holder="me"))
 
     def test_another_holder_does_not_get_it(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", MINUTE)
         assert not backend.sagas.reserve(record, "somebody else", MINUTE)
         assert found(backend, by_key()).reserved_by == "me"
 
     def test_reservation_expires_by_the_stores_clock(self, backend: Backend, clock: Clock) -> None:
-        """PM-16: a holder that died does not block the instance."""
+        """A holder that died does not block the instance."""
         record = start(backend)
         backend.sagas.reserve(record, "me", 1_000)
         clock.advance(999)
@@ -75,21 +70,18 @@ class ReserveContract(StoreFixtures):
         assert backend.sagas.reserve(record, "somebody else", 1_000)
 
     def test_expired_reservation_does_not_stop_commits(self, backend: Backend, clock: Clock) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", 1_000)
         clock.advance(1_001)
         update(backend, record)
 
     def test_holder_that_was_late_passes_if_nobody_came_between(self, backend: Backend, clock: Clock) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", 1_000)
         clock.advance(1_001)
         backend.sagas.update(record, change(), effects(record, holder="me"))
 
     def test_reserving_again_begins_the_time_anew(self, backend: Backend, clock: Clock) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", 1_000)
         clock.advance(900)
@@ -100,20 +92,18 @@ class ReserveContract(StoreFixtures):
         assert found(backend, by_key()).reserved_by == ""
 
     def test_any_version_is_reserved(self, backend: Backend) -> None:
-        """PM-16: who has lost a race reserves what came of it."""
+        """A run that has lost a race reserves what came of it."""
         record = start(backend)
         update(backend, record)
         assert backend.sagas.reserve(record, "me", MINUTE)
         assert found(backend, by_key()).reserved_by == "me"
 
     def test_instance_that_is_gone_is_not_reserved(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         complete(backend, record)
         assert not backend.sagas.reserve(record, "me", MINUTE)
 
     def test_instance_that_has_restarted_is_another_one(self, backend: Backend) -> None:
-        """T8."""
         record = start(backend)
         complete(backend, record)
         start(backend)
@@ -121,14 +111,12 @@ class ReserveContract(StoreFixtures):
         assert found(backend, by_key()).reserved_by == ""
 
     def test_reservation_ends_with_the_instance(self, backend: Backend) -> None:
-        """T8."""
         record = start(backend)
         backend.sagas.reserve(record, "me", MINUTE)
         backend.sagas.delete(record, effects(record, holder="me"))
         update(backend, start(backend))
 
     def test_other_instances_are_not_reserved(self, backend: Backend) -> None:
-        """PM-16."""
         other = start(backend, "43")
         backend.sagas.reserve(start(backend), "me", MINUTE)
         update(backend, other)

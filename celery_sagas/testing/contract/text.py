@@ -84,24 +84,20 @@ class TextContract(StoreFixtures):
     """What is text, and how it is compared."""
 
     def test_keys_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """PM-01."""
         records = {key: start(backend, key) for key in LOOK_ALIKES}
         for key, record in records.items():
             assert found(backend, by_key(key)) == record
 
     def test_key_is_not_found_by_one_that_looks_alike(self, backend: Backend) -> None:
-        """PM-01, PM-22."""
         start(backend, "abc")
         assert [key for key in LOOK_ALIKES if is_there(backend, by_key(key))] == ["abc"]
 
     def test_alternate_keys_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """NP-10."""
         records = {value: start(backend, f"order {n}", keys=(("tracking", value),)) for n, value in enumerate(LOOK_ALIKES)}
         for value, record in records.items():
             assert found(backend, by_tracking(value)) == record
 
     def test_removing_an_alternate_key_leaves_those_that_look_alike(self, backend: Backend) -> None:
-        """NP-11."""
         for n, value in enumerate(LOOK_ALIKES):
             start(backend, f"order {n}", keys=(("tracking", value),))
         record = found(backend, by_tracking("abc"))
@@ -109,13 +105,11 @@ class TextContract(StoreFixtures):
         assert [value for value in LOOK_ALIKES if not is_there(backend, by_tracking(value))] == ["abc"]
 
     def test_names_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """PM-15, NP-10."""
         for name in ("order", "Order", "order ", "örder"):
             start(backend, names=(name,), keys=(("tracking", "T1"), ("Tracking", "T1")))
             assert found(backend, by_key(names=(name,))).saga == name
 
     def test_message_ids_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """T13."""
         for message_id in LOOK_ALIKES:
             assert handled(backend, entry(message_id=message_id)) is None
             line = send(backend, outgoing(), line=entry(message_id=message_id))
@@ -127,13 +121,11 @@ class TextContract(StoreFixtures):
             assert [row.cause for row in rows] == [message_id]
 
     def test_step_names_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """T13."""
         for step in ("order.place", "order.Place", "order.place ", "order.pläce"):
             send(backend, line=entry(step=step, message_id="message"))
             assert backend.sagas.find(by_key(), Handling((step,), "message")).handled is not None
 
     def test_journal_tells_keys_that_look_alike_apart(self, backend: Backend) -> None:
-        """T7."""
         for key in LOOK_ALIKES:
             complete(backend, start(backend, key))
         for key in LOOK_ALIKES:
@@ -143,7 +135,6 @@ class TextContract(StoreFixtures):
             assert len(backend.journal.history(NAMES, key, 9)) == 2
 
     def test_tokens_and_row_ids_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """NS-11."""
         send(backend, outgoing(id="row"), outgoing(id="ROW"), owner="me", grace_ms=1_000)
         for token in ("ME", "me ", "mé"):
             assert backend.outbox.confirm(token, ["row", "ROW"]) == 0
@@ -152,14 +143,12 @@ class TextContract(StoreFixtures):
         assert backend.outbox.count() == 1
 
     def test_holders_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", 1_000)
         assert not any(backend.sagas.reserve(record, holder, 1_000) for holder in ("ME", "me ", "mé"))
 
     @each_longest
     def test_longest_key_and_value_are_kept_whole(self, backend: Backend, text: str) -> None:
-        """NP-05, NP-10."""
         record = start(backend, text, keys=(("tracking", text),))
         start(backend, text[:-1], keys=(("tracking", text[:-1]),))
         for lookup in (by_key(text), by_tracking(text), Lookup(NAMES, KEY, record.key)):
@@ -168,7 +157,6 @@ class TextContract(StoreFixtures):
         assert backend.journal.history(NAMES, text, 9)[0].key == text
 
     def test_state_of_a_megabyte_is_kept(self, backend: Backend) -> None:
-        """NP-05."""
         data = json.dumps({"lines": [f"line {n} é" for n in range(60_000)]})
         assert len(data) > 1_000_000
         record = start(backend, data=data)
@@ -178,7 +166,6 @@ class TextContract(StoreFixtures):
         assert claim(backend)[0].payload == data
 
     def test_state_comes_back_character_by_character(self, backend: Backend) -> None:
-        """NP-04, PM-18."""
         record = start(backend, data=ODD_JSON)
         assert record.data == ODD_JSON
         new = new_record("43")
@@ -188,7 +175,7 @@ class TextContract(StoreFixtures):
         assert found(backend, by_key("43")).data == ODD_JSON
 
     def test_payload_comes_back_character_by_character(self, backend: Backend) -> None:
-        """NS-11: a message's arguments may hold what a state may not."""
+        """A message's arguments may hold what a state may not."""
         payloads = (ODD_JSON, '"\\u0000"', '"\\ud800"', "not even JSON")
         rows = [outgoing(payload=payload) for payload in payloads]
         send(backend, *rows)
@@ -196,7 +183,6 @@ class TextContract(StoreFixtures):
         assert [payload_of[id] for id in ids(rows)] == list(payloads)
 
     def test_dead_letter_comes_back_character_by_character(self, backend: Backend) -> None:
-        """NS-04."""
         kept = letter(text=ODD_JSON)
         backend.dead.add(kept)
         back = backend.dead.get(kept.id)

@@ -32,7 +32,6 @@ class UpdateContract(StoreFixtures):
     """Committing changes."""
 
     def test_update_writes_the_change_and_adds_one_to_the_version(self, backend: Backend, clock: Clock) -> None:
-        """PM-08, PM-13, PM-17."""
         record = start(backend)
         clock.advance(5)
         backend.sagas.update(record, change(data='{"total": 7}'), effects(record))
@@ -44,37 +43,33 @@ class UpdateContract(StoreFixtures):
             updated_at=record.created_at + 5,
         )
 
-    def test_former_name_stays(self, backend: Backend) -> None:
-        """PM-23."""
+    def test_update_keeps_the_former_name(self, backend: Backend) -> None:
         record = start(backend, names=("purchase",))
         assert update(backend, record).saga == "purchase"
 
     def test_unchanged_state_is_written_too(self, backend: Backend) -> None:
-        """PM-08: a rival that found the same version must not pass."""
+        """A rival that found the same version must not pass."""
         record = start(backend)
         backend.sagas.update(record, change(data=record.data), effects(record))
         assert found(backend, by_key()).version == 2
 
     def test_update_of_a_stale_version_conflicts(self, backend: Backend) -> None:
-        """PM-08, PM-16."""
         record = start(backend, keys=T1)
         update(backend, record)
         self._update_conflicts(backend, record, "version", added=T2, removed=T1)
 
     def test_update_of_a_version_from_the_future_conflicts(self, backend: Backend) -> None:
-        """PM-08."""
         record = start(backend)
         self._update_conflicts(backend, record._replace(version=2), "version")
 
     def test_update_of_an_instance_that_has_restarted_conflicts(self, backend: Backend) -> None:
-        """T8: it is at version 1 again, under another id."""
+        """It is at version 1 again, under another id."""
         record = start(backend, keys=T1)
         complete(backend, record)
         start(backend, keys=T1)
         self._update_conflicts(backend, record, "version", added=T2, removed=T1)
 
     def test_update_of_an_instance_that_is_gone_conflicts(self, backend: Backend) -> None:
-        """T6."""
         record = start(backend, keys=T1)
         complete(backend, record)
         self._update_conflicts(backend, record, "version", added=T2, removed=T1)
@@ -84,7 +79,6 @@ class UpdateContract(StoreFixtures):
             backend.sagas.update(record, change(added=added, removed=removed), effects(record, outgoing()))
 
     def test_own_reservation_ends_with_the_update(self, backend: Backend) -> None:
-        """PM-16."""
         record = start(backend)
         backend.sagas.reserve(record, "me", MINUTE)
         backend.sagas.update(record, change(), effects(record, holder="me"))
@@ -92,18 +86,16 @@ class UpdateContract(StoreFixtures):
         assert backend.sagas.reserve(record, "somebody else", MINUTE)
 
     def test_alternate_key_is_added(self, backend: Backend) -> None:
-        """NP-11."""
         changed = update(backend, start(backend), added=T1)
         assert found(backend, by_tracking("T1")) == changed
 
     def test_alternate_key_that_is_not_named_stays(self, backend: Backend) -> None:
-        """NP-11: they come as a difference."""
+        """The keys come as a difference."""
         record = start(backend, keys=(("email", "T1"), ("tracking", "T1")))
         update(backend, record, added=T2, removed=T1)
         assert is_there(backend, Lookup(NAMES, "email", "T1"))
 
     def test_alternate_keys_swap_their_values(self, backend: Backend) -> None:
-        """NP-11."""
         record = start(backend, keys=(("email", "T1"), ("tracking", "T2")))
         swapped = (("email", "T2"), ("tracking", "T1"))
         changed = update(backend, record, added=swapped, removed=(("email", "T1"), ("tracking", "T2")))
@@ -113,18 +105,15 @@ class UpdateContract(StoreFixtures):
             assert not is_there(backend, Lookup(NAMES, property, value))
 
     def test_removed_alternate_key_is_free_for_others(self, backend: Backend) -> None:
-        """NP-11."""
         update(backend, start(backend, keys=T1), removed=T1)
         start(backend, "43", keys=T1)
 
     def test_alternate_key_of_a_completed_instance_can_be_added(self, backend: Backend) -> None:
-        """NP-13."""
         complete(backend, start(backend, "43", keys=T1))
         changed = update(backend, start(backend), added=T1)
         assert found(backend, by_tracking("T1")) == changed
 
     def test_alternate_key_is_removed_and_added_again(self, backend: Backend) -> None:
-        """NP-11."""
         record = start(backend, keys=T1)
         record = update(backend, record, removed=T1)
         record = update(backend, record, added=T1)
@@ -133,25 +122,22 @@ class UpdateContract(StoreFixtures):
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("rival_name", NAMES)
     def test_added_alternate_key_is_unique(self, backend: Backend, name: str, rival_name: str) -> None:
-        """NP-10, PM-23: also across a former name, whichever of the two instances has it."""
+        """It is unique across a former name, too, whichever of the two instances has it."""
         record = start(backend, names=(name,))
         start(backend, "43", names=(rival_name,), keys=T1)
         self._update_conflicts(backend, record, "unique", added=(("email", "T1"), *T1))
 
     def test_taken_alternate_key_leaves_the_removed_one(self, backend: Backend) -> None:
-        """NP-10."""
         record = start(backend, keys=T2)
         start(backend, "43", keys=T1)
         self._update_conflicts(backend, record, "unique", added=T1, removed=T2)
 
     def test_alternate_key_is_added_under_a_former_name(self, backend: Backend) -> None:
-        """PM-23."""
         changed = update(backend, start(backend, names=("purchase",), keys=T1), added=T2, removed=T1)
         assert found(backend, by_tracking("T2")) == changed
         assert not is_there(backend, by_tracking("T1"))
 
     def test_many_updates_follow_each_other(self, backend: Backend) -> None:
-        """PM-06."""
         record = start(backend)
         for number in range(20):
             record = update(

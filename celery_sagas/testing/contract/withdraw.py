@@ -31,7 +31,7 @@ class WithdrawContract(StoreFixtures):
     """Removing rows that were decided earlier and are no longer wanted."""
 
     def test_withdrawn_rows_are_removed_and_others_stay(self, backend: Backend, clock: Clock) -> None:
-        """NS-09: of whatever kind, due or not, decided by whichever commit."""
+        """They may be of any kind, due or not, and decided by any commit."""
         due = clock.now + MINUTE
         rows = [outgoing(), outgoing("scheduled", due_at=due), outgoing("deadline", due_at=due)]
         record = update(backend, start(backend, "42", *rows), *(more := [outgoing(), outgoing("scheduled", due_at=due)]))
@@ -41,7 +41,7 @@ class WithdrawContract(StoreFixtures):
         assert backend.outbox.count() == 1
 
     def test_withdrawn_row_is_removed_whoever_has_a_lease_on_it(self, backend: Backend) -> None:
-        """NS-09: whoever publishes it at this moment finds nothing to confirm."""
+        """Whoever publishes it at this moment finds nothing to confirm."""
         first, claimed = outgoing(), outgoing("scheduled")
         record = start(backend, "42", claimed)
         assert len(claim(backend, "relay")) == 1
@@ -52,7 +52,7 @@ class WithdrawContract(StoreFixtures):
         assert not backend.outbox.fail("relay", claimed.id, "broken", 0)
 
     def test_withdrawn_row_that_is_gone_is_passed_over(self, backend: Backend) -> None:
-        """NS-09: it was published, or withdrawn before."""
+        """It was published, or withdrawn before."""
         rows = [outgoing("scheduled") for _ in range(3)]
         record = update(backend, start(backend, "42", *rows), withdrawn=(rows[0].id,))
         claim(backend, "relay", limit=9)
@@ -62,7 +62,7 @@ class WithdrawContract(StoreFixtures):
         assert backend.outbox.count() == 0
 
     def test_rows_of_others_are_not_withdrawn(self, backend: Backend) -> None:
-        """NS-09: only rows of this very instance can be meant."""
+        """Only rows of this very instance can be meant."""
         others, nobodys = outgoing("scheduled"), outgoing()
         start(backend, "43", others)
         send(backend, nobodys)
@@ -70,14 +70,13 @@ class WithdrawContract(StoreFixtures):
         assert set(ids(claim(backend))) == {others.id, nobodys.id}
 
     def test_update_replaces_a_row(self, backend: Backend, clock: Clock) -> None:
-        """NS-09: what it withdraws and what it sends are one commit."""
+        """What it withdraws and what it sends are one commit."""
         old, new = outgoing("scheduled", due_at=clock.now + 1), outgoing("scheduled", due_at=clock.now + 2)
         update(backend, start(backend, "42", old), new, withdrawn=(old.id,))
         clock.advance(MINUTE)
         assert ids(claim(backend)) == [new.id]
 
     def test_update_that_conflicts_withdraws_nothing(self, backend: Backend) -> None:
-        """PM-08, NP-10."""
         row = outgoing("scheduled")
         start(backend, "43", keys=T1)
         stale = start(backend, "42", row)
@@ -89,7 +88,6 @@ class WithdrawContract(StoreFixtures):
         assert ids(claim(backend)) == [row.id]
 
     def test_update_that_was_handled_withdraws_nothing(self, backend: Backend) -> None:
-        """T13."""
         row = outgoing("scheduled")
         record = start(backend, "42", row)
         again = effects(line=entry(record, message_id=send(backend).message_id))
@@ -98,7 +96,6 @@ class WithdrawContract(StoreFixtures):
         assert ids(claim(backend)) == [row.id]
 
     def test_many_rows_are_withdrawn_at_once(self, backend: Backend, clock: Clock) -> None:
-        """NS-09."""
         rows = [outgoing("scheduled", due_at=clock.now + number) for number in range(1, 501)]
         kept = outgoing("scheduled", due_at=clock.now + MINUTE)
         record = update(backend, start(backend, "42", *rows), kept)

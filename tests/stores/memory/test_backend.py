@@ -12,13 +12,11 @@ from celery_sagas.testing.samples import by_key, conflict, effects, found, is_th
 
 
 def test_url_without_a_name_is_private():
-    """PM-14."""
     start(MemoryBackend("memory://", prefix="test"))
     assert not is_there(MemoryBackend("memory://", prefix="test"), by_key())
 
 
 def test_url_with_a_name_is_shared():
-    """PM-19."""
     url = f"memory://{uuid.uuid4()}"
     record = start(MemoryBackend(url, prefix="test"))
     assert found(MemoryBackend(url, prefix="test"), by_key()) == record
@@ -26,38 +24,34 @@ def test_url_with_a_name_is_shared():
 
 
 def test_backend_is_opened_by_its_url():
-    """PM-19."""
     backend = open_backend("memory://", prefix="test", options={})
     assert isinstance(backend, MemoryBackend)
     assert backend.url == "memory://"
 
 
 def test_several_processes_are_refused():
-    """PM-20: each of them would have its own sagas."""
+    """Each of them would have its own sagas."""
     with pytest.raises(UnsafeBackend, match=r"runs 2 processes.*Set saga_backend to"):
         MemoryBackend("memory://name", prefix="test").prepare(create_schema=True, processes=2)
 
 
 def test_one_process_is_ready_without_a_warning():
-    """PM-20."""
     assert MemoryBackend("memory://", prefix="test").prepare(create_schema=True, processes=1) == []
 
 
 def test_options_are_refused():
-    """PM-19."""
     with pytest.raises(ConfigurationError, match="knows no options, got pool_size, shards"):
         MemoryBackend("memory://", prefix="test", options={"shards": 2, "pool_size": 5})
 
 
 def test_time_is_that_of_this_machine_without_a_clock():
-    """PM-17."""
     before = time.time_ns() // 1_000_000
     record = start(MemoryBackend("memory://", prefix="test"))
     assert before <= record.created_at <= time.time_ns() // 1_000_000
 
 
 def test_row_id_is_unique_as_a_primary_key():
-    """NS-11: memory is as strict as a database."""
+    """Memory is as strict as a database."""
     backend = MemoryBackend("memory://", prefix="test")
     row = outgoing()
     send(backend, row)
@@ -67,7 +61,7 @@ def test_row_id_is_unique_as_a_primary_key():
 
 
 def test_rows_that_are_not_due_are_not_looked_at():
-    """NS-09: claiming costs the same however many rows are not due."""
+    """Claiming costs the same however many rows are not due."""
     backend = MemoryBackend("memory://", prefix="test", clock=lambda: 0)
     send(backend, outgoing(), *(outgoing("scheduled", due_at=1 + number) for number in range(1_000)))
     looked_at = list(backend.outbox._state.outbox.due(0))

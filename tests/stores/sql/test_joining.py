@@ -68,8 +68,7 @@ def test_others_came_too(sql: SqlBackend, rival: SqlBackend) -> None:
     assert sorted(buffered(sql)) == ["first", "item", "other"]
 
 
-def test_the_same_item_came(sql: SqlBackend, rival: SqlBackend) -> None:
-    """AG-02."""
+def test_the_same_item_came_and_is_skipped(sql: SqlBackend, rival: SqlBackend) -> None:
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, come) as added:
         assert added.result(10) == Added(0)
@@ -77,7 +76,7 @@ def test_the_same_item_came(sql: SqlBackend, rival: SqlBackend) -> None:
 
 
 def test_the_same_item_came_and_went(sql: SqlBackend, rival: SqlBackend) -> None:
-    """T10: it is remembered."""
+    """Its id is remembered."""
 
     def come_and_go(session: Session) -> None:
         come(session)
@@ -90,7 +89,7 @@ def test_the_same_item_came_and_went(sql: SqlBackend, rival: SqlBackend) -> None
 
 
 def test_the_same_item_came_and_all_went(sql: SqlBackend, rival: SqlBackend) -> None:
-    """T10: also if the group begins anew."""
+    """Its id is remembered if the group begins anew, too."""
 
     def come_and_clear(session: Session) -> None:
         come(session)

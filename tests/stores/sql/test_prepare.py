@@ -72,7 +72,6 @@ class TestSchema:
     """Tables and their layout."""
 
     def test_ten_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
-        """PM-21."""
         command = [sys.executable, "-c", _PREPARE_IN_TEN_PROCESSES, empty_url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert ended.stdout == f"{[0] * 10}\n", ended.stderr
@@ -80,7 +79,6 @@ class TestSchema:
         start(empty)
 
     def test_rival_creates_it_after_each_look(self, empty_url: str, empty: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        """PM-21."""
         look, looks = schema._stored_layout, list[int | None]()
 
         def look_before_a_rival(connection: Connection) -> int | None:
