@@ -9,6 +9,7 @@ when pyproject.toml has changed, or when another Python runs this script.
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import importlib.util
 import json
@@ -44,8 +45,15 @@ def main(arguments):
         if not complete(folder, name):
             build(folder, name)
     python = python_of(folder)
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *pyenvs_pythons()])
     sys.stdout.flush()
     os.execv(python, [python, *arguments])  # noqa: S606 - exit code and signals pass through
+
+
+def pyenvs_pythons():
+    """Return where pyenv has Pythons, if it is there: on the PATH it shows no more than one of them, and tox looks for others."""
+    root = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
+    return sorted(glob.glob(os.path.join(glob.escape(root), "versions", "3.*", "bin")))
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ class Server:
     variable: str  #: the environment variable whose URL comes first
     local: str  #: the URL of the standard local port
     check: Callable[[str], None]  #: raises unless the URL takes a real connection
+    start: str  #: how a person starts one
     fallback: Callable[[], str] | None = None  #: starts a server of our own
 
     def find(self) -> str:
@@ -62,7 +63,10 @@ class Server:
         return url
 
     def _fall_back(self, cause: Exception) -> str:
-        reason = f"no {self.name} on its standard local port ({_first_line(cause)}); set {self.variable} to the URL of one"
+        reason = (
+            f"no {self.name} on its standard local port ({_first_line(cause)}): start one ({self.start}), "
+            f"or set {self.variable} to the URL of one"
+        )
         if self.fallback is None:
             raise Missing(reason) from cause
         try:
@@ -97,6 +101,7 @@ SERVERS = {
             variable="CELERY_SAGAS_TEST_POSTGRESQL",
             local="postgresql://postgres@127.0.0.1:5432/postgres",
             check=check_sql,
+            start="Debian: sudo apt-get install postgresql",
             fallback=embedded.start,
         ),
         Server(
@@ -104,18 +109,21 @@ SERVERS = {
             variable="CELERY_SAGAS_TEST_MARIADB",
             local="mysql://root@127.0.0.1:3306/?ssl_disabled=true",  # else each connection loads every certificate there is
             check=check_sql,
+            start="Debian: sudo apt-get install mariadb-server",
         ),
         Server(
             name="redis",
             variable="CELERY_SAGAS_TEST_REDIS",
             local="redis://127.0.0.1:6379/0",
             check=check_redis,
+            start="Debian: sudo apt-get install redis-server",
         ),
         Server(
             name="rabbitmq",
             variable="CELERY_SAGAS_TEST_RABBITMQ",
             local="amqp://guest:guest@127.0.0.1:5672//",
             check=check_amqp,
+            start="Debian: sudo apt-get install rabbitmq-server",
         ),
     )
 }

@@ -27,7 +27,7 @@ def dead(url: str) -> None:
 
 
 def server(check=dead, fallback=None) -> servers.Server:
-    return servers.Server(name="stub", variable="STUB_URL", local="stub://local", check=check, fallback=fallback)
+    return servers.Server("stub", "STUB_URL", "stub://local", check, start="run stubd", fallback=fallback)
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def test_own_server_comes_last():
     assert server(dead, fallback=lambda: "stub://own").find() == "stub://own"
 
 
-def test_reason_names_the_variable():
-    with pytest.raises(servers.Missing, match=r"no stub .*\(refused\); set STUB_URL"):
+def test_reason_says_how_to_start_one_and_names_the_variable():
+    with pytest.raises(servers.Missing, match=r"no stub .*\(refused\): start one \(run stubd\), or set STUB_URL"):
         server(dead).find()
 
 

@@ -15,10 +15,10 @@ ORDERS = 12
         ("filesystem", "sqlite", "prefork"),
         ("filesystem", "postgresql", "threads"),
         ("filesystem", "mariadb", "solo"),
-        ("redis", "sqlite", "threads"),
-        ("redis", "postgresql", "solo"),
+        ("redis", "sqlite", "solo"),
+        ("redis", "postgresql", "threads"),
         ("redis", "mariadb", "prefork"),
-        ("rabbitmq", "sqlite", "solo"),
+        ("rabbitmq", "sqlite", "threads"),  # not solo, in which Celery waits for up to ten seconds before it acknowledges
         ("rabbitmq", "postgresql", "prefork"),
         ("rabbitmq", "mariadb", "threads"),
         ("filesystem", "redis", "solo"),
