@@ -1,6 +1,6 @@
 """Deployments for the tests: real brokers, real databases, real workers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,18 @@ SHARDS = 8
 Deploy = Callable[..., Deployment]
 
 
+_MADE = pytest.StashKey[list[Deployment]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the workers of a test do that has failed, its time limit included."""
+    report = yield
+    if report.when == "call" and report.failed:
+        report.sections += [("workers", deployment.stacks()) for deployment in item.stash.get(_MADE, [])]
+    return report
+
+
 @pytest.fixture
 def deployments_folder(tmp_path: Path) -> Iterator[Path]:
     """Make a folder for what deployments keep, such as SQLite's files.
@@ -32,7 +44,7 @@ def deployments_folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def deploy(request: pytest.FixtureRequest, deployments_folder: Path) -> Iterator[Deploy]:
     """Return a function that makes a deployment on a broker and a backend, each given by name or by URL."""
-    made: list[Deployment] = []
+    request.node.stash[_MADE] = made = list[Deployment]()
 
     def make(app: str, broker: str, backend: str, **settings: Any) -> Deployment:
         (folder := deployments_folder / f"deployment-{len(made)}").mkdir()

@@ -16,7 +16,6 @@ from typing import Protocol
 _SCRIPT = Path(__file__).resolve().parent / "apps" / "launched.py"
 #: What is imported once, as far as it is installed. Not what reads the environment of its worker when it is imported, nor gevent, which must come first.
 _PRELOADED = (
-    "celery.__main__",
     "celery.bin.celery",
     "celery.apps.worker",
     "celery.concurrency.prefork",

@@ -31,6 +31,8 @@ _LOG_TAIL = 4_000
 _WITH_ALTERNATE_KEYS = ("order",)
 #: Later than the end of any lease. Milliseconds.
 _MUCH_LATER_MS = 3_600_000
+#: For how long a process's stacks are waited for: one that is frozen writes none. Seconds.
+_STACKS_S = 5.0
 #: Where many processes start at once, each of them takes long. Seconds.
 _STARTED_S = 150.0
 #: Each process of a pool may wait for 30 s until the main process has read its results; one that stops may not do so. Seconds.
@@ -93,6 +95,18 @@ class Worker:
         listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return [int(pid) for pid in listed]
 
+    def stacks(self) -> str:
+        """Have its processes write the stacks of their threads, and return the end of its log; for a test that has failed."""
+        if not self.is_running or not self.is_ready:
+            return self._describe()
+        seen = max(0, len(self.log) - _LOG_TAIL)
+        for pid in (self.pid, *self.children()):
+            written = len(self.log)
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                os.kill(pid, signal.SIGURG)
+                wait_until(lambda written=written: _is_whole(self.log[written:]), "the stacks", _STACKS_S)
+        return self.log[seen:]
+
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
         self._process.write(line)
@@ -117,6 +131,11 @@ class Worker:
 
     def _describe(self) -> str:
         return f"{self.name} (exit code {self._process.poll()}):\n{self.log[-_LOG_TAIL:]}"
+
+
+def _is_whole(stacks: str) -> bool:
+    """Tell whether ``faulthandler`` has written everything: the main thread comes last."""
+    return " in <module>" in stacks.partition("Current thread ")[2]
 
 
 @dataclass
@@ -334,6 +353,10 @@ class Deployment:
         counts = f"handled: {self.handled(step)}, " if step else ""
         logs = "\n".join(f"--- {worker.name}\n{worker.log[-_LOG_TAIL:]}" for worker in self.workers)
         return f"{counts}failures: {self.failures()[:5]}\n{logs}"
+
+    def stacks(self) -> str:
+        """Return what the workers do, for a test that has failed."""
+        return "\n".join(f"--- {worker.name}\n{worker.stacks()}" for worker in self.workers)
 
     # The end
 

@@ -1,5 +1,6 @@
 """The app of a test's worker: configured by the test, and noting what the test wants to know."""
 
+import faulthandler
 import json
 import os
 import select
@@ -11,6 +12,7 @@ from typing import Any
 from celery import Celery, signals
 
 FOLDER = Path(os.environ["CELERY_SAGAS_TEST_FOLDER"])
+faulthandler.register(signal.SIGURG, all_threads=True)  # see Worker.stacks; Celery gives others a meaning of their own
 
 
 def make_app(*, has_sagas: bool = True) -> Celery:
