@@ -23,7 +23,9 @@ _MADE = pytest.StashKey[list[Deployment]]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show what the workers of a test do that has failed, its time limit included."""
     report = yield
     if report.when == "call" and report.failed:

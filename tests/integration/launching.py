@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 _SCRIPT = Path(__file__).resolve().parent / "apps" / "launched.py"
-#: What is imported once, as far as it is installed. Not what reads the environment of its worker when it is imported, nor gevent, which must come first.
+#: What is imported once, as far as it is installed. Not what reads its worker's environment at its import, nor gevent, which must
+#: come first.
 _PRELOADED = (
     "celery.bin.celery",
     "celery.apps.worker",

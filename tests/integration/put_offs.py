@@ -4,16 +4,15 @@ import os
 import re
 from collections import Counter, defaultdict
 
+from tests.integration.matrices import IS_FULL
 from tests.integration.worker import Worker
 from tests.waiting import DEADLINE_S, wait_until
 
 #: How often each message is put off before what it waits for comes back. Each time takes up to twice as long as the one before,
 #: up to half a minute: two times take some seconds, eight take more than a minute.
 TIMES = int(os.environ.get("CELERY_SAGAS_TEST_PUT_OFFS", "2"))
-#: Databases and brokers: all in a long run, in a short one two that differ in everything.
-PLACES = [("postgresql", "rabbitmq"), ("redis", "redis")]
-if TIMES > 2:
-    PLACES += [("sqlite", "redis"), ("mariadb", "rabbitmq")]
+#: Databases and brokers.
+PLACES = [("postgresql", "rabbitmq"), ("redis", "redis"), *([("sqlite", "redis"), ("mariadb", "rabbitmq")] if IS_FULL else [])]
 #: Seconds in which each message is put off as often by the slowest machine.
 PATIENCE_S = DEADLINE_S + sum(min(30.0, 2.0**count) for count in range(TIMES))
 

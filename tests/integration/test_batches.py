@@ -19,6 +19,7 @@ from tests.integration.crew import PAUSE_S, Crew
 from tests.integration.deaths import VISIBILITY, wait_died
 from tests.integration.flushes import COLLECT, Producer, assert_sound, buffered, came, runs, wait_flushed
 from tests.integration.ledgers import SOON
+from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
@@ -35,7 +36,7 @@ SLOWEST = 50
 
 @pytest.mark.parametrize(
     ("engine", "broker"),
-    [("redis", "redis"), ("redis", "rabbitmq"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("sqlite", "redis")],
+    matrix(("redis", "rabbitmq"), ("postgresql", "redis"), ("mariadb", "rabbitmq"), ("sqlite", "redis")),
 )
 @pytest.mark.timeout(600 + ITEMS // SLOWEST + 10 * KILLS)
 def test_every_item_is_flushed_whoever_is_killed(deploy: Deploy, engine: str, broker: str) -> None:

@@ -12,6 +12,7 @@ from tests.integration.conftest import Deploy
 from tests.integration.crew import Crew
 from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import ALARM, HEAR, SOON, Sent, assert_kept, enter, enter_again
+from tests.integration.matrices import matrix
 from tests.waiting import wait_until
 
 MESSAGES, INSTANCES, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_CHAOS", "300,20,6").split(","))
@@ -21,15 +22,7 @@ SLOWEST = 20
 
 @pytest.mark.parametrize(
     ("engine", "broker"),
-    [
-        ("sqlite", "rabbitmq"),
-        ("sqlite", "redis"),
-        ("postgresql", "rabbitmq"),
-        ("postgresql", "redis"),
-        ("mariadb", "rabbitmq"),
-        ("redis", "rabbitmq"),
-        ("redis", "redis"),
-    ],
+    matrix(("sqlite", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("redis", "redis")),
 )
 @pytest.mark.timeout(600 + MESSAGES // SLOWEST + 10 * KILLS)
 def test_every_message_counts_once_whoever_is_killed(deploy: Deploy, engine: str, broker: str) -> None:

@@ -25,7 +25,16 @@ def test_hanging_test_shows_the_stacks_of_its_workers(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(_HANGING)
     (tmp_path / "conftest.py").write_text("from tests.integration.conftest import pytest_runtest_makereport\n")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "--timeout=300", "--timeout-method=signal", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--timeout=300",
+        "--timeout-method=signal",
+        "-p",
+        "no:cacheprovider",
+        str(tmp_path),
+    ]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=250, check=False
     )

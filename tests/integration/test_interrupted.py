@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from tests.integration.conftest import ENGINES, Deploy
+from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD_AND_TELL, assert_conserved, assert_tallied, increments, send_all, sums, values
 from tests.integration.ledgers import SOON
+from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
@@ -18,7 +19,7 @@ LINGER = "counter.linger_and_tell"
 
 @pytest.mark.parametrize(
     ("engine", "pool"),
-    [("sqlite", "solo"), *((engine, "prefork") for engine in ENGINES)],
+    matrix(("sqlite", "solo"), ("postgresql", "prefork"), ("mariadb", "prefork"), ("redis", "prefork")),
 )
 def test_soft_time_limits_leave_nothing_behind(deploy: Deploy, engine: str, pool: str) -> None:
     deployment = deploy("interrupted", "redis", engine)
@@ -30,7 +31,7 @@ def test_soft_time_limits_leave_nothing_behind(deploy: Deploy, engine: str, pool
     assert deployment.noted("unsound") == []
 
 
-@pytest.mark.parametrize(("engine", "broker"), [("postgresql", "rabbitmq"), ("redis", "redis")])
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
 def test_hard_time_limits_lose_and_double_nothing(deploy: Deploy, engine: str, broker: str) -> None:
     """Each message has its effect once, or is one letter."""
     deployment = deploy("counters", broker, engine, **SOON)

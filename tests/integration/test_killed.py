@@ -19,11 +19,14 @@ from tests.integration.counting import (
 )
 from tests.integration.deaths import POINTS, UNROUTED, points, wait_died
 from tests.integration.ledgers import SOON
+from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment
 from tests.waiting import DEADLINE_S, wait_until
 
 
-@pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES), ("postgresql", "redis")])
+@pytest.mark.parametrize(
+    ("engine", "broker"), matrix(("sqlite", "rabbitmq"), ("postgresql", "redis"), ("mariadb", "rabbitmq"), ("redis", "rabbitmq"))
+)
 def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("kill_points", broker, engine)
     worker = deployment.start("prefork", len(POINTS)).wait_ready()
@@ -48,7 +51,7 @@ def send_to_their_deaths(deployment: Deployment, step: str, names: list[str]) ->
 OTHER_POINTS = points("count", "reserve", "put off")
 
 
-@pytest.mark.parametrize(("engine", "broker"), [("sqlite", "redis"), ("mariadb", "rabbitmq"), ("redis", "rabbitmq")])
+@pytest.mark.parametrize(("engine", "broker"), matrix(("sqlite", "redis"), ("mariadb", "rabbitmq"), ("redis", "rabbitmq")))
 def test_nothing_is_lost_or_doubled_wherever_its_process_dies_out_of_turn(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("kill_points", broker, engine, saga_conflict_retries=0)
     worker = deployment.start("prefork", 2).wait_ready()
@@ -76,7 +79,7 @@ def test_what_is_missing_is_told_once_wherever_its_process_dies(deploy: Deploy) 
 BURIAL_POINTS = points("letter", "record")
 
 
-@pytest.mark.parametrize(("engine", "broker"), [("postgresql", "rabbitmq"), ("redis", "redis")])
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
 def test_one_letter_is_kept_wherever_the_process_dies_that_buries(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("kill_points", broker, engine)
     worker = deployment.start("prefork", 2).wait_ready()
@@ -197,7 +200,7 @@ def test_redelivery_publishes_what_a_dead_process_left(deploy: Deploy) -> None:
 LEFTOVER_POINTS = points("look", "claim", "republish", "reconfirm")
 
 
-@pytest.mark.parametrize(("engine", "broker"), [("postgresql", "rabbitmq"), ("redis", "redis")])
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
 def test_redelivery_publishes_what_is_left_wherever_its_own_process_dies(deploy: Deploy, engine: str, broker: str) -> None:
     """There is no relay here, either."""
     deployment = deploy("kill_points", broker, engine, saga_dispatch_grace=2, saga_relay=False)
@@ -215,7 +218,7 @@ AT_ONCE = {"saga_lease_ttl": 1, "saga_relay_interval": 0.1}
 RELAY_POINTS = points("claim", "release", "publish", "confirm")
 
 
-@pytest.mark.parametrize(("engine", "broker"), [("postgresql", "redis"), ("redis", "redis"), ("postgresql", "rabbitmq")])
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
 def test_no_timeout_is_lost_or_doubled_wherever_the_relay_dies(deploy: Deploy, engine: str, broker: str) -> None:
     """One relay after the other dies; what it had claimed is sent when its lease has ended."""
     deployment = deploy("deadly_relay", broker, engine, saga_relay=False, **AT_ONCE)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import ENGINES, Deploy
+from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
+from tests.integration.matrices import matrix
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
@@ -24,7 +25,9 @@ POOLS = [
 ]
 
 
-@pytest.mark.parametrize(("engine", "broker"), [*((engine, "rabbitmq") for engine in ENGINES), ("sqlite", "redis")])
+@pytest.mark.parametrize(
+    ("engine", "broker"), matrix(("sqlite", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "rabbitmq"), ("redis", "redis"))
+)
 def test_what_a_killed_worker_left_is_sent_by_another(
     deploy: Deploy, proxied: Callable[[str], Proxy], engine: str, broker: str
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, Sent, assert_kept, enter, enter_again
+from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
@@ -16,7 +17,7 @@ REPLACED = 48
 #: Longer than a message waits for its process while others are made, shorter than a test. Seconds.
 VISIBILITY_S = 10
 WARM, COLD = signal.SIGTERM, signal.SIGQUIT
-PLACES = [("sqlite", "rabbitmq"), ("postgresql", "redis")]
+PLACES = matrix(("sqlite", "rabbitmq"), ("postgresql", "redis"))
 WORKERS = [*((*place, "prefork") for place in PLACES), ("postgresql", "redis", "threads"), ("sqlite", "redis", "solo")]
 #: By which option the processes of a pool are replaced.
 ENDS = {

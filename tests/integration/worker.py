@@ -215,9 +215,7 @@ class Deployment:
             return self._launch(Started, ["-m", "celery", "-A", self.app, *command], environment, name)
         return self._launch(Forked, ["-A", self.app, *command], environment, name)
 
-    def _launch(
-        self, kind: Callable[..., Process], arguments: list[str], environment: Mapping[str, str], name: str
-    ) -> Worker:
+    def _launch(self, kind: Callable[..., Process], arguments: list[str], environment: Mapping[str, str], name: str) -> Worker:
         own = {**self._environment(), **environment}
         worker = Worker(lambda log, more: kind(arguments, own | more, self.folder, log), self.folder, name)
         self.workers.append(worker)

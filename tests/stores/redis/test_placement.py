@@ -19,7 +19,6 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, effects, entry, ids, letter, new_id, outgoing
 from tests.stores.redis.conftest import SERVER, Open, urls_of
 
-
 url = urls_of(SERVER, "redis_cluster")
 
 
