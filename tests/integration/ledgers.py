@@ -24,6 +24,12 @@ def enter(deployment: Deployment, numbers: range, ledgers: int = LEDGERS) -> Sen
     return {deployment.send(ENTER, name=name, number=number): (name, number) for name, number in named}
 
 
+def keep_busy(deployment: Deployment, sent: Sent) -> None:
+    """Enter more numbers, until some are not handled yet: the workers may be quicker than their test."""
+    while deployment.handled(ENTER) >= len(sent):
+        sent.update(enter(deployment, range(len(sent), len(sent) + LEDGERS)))
+
+
 def enter_again(deployment: Deployment, sent: Sent) -> None:
     """Send the same messages, under their ids."""
     for message_id, (name, number) in sent.items():

@@ -24,7 +24,7 @@ class Gate(Saga, correlate_by="name"):
 @Parcel.starts
 def weigh(parcel: Parcel, name: str, round: int, processes: int) -> None:
     """Weigh once this many processes are about to; tell a step of another instance, tell a plain task, and set a timeout."""
-    meet(f"{name}.{round}", processes, seconds=20)
+    meet(f"{name}.{round}", processes, seconds=60)
     parcel.weighed.append(round)
     parcel.send(hear.si(f"echo of {name}", round))
     parcel.send(label.si(name, round))
@@ -59,6 +59,6 @@ def open_right(gate: Gate, name: str) -> None:
 def _open(gate: Gate, side: str) -> None:
     """Open one side; whoever creates the instance waits for the other, who does so too."""
     if gate.saga.is_new:
-        meet(f"{gate.name}.start", 2, seconds=0.5)
+        meet(f"{gate.name}.start", 2, seconds=20)
         note("starters", gate.name)
     gate.sides.append(side)

@@ -40,7 +40,7 @@ def add_and_tell(counter: Counter, name: str, amount: int) -> None:
 def start_together(counter: Counter, name: str) -> None:
     """Count; whoever creates the instance waits for a rival that does so too."""
     if counter.saga.is_new:
-        meet(f"{name}.start", 2, seconds=0.5)
+        meet(f"{name}.start", 2, seconds=20)
         note("starters", name)
     counter.count += 1
 
