@@ -1,17 +1,14 @@
-"""The aggregator of ``batches``, whose function stops its own process the first time, or takes longer than its lease."""
+"""The aggregator of ``batches``, whose function stops its own process the first time, or outlives its first lease."""
 
 import os
 import signal
 import time
 
-from deployed import first_time, make_app, note
+from deployed import FOLDER, first_time, make_app, note
 
 from celery_sagas import Batch, aggregator
 
 app = make_app()
-
-#: Seconds that ``slow`` takes: several leases of a second.
-SLOW_S = 3.5
 
 
 @aggregator(name="frozen.freeze", within=0.1)
@@ -25,6 +22,7 @@ def freeze(batch: Batch[int]) -> None:
 
 @aggregator(name="frozen.slow", within=0.1)
 def slow(batch: Batch[int]) -> None:
-    """Take long, while the lease is renewed."""
+    """Go on until the test has seen that the lease was renewed."""
     note("slow", f"{list(batch)}")
-    time.sleep(SLOW_S)
+    while not (FOLDER / "renewed").exists():
+        time.sleep(0.02)
