@@ -15,7 +15,8 @@ from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
-MESSAGES = 300
+#: Before each end of the server.
+MESSAGES = 150
 
 
 class Server(Protocol):
@@ -23,6 +24,8 @@ class Server(Protocol):
 
     @property
     def url(self) -> str: ...
+    @property
+    def log(self) -> str: ...
     def start(self) -> object: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
@@ -52,7 +55,7 @@ def test_a_store_that_is_restarted(server: Server, deploy: Deploy, broker: str) 
     deployment = deploy("chaos", broker, server.url, **SOON)
     worker = deployment.start("prefork", 4).wait_ready()
     children = worker.children()
-    sent = enter(deployment, range(MESSAGES))
+    sent: Sent = {}
     _restart_twice(deployment, worker, server, sent, "is unavailable")
     assert_kept(deployment, sent)
     _assert_lives_on(deployment, worker, children)
@@ -64,7 +67,7 @@ def test_a_rabbitmq_that_is_restarted(server: Server, deploy: Deploy) -> None:
     deployment.client.conf.broker_transport_options = {"confirm_publish": True}  # what is sent here is on its disk
     worker = deployment.start("prefork", 4).wait_ready()
     children = worker.children()
-    sent = enter(deployment, range(MESSAGES))
+    sent: Sent = {}
     _restart_twice(deployment, worker, server, sent, "Connection to broker lost")
     assert_kept(deployment, sent)
     _assert_lives_on(deployment, worker, children)
@@ -79,7 +82,7 @@ def test_a_redis_that_is_restarted_as_broker(server: Server, deploy: Deploy) -> 
     heard, alarmed = deployment.route(HEAR), deployment.route(ALARM)
     worker = deployment.start("prefork", 4).wait_ready()
     children = worker.children()
-    sent = enter(deployment, range(MESSAGES))
+    sent: Sent = {}
     _restart_twice(deployment, worker, server, sent, "Connection to broker lost")
     # kombu pops a message from a list, and notes it as not acknowledged with another command: what it has popped when the
     # server goes away between the two is lost. So the producer repeats everything under its ids, and what the steps send
@@ -92,12 +95,14 @@ def test_a_redis_that_is_restarted_as_broker(server: Server, deploy: Deploy) -> 
 
 def _restart_twice(deployment: Deployment, worker: Worker, server: Server, sent: Sent, noticed: str) -> None:
     """Kill the server and start it again, then stop it in good order and start it again, each time under load."""
-    for end, handled in ((server.kill, MESSAGES // 5), (server.stop, MESSAGES // 2)):
-        deployment.wait_handled(ENTER, handled)
+    for end in (server.kill, server.stop):
+        begun = deployment.handled(ENTER)
+        sent.update(enter(deployment, range(len(sent), len(sent) + MESSAGES)))
+        deployment.wait_handled(ENTER, begun + MESSAGES // 3)  # the worker is connected, again
         keep_busy(deployment, sent)
         seen = len(worker.log)
         end()
-        wait_until(lambda seen=seen: noticed in worker.log[seen:], worker._describe)
+        wait_until(lambda seen=seen: noticed in worker.log[seen:], lambda: f"{worker._describe()}\n{server.log[-4_000:]}")
         server.start()
 
 

@@ -1,11 +1,13 @@
 """What a forked process does to become ``python -m celery``: see ``tests/integration/launching.py``, which gives the globals."""
 
 import atexit
+import gc
 import os
 import runpy
 import sys
 import threading
 
+gc.freeze()  # else each collection of this process, and of its pool, would copy the pages of all that was imported
 os.setsid()
 os.chdir(folder)  # type: ignore[name-defined]  # noqa: F821
 os.environ.clear()
