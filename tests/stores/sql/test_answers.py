@@ -1,13 +1,15 @@
 """A server that is silent, and keeps its connections, holds nobody for ever."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import Executable, make_url, text
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
+from celery_sagas.stores.sql import answers
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.options import DEFAULTS
 from celery_sagas.testing.samples import by_key, claim, found, outgoing, send, start
@@ -114,6 +116,51 @@ def test_statement_that_takes_too_long_is_given_up(backend: SqlBackend) -> None:
     with pytest.raises(StoreUnavailable):
         backend.database.fetch(_statement(f"SELECT {function}({DEADLINE_S})"), (), {})
     assert _in_the_end(lambda: found(backend, by_key())).version == 1
+
+
+class TestLooks:
+    """How PostgreSQL is found to be silent: psycopg looks again and again whether something has come."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+        """The clock of the looks, in seconds."""
+        clock = SimpleNamespace(now=1_000.0)
+        monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        return clock
+
+    @pytest.fixture
+    def looks(self, clock: SimpleNamespace) -> Generator[str, object, None]:
+        """The looks at a server that may be silent for 30 seconds; the first is under way."""
+
+        def ask() -> Generator[str, object, None]:
+            while True:
+                yield "answer"
+
+        looks = answers._watched(ask(), 30, _give_up)
+        assert next(looks) == "answer"
+        return looks
+
+    def test_silence_counts_from_what_came_last(self, looks: Generator[str, object, None], clock: SimpleNamespace) -> None:
+        for ready in ("", "something", ""):
+            clock.now += 29
+            assert looks.send(ready) == "answer"
+        clock.now += 2
+        assert looks.send("") == "answer"
+        with pytest.raises(TimeoutError):
+            looks.send("")
+
+    def test_what_came_while_this_process_was_held_up_is_taken(
+        self, looks: Generator[str, object, None], clock: SimpleNamespace
+    ) -> None:
+        """The look that was under way then has found nothing; one more is taken."""
+        clock.now += 3600
+        assert looks.send("") == "answer"
+        assert looks.send("something") == "answer"
+        assert looks.send("") == "answer"
+
+
+def _give_up() -> None:
+    raise TimeoutError
 
 
 def _statement(sql: str) -> Callable[[], Executable]:
