@@ -35,13 +35,12 @@ from celery_sagas.testing.samples import MINUTE, RELAY, by_key, change, effects,
 from tests import redis_servers
 from tests.integration.proxy import Proxy
 from tests.redis_servers import RedisServer
+from tests.stores.redis.conftest import PATIENT
 from tests.waiting import DEADLINE_S, wait_until
 
 T = TypeVar("T")
 
 KEY = "{test:0}:key"
-#: Options of a client that waits for a server which is about to answer, however busy it is. Seconds.
-PATIENT = {"socket_timeout": 30, "socket_connect_timeout": 30, "total_timeout": 60}
 
 
 def script(source: str) -> Script:

@@ -21,6 +21,7 @@ from celery_sagas.testing import (
     SagaStoreContract,
 )
 from celery_sagas.testing.machine import MachineContract
+from tests.stores.redis.conftest import PATIENT
 
 
 class Redis:
@@ -28,7 +29,7 @@ class Redis:
 
     @pytest.fixture
     def new_backend(self, url: str) -> NewBackend:
-        return lambda prefix, clock: RedisBackend(url, prefix=prefix, clock=clock)
+        return lambda prefix, clock: RedisBackend(url, prefix=prefix, clock=clock, options=PATIENT)
 
 
 class TestSagas(Redis, SagaStoreContract):
