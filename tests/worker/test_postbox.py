@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -128,6 +129,40 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def line_of(sender: Sender) -> Any:
     line: Any = sender.postbox._line
     return line
+
+
+def test_confirmations_that_came_while_the_process_was_held_up_are_read(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what has arrived would be sent again."""
+    sender.dispatcher.confirmations._stop.set()  # nobody else reads
+    sender.send("a", "b")
+    channel = line_of(sender).channel
+    wait_until(channel._has_come, "a confirmation")
+    monkeypatch.setattr(confirms, "time", SimpleNamespace(monotonic=count(step=3600).__next__))
+
+    channel.wait(1)
+
+    assert channel.confirms.confirmed == {"a", "b"}
+
+
+def test_a_broker_is_silent_if_a_look_that_began_late_finds_nothing(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the one before, the process may have been held up."""
+    clock = SimpleNamespace(now=1_000.0, held_up=0)
+
+    def look() -> None:
+        clock.now += clock.held_up
+
+    sender.dispatcher.confirmations._stop.set()  # nobody else reads
+    sender.send("a")
+    line = line_of(sender)
+    monkeypatch.setattr(postbox, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(line.channel, "read", look)
+    line.channel.confirms.expect("b")
+
+    line.read()
+    clock.held_up = 3600
+    line.read()
+    with pytest.raises(TimeoutError):
+        line.read()
 
 
 @pytest.mark.parametrize("has_poll", [True, False])  # eventlet takes it away
