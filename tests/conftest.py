@@ -4,11 +4,16 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import redis_servers, servers
 
 # Modules that assert for the tests: one that fails shows the values that it compared.
 pytest.register_assert_rewrite("tests.apps", "tests.benchmarks", "tests.integration")
+
+# A busy machine may take long over any example: that says nothing about what is tested.
+settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_configure(config: pytest.Config) -> None:

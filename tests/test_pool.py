@@ -1,11 +1,11 @@
 """Pools: bounded, fair, and nothing that strikes in the middle of them leaves them locked, or smaller."""
 
+import contextlib
 import gc
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -115,13 +115,35 @@ def test_one_that_an_interruption_has_lost_leaves_its_place(pool: Pool[Item]) ->
     assert pool.lent == 0
 
 
+def test_one_that_has_waited_for_long_is_passed_by_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then one that gives an item back may take it again at once: most often nobody else is kept waiting by that."""
+    pool: Pool[Item] = Pool(1)
+    item, now, passed_by = borrowed(pool), [0.0], list[float]()
+
+    def others_go_on(seconds: float) -> None:
+        """Give the item back, and borrow it again, while the one that waits sleeps."""
+        monkeypatch.setattr(pool_module.time, "sleep", interrupt)
+        pool.give_back(item)
+        with contextlib.suppress(Interruption):  # the next one waits too, and the item is left to the one that wakes
+            assert borrowed(pool) is item
+            passed_by.append(now[0])
+        now[0] += seconds
+        monkeypatch.setattr(pool_module.time, "sleep", others_go_on)
+
+    monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=others_go_on))
+    assert borrowed(pool) is item
+    assert len(passed_by) > 5
+    assert max(passed_by) == pytest.approx(pool_module._TURN_S, abs=pool_module._PAUSE_S)
+
+
+def interrupt(_: float) -> None:
+    """Strike."""
+    raise Interruption
+
+
 def test_interrupted_waiting_keeps_nobody_from_borrowing(pool: Pool[Item], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor from doing so at once: who waits is passed by no more from the beginning on."""
     first, _ = borrowed(pool), borrowed(pool)
-
-    def interrupt(_: float) -> None:
-        raise Interruption
-
     monkeypatch.setattr(pool_module, "_TURN_S", -1)
     monkeypatch.setattr(pool_module, "time", sleeping(interrupt))
     with pytest.raises(Interruption) as caught:
@@ -203,22 +225,9 @@ class TestThreads:
 
     THREADS, LIMIT = 16, 4
 
-    def run(self, use: Callable[[Pool[Item], int], int]) -> list[int]:
-        """Run a use of one pool in each thread, all from the same moment on; return their results in the order of their ends."""
+    def test_each_is_lent_to_one_thread(self) -> None:
         pool: Pool[Item] = Pool(self.LIMIT)
         all_there = threading.Barrier(self.THREADS)
-
-        def begin(number: int) -> int:
-            all_there.wait(LONG)
-            return use(pool, number)
-
-        with ThreadPoolExecutor(self.THREADS) as threads:
-            results = [done.result() for done in as_completed([threads.submit(begin, n) for n in range(self.THREADS)])]
-        assert pool.lent == 0
-        assert pool.idle <= self.LIMIT
-        return results
-
-    def test_each_is_lent_to_one_thread(self) -> None:
         users: dict[Item, int] = {}
         made = count(1)
 
@@ -226,7 +235,8 @@ class TestThreads:
             next(made)
             return Item()
 
-        def use(pool: Pool[Item], thread: int) -> int:
+        def use(thread: int) -> None:
+            all_there.wait(LONG)
             for _ in range(400):
                 item = pool.borrow(make, LONG)
                 assert item
@@ -234,20 +244,9 @@ class TestThreads:
                 time.sleep(0)
                 assert users.pop(item) == thread
                 pool.give_back(item)
-            return 0
 
-        self.run(use)
+        with ThreadPoolExecutor(self.THREADS) as threads:
+            list(threads.map(use, range(self.THREADS)))
+        assert pool.lent == 0
+        assert pool.idle <= self.LIMIT
         assert next(made) - 1 <= self.LIMIT
-
-    def test_nobody_waits_while_the_others_go_on(self) -> None:
-        loans: Counter[int] = Counter()
-
-        def use(pool: Pool[Item], thread: int) -> int:
-            for _ in range(2_000):
-                item = borrowed(pool)
-                time.sleep(0.0001)
-                pool.give_back(item)
-                loans[thread] += 1
-            return min(loans[other] for other in range(self.THREADS))
-
-        assert self.run(use)[0] > 5

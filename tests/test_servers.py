@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,8 @@ def test_sentinel_makes_a_replica_the_master():
     ):
         wait_until(lambda: client.sentinel_slaves("mymaster"), "a replica that the sentinel knows")
         master.kill()
-        wait_until(lambda: client.sentinel_get_master_addr_by_name("mymaster")[1] == replica.port, "another master")
+        asked = partial(client.sentinel_get_master_addr_by_name, "mymaster")
+        wait_until(lambda: asked()[1] == replica.port, "another master", redis_servers.FAIL_OVER_S)
 
 
 def test_embedded_postgresql_serves():

@@ -139,13 +139,14 @@ class ConfirmChannel:
         """Wait until the broker has confirmed or refused all messages but so many.
 
         Raises:
-            TimeoutError: It has not.
+            TimeoutError: It has not. What has come while this process was held up is read first.
         """
         give_up = time.monotonic() + timeout_s
         while len(self.confirms.expected) > most:
-            if (left_s := give_up - time.monotonic()) <= 0:
+            left_s = give_up - time.monotonic()
+            if left_s <= 0 and not self._has_come():
                 raise TimeoutError(f"the broker has not confirmed it within {timeout_s:g} s")
-            self._channel.connection.drain_events(timeout=left_s)
+            self._channel.connection.drain_events(timeout=left_s if left_s > 0 else PATIENCE_S)
 
     def _make_producer(self) -> Any:
         """Return a producer that looks once at each queue which a message wants declared, not with every message."""

@@ -1,7 +1,6 @@
 """Requests: a message is sent together with the steps that get what comes of it; and the answer to one."""
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -89,12 +88,10 @@ def deadline_of(
         raise TypeError("within= needs otherwise=: name the step that is told when nothing has come")
     if any(part.options.get(name) is not None for name in ("countdown", "eta") for part in (message, *members)):
         raise TypeError("within= was given, and a signature with a countdown or eta: use after=, from which the time counts")
-    now_s = time.time()
-    begins_s = due_at / 1000 if due_at else now_s
     seconds = seconds_of("within", within)
     if seconds <= 0:
         raise ValueError(f"within={within!r} is over before it begins: give the answer some time")
-    return due_time(begins_s - now_s + seconds)
+    return due_time(seconds, since=due_at or None)
 
 
 def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answer_id: str, deadline: int) -> "Signature[Any]":

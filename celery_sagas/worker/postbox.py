@@ -190,8 +190,9 @@ class _Line:
         Raises:
             TimeoutError: It has said nothing of the first message for too long.
         """
+        now = time.monotonic()  # what comes later is found by this look, or by the next
         self.channel.read()
-        first, now = next(iter(self.channel.confirms.expected), 0), time.monotonic()
+        first = next(iter(self.channel.confirms.expected), 0)
         if first != self._first:
             self._first, self._first_since = first, now
         elif first and now - self._first_since > DEADLINE_S:

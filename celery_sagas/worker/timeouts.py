@@ -26,12 +26,13 @@ _NAME_CHARACTERS = 255
 _LAST_MS = 253_402_300_799_000
 
 
-def due_time(after: Delay | None, at: datetime | None = None) -> int:
+def due_time(after: Delay | None, at: datetime | None = None, *, since: int | None = None) -> int:
     """Return when something is due, in milliseconds since the epoch.
 
     Args:
-        after: A ``timedelta`` or seconds, from now.
+        after: A ``timedelta`` or seconds.
         at: An aware time.
+        since: From when ``after`` counts, in milliseconds since the epoch; from now if left out.
 
     Raises:
         TypeError: Not exactly one of them is given, or it is of another type.
@@ -39,7 +40,8 @@ def due_time(after: Delay | None, at: datetime | None = None) -> int:
     """
     if (after is None) == (at is None):
         raise TypeError("a timeout is due after= a time or at= a time: give one of them")
-    due_s = time.time() + seconds_of("after", after) if after is not None else _timestamp(at)
+    now_s = time.time() if since is None else since / 1000
+    due_s = now_s + seconds_of("after", after) if after is not None else _timestamp(at)
     if not math.isfinite(due_s) or due_s * 1000 > _LAST_MS:
         raise ValueError(f"{after if after is not None else at!r} is beyond all dates")
     return max(1, int(due_s * 1000))

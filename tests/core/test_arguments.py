@@ -2,7 +2,6 @@
 
 import enum
 import functools
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -471,10 +470,8 @@ def test_error_of_a_large_message_is_small():
 
 def test_large_message():
     value = [{"sku": str(number), "amt": "1"} for number in range(50_000)]
-    began = time.monotonic()
     received = through_celery(one(list[Line]), value)
     assert len(received["value"]) == 50_000
-    assert time.monotonic() - began < 20
 
 
 # --- annotations

@@ -10,7 +10,7 @@ import pytest
 from celery_sagas.engine import confirmations
 from celery_sagas.engine.confirmations import Confirmations
 from celery_sagas.errors import StoreUnavailable
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 
 class Outbox:
@@ -135,5 +135,5 @@ def test_closing_ends_the_thread(outbox: Outbox) -> None:
 
     thread = published._thread
     assert isinstance(thread, threading.Thread)
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()

@@ -1,6 +1,5 @@
 """A flush that fails: its function, its worker, its lease, or its store."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ def collector(backend: MemoryBackend) -> Collector:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses while the store is away, which are not slept, but pass."""
     slept: list[float] = []
-    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: time.monotonic() + sum(slept))
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
     monkeypatch.setattr(flush, "time", clock)
     return slept
 

@@ -1,13 +1,16 @@
 """Every test here gets apps of its own, and nobody waits for a message that is held."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
-from celery_sagas.worker import later
+from celery_sagas.engine import confirmations
+from celery_sagas.worker import confirms, later, pipeline, postbox, publisher
 from tests.apps import app, definitions, eager, new_app, worker
+from tests.waiting import DEADLINE_S
 
-__all__ = ["app", "definitions", "eager", "held", "new_app", "worker"]
+__all__ = ["app", "definitions", "eager", "held", "new_app", "patience", "worker"]
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +19,17 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     slept: list[float] = []
     monkeypatch.setattr(later, "time", SimpleNamespace(sleep=slept.append))
     return slept
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that is about to answer is waited for, however busy it is; and no connection has rested for long."""
+    for module in (publisher, pipeline, postbox):
+        monkeypatch.setattr(module, "DEADLINE_S", DEADLINE_S)
+    for module in (confirms, postbox):
+        monkeypatch.setattr(module, "PATIENCE_S", DEADLINE_S)
+    monkeypatch.setattr(confirmations, "SETTLED_IN_S", DEADLINE_S)
+    monkeypatch.setattr(postbox, "RESTED_S", math.inf)
+    for options in publisher._TRANSPORT_OPTIONS.values():
+        for name in options.keys() - {"confirm_publish"}:
+            monkeypatch.setitem(options, name, DEADLINE_S)

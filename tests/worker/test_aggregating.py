@@ -7,6 +7,8 @@ from celery import Celery
 
 from celery_sagas import signals
 from celery_sagas.errors import BufferFull, InvalidMessage, StoreUnavailable
+from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import MINUTE
 from celery_sagas.worker.headers import MESSAGE_ID, PUT_OFF
 from celery_sagas.worker.relay import groups_of
 from celery_sagas.worker.replay import retry_of
@@ -87,10 +89,13 @@ class TestMessage:
         assert collected.items == [[D1, D2]]
         assert collected.batches[0].reason == "size"
 
-    def test_group_that_is_due_is_flushed_by_a_relay(self, app: Celery, worker: Worker) -> None:
-        collect, collected = collector(size=None, within=0.001)
+    def test_group_that_is_due_is_flushed_by_a_relay(self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = Clock()
+        monkeypatch.setattr("celery_sagas.stores.memory.backend.wall_clock", clock)
+        collect, collected = collector(size=None, within=60)
         collect.delay(D1)
         worker.run()
+        clock.advance(MINUTE)
         groups = groups_of(app, runtime_of(app))
         assert groups is not None
         assert groups.backend is runtime_of(app).batches

@@ -37,6 +37,7 @@ from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.unknown import KeepUnknownTasks
 from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
 from tests.servers import unique
+from tests.waiting import DEADLINE_S
 
 AWAY = StoreUnavailable("memory://", "it is away")
 
@@ -644,14 +645,14 @@ class TestDeadline:
     """Work in a thread."""
 
     def test_result_and_error_pass(self) -> None:
-        assert within(10, lambda: 1) == 1
+        assert within(DEADLINE_S, lambda: 1) == 1
         with pytest.raises(Boom):
-            within(10, failing(Boom()))
+            within(DEADLINE_S, failing(Boom()))
 
     def test_work_that_takes_too_long(self) -> None:
         going_on = threading.Event()
         with pytest.raises(TimeoutError):
-            within(0.01, lambda: going_on.wait(30))
+            within(0.01, going_on.wait)
         going_on.set()
 
 

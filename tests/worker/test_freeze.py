@@ -1,7 +1,7 @@
 """What a step sends is encoded at the call, with ids, headers and parents of its own."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import count
 from typing import Any
@@ -17,6 +17,7 @@ from celery_sagas.stores.records import Outgoing
 from celery_sagas.worker.freeze import frozen, restored, thawed
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
+from tests.worker.moments import Moment
 
 
 @pytest.fixture
@@ -231,11 +232,11 @@ class TestOptions:
     """They are kept, but for those that say when: the backend holds the message back, not the broker."""
 
     def test_countdown_becomes_the_due_time(self, app: Celery, plain: Any, freeze: Any) -> None:
-        before = datetime.now(UTC).timestamp()
+        moment = Moment()
         message = freeze(plain.s().set(countdown=60))
 
         assert thaw(app, message).options.keys().isdisjoint(("countdown", "eta"))
-        assert 60 <= message.due_at / 1000 - before < 62
+        assert moment.is_before(message.due_at, 60)
 
     @pytest.mark.parametrize("options", [{}, {"countdown": 0}, {"countdown": -1}, {"eta": datetime(2000, 1, 1, tzinfo=UTC)}])
     def test_without_a_time_to_come_it_is_sent_at_once(self, plain: Any, freeze: Any, options: Any) -> None:
@@ -251,19 +252,19 @@ class TestOptions:
 
     @pytest.mark.parametrize("expires", [60, 60.5])
     def test_expires_becomes_absolute(self, app: Celery, plain: Any, freeze: Any, expires: float) -> None:
-        before = datetime.now(UTC)
+        moment = Moment()
         options = thaw(app, freeze(plain.s().set(expires=expires))).options
 
-        assert timedelta(seconds=expires) <= options["expires"] - before < timedelta(seconds=62)
+        assert moment.is_before(options["expires"].timestamp() * 1000, expires)
 
     def test_of_a_chain_too(self, app: Celery, plain: Any, freeze: Any) -> None:
-        before = datetime.now(UTC)
+        moment = Moment()
         message = freeze((plain.s(1) | plain.s(2)).set(countdown=60, expires=90))
         options = thaw(app, message).options
 
         assert options.keys().isdisjoint(("countdown", "eta"))
-        assert 60 <= message.due_at / 1000 - before.timestamp() < 62
-        assert timedelta(seconds=90) <= options["expires"] - before < timedelta(seconds=92)
+        assert moment.is_before(message.due_at, 60)
+        assert moment.is_before(options["expires"].timestamp() * 1000, 90)
 
     def test_the_next_of_a_chain_counts_from_the_end_of_the_one_before(self, app: Celery, plain: Any, freeze: Any) -> None:
         message = freeze(plain.s(1) | plain.s(2).set(countdown=60))
@@ -289,7 +290,7 @@ class TestOptions:
                     headers={"tenant": "t", "saga_causation": {"parcel": "theirs"}},
                     priority=4,
                     time_limit=9,
-                    expires=90,
+                    expires=9_000,
                     shadow="seen as",
                 )
             )

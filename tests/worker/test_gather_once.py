@@ -1,7 +1,6 @@
 """Gathers end once, whatever comes twice, too late, or not at all."""
 
 import logging
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +21,7 @@ from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.relay import RelayThread
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
+from tests.worker.moments import Moment
 from tests.worker.quotes import (
     BUFFER,
     Failing,
@@ -193,12 +193,12 @@ class TestDeadline:
         begin(shop, worker, [3, 1], otherwise="too_few", within=3600, is_slow=True)
 
     def test_it_waits_in_the_backend(self, app: Celery, shop: Any, worker: Worker) -> None:
-        before = time.time()
+        moment = Moment()
         begin(shop, worker, [3, 1], otherwise="too_few", within=3600)
 
         (row,) = rows(app)
         assert (row.kind, row.task) == ("deadline", GATHER)
-        assert int(before) + 3600 <= row.due_at / 1000 <= time.time() + 3600
+        assert moment.is_before(row.due_at, 3600)
 
     def test_members_expire_with_it(self, app: Celery, shop: Any, worker: Worker) -> None:
         begin(shop, worker, [3, 1], otherwise="too_few", within=3600)

@@ -3,6 +3,8 @@
 import json
 import time
 from datetime import UTC, datetime, timedelta
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from celery_sagas.worker import timeouts
 from celery_sagas.worker.discard import discard_letter
 from celery_sagas.worker.failures import report
 from tests.apps import Worker, backend_of
+from tests.worker.moments import Moment
 from tests.worker.orders import Boom, Shop, define, only, shop
 
 __all__ = ["shop"]
@@ -34,12 +37,12 @@ class TestDeadline:
     """``otherwise`` is told when nothing has come."""
 
     def test_waits_in_the_backend(self, worker: Worker, shop: Shop) -> None:
-        before = time.time()
+        moment = Moment()
         request = ask(shop, worker)
 
         (row,) = shop.rows()
         assert (row.kind, row.task, row.message_id) == ("deadline", "order.unpaid", derived_id(request, "deadline"))
-        assert before + 3600 - 1 <= row.due_at / 1000 <= time.time() + 3600
+        assert moment.is_before(row.due_at, 3600)
         asked = shop.pending().requests[request]
         assert (asked.at, asked.row, asked.is_overdue) == (row.due_at, row.id, False)
 
@@ -54,18 +57,22 @@ class TestDeadline:
         assert shop.failure() == Failure(kind="deadline", task="charge", task_id=request, text=text)
         assert json.loads(shop.entries()[-1].detail) == {"request": request, "came": "deadline"}
 
-    @pytest.mark.parametrize("within", [HOUR, 3600, 3600.5])
-    def test_takes_a_timedelta_or_seconds(self, worker: Worker, shop: Shop, within: Any) -> None:
+    @pytest.mark.parametrize(("within", "seconds"), [(HOUR, 3600), (3600, 3600), (3600.5, 3600.5)])
+    def test_takes_a_timedelta_or_seconds(self, worker: Worker, shop: Shop, within: Any, seconds: float) -> None:
+        moment = Moment()
         ask(shop, worker, within=within)
 
         (row,) = shop.rows()
-        assert row.due_at / 1000 - time.time() == pytest.approx(3600, abs=5)
+        assert moment.is_before(row.due_at, seconds)
 
-    def test_counts_from_when_the_message_is_sent(self, worker: Worker, shop: Shop) -> None:
-        ask(shop, worker, after=HOUR)
+    def test_counts_from_when_the_message_is_sent(self, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However long the step takes in between."""
+        hours = count(time.time(), 3600)
+        monkeypatch.setattr(timeouts, "time", SimpleNamespace(time=lambda: next(hours)))
+        ask(shop, worker, after=100 * HOUR)
 
         due = {row.kind: row.due_at for row in shop.rows()}
-        assert (due["deadline"] - due["sent"]) / 1000 == pytest.approx(3600, abs=1)
+        assert due["deadline"] - due["sent"] == pytest.approx(3_600_000, abs=1)
         assert worker.waiting() == []
 
     def test_ends_with_the_instance(self, worker: Worker, shop: Shop) -> None:

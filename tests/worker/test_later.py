@@ -1,7 +1,7 @@
 """Later: the message is published again under its id, and this delivery of it is given up."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from celery_sagas.worker import later
 from celery_sagas.worker.headers import PUT_OFF
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, Delivered, Worker, backend_of, interposed
+from tests.worker.moments import Moment
 
 AWAY = StoreUnavailable("sqlite://", "it is away")
 
@@ -56,9 +57,9 @@ def failing(error: Exception) -> Callable[[], None]:
     return fail
 
 
-def delay_of(message: Delivered) -> float:
-    """Return the seconds until a message is due."""
-    return (datetime.fromisoformat(message.headers["eta"]) - datetime.now(UTC)).total_seconds()
+def due_at(message: Delivered) -> float:
+    """Return when a message is due, in milliseconds since the epoch."""
+    return datetime.fromisoformat(message.headers["eta"]).timestamp() * 1000
 
 
 def test_nothing_is_put_off_for_so_long_that_the_broker_delivers_it_again() -> None:
@@ -117,16 +118,12 @@ class TestPutOff:
         """Far below every broker's time-out."""
         interposed(app).once_before("find", *[failing(AWAY)] * 9)
         order.place.delay("42")
-        delays = []
         for count in range(9):
+            moment, longest_s = Moment(), min(30.0, 2.0**count)
             worker.one()
             (again,) = worker.waiting()
             assert again.headers[PUT_OFF] == count + 1
-            delays.append(delay_of(again))
-
-        for count, delay in enumerate(delays):
-            longest = min(30.0, 2.0**count)
-            assert longest / 2 - 0.5 < delay <= longest
+            assert moment.is_before(due_at(again), longest_s / 2, longest_s)
 
     def test_conflicts_that_outlast_everything(
         self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch
@@ -239,13 +236,14 @@ class TestRetryOfWhatIsMissing:
 
     def test_comes_again_under_its_id(self, app: Celery, worker: Worker, saga: Any) -> None:
         saga.pay.apply_async(("42",), task_id="m1", headers={"tenant": "t"})
+        moment = Moment()
 
         delivered = worker.one()
         (again,) = worker.waiting()
 
         assert isinstance(delivered.error, Ignore)
         assert (again.id, again.headers["retries"], again.headers["tenant"]) == ("m1", 1, "t")
-        assert 4 < delay_of(again) <= 5
+        assert moment.is_before(due_at(again), 5)
         assert backend_of(app).journal.history(["order"], "42", 10) == []
 
     def test_is_handled_when_the_instance_is_there(self, app: Celery, worker: Worker, saga: Any) -> None:

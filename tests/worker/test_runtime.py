@@ -3,7 +3,6 @@
 import gc
 import os
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from celery_sagas.errors import ConfigurationError
 from celery_sagas.worker import runtime as runtimes
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
 from tests.apps import NewApp
+from tests.waiting import DEADLINE_S, wait_until
 
 
 def in_child(check: Any) -> bool:
@@ -69,10 +69,11 @@ def test_threads_share_one(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None
     init = Runtime.__init__
 
     def slow(self: Runtime, app: Celery) -> None:
-        time.sleep(0.05)
+        wait_until(lambda: len(asking.threads) == 8, "threads that ask")
         init(self, app)
         made.append(self)
 
+    monkeypatch.setattr(runtimes, "_lock", asking := Asking())
     monkeypatch.setattr(Runtime, "__init__", slow)
     seen: list[Runtime] = []
     threads = [threading.Thread(target=lambda: seen.append(runtime_of(app))) for _ in range(8)]
@@ -83,6 +84,21 @@ def test_threads_share_one(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None
 
     assert len(made) == 1
     assert {id(runtime) for runtime in seen} == {id(made[0])}
+
+
+class Asking:
+    """A lock that tells who has asked for it."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.threads.add(threading.get_ident())
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 class TestFork:
@@ -124,11 +140,11 @@ class TestFork:
         def hold() -> None:
             with runtimes._lock:
                 held.set()
-                go.wait(10)
+                go.wait(DEADLINE_S)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        held.wait(10)
+        assert held.wait(DEADLINE_S)
         try:
             assert in_child(lambda: runtime_of(app) is not None)
         finally:

@@ -1,7 +1,6 @@
 """Timeouts: what an instance schedules for itself, and what becomes of it wherever it is on its way."""
 
 import logging
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from celery_sagas.worker import timeouts
 from celery_sagas.worker.headers import ADDRESS
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
+from tests.worker.moments import Moment
 
 #: An aware time that is far away.
 LATER = datetime(2130, 1, 1, tzinfo=UTC)
@@ -469,13 +469,13 @@ class TestSendAfter:
             order.send(order.act.s("43"), after=timedelta(days=300))
             order.complete()
 
-        before = time.time()
+        moment = Moment()
         begin.delay("42")
         worker.run()
 
         (row,) = rows(app)
         assert row.kind == "sent"
-        assert 300 * 86_400 <= row.due_at / 1000 - before < 300 * 86_400 + 60
+        assert moment.is_before(row.due_at, 300 * 86_400)
         fire(app, row)
         worker.run()
         assert seen(order, "43") == ["act"]
@@ -485,6 +485,7 @@ class TestSendAfter:
         def begin(order: Any, order_id: str, after: float | None) -> None:
             order.send(order.act.s("43").set(countdown=60), after=after)
 
+        moment = Moment()
         begin.delay("42", None)
         begin.delay("42", 5)
         first, second = worker.run()
@@ -492,7 +493,7 @@ class TestSendAfter:
         assert first.error is None
         assert isinstance(second.error, TypeError)
         (row,) = rows(app)
-        assert row.due_at > time.time() * 1000 + 50_000
+        assert moment.is_before(row.due_at, 60)
 
 
 @pytest.mark.parametrize("after", [0, -5])

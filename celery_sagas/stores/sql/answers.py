@@ -39,14 +39,19 @@ def _bounded(driver: Any, seconds: float) -> Any:
 
 
 def _watched(steps: Generator[Any, Any, T], seconds: float, give_up: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Pass on what psycopg waits for, and what has become ready: nothing, every tenth of a second."""
+    """Pass on what psycopg waits for, and what has become ready: nothing, every tenth of a second.
+
+    The server is silent if a look that began too late has found nothing. After one that began in time, this process may have
+    been held up itself, and the answer has come meanwhile.
+    """
     ready, last = None, time.monotonic()
     try:
         while True:
-            ready = yield steps.send(ready)
+            waited_for, looked_at = steps.send(ready), time.monotonic()
+            ready = yield waited_for
             if ready:
                 last = time.monotonic()
-            elif time.monotonic() - last > seconds:
+            elif looked_at - last > seconds:
                 give_up()
     except StopIteration as end:
         answer: T = end.value

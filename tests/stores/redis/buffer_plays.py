@@ -8,6 +8,7 @@ from celery_sagas.stores.redis.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.damage import FORGET
+from tests.stores.redis.times import let_time_pass
 
 RULES = Rules("agg", size=3, within_ms=MINUTE, remember_ms=HOUR, lease_ms=MINUTE)
 
@@ -29,7 +30,7 @@ def claim_items_again(backend: RedisBackend) -> None:
     """Claim what another's lease has ended on."""
     backend.aggregates.insert(RULES, [addition("again", "abc")])
     assert backend.aggregates.claim(RULES._replace(lease_ms=1), "again", "lost")
-    time.sleep(0.003)
+    let_time_pass(backend)
     assert backend.aggregates.claim(RULES, "again", "token")
 
 
@@ -74,7 +75,7 @@ def claim_due_groups(backend: RedisBackend) -> None:
     """Mark two of three groups that are due."""
     at_once = RULES._replace(lease_ms=1)
     backend.aggregates.insert(at_once, [addition(group, "abc") for group in ("due", "due-too", "due-as-well")])
-    time.sleep(0.003)
+    let_time_pass(backend)
     assert len(backend.aggregates.claim_due(["agg", "other"], 2, MINUTE)) == 2
 
 
@@ -83,7 +84,7 @@ def forget_ids(backend: RedisBackend) -> None:
     soon = RULES._replace(remember_ms=1)
     backend.aggregates.insert(soon, [addition("forgotten", "abc")])
     backend.buffers.clear(soon, "forgotten")
-    time.sleep(0.003)
+    let_time_pass(backend)
     assert backend.aggregates.purge(2) == 2
 
 

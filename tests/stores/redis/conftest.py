@@ -18,6 +18,9 @@ SERVER = "redis" if servers.in_ci() or isinstance(servers.find("redis"), str) el
 EVERY_SERVER = (SERVER, "redis62", "redis_cluster")
 on_every_server = pytest.mark.parametrize("url", EVERY_SERVER, indirect=True)
 
+#: A server that is about to answer is waited for, however busy it is. Seconds.
+PATIENT: Mapping[str, object] = {"socket_timeout": 30, "socket_connect_timeout": 30, "total_timeout": 60}
+
 #: Every key of one prefix, with its type and what it holds.
 Dump = dict[str, tuple[str, object]]
 
@@ -123,8 +126,8 @@ def open_at(prefix: str) -> Iterator[OpenAt]:
             options: Mapping[str, object] | None = None,
             clock: Callable[[], int] | None = None,
         ) -> RedisBackend:
-            backend = RedisBackend(url, prefix=own if prefix is None else prefix, options=options, clock=clock)
-            return opened.enter_context(closing(backend))
+            name, given = own if prefix is None else prefix, {**PATIENT, **(options or {})}
+            return opened.enter_context(closing(RedisBackend(url, prefix=name, options=given, clock=clock)))
 
         yield open_one
 

@@ -21,7 +21,7 @@ from celery_sagas.testing import (
     SagaStoreContract,
 )
 from celery_sagas.testing.machine import MachineContract
-from tests.stores.redis.conftest import on_every_server
+from tests.stores.redis.conftest import PATIENT, on_every_server
 
 
 class Redis:
@@ -29,7 +29,7 @@ class Redis:
 
     @pytest.fixture
     def new_backend(self, url: str) -> NewBackend:
-        return lambda prefix, clock: RedisBackend(url, prefix=prefix, clock=clock)
+        return lambda prefix, clock: RedisBackend(url, prefix=prefix, clock=clock, options=PATIENT)
 
 
 @on_every_server

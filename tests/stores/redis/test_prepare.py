@@ -210,8 +210,9 @@ class TestTls:
 
     def test_server_that_speaks_none(self, durable: RedisServer, open_at: OpenAt) -> None:
         """Which waits for more of what it takes for a command."""
+        limits = {"retries": 0, "socket_timeout": 0.5, "socket_connect_timeout": 0.5}
         with pytest.raises(StoreUnavailable, match="Timeout connecting"):
-            prepare(open_at(f"rediss://{HOST}:{durable.port}", options={"retries": 0, "socket_timeout": 0.5}))
+            prepare(open_at(f"rediss://{HOST}:{durable.port}", options=limits))
 
 
 class TestWarned:

@@ -14,6 +14,8 @@ from tests import folders, servers
 from tests.servers import unique
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
+#: Threads that write into one file of SQLite's take turns, however long that takes.
+PATIENT: Mapping[str, object] = {"busy_timeout": 60}
 
 
 class Open(Protocol):
@@ -91,8 +93,8 @@ def open_sql(url: str) -> Iterator[Open]:
             options: Mapping[str, object] | None = None,
             clock: Callable[[], int] | None = None,
         ) -> SqlBackend:
-            backend = SqlBackend(url, prefix=own if prefix is None else prefix, options=options, clock=clock)
-            return opened.enter_context(closing(backend))
+            name, given = own if prefix is None else prefix, {**PATIENT, **(options or {})}
+            return opened.enter_context(closing(SqlBackend(url, prefix=name, options=given, clock=clock)))
 
         yield open_one
 

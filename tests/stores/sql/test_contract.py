@@ -23,6 +23,7 @@ from celery_sagas.testing import (
 )
 from celery_sagas.testing.contract.fixtures import OpenBackend
 from celery_sagas.testing.machine import MachineContract
+from tests.stores.sql.conftest import PATIENT
 
 #: Make a rival give way where it meets a lock: it runs in the thread of the operation that holds it.
 _IMPATIENT: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ class Sql:
 
     @pytest.fixture
     def new_backend(self, url: str) -> NewBackend:
-        return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock)
+        return lambda prefix, clock: SqlBackend(url, prefix=prefix, clock=clock, options=PATIENT)
 
     @pytest.fixture
     def backend(self, open_backend: OpenBackend, prefix: str) -> Backend:

@@ -17,7 +17,7 @@ from celery_sagas.stores.sql.session import Session
 from celery_sagas.testing.batches import CLOSED, add, buffered, new_items
 from celery_sagas.testing.samples import HOUR
 from tests.stores.sql.conftest import Open
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 RULES = CLOSED._replace(remember_ms=HOUR)
 
@@ -39,7 +39,7 @@ def joining_meanwhile(sql: SqlBackend, rival: SqlBackend, work: Callable[[Sessio
     def change(session: Session) -> None:
         work(session)
         has_changed.set()
-        may_end.wait(10)
+        assert may_end.wait(DEADLINE_S)
 
     with ThreadPoolExecutor(2) as pool:
         changing = pool.submit(in_transaction, rival.database, change)
@@ -47,7 +47,7 @@ def joining_meanwhile(sql: SqlBackend, rival: SqlBackend, work: Callable[[Sessio
         added = pool.submit(add, sql, RULES, "item")
         wait_until(lambda: waits(rival), "an item that waits for its group")
         may_end.set()
-        changing.result(10)
+        changing.result(DEADLINE_S)
         yield added
 
 
@@ -64,14 +64,14 @@ def rival(open_sql: Open, sql: SqlBackend) -> SqlBackend:
 def test_others_came_too(sql: SqlBackend, rival: SqlBackend) -> None:
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, lambda session: come(session, "other")) as added:
-        assert added.result(10) == Added(1)
+        assert added.result(DEADLINE_S) == Added(1)
     assert sorted(buffered(sql)) == ["first", "item", "other"]
 
 
 def test_the_same_item_came_and_is_skipped(sql: SqlBackend, rival: SqlBackend) -> None:
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, come) as added:
-        assert added.result(10) == Added(0)
+        assert added.result(DEADLINE_S) == Added(0)
     assert buffered(sql) == ["first", "item"]
 
 
@@ -84,7 +84,7 @@ def test_the_same_item_came_and_went(sql: SqlBackend, rival: SqlBackend) -> None
 
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, come_and_go) as added:
-        assert added.result(10) == Added(0)
+        assert added.result(DEADLINE_S) == Added(0)
     assert buffered(sql) == ["first"]
 
 
@@ -97,7 +97,7 @@ def test_the_same_item_came_and_all_went(sql: SqlBackend, rival: SqlBackend) -> 
 
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, come_and_clear) as added:
-        assert added.result(10) == Added(0)
+        assert added.result(DEADLINE_S) == Added(0)
     assert buffered(sql) == []
 
 
@@ -105,7 +105,7 @@ def test_the_group_was_cleared(sql: SqlBackend, rival: SqlBackend) -> None:
     """The item is the first of a new one."""
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, lambda session: clear(session, RULES, "")) as added:
-        assert added.result(10) == Added(1)
+        assert added.result(DEADLINE_S) == Added(1)
     assert buffered(sql) == ["item"]
     (group,) = sql.buffers.groups(RULES.name, 9)
     assert group.free == 1

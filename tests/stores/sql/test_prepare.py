@@ -73,7 +73,7 @@ class TestSchema:
 
     def test_ten_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
         command = [sys.executable, "-c", _PREPARE_IN_TEN_PROCESSES, empty_url]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert ended.stdout == f"{[0] * 10}\n", ended.stderr
         empty.prepare(create_schema=False, processes=1)
         start(empty)
