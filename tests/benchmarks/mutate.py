@@ -87,8 +87,10 @@ def stages_of(file: str) -> list[list[Run]]:
         return [[REDIS], [OTHER_REDIS, EVERYTHING_ELSE], [INTEGRATION]]
     if file.startswith("stores/sql/"):
         return [[SQLITE], [SQL_SERVERS, EVERYTHING_ELSE], [INTEGRATION]]
+    if file.startswith("core/"):
+        return [[EVERYTHING_ELSE, SQLITE], [SQL_SERVERS, REDIS, OTHER_REDIS], [INTEGRATION]]
     folders = (*WORKER, *ENGINE) if file.startswith("worker/") else (*ENGINE, *WORKER)
-    return [[Run(folders), SQLITE], [SQL_SERVERS, REDIS, OTHER_REDIS], [INTEGRATION]]
+    return [[Run(folders)], [], [INTEGRATION]]  # stores know nothing of what is above them, nor do their tests
 
 
 class Copy:
