@@ -24,6 +24,7 @@ class Worker:
 
     def __init__(self, premises: Premises, concurrency: int, deadline: float) -> None:
         self._ready, self._log, self._deadline = premises.ready, premises.folder / "worker.log", deadline
+        self._environment = {**os.environ, "TMPDIR": str(premises.folder)}  # what a killed worker leaves is removed with it
         self._command = [sys.executable, "-m", "celery", "--app", "example_project.app", "worker"]
         self._command += [f"--concurrency={concurrency}", f"--hostname={premises.name}@%h", "--loglevel=INFO"]
         self._command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
@@ -33,7 +34,12 @@ class Worker:
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C is for this process, which then stops the worker in good order.
             self._process = subprocess.Popen(  # noqa: S603
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         return self
 
