@@ -316,7 +316,7 @@ class TestInterrupted:
     """A connection over which anything but a driver's error passed is never used again."""
 
     def test_later_calls_get_their_own_answers(self, shared: RedisServer, client: Client, alarm: Alarm) -> None:
-        interrupt(client, alarm, 3000)
+        interrupt(client, alarm, 1000)
         gc.collect()
         assert (client._server.pool.lent, client._server.pool.idle) == (0, 1)
         assert_connections(shared, 1)
