@@ -157,7 +157,7 @@ def test_processes_that_are_replaced_while_the_relay_works(deploy: Deploy, engin
     """A fork at any moment of a sweep, in the relay's own process, harms neither side."""
     deployment = deploy("reminders", "redis", engine, saga_relay_interval=0.01)
     worker = deployment.start("prefork", 3, "--max-tasks-per-child", "1").wait_ready()
-    names = [f"reminder {number}" for number in range(6)]
+    names = [f"reminder {number}" for number in range(3)]
     for number, name in enumerate(names):
         deployment.send(REMIND, name=name, seconds=1 + number / 2, times=5)
     for name in names:

@@ -13,7 +13,7 @@ from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
 MESSAGES = 240
-REPLACED = 48
+REPLACED = 16
 #: Longer than a message waits for its process while others are made, shorter than a test. Seconds.
 VISIBILITY_S = 10
 WARM, COLD = signal.SIGTERM, signal.SIGQUIT
