@@ -51,7 +51,7 @@ def main(arguments):
 
 
 def pyenvs_pythons():
-    """Return where pyenv has Pythons, if it is there: on the PATH it shows no more than one of them, and tox looks for others."""
+    """Return the folders of pyenv's interpreters: its shims show only one of them, and tox looks for others."""
     root = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
     return sorted(glob.glob(os.path.join(glob.escape(root), "versions", "3.*", "bin")))
 

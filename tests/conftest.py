@@ -17,11 +17,12 @@ settings.load_profile("unhurried")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Under xdist find PostgreSQL once, before the workers start: they inherit the variable and share the server."""
+    """Under xdist find servers once, before the workers start: they inherit the variables, and share a server that is our own."""
     if getattr(config.option, "numprocesses", None):
-        found = servers.find("postgresql")
-        if isinstance(found, str):
-            os.environ[servers.SERVERS["postgresql"].variable] = found
+        for name in ("postgresql", "redis"):
+            found = servers.find(name)
+            if isinstance(found, str):
+                os.environ[servers.SERVERS[name].variable] = found
 
 
 @pytest.fixture(scope="session")

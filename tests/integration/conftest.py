@@ -1,17 +1,18 @@
 """Deployments for the tests: real brokers, real databases, real workers."""
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import folders
+from tests.integration.matrices import ENGINES
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment
 
-#: The engines on which a promise must hold, each with transactions of its own kind.
-ENGINES = ("sqlite", "postgresql", "mariadb", "redis")
+__all__ = ["ENGINES"]
 
 #: Over how many hash tags instances are spread in a Redis Cluster.
 SHARDS = 8
@@ -28,9 +29,16 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show what the workers of a test do that has failed, its time limit included."""
     report = yield
-    if report.when == "call" and report.failed:
-        report.sections += [("workers", deployment.stacks()) for deployment in item.stash.get(_MADE, [])]
+    if report.when != "teardown" and report.failed:
+        report.sections += [("workers", _stacks(deployment)) for deployment in item.stash.get(_MADE, [])]
     return report
+
+
+def _stacks(deployment: Deployment) -> str:
+    try:
+        return deployment.stacks()
+    except Exception as exc:  # the test's own failure is what matters
+        return f"no stacks: {exc!r}"
 
 
 @pytest.fixture
@@ -56,8 +64,10 @@ def deploy(request: pytest.FixtureRequest, deployments_folder: Path) -> Iterator
         return deployment
 
     yield make
-    for deployment in made:
-        deployment.close()
+    with ExitStack() as closing:  # all of them, also if one cannot be closed
+        for deployment in made:
+            closing.callback(deployment.close)
+    del request.node.stash[_MADE]
 
 
 @pytest.fixture

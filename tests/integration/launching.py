@@ -1,14 +1,19 @@
 """Processes of Celery's command that start quickly: each is forked from one that has imported what every worker imports.
 
 A fresh interpreter needs most of a second of a core to come as far. What is forked has no app, no thread and no connection yet.
+It differs from ``python -m celery`` in three things: all of them have one hash seed, no import of the library is the first one,
+and the interpreter is not finalized at the end. So tests of rivals start fresh ones, and ``tox -e chaos`` starts no other.
 """
 
+import atexit
 import multiprocessing
+import multiprocessing.util  # its own function for the exit waits for processes: it must be registered before ours
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -98,15 +103,17 @@ class Forked:
         read, self._input = _context.Pipe(duplex=False)
         launched = {"arguments": arguments, "environment": dict(environment), "folder": folder, "log": log, "input": read}
         options = {"init_globals": launched, "run_name": "launched"}
+        self._code: int | None = None
         log.touch()
         self._process = _context.Process(target=runpy.run_path, args=(str(_SCRIPT),), kwargs=options, name="MainProcess")
         self._process.start()
         read.close()
         assert self._process.pid is not None
         self.pid = self._process.pid
+        _forked.add(self)
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self._process.exitcode if self._code is None else self._code
 
     def write(self, line: str) -> None:
         os.write(self._input.fileno(), f"{line}\n".encode())
@@ -115,9 +122,22 @@ class Forked:
         self._input.close()
 
     def kill(self) -> None:
-        _kill_group(self.pid, self._process.kill)
-        self._process.join()
-        self._input.close()
+        if self._code is None:
+            _kill_group(self.pid, self._process.kill)
+            self._process.join()
+            self._code = self._process.exitcode
+            self._process.close()
+            self._input.close()
+
+
+_forked: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+@atexit.register
+def _kill_the_rest() -> None:
+    """Kill those that no test has: a process that ends waits for them, and they end when it does."""
+    for process in list(_forked):
+        process.kill()
 
 
 def _kill_group(pid: int, kill_leader: Callable[[], None]) -> None:

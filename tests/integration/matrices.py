@@ -1,11 +1,15 @@
-"""On which combinations of engine, broker and pool a test runs: on as few as have each of them, or on all in ``tox -e chaos``."""
+"""The combinations of engine, broker and pool that a test runs on: enough to have each once, or all in ``tox -e chaos``."""
 
 import os
 from itertools import product
 
+#: Each with transactions of its own kind.
+ENGINES = ("sqlite", "postgresql", "mariadb", "redis")
+BROKERS = ("rabbitmq", "redis")
 IS_FULL = os.environ.get("CELERY_SAGAS_TEST_MATRIX") == "full"
 
 
-def matrix(*rows: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return these combinations, or every combination of their values if the whole matrix is asked for."""
-    return list(product(*map(dict.fromkeys, zip(*rows, strict=True)))) if IS_FULL else list(rows)
+def matrix(*rows: tuple[str, str]) -> list[tuple[str, str]]:
+    """Return these combinations of an engine with a broker or a pool, or every combination if the whole matrix is asked for."""
+    others = dict.fromkeys(other for _, other in rows)
+    return list(product(ENGINES, BROKERS if set(others) <= set(BROKERS) else others)) if IS_FULL else list(rows)

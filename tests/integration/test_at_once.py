@@ -63,6 +63,7 @@ def _received(worker: Worker, step: str) -> int:
 def test_two_starters_of_one_key_make_one_instance(deploy: Deploy, engine: str, broker: str) -> None:
     """Each is a step of its own; the loser goes on with what the winner has made."""
     deployment = deploy("at_once", broker, engine)
+    deployment.is_fresh = True
     workers = [deployment.start("prefork", STARTERS // 2, level="WARNING") for _ in range(2)]
     for worker in workers:
         worker.wait_ready()

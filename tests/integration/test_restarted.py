@@ -11,7 +11,6 @@ from tests import embedded, rabbitmq_servers, redis_servers, servers
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, Sent, assert_kept, enter, enter_again, keep_busy
-from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
@@ -50,7 +49,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize(("server", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")), indirect=["server"])
+@pytest.mark.parametrize(("server", "broker"), [("postgresql", "rabbitmq"), ("redis", "redis")], indirect=["server"])
 def test_a_store_that_is_restarted(server: Server, deploy: Deploy, broker: str) -> None:
     deployment = deploy("chaos", broker, server.url, **SOON)
     worker = deployment.start("prefork", 4).wait_ready()

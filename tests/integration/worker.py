@@ -21,6 +21,7 @@ from celery_sagas.stores.records import KEY, Entry, Lookup, Record
 from celery_sagas.stores.urls import open_backend
 from tests.integration.handled import counting
 from tests.integration.launching import Forked, Process, Started
+from tests.integration.matrices import IS_FULL
 from tests.servers import unique
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -97,7 +98,7 @@ class Worker:
 
     def stacks(self) -> str:
         """Have its processes write the stacks of their threads, and return the end of its log; for a test that has failed."""
-        if not self.is_running or not self.is_ready:
+        if not self.is_running:
             return self._describe()
         seen = max(0, len(self.log) - _LOG_TAIL)
         for pid in (self.pid, *self.children()):
@@ -117,8 +118,9 @@ class Worker:
 
     def stop(self) -> int:
         """End it as a user does, and return its exit code."""
-        if self.is_running:
-            os.kill(self.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if self.is_running:
+                os.kill(self.pid, signal.SIGTERM)
         return self.wait_ended()
 
     def freeze(self) -> None:
@@ -149,6 +151,7 @@ class Deployment:
     settings: dict[str, Any] = field(default_factory=dict)  #: of the workers
     name: str = field(default_factory=lambda: unique("sagas"))  #: of the queue and the prefix
     paths: list[str] = field(default_factory=list)  #: where the workers look for modules first
+    is_fresh: bool = False  #: whether each of its workers begins as a new interpreter
     workers: list[Worker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -211,7 +214,7 @@ class Deployment:
 
     def _run(self, command: list[str], environment: Mapping[str, str], name: str, is_fresh: bool = False) -> Worker:
         """Run one of Celery's commands: forked, unless it must import everything itself."""
-        if is_fresh or self.paths:
+        if is_fresh or self.is_fresh or self.paths or IS_FULL:
             return self._launch(Started, ["-m", "celery", "-A", self.app, *command], environment, name)
         return self._launch(Forked, ["-A", self.app, *command], environment, name)
 

@@ -15,6 +15,7 @@ os.environ.update(environment)  # type: ignore[name-defined]  # noqa: F821
 output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # type: ignore[name-defined]  # noqa: F821
 for descriptor, copy in ((input.fileno(), 0), (output, 1), (output, 2)):  # type: ignore[attr-defined]
     os.dup2(descriptor, copy)
+sys.dont_write_bytecode = True
 sys.path[:0] = [os.getcwd(), *os.environ["PYTHONPATH"].split(os.pathsep)]
 sys.argv = ["celery", *arguments]  # type: ignore[name-defined]  # noqa: F821
 try:

@@ -13,7 +13,7 @@ from tests import fake_redis, redis_servers, servers
 from tests.servers import unique
 
 #: The server that is there. On a laptop without one, fakeredis in this process; in CI the test fails and names the server.
-SERVER = "redis" if servers.in_ci() or isinstance(servers.find("redis"), str) else "fake_redis"
+SERVER = "fake_redis" if isinstance(servers.find("redis"), servers.Missing) and not servers.in_ci() else "redis"
 #: Beside it, Redis 6.2, the oldest that is served, and a cluster of three masters: for what a release or a cluster may change.
 EVERY_SERVER = (SERVER, "redis62", "redis_cluster")
 on_every_server = pytest.mark.parametrize("url", EVERY_SERVER, indirect=True)
