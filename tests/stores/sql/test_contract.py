@@ -91,6 +91,8 @@ class TestBackend(Sql, BackendContract):
 class TestInterleaving(Sql, InterleavingContract):
     """A rival before each statement, BEGIN and COMMIT included."""
 
+    locks_last = True
+
     @pytest.fixture
     def new_rival(self, url: str) -> NewBackend:
         return lambda prefix, clock: SqlBackend(
