@@ -130,6 +130,12 @@ class TestRequest:
         with pytest.raises(InvalidState, match="it waits for 1001 answers"):
             engine.handle(starter(ask), order_id="43", count=1_001)
 
+    def test_parts_that_newer_code_has_added_stay(self, asking: Engine) -> None:
+        asking.rewrite(pending=Pending(more={"children": ["c1"]}).text())
+        asking.handle(PLACE, order_id="42")
+
+        assert (pending(asking).more, list(pending(asking).requests)) == ({"children": ["c1"]}, ["r1"])
+
     def test_overdue_ones_do_not_count(self, asking: Engine) -> None:
         old = {f"o{number}": Request(f"o{number}", "t", "order.paid", at=1, is_overdue=True) for number in range(1_000)}
         new = {f"n{number}": Request(f"n{number}", "t", "order.paid") for number in range(999)}

@@ -9,7 +9,7 @@ import pytest
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import Effects, Entry, Handling, Outgoing
+from celery_sagas.stores.records import Effects, Entry, Handling, OutboxRow, Outgoing
 from celery_sagas.testing.clock import Clock
 from tests.engine.conftest import GRACE_S, Boom, Box, Engine, Order, Recorder, send, starter
 
@@ -205,6 +205,23 @@ class TestLeftovers:
 
     def test_lease_that_lasts(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
         """Its holder may be publishing, or dead: the repeat comes again later."""
+        with pytest.raises(StillUnsent, match="3 messages"):
+            dispatcher.dispatch_leftovers(self.HANDLING)
+
+        assert publisher.published == []
+
+    def test_lease_that_ends_after_the_claim(
+        self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend
+    ) -> None:
+        """Its rows were not claimed, so they may be unpublished."""
+        claim_due = backend.outbox.claim_due
+
+        def claim_and_wait(*arguments: Any) -> Sequence[OutboxRow]:
+            rows = claim_due(*arguments)
+            clock.advance(int(GRACE_S * 1000))
+            return rows
+
+        backend.outbox.claim_due = claim_and_wait  # type: ignore[method-assign]
         with pytest.raises(StillUnsent, match="3 messages"):
             dispatcher.dispatch_leftovers(self.HANDLING)
 

@@ -249,14 +249,15 @@ class TestSplitting:
         assert sorted(done) == sorted(set("abcd") - set(bad))
         assert collector.states() == {}
 
-    def test_error_that_does_not_count_sets_nothing_aside(self, collector: Collector) -> None:
+    def test_error_that_does_not_count_sets_nothing_aside(self, collector: Collector, clock: Clock) -> None:
+        """Neither at first, nor where one that counts would be the last."""
         collector.changes = {"size": 1}
-        collector.verdict = Verdict(is_counted=False)
         collector.add("a")
-        for _ in range(9):
-            collector.flush()
+        for is_counted, times in ((False, 9), (True, 2), (False, 9)):
+            collector.verdict = Verdict(is_counted=is_counted, delay_s=5.0)
+            flush_often(collector, clock, times)
 
-        assert (collector.kept(), collector.failures()) == ({}, {"a": 0})
+        assert (collector.kept(), collector.failures(), len(collector.seen)) == ({}, {"a": 2}, 20)
 
     def test_error_is_made_fit_to_be_stored(self, collector: Collector, clock: Clock) -> None:
         collector.changes = {"size": 1}

@@ -1,5 +1,7 @@
 """``SagaStore.find``."""
 
+import pytest
+
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Found, Handling, Lookup
 from celery_sagas.testing.clock import Clock
@@ -113,11 +115,12 @@ class FindContract(StoreFixtures):
         assert answer.handled is not None
         assert answer.handled.outcome == "completed"
 
-    def test_message_handled_under_a_former_step_name_is_known(self, backend: Backend) -> None:
-        line = send(backend, line=entry(step="order.old_name"))
+    @pytest.mark.parametrize("name", ["order.new_name", "order.old_name"])
+    def test_message_handled_under_any_name_of_its_step_is_known(self, backend: Backend, name: str) -> None:
+        line = send(backend, line=entry(step=name))
         answer = backend.sagas.find(by_key(), Handling(("order.new_name", "order.old_name"), line.message_id))
         assert answer.handled is not None
-        assert answer.handled.step == "order.old_name"
+        assert answer.handled.step == name
 
     def test_message_handled_by_another_step_is_not_handled(self, backend: Backend) -> None:
         line = send(backend)

@@ -66,8 +66,15 @@ class ReserveContract(StoreFixtures):
         backend.sagas.reserve(record, "me", 1_000)
         clock.advance(999)
         assert not backend.sagas.reserve(record, "somebody else", 1_000)
-        clock.advance(2)
+        clock.advance(1)
         assert backend.sagas.reserve(record, "somebody else", 1_000)
+
+    def test_reservation_is_over_at_its_end_for_a_find_as_for_a_commit(self, backend: Backend, clock: Clock) -> None:
+        record = start(backend)
+        backend.sagas.reserve(record, "me", 1_000)
+        clock.advance(1_000)
+        assert found(backend, by_key()).reserved_by == ""
+        assert update(backend, record).version == 2
 
     def test_expired_reservation_does_not_stop_commits(self, backend: Backend, clock: Clock) -> None:
         record = start(backend)

@@ -22,7 +22,7 @@ from celery_sagas.testing.samples import (
     start,
     update,
 )
-from celery_sagas.testing.view import nothing_written
+from celery_sagas.testing.view import OTHER, nothing_written
 
 T1 = (("tracking", "T1"),)
 T2 = (("tracking", "T2"),)
@@ -107,6 +107,11 @@ class UpdateContract(StoreFixtures):
     def test_removed_alternate_key_is_free_for_others(self, backend: Backend) -> None:
         update(backend, start(backend, keys=T1), removed=T1)
         start(backend, "43", keys=T1)
+
+    def test_removed_alternate_key_of_another_saga_stays(self, backend: Backend) -> None:
+        parcel = start(backend, names=(OTHER,), keys=T1)
+        update(backend, start(backend, keys=T1), removed=T1)
+        assert found(backend, by_tracking("T1", (OTHER,))) == parcel
 
     def test_alternate_key_of_a_completed_instance_can_be_added(self, backend: Backend) -> None:
         complete(backend, start(backend, "43", keys=T1))

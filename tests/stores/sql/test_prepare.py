@@ -182,13 +182,11 @@ class TestRefusals:
             backend.prepare(create_schema=True, processes=1)
         backend.close()
 
-    def test_table_without_transactions(self) -> None:
-        with servers.database("mariadb") as url:
-            backend = SqlBackend(url, prefix="")
-            run(backend, "CREATE TABLE saga_outbox (id INT) ENGINE=MyISAM")
-            with pytest.raises(ConfigurationError, match="saga_outbox has the engine MyISAM"):
-                backend.prepare(create_schema=True, processes=1)
-            backend.close()
+    @pytest.mark.parametrize("empty_url", ["mariadb"], indirect=True)
+    def test_table_without_transactions(self, empty: SqlBackend) -> None:
+        run(empty, "CREATE TABLE saga_outbox (id INT) ENGINE=MyISAM")
+        with pytest.raises(ConfigurationError, match="saga_outbox has the engine MyISAM"):
+            empty.prepare(create_schema=True, processes=1)
 
     @pytest.mark.parametrize(
         ("settings", "problem"),
