@@ -16,13 +16,31 @@ settings.register_profile("unhurried", settings(), deadline=None, suppress_healt
 settings.load_profile("unhurried")
 
 
+#: What gives a test a server, or something that plays one.
+SERVERS = frozenset({*servers.SERVERS, "redis62", "redis_cluster", "fake_redis", "deploy"})
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Under xdist find servers once, before the workers start: they inherit the variables, and share a server that is our own."""
-    if getattr(config.option, "numprocesses", None):
+    if getattr(config.option, "numprocesses", None) and config.option.markexpr != "not server":
         for name in ("postgresql", "redis"):
             found = servers.find(name)
             if isinstance(found, str):
                 os.environ[servers.SERVERS[name].variable] = found
+
+
+@pytest.hookimpl(tryfirst=True)  # before those are left out whose marks are not wanted
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that ask for a server, by a fixture or by a parameter."""
+    for item in items:
+        if isinstance(item, pytest.Function) and not SERVERS.isdisjoint(_asked_for(item)):
+            item.add_marker("server")
+
+
+def _asked_for(item: pytest.Function) -> Iterator[str]:
+    yield from (name.removesuffix("_url") for name in item.fixturenames)
+    if hasattr(item, "callspec"):
+        yield from (value for name, value in item.callspec.params.items() if name.endswith("url") and isinstance(value, str))
 
 
 @pytest.fixture(scope="session")
