@@ -1,8 +1,8 @@
-"""Processes of Celery's command that start quickly: each is forked from one that has imported what every worker imports.
+"""Python processes that start quickly: each is forked from one that has imported what every worker imports.
 
 A fresh interpreter needs most of a second of a core to come as far. What is forked has no app, no thread and no connection yet.
-It differs from ``python -m celery`` in three things: all of them have one hash seed, no import of the library is the first one,
-and the interpreter is not finalized at the end. So tests of rivals start fresh ones, and ``tox -e chaos`` starts no other.
+It differs from a fresh interpreter in three things: all of them have one hash seed, no import of the library is the first one,
+and the interpreter is not finalized at the end. ``tox -e chaos`` starts fresh ones alone.
 """
 
 import atexit
@@ -66,15 +66,15 @@ class Process(Protocol):
 class Started:
     """A fresh Python interpreter."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str], folder: Path, log: Path) -> None:
-        with log.open("wb") as output:
+    def __init__(self, arguments: list[str], environment: Mapping[str, str], folder: Path, output: Path, errors: Path) -> None:
+        with output.open("wb") as stdout, errors.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -97,14 +97,16 @@ class Started:
 
 
 class Forked:
-    """``python -m celery``, forked."""
+    """A process that goes on as a Python interpreter would that got these arguments: ``-m`` and a module, or a script."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str], folder: Path, log: Path) -> None:
+    def __init__(self, arguments: list[str], environment: Mapping[str, str], folder: Path, output: Path, errors: Path) -> None:
         read, self._input = _context.Pipe(duplex=False)
-        launched = {"arguments": arguments, "environment": dict(environment), "folder": folder, "log": log, "input": read}
-        options = {"init_globals": launched, "run_name": "launched"}
+        streams = {"input": read, "output": output, "errors": errors}
+        launch = {"arguments": arguments, "environment": dict(environment), "folder": folder, **streams}
+        options = {"init_globals": {"launch": launch}, "run_name": "launched"}
         self._code: int | None = None
-        log.touch()
+        output.touch()
+        errors.touch()
         self._process = _context.Process(target=runpy.run_path, args=(str(_SCRIPT),), kwargs=options, name="MainProcess")
         self._process.start()
         read.close()

@@ -43,7 +43,7 @@ def wait_put_off(worker: Worker, step: str, messages: set[str], times: int = TIM
         found = put_offs(worker, step)
         return sum(len(found.get(message_id, [])) < times for message_id in messages)
 
-    wait_until(lambda: not missing(), lambda: f"{missing()} more put off {times} times: {worker._describe()}", PATIENCE_S)
+    wait_until(lambda: not missing(), lambda: f"{missing()} more put off {times} times: {worker.describe()}", PATIENCE_S)
 
 
 def assert_no_spinning(worker: Worker, step: str, elapsed_s: float) -> None:
@@ -59,4 +59,4 @@ def assert_no_spinning(worker: Worker, step: str, elapsed_s: float) -> None:
             assert delay >= min(30.0, 2.0**count) / 2 - _ROUNDED_S, (message_id, delays)
         assert sum(delays[:-1]) <= elapsed_s + _ROUNDED_S * len(delays), (message_id, delays)
     others = Counter(found[1] for line in worker.log.splitlines() if not _LINE.search(line) and (found := _WARNING.match(line)))
-    assert all(count <= _OTHERS for count in others.values()), f"{others}\n{worker._describe()}"
+    assert all(count <= _OTHERS for count in others.values()), f"{others}\n{worker.describe()}"

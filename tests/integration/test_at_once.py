@@ -1,20 +1,21 @@
 """What comes to many processes at the same time: one message counts once, two starters make one instance."""
 
-import os
 import uuid
 
 import pytest
 
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.ledgers import SOON
+from tests.integration.matrices import IS_FULL
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
 PROCESSES, ROUNDS = 8, 3
 WEIGH, HEAR, REMINDED = "parcel.weigh", "parcel.hear", "parcel.reminded"
-STARTERS, SIDES = 16, ("left", "right")
-#: So many gates are opened; as many at once as both sides of which have a process.
-GATES, AT_ONCE = (500 if os.environ.get("CELERY_SAGAS_TEST_CHAOS") else 40), STARTERS // len(SIDES)
+SIDES = ("left", "right")
+#: So many processes open so many gates; as many at once as both sides of which have a process.
+STARTERS, GATES = (16, 500) if IS_FULL else (8, 24)
+AT_ONCE = STARTERS // len(SIDES)
 
 
 @pytest.mark.parametrize(("engine", "broker"), list(zip(ENGINES, ("rabbitmq", "redis", "rabbitmq", "redis"), strict=True)))
@@ -45,7 +46,7 @@ def _deliver_to_each(deployment: Deployment, worker: Worker, number: int) -> Non
     message_id = str(uuid.uuid4())
     for _ in range(PROCESSES):
         deployment.send(WEIGH, task_id=message_id, name="a", round=number, processes=PROCESSES)
-    wait_until(lambda: worker.log.count(f"{WEIGH}[{message_id}] succeeded") == PROCESSES, worker._describe)
+    wait_until(lambda: worker.log.count(f"{WEIGH}[{message_id}] succeeded") == PROCESSES, worker.describe)
     assert len(list((deployment.folder / f"a.{number}").iterdir())) == PROCESSES, "there was no race"
 
 
@@ -63,8 +64,8 @@ def _received(worker: Worker, step: str) -> int:
 def test_two_starters_of_one_key_make_one_instance(deploy: Deploy, engine: str, broker: str) -> None:
     """Each is a step of its own; the loser goes on with what the winner has made."""
     deployment = deploy("at_once", broker, engine)
-    deployment.is_fresh = True
-    workers = [deployment.start("prefork", STARTERS // 2, level="WARNING") for _ in range(2)]
+    # two hash seeds: that of a fresh interpreter is its own
+    workers = [deployment.start("prefork", STARTERS // 2, level="WARNING", is_fresh=is_fresh) for is_fresh in (False, True)]
     for worker in workers:
         worker.wait_ready()
     names = [f"gate {number}" for number in range(GATES)]

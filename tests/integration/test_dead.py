@@ -1,8 +1,6 @@
 """Messages that fail for good, with real workers: each is a dead letter, and none is lost or handled as well."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -44,19 +42,9 @@ def mend(deployment: Deployment) -> None:
     (deployment.folder / "mended").touch()
 
 
-def command(deployment: Deployment, *arguments: str) -> str:
+def command(deployment: Deployment, *arguments: str, is_fresh: bool = False) -> str:
     """Run ``celery sagas dead …`` as an operator does, and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", deployment.app, "sagas", "dead", *arguments],
-        env=deployment._environment(),
-        cwd=deployment.folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return deployment.command("sagas", "dead", *arguments, is_fresh=is_fresh)
 
 
 def outcomes(deployment: Deployment, name: str = "a") -> list[str]:
@@ -195,7 +183,7 @@ def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
 
     assert (letter.task, letter.saga, letter.error) == ("job.from_the_future", "job", "NotRegistered")
     assert len(letters(deployment)) == 1
-    shown = command(deployment, "list")
+    shown = command(deployment, "list", is_fresh=True)  # nothing is imported that the command does not import
     assert "job.from_the_future" in shown
     assert "deploy the code" in command(deployment, "show", letter.id)
     command(deployment, "discard", letter.id)

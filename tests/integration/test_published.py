@@ -72,8 +72,9 @@ def test_process_that_waits(services: tuple[Deployment, Deployment]) -> None:
     """For what a worker does that starts after it."""
     selling, _ = services
     waiting = selling.start_script(APPS / "await_sale.py", "44", str(DEADLINE_S))
-    waiting.wait_logged("it waits")
+    waiting.wait_written("it waits")
     selling.start("prefork", 1)
 
     assert waiting.wait_ended() == 0, waiting.log
-    assert waiting.log.splitlines() == ["it waits", "told 1", "ended as completed"]
+    assert waiting.output.splitlines() == ["it waits", "told 1", "ended as completed"]
+    assert waiting.log == ""

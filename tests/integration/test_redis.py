@@ -114,7 +114,7 @@ def test_workers_do_not_start_on_a_server_that_cannot_keep_the_promise(deploy: D
             assert worker.wait_ended() != 0, reason
             assert reason in worker.log.rstrip().splitlines()[-1], worker.log
             assert not worker.is_ready
-            assert "wr0ng" not in worker.log
+            assert "wr0ng" not in worker.output + worker.log
             assert deployment.queued() == 1
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_published_that_no_replica_has_confirmed(deploy: Deploy, serv
         message_id, *_ = send_all(deployment, ADD_AND_TELL, wanted[1:])
         worker.wait_logged(PUT_OFF)
         deployment.wait_handled(ADD_AND_TELL, 2)
-        wait_until(lambda: worker.log.count(PUT_OFF) > 1 or f"[{message_id}] succeeded" in worker.log, worker._describe)
+        wait_until(lambda: worker.log.count(PUT_OFF) > 1 or f"[{message_id}] succeeded" in worker.log, worker.describe)
         assert f"[{message_id}] succeeded" not in worker.log
         assert deployment.handled(TOLD) == 1
         replica.start()

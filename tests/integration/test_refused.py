@@ -53,7 +53,7 @@ def test_they_end_before_they_consume(deploy: Deploy, tmp_path: Path) -> None:
         assert worker.wait_ended() != 0, name
         assert not worker.is_ready, name
         assert WRONG[name].says in worker.log.rstrip().splitlines()[-1], worker.log
-        assert "secret" not in worker.log
+        assert "secret" not in worker.output + worker.log
         assert deployments[name].queued() == 1, name
 
 

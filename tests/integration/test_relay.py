@@ -128,7 +128,7 @@ def test_a_worker_without_a_relay_says_so_and_another_program_does_its_work(depl
     wait_until(lambda: deployment.noted("written") == ["b"], deployment.describe)
     assert "sent=" in relay.log
     assert relay.stop() == 0
-    assert relay.log.rstrip().endswith("The relay has ended.")
+    assert relay.output.splitlines()[-1] == "The relay has ended."
 
 
 def test_a_relay_alone_survives_its_servers(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
@@ -138,16 +138,16 @@ def test_a_relay_alone_survives_its_servers(deploy: Deploy, proxied: Callable[[s
     deployment.start("prefork", 1).wait_ready()
     deployment.settings |= {"saga_backend": store.url, "broker_url": broker.url}
     relay = deployment.start_relay()
-    relay.wait_logged("The relay runs.")
+    relay.wait_written("The relay runs.")
     for number, proxy in enumerate((store, broker)):
         proxy.refuse()
         deployment.send(REMIND, name=f"reminder {number}", seconds=0.1)
-        wait_until(lambda count=number + 1: relay.log.count("the relay could not go on") == count, relay._describe)
+        wait_until(lambda count=number + 1: relay.log.count("the relay could not go on") == count, relay.describe)
         proxy.accept()
         _wait_reminded(deployment, f"reminder {number}", 1)
-        wait_until(lambda count=number + 1: relay.log.count("the relay works again") == count, relay._describe)
+        wait_until(lambda count=number + 1: relay.log.count("the relay works again") == count, relay.describe)
     store.refuse()
-    wait_until(lambda: relay.log.count("the relay could not go on") == 3, relay._describe)
+    wait_until(lambda: relay.log.count("the relay could not go on") == 3, relay.describe)
     os.kill(relay.pid, signal.SIGINT)
     assert relay.wait_ended() == 0
 

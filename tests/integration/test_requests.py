@@ -372,7 +372,7 @@ def test_participant_without_this_library(deployment: Deployment) -> None:
     """Its worker answers by Celery's own means, and tells of no failure."""
     queue = deployment.route("participant.*")
     deployment.start("prefork", 1).wait_ready()
-    stranger = deployment.start_script(APPS / "strangers.py", queue).wait_ready()
+    stranger = deployment.start_script(APPS / "strangers.py", queue, is_fresh=True).wait_ready()
     ask_all(deployment, FAILURES)
     for failed in (
         "ValueError('it does not work')",

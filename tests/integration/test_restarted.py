@@ -101,7 +101,7 @@ def _restart_twice(deployment: Deployment, worker: Worker, server: Server, sent:
         keep_busy(deployment, sent)
         seen = len(worker.log)
         end()
-        wait_until(lambda seen=seen: noticed in worker.log[seen:], lambda: f"{worker._describe()}\n{server.log[-4_000:]}")
+        wait_until(lambda seen=seen: noticed in worker.log[seen:], lambda: f"{worker.describe()}\n{server.log[-4_000:]}")
         server.start()
 
 

@@ -10,7 +10,6 @@ RACES = 30
 @pytest.mark.parametrize("engine", ENGINES)
 def test_starters_of_one_key_make_one_instance(deploy: Deploy, engine: str) -> None:
     deployment = deploy("counters", "redis", engine)
-    deployment.is_fresh = True
     deployment.start("prefork", 4).wait_ready()
     names = [f"counter {number}" for number in range(RACES)]
     for name in names:

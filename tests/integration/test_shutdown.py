@@ -56,7 +56,7 @@ def test_workers_that_are_shut_down(deploy: Deploy, engine: str, broker: str, po
         if shutdown is COLD:
             _wait_ended_or_kill(worker)
         else:
-            assert worker.wait_ended() == 0, worker._describe()
+            assert worker.wait_ended() == 0, worker.describe()
             assert "Traceback" not in worker.log
     _assert_kept_by_another(deployment, sent, pool)
 
@@ -78,7 +78,7 @@ def test_a_handler_that_a_cold_shutdown_interrupts_runs_again(deploy: Deploy, po
     deployment = deploy("lingering", "rabbitmq", "sqlite")
     worker = deployment.start(pool, 1).wait_ready()
     deployment.send("guest.visit", name="a")
-    wait_until(lambda: deployment.noted("visits") == ["a"], worker._describe)
+    wait_until(lambda: deployment.noted("visits") == ["a"], worker.describe)
     os.kill(worker.pid, COLD)
     worker.wait_ended()
     assert deployment.handled("guest.visit") == 0
@@ -100,7 +100,7 @@ def test_processes_that_are_replaced(deploy: Deploy, engine: str, broker: str, w
     first = set(worker.children())
     sent = enter(deployment, range(REPLACED))
     deployment.wait_handled(ENTER, REPLACED)
-    wait_until(lambda: first.isdisjoint(worker.children()), worker._describe)
+    wait_until(lambda: first.isdisjoint(worker.children()), worker.describe)
     assert worker.stop() == 0
     _assert_kept_by_another(deployment, sent, "prefork")
 
@@ -112,9 +112,9 @@ def test_a_pool_that_grows_and_shrinks(deploy: Deploy, engine: str, broker: str)
     sent: Sent = {}
     for share in range(3):
         sent |= enter(deployment, range(share * MESSAGES // 3, (share + 1) * MESSAGES // 3))
-        wait_until(lambda: len(worker.children()) > 1, worker._describe)
+        wait_until(lambda: len(worker.children()) > 1, worker.describe)
         deployment.wait_handled(ENTER, len(sent))
-        wait_until(lambda: len(worker.children()) == 1, worker._describe)
+        wait_until(lambda: len(worker.children()) == 1, worker.describe)
     assert worker.stop() == 0
     _assert_kept_by_another(deployment, sent, "prefork")
 

@@ -31,7 +31,7 @@ def test_workers_are_replaced_under_load(deploy: Deploy, engine: str, broker: st
     sent = enter(deployment, range(LEDGERS))
     deployment.wait_handled(ENTER, LEDGERS)
     new = _start(deployment, NEW)
-    wait_until(lambda: _enter_more(deployment, sent, LEDGERS) and NEWER in old.log, old._describe)
+    wait_until(lambda: _enter_more(deployment, sent, LEDGERS) and NEWER in old.log, old.describe)
     _enter_more(deployment, sent, MESSAGES)
     keep_busy(deployment, sent)
     assert old.stop() == 0

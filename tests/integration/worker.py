@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,13 +39,14 @@ _ENDED_S = 150.0
 
 
 class Worker:
-    """One ``celery worker``, or another command that runs until it is ended, in a process group of its own."""
+    """One ``celery worker``, another command, or a script, in a process group of its own."""
 
-    def __init__(self, process: Callable[[Path, dict[str, str]], Process], folder: Path, name: str) -> None:
+    def __init__(self, process: Callable[[Path, Path, dict[str, str]], Process], folder: Path, name: str) -> None:
         self.name = name
+        self._output = folder / f"{name}.output"
         self._log = folder / f"{name}.log"
         self._ready = folder / f"{name}.ready"
-        self._process = process(self._log, {"CELERY_SAGAS_TEST_READY": str(self._ready)})
+        self._process = process(self._output, self._log, {"CELERY_SAGAS_TEST_READY": str(self._ready)})
 
     @property
     def pid(self) -> int:
@@ -55,8 +54,13 @@ class Worker:
         return self._process.pid
 
     @property
+    def output(self) -> str:
+        """What it has written to its standard output: of a worker the banner."""
+        return self._output.read_text(errors="replace")
+
+    @property
     def log(self) -> str:
-        """Everything that it has written."""
+        """What it has written to its standard error: of a worker its log."""
         return self._log.read_text(errors="replace")
 
     @property
@@ -76,17 +80,21 @@ class Worker:
 
     def wait_ready(self, deadline_s: float = _STARTED_S) -> "Worker":
         """Wait until it consumes."""
-        wait_until(lambda: self.is_ready or not self.is_running, self._describe, deadline_s)
-        assert self.is_running, self._describe()
+        wait_until(lambda: self.is_ready or not self.is_running, self.describe, deadline_s)
+        assert self.is_running, self.describe()
         return self
 
     def wait_logged(self, text: str, deadline_s: float = DEADLINE_S) -> None:
         """Wait until its log contains a text."""
-        wait_until(lambda: text in self.log, lambda: f"{text!r} in the log of {self._describe()}", deadline_s)
+        wait_until(lambda: text in self.log, lambda: f"{text!r} in the log of {self.describe()}", deadline_s)
+
+    def wait_written(self, text: str) -> None:
+        """Wait until its output contains a text."""
+        wait_until(lambda: text in self.output, lambda: f"{text!r} in the output of {self.describe()}")
 
     def wait_ended(self, deadline_s: float = _ENDED_S) -> int:
         """Wait until it has ended by itself, and return its exit code."""
-        wait_until(lambda: not self.is_running, lambda: f"the end of {self._describe()}", deadline_s)
+        wait_until(lambda: not self.is_running, lambda: f"the end of {self.describe()}", deadline_s)
         code = self._process.poll()
         assert code is not None
         return code
@@ -99,7 +107,7 @@ class Worker:
     def stacks(self) -> str:
         """Have its processes write the stacks of their threads, and return the end of its log; for a test that has failed."""
         if not self.is_running:
-            return self._describe()
+            return self.describe()
         seen = max(0, len(self.log) - _LOG_TAIL)
         for pid in (self.pid, *self.children()):
             written = len(self.log)
@@ -131,8 +139,9 @@ class Worker:
         """End it, its pool included, as a crash does."""
         self._process.kill()
 
-    def _describe(self) -> str:
-        return f"{self.name} (exit code {self._process.poll()}):\n{self.log[-_LOG_TAIL:]}"
+    def describe(self) -> str:
+        """Describe where it stands, for a failed test."""
+        return f"{self.name} (exit code {self._process.poll()}):\n{self.output[-_LOG_TAIL:]}{self.log[-_LOG_TAIL:]}"
 
 
 def _is_whole(stacks: str) -> bool:
@@ -151,7 +160,6 @@ class Deployment:
     settings: dict[str, Any] = field(default_factory=dict)  #: of the workers
     name: str = field(default_factory=lambda: unique("sagas"))  #: of the queue and the prefix
     paths: list[str] = field(default_factory=list)  #: where the workers look for modules first
-    is_fresh: bool = False  #: whether each of its workers begins as a new interpreter
     workers: list[Worker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -196,55 +204,57 @@ class Deployment:
 
     # Workers
 
-    def start(self, pool: str = "prefork", concurrency: int = 2, *options: str, queue: str = "", **environment: str) -> Worker:
+    def start(
+        self,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        *options: str,
+        queue: str = "",
+        is_fresh: bool = False,
+        **environment: str,
+    ) -> Worker:
         """Start a worker; see ``Worker.wait_ready``."""
         level = environment.pop("level", "INFO")
         name = unique("worker")
         command = ["worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", f"{name}@localhost"]
-        return self._run([*command, *quiet, *options], environment, name, is_fresh=pool == "gevent")
+        return self._run([*command, *quiet, *options], environment, name, is_fresh or pool == "gevent")
 
     def start_relay(self, **environment: str) -> Worker:
         """Start the relay alone; it has written ``The relay runs.`` once it does."""
         return self._run(["sagas", "relay", "-l", "DEBUG"], environment, unique("relay"))
 
-    def start_script(self, path: Path, *arguments: str) -> Worker:
-        """Start a worker that is a script, and not Celery's command, which loads this library wherever that is installed."""
-        return self._launch(Started, [str(path), *arguments], {}, unique("script"))
+    def start_script(self, path: Path, *arguments: str, is_fresh: bool = False) -> Worker:
+        """Start a script; a fresh one has not imported this library yet."""
+        return self._launch([str(path), *arguments], {}, unique("script"), is_fresh)
 
     def _run(self, command: list[str], environment: Mapping[str, str], name: str, is_fresh: bool = False) -> Worker:
-        """Run one of Celery's commands: forked, unless it must import everything itself."""
-        if is_fresh or self.is_fresh or self.paths or IS_FULL:
-            return self._launch(Started, ["-m", "celery", "-A", self.app, *command], environment, name)
-        return self._launch(Forked, ["-A", self.app, *command], environment, name)
+        """Run one of Celery's commands."""
+        return self._launch(["-m", "celery", "-A", self.app, *command], environment, name, is_fresh)
 
-    def _launch(self, kind: Callable[..., Process], arguments: list[str], environment: Mapping[str, str], name: str) -> Worker:
+    def _launch(self, arguments: list[str], environment: Mapping[str, str], name: str, is_fresh: bool) -> Worker:
+        """Run Python: a process that is forked, unless it must import everything itself."""
+        kind = Started if is_fresh or self.paths or IS_FULL else Forked
         own = {**self._environment(), **environment}
-        worker = Worker(lambda log, more: kind(arguments, own | more, self.folder, log), self.folder, name)
+        worker = Worker(lambda output, log, more: kind(arguments, own | more, self.folder, output, log), self.folder, name)
         self.workers.append(worker)
         return worker
 
-    def command(self, *arguments: str) -> str:
-        """Run one of Celery's commands to its end; return what it has written."""
-        return self._run_to_end("-m", "celery", "-A", self.app, *arguments)
+    def command(self, *arguments: str, is_fresh: bool = False) -> str:
+        """Run one of Celery's commands to its end; return its output."""
+        return self._output_of(self._run(list(arguments), {}, unique("command"), is_fresh))
 
     def script(self, path: Path, *arguments: str) -> str:
-        """Run a script to its end; return what it has written."""
-        return self._run_to_end(str(path), *arguments)
+        """Run a script to its end; return its output."""
+        return self._output_of(self.start_script(path, *arguments))
 
-    def _run_to_end(self, *command: str) -> str:
-        environment = {**self._environment(), "CELERY_SAGAS_TEST_READY": os.devnull}
-        done = subprocess.run(
-            [sys.executable, *command],
-            env=environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=_STARTED_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def _output_of(self, process: Worker) -> str:
+        """Wait for the end of a process; return its output."""
+        code = process.wait_ended()
+        assert code == 0, process.describe()
+        process.kill()  # its input ends, too
+        self.workers.remove(process)
+        return process.output
 
     def _environment(self) -> dict[str, str]:
         given = [str(Path(part).resolve()) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
@@ -352,7 +362,7 @@ class Deployment:
     def describe(self, step: str = "") -> str:
         """Describe where things stand, for a failed test."""
         counts = f"handled: {self.handled(step)}, " if step else ""
-        logs = "\n".join(f"--- {worker.name}\n{worker.log[-_LOG_TAIL:]}" for worker in self.workers)
+        logs = "\n".join(f"--- {worker.describe()}" for worker in self.workers)
         return f"{counts}failures: {self.failures()[:5]}\n{logs}"
 
     def stacks(self) -> str:

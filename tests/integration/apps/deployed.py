@@ -48,10 +48,24 @@ def note_failure(sender: Any = None, task_id: str = "", exception: Any = None, *
 
 
 @signals.worker_ready.connect
-def note_ready(**_: object) -> None:
+def note_ready(sender: Any, **_: object) -> None:
     """Tell the test that this worker consumes; do not outlive it."""
+    if getattr(sender, "hub", None) is not None and os.environ.get("CELERY_SAGAS_TEST_MATRIX") != "full":
+        wake_by_signals(sender.hub)
     threading.Thread(target=end_with_test, daemon=True).start()
     Path(os.environ["CELERY_SAGAS_TEST_READY"]).touch()
+
+
+def wake_by_signals(hub: Any) -> None:
+    """Have a signal that ends the worker noticed at once, until its broker is lost for the first time.
+
+    Celery's handler sets a flag, and Python resumes the poll of the event loop (PEP 475), which may last for some seconds more.
+    """
+    read, write = os.pipe()
+    for end in (read, write):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    hub.add_reader(read, os.read, read, 100)
 
 
 def end_with_test() -> None:

@@ -1,4 +1,4 @@
-"""What a forked process does to become ``python -m celery``: see ``tests/integration/launching.py``, which gives the globals."""
+"""What a forked process does to go on as another interpreter: see ``tests/integration/launching.py``, which gives ``launch``."""
 
 import atexit
 import gc
@@ -6,20 +6,29 @@ import os
 import runpy
 import sys
 import threading
+from typing import Any
+
+given: dict[str, Any] = launch  # type: ignore[name-defined]  # noqa: F821
+arguments: list[str] = given["arguments"]
 
 gc.freeze()  # else each collection of this process, and of its pool, would copy the pages of all that was imported
 os.setsid()
-os.chdir(folder)  # type: ignore[name-defined]  # noqa: F821
+os.chdir(given["folder"])
 os.environ.clear()
-os.environ.update(environment)  # type: ignore[name-defined]  # noqa: F821
-output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)  # type: ignore[name-defined]  # noqa: F821
-for descriptor, copy in ((input.fileno(), 0), (output, 1), (output, 2)):  # type: ignore[attr-defined]
-    os.dup2(descriptor, copy)
+os.environ.update(given["environment"])
+os.dup2(given["input"].fileno(), 0)
+for stream, descriptor in (("output", 1), ("errors", 2)):
+    os.dup2(os.open(given[stream], os.O_WRONLY | os.O_APPEND), descriptor)
+sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has put another in its place
 sys.dont_write_bytecode = True
 sys.path[:0] = [os.getcwd(), *os.environ["PYTHONPATH"].split(os.pathsep)]
-sys.argv = ["celery", *arguments]  # type: ignore[name-defined]  # noqa: F821
 try:
-    runpy.run_module("celery", run_name="__main__", alter_sys=True)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
 finally:  # as the interpreter does at its end, and multiprocessing does not
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
