@@ -105,16 +105,20 @@ class Worker:
         return [int(pid) for pid in listed]
 
     def stacks(self) -> str:
-        """Have its processes write the stacks of their threads, and return the end of its log; for a test that has failed."""
+        """Have its processes write the stacks of their threads; return these, and the log until then. For a test that has failed.
+
+        Those of the pool come first: what the main process waits for is there.
+        """
         if not self.is_running:
             return self.describe()
-        seen = max(0, len(self.log) - _LOG_TAIL)
-        for pid in (self.pid, *self.children()):
+        seen = len(self.log)
+        for pid in (*self.children(), self.pid):
             written = len(self.log)
             with contextlib.suppress(ProcessLookupError, AssertionError):
                 os.kill(pid, signal.SIGURG)
                 wait_until(lambda written=written: _is_whole(self.log[written:]), "the stacks", _STACKS_S)
-        return self.log[seen:]
+        log = self.log
+        return f"{log[seen:]}--- its log before\n{log[max(0, seen - _LOG_TAIL):seen]}"
 
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""
