@@ -118,7 +118,7 @@ class Worker:
                 os.kill(pid, signal.SIGURG)
                 wait_until(lambda written=written: _is_whole(self.log[written:]), "the stacks", _STACKS_S)
         log = self.log
-        return f"{log[seen:]}--- its log before\n{log[max(0, seen - _LOG_TAIL):seen]}"
+        return f"{log[seen:]}--- its log before\n{log[max(0, seen - _LOG_TAIL) : seen]}"
 
     def tell(self, line: str) -> None:
         """Write a line to its standard input."""

@@ -22,6 +22,8 @@ _AT_ONCE = 50
 #: With how many values a statement compares that is compiled for few numbers of them.
 _SIZES = (1, 8, 64, 500)
 
+#: By what it was compiled from and for: the text, and the parameters, whose value is none where each call has its own.
+_compiled: dict[tuple[object, ...], tuple[str, Mapping[str, object]]] = {}
 #: The parameter of every statement that ``Database`` fills in.
 PREFIX: Final = bindparam("prefix", type_=metadata.tables["saga_instance"].c.prefix.type)
 
@@ -71,11 +73,18 @@ class Statement:
         return {**self.fixed, **values}
 
 
-def compile_statement(statement: Executable, dialect: Dialect, prefix: str, clock: Callable[[], int] | None) -> Statement:
-    """Compile a statement; without a clock it asks the server's."""
-    compiled = statement.compile(dialect=dialect, compile_kwargs={"server_clock": clock is None})  # type: ignore[attr-defined]
-    fixed = {name: value for name, value in compiled.params.items() if value is not None}
-    return Statement(str(compiled), {**fixed, "prefix": prefix}, clock if "now" in compiled.params else None)
+def compile_statement(build: Build, shape: Shape, dialect: Dialect, prefix: str, clock: Callable[[], int] | None) -> Statement:
+    """Compile a statement; without a clock it asks the server's.
+
+    What was compiled once serves all databases of its kind: compiling takes longer than running.
+    """
+    key = build, shape, type(dialect), dialect.paramstyle, clock is None
+    if key not in _compiled:
+        compiled = build(*shape).compile(dialect=dialect, compile_kwargs={"server_clock": clock is None})  # type: ignore[attr-defined]
+        _compiled[key] = str(compiled), compiled.params
+    text, parameters = _compiled[key]
+    fixed = {name: value for name, value in parameters.items() if value is not None}
+    return Statement(text, {**fixed, "prefix": prefix}, clock if "now" in parameters else None)
 
 
 def bound(column: ColumnElement[Any], name: str) -> BindParameter[Any]:
