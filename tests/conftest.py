@@ -18,6 +18,8 @@ settings.load_profile("unhurried")
 
 #: What gives a test a server, or something that plays one.
 SERVERS = frozenset({*servers.SERVERS, "redis62", "redis_cluster", "fake_redis", "deploy"})
+#: The folders whose tests start processes. What is still to do when most of the rest is done had better be short.
+LONGEST = frozenset({"integration", "example_project"})
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before those are left out whose marks are not wanted
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that ask for a server, by a fixture or by a parameter."""
+    """Mark the tests that ask for a server, by a fixture or by a parameter; have those first that take long."""
+    items.sort(key=lambda item: LONGEST.isdisjoint(item.path.parts))
     for item in items:
         if isinstance(item, pytest.Function) and not SERVERS.isdisjoint(_asked_for(item)):
             item.add_marker("server")
