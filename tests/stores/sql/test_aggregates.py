@@ -124,7 +124,7 @@ def test_nothing_is_searched_or_sorted(
     statement = sql.database.statement(build, shape)
     plan = explained(sql, statement.text, statement.bind(values)).lower()
     assert index in plan.replace("autoindex_", "")
-    assert "seq scan" not in plan.replace("seq scan on saga_seen", "")  # which is empty
+    assert "seq scan" not in plan
     if shape == ():
         for word in ("sort", "temp b-tree"):
             assert word not in plan
