@@ -51,10 +51,10 @@ class SagaStore(ABC):
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         """Find an instance, and whether a message was handled, in one round trip that leaves no transaction open.
 
-        A missing instance is ``None``, never an error. Every call returns a fresh copy. An instance is found
-        under each of ``lookup.names``, under the id (``ID``), the key (``KEY``) or an alternate key that it holds now; an
-        instance of another saga is never found. ``handled`` is the entry of ``handling.message_id`` under any of
-        ``handling.steps``; ``None`` without ``handling``. ``record.reserved_by`` is empty once the reservation has expired.
+        A missing instance is ``None``, never an error. Every call returns a fresh copy. An instance is found under each of
+        ``lookup.names``, under the id (``ID``), the key (``KEY``) or an alternate key that it holds now; an instance of another
+        saga is never found. ``handled`` is the entry of ``handling.message_id`` under any of ``handling.steps``; ``None`` without
+        ``handling``. ``record.reserved_by`` is empty once the reservation has expired.
         """
 
     @abstractmethod

@@ -108,7 +108,7 @@ class OddNamesContract(StoreFixtures):
         assert add(backend, rules, text, text[:-1], group=text) == Added(0)
 
     def test_payloads_come_back_character_by_character(self, backend: Backend) -> None:
-        """They are opaque."""
+        """No store reads them."""
         payloads = (ODD_JSON, '"\\u0000"', '"\\ud800"', "not even JSON", "", "'", '"', "\\", "%s", ":a", "a" * 100_000, "[]", "0")
         items = tuple(NewItem(f"{number}", payload) for number, payload in enumerate(payloads))
         rules = PAIRS._replace(size=len(items))
