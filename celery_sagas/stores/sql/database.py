@@ -58,7 +58,7 @@ class Database:
         """Return a compiled statement; shapes are few, so that each is compiled once."""
         statement = self._statements.get((build, shape))
         if statement is None:
-            statement = compile_statement(build, shape, self.engine.dialect, self._prefix, self._clock)
+            statement = compile_statement(build, shape, self.engine.dialect, prefix=self._prefix, clock=self._clock)
             self._statements[build, shape] = statement
         return statement
 

@@ -22,7 +22,7 @@ _AT_ONCE = 50
 #: With how many values a statement compares that is compiled for few numbers of them.
 _SIZES = (1, 8, 64, 500)
 
-#: By what it was compiled from and for: the text, and the parameters, whose value is none where each call has its own.
+#: Texts and parameters of compiled statements; the value of a parameter that is not always the same is ``None``.
 _compiled: dict[tuple[object, ...], tuple[str, Mapping[str, object]]] = {}
 #: The parameter of every statement that ``Database`` fills in.
 PREFIX: Final = bindparam("prefix", type_=metadata.tables["saga_instance"].c.prefix.type)
@@ -73,18 +73,25 @@ class Statement:
         return {**self.fixed, **values}
 
 
-def compile_statement(build: Build, shape: Shape, dialect: Dialect, prefix: str, clock: Callable[[], int] | None) -> Statement:
+def compile_statement(build: Build, shape: Shape, dialect: Dialect, *, prefix: str, clock: Callable[[], int] | None) -> Statement:
     """Compile a statement; without a clock it asks the server's.
 
-    What was compiled once serves all databases of its kind: compiling takes longer than running.
+    What was compiled once serves all databases of the process that are of the same kind: compiling takes longer than running.
     """
-    key = build, shape, type(dialect), dialect.paramstyle, clock is None
-    if key not in _compiled:
-        compiled = build(*shape).compile(dialect=dialect, compile_kwargs={"server_clock": clock is None})  # type: ignore[attr-defined]
-        _compiled[key] = str(compiled), compiled.params
-    text, parameters = _compiled[key]
+    key = (build, shape, *_kind_of(dialect), clock is None)
+    compiled = _compiled.get(key)
+    if compiled is None:
+        compiler = build(*shape).compile(dialect=dialect, compile_kwargs={"server_clock": clock is None})  # type: ignore[attr-defined]
+        compiled = _compiled[key] = str(compiler), compiler.params
+    text, parameters = compiled
     fixed = {name: value for name, value in parameters.items() if value is not None}
     return Statement(text, {**fixed, "prefix": prefix}, clock if "now" in parameters else None)
+
+
+def _kind_of(dialect: Dialect) -> tuple[object, ...]:
+    """Return all that decides what a statement is compiled to: MySQL and MariaDB are one class, as are their versions."""
+    version, quote = getattr(dialect, "server_version_info", None), dialect.identifier_preparer.initial_quote
+    return type(dialect), dialect.paramstyle, getattr(dialect, "is_mariadb", False), version, quote
 
 
 def bound(column: ColumnElement[Any], name: str) -> BindParameter[Any]:

@@ -107,6 +107,7 @@ class InterleavingContract(StoreFixtures):
                     continue
                 found = self._outcome(backend, rival, clock, new_scene(), (operation, move), position)
                 if found is None:
+                    assert position > 1, "the operation has sent no command: see commands()"
                     return
                 outcome, serial = found
                 if outcome not in serial:
