@@ -28,16 +28,16 @@ def losing_first_reply(attempt: Callable[..., object]) -> Callable[..., object]:
     return lose
 
 
-def explained(sql: SqlBackend, text: str, values: dict[str, object]) -> str:
-    """Return how the database would run a statement.
-
-    PostgreSQL reads a table as a whole that is small: here only where there is no other way.
-    """
+def explained(sql: SqlBackend, text: str, values: dict[str, object], *, in_transaction: bool = True) -> str:
+    """Return how the database would run a statement, in a transaction as the product begins it or alone."""
     opened = sql.database.connections.borrow()
     try:
-        if sql.database.name == "postgresql":
-            opened.cursor.execute("SET enable_seqscan = off")
+        if in_transaction:
+            opened.cursor.execute(sql.database.dialect.begin)
         opened.cursor.execute(("EXPLAIN QUERY PLAN " if sql.database.name == "sqlite" else "EXPLAIN ") + text, values)
-        return str(opened.cursor.fetchall())
+        plan = str(opened.cursor.fetchall())
+        if in_transaction:
+            opened.cursor.execute("ROLLBACK")
+        return plan
     finally:
         sql.database.connections.give_back(opened)
