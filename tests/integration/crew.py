@@ -32,11 +32,10 @@ class Crew:
             worker.wait_ready()
 
     def kill_one(self, is_whole: bool) -> bool:
-        """Kill any worker, or any process of a pool, at a random moment; return whether there was one."""
+        """Kill any whole worker that may be, or any process of a pool, at a random moment; return whether there was one."""
         time.sleep(self._chance.uniform(0, PAUSE_S))  # a moment, not an outcome
-        position = self._chance.randrange(len(self._workers))
-        is_spared = self._spare_last and position == len(self._workers) - 1
-        if is_spared or not is_whole:
+        position = self._chance.randrange(len(self._workers) - (is_whole and self._spare_last))
+        if not is_whole:
             children = self._workers[position].children()
             return bool(children) and self.kill_process(self._chance.choice(children))
         self._workers[position].freeze()  # so that it starts no process that nobody knows to be dead

@@ -65,6 +65,7 @@ def wake_by_signals(hub: Any) -> None:
     for end in (read, write):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a signal of the pool's processes is none of its own
     hub.add_reader(read, os.read, read, 100)
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import select
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,12 @@ def hang(job: Job, name: str) -> None:
 
 @Job.starts(time_limit=4)
 def hang_until_over(job: Job, name: str) -> None:
-    """Go on once the main process says that the time is over, which it does before it kills this one."""
+    """Go on once the main process says that the time is over, which it does before it kills this one.
+
+    SIGTERM, which comes first, is ignored: a process that ends looks every tenth of a second whether its result was read, with a
+    lock that it shares with the main process, and SIGKILL comes a tenth of a second later.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     job.runs += 1
     _wait_for(FOLDER / "over")
 
@@ -107,7 +114,7 @@ def bury_beside_the_run(request: Any, error: Exception) -> None:
     if name in ("burial first", "run first"):
         (FOLDER / "over").touch()
         _wait_for(FOLDER / "ended")
-        time.sleep(0.5)  # a process that is killed while it writes its result may leave the pool's pipe unreadable
+        _wait_for_result(request)
     if name != "burial first":
         _bury(request, error)
 
@@ -125,6 +132,11 @@ def note_end(sender: Any = None, **_: object) -> None:
     """Tell that the run has ended whose time was over."""
     if sender.name == "job.hang_until_over":
         (FOLDER / "ended").touch()
+
+
+def _wait_for_result(request: Any) -> None:
+    """Wait until the process has written its result: if it is killed while it does, nothing can be read from it any more."""
+    select.select([request._apply_result()._write_to.outq._reader], [], [])
 
 
 def _wait_for(*files: Path) -> None:

@@ -9,6 +9,7 @@ from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.items import Added, Addition, Kept, Rules
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.keys import SHARD_KEYS
+from celery_sagas.stores.redis.scripts import load
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.buffer_plays import RULES, addition, empty_buffers, keep_items, keeping
@@ -332,7 +333,9 @@ class TestShards:
 
 
 def _trips(backend: RedisBackend) -> list[str]:
-    """Return a list to which the name of each script is added that is called from now on."""
+    """Return a list to which the name of each script is added that is called from now on; the servers know it already."""
+    for name in ("aggregate_insert", "aggregate_claim"):
+        backend.client.on_masters("SCRIPT", "LOAD", load(name).source)
     trips: list[str] = []
     backend.client.observers.append(trips.append)
     return trips
