@@ -1,8 +1,9 @@
 """Atomicity: a rival's committed write is slipped in before each command of an operation.
 
 A race of many threads does not prove atomicity: it catches a broken store in one run of hundreds. Here every gap between two
-commands is tried, one after the other, and what comes out must be what one of the serial orders gives. The reference for
-the serial orders is the memory backend, whose operations are atomic by its lock.
+commands is tried, one after the other, and what comes out must be what one of the serial orders gives. (Where a lock keeps many
+rivals out until the end, one of them is tried in every gap: see ``keeps_locks``.) The reference for the serial orders is the
+memory backend, whose operations are atomic by its lock.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,7 @@ class InterleavingContract(StoreFixtures):
 
     #: Whether an operation keeps all of its locks until it ends, or until all end at once, as a transaction does. Then, of the
     #: rivals that gave way before one command, one alone is tried before the next: while it gives way, so would the others.
-    locks_last: ClassVar[bool] = False
+    keeps_locks: ClassVar[bool] = False
 
     def commands(self, backend: Backend, before: Callable[[], None]) -> AbstractContextManager[None]:
         """Call ``before`` before each command that this backend sends while the context lasts.
@@ -102,7 +103,7 @@ class InterleavingContract(StoreFixtures):
         for position in count(1):
             gave_way: list[Side[S]] = []
             for move in moves:
-                if self.locks_last and move in kept_out and kept_out[0] in gave_way:
+                if self.keeps_locks and move in kept_out and kept_out[0] in gave_way:
                     gave_way.append(move)
                     continue
                 found = self._outcome(backend, rival, clock, new_scene(), (operation, move), position)

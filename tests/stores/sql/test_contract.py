@@ -91,7 +91,7 @@ class TestBackend(Sql, BackendContract):
 class TestInterleaving(Sql, InterleavingContract):
     """A rival before each statement, BEGIN and COMMIT included."""
 
-    locks_last = True
+    keeps_locks = True
 
     @pytest.fixture
     def new_rival(self, url: str) -> NewBackend:
