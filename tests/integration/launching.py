@@ -1,8 +1,8 @@
 """Python processes that start quickly: each is forked from one that has imported what every worker imports.
 
 A fresh interpreter needs most of a second of a core to come as far. What is forked has no app, no thread and no connection yet.
-It differs from a fresh interpreter: all of them have one hash seed, no import of the library is the first one, what the environment
-tells Python itself comes too late but for ``PYTHONPATH``, a script's own folder is not on the path, and the interpreter is not
+It differs from a fresh interpreter: all of them have one hash seed, no import of the library is the first one, of what the
+environment tells Python itself only ``PYTHONPATH`` counts, a script's own folder is not on the path, and the interpreter is not
 finalized at the end. ``tox -e chaos`` starts fresh ones alone.
 """
 
