@@ -43,10 +43,7 @@ def _stacks(deployment: Deployment) -> str:
 
 @pytest.fixture
 def deployments_folder(tmp_path: Path) -> Iterator[Path]:
-    """Make a folder for what deployments keep, such as SQLite's files.
-
-    On a slow disk kombu's filesystem transport may read a message that is not written yet, and end the worker.
-    """
+    """Make a folder for what deployments keep, such as SQLite's files."""
     with folders.in_memory(otherwise=tmp_path) as folder:  # processes are killed here, and no machine
         yield folder
 

@@ -14,6 +14,7 @@ from celery import Celery, signature
 from kombu.exceptions import ChannelError
 from kombu.utils.json import loads
 
+import tests.integration.apps.whole_files  # noqa: F401 - for its effect
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Entry, Lookup, Record
 from celery_sagas.stores.urls import open_backend

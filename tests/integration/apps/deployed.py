@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import whole_files  # noqa: F401 - for its effect
 from celery import Celery, signals
 
 FOLDER = Path(os.environ["CELERY_SAGAS_TEST_FOLDER"])
