@@ -12,6 +12,7 @@ from celery import Celery, _state
 from celery.concurrency.solo import TaskPool
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
+from kombu import pools
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.ports import Backend, SagaStore
@@ -60,6 +61,7 @@ def new_app(definitions: None) -> Iterator[NewApp]:
     for app in apps:
         close_runtime(app)
         app.close()
+    pools.reset()  # Celery leaves connections to the next app of the process, which drops some unclosed if its limit is lower
     _state._set_current_app(before)
     assert current_session() is None, "a session was left open"
 

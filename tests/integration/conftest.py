@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kombu import pools
 
 from tests import folders
 from tests.integration.matrices import ENGINES
@@ -62,6 +63,7 @@ def deploy(request: pytest.FixtureRequest, deployments_folder: Path) -> Iterator
 
     yield make
     with ExitStack() as closing:  # all of them, also if one cannot be closed
+        closing.callback(pools.reset)  # their clients leave connections to the next app of this process
         for deployment in made:
             closing.callback(deployment.close)
     del request.node.stash[_MADE]
