@@ -190,7 +190,7 @@ def test_excluded_field():
             total: int = Field(3, exclude=True)
 
 
-DESIGN_RESERVES = {
+OURS = {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply"),
     *("gather", "find", "wait", "outcome", "upgrade", "saga"),
 }
@@ -208,7 +208,7 @@ PYDANTIC_HAS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(DESIGN_RESERVES | PYDANTIC_HAS))
+@pytest.mark.parametrize("name", sorted(OURS | PYDANTIC_HAS))
 @pytest.mark.parametrize("base", [State, "abstract"])
 def test_reserved_field(name, base):
     """No warning of pydantic's leaks: the error is all there is."""
@@ -221,8 +221,8 @@ def test_reserved_field(name, base):
             saga({name: str}, correlate_by=None)
 
 
-def test_every_reserved_name_of_the_design_is_checked():
-    assert DESIGN_RESERVES <= RESERVED_FIELDS
+def test_every_name_that_a_saga_has_of_us_is_reserved():
+    assert OURS <= RESERVED_FIELDS
 
 
 def test_reserved_field_with_a_default():

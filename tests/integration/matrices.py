@@ -1,4 +1,4 @@
-"""The combinations of engine, broker and pool that a test runs on: enough to have each once, or all in ``tox -e chaos``."""
+"""The engines, brokers and pools that a test runs on: enough for the suite to have each, or all of them in ``tox -e chaos``."""
 
 import os
 from itertools import product
