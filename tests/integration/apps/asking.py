@@ -72,7 +72,7 @@ def ask_nobody(quest: Quest, name: str) -> None:
 @Quest.starts
 def ask_often(quest: Quest, name: str, times: int) -> None:
     for number in range(times):
-        quest.send(work.s(f"{name}-{number}"), then=answered, otherwise=failed, within=timedelta(minutes=1))
+        quest.send(work.s(f"{name}-{number}"), then=answered, otherwise=failed, within=timedelta(hours=1))
 
 
 @Quest.starts
