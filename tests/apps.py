@@ -61,7 +61,7 @@ def new_app(definitions: None) -> Iterator[NewApp]:
     for app in apps:
         close_runtime(app)
         app.close()
-    pools.reset()  # Celery leaves connections to the next app of the process, which drops some unclosed if its limit is lower
+    pools.reset()  # Celery leaves connections to the next app of the process, which drops them unclosed if it has no limit
     _state._set_current_app(before)
     assert current_session() is None, "a session was left open"
 

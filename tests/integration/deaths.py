@@ -12,7 +12,7 @@ VISIBILITY = {
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 1,
 }
-#: The same for messages that wait or run for longer, however busy the machine is: nobody else gets them meanwhile.
+#: The same where deliveries are counted: longer than a message waits or runs, on a busy machine, too.
 UNHURRIED = {**VISIBILITY, "visibility_timeout": 10}
 #: There is no queue but the deployment's, and what no broker takes is a letter after two attempts.
 UNROUTED = {"task_create_missing_queues": False, "saga_max_deliveries": 2}

@@ -47,16 +47,18 @@ def wait_put_off(worker: Worker, step: str, messages: set[str], times: int = TIM
     wait_until(lambda: not missing(), lambda: f"{missing()} more put off {times} times: {worker.describe()}", PATIENCE_S)
 
 
-def assert_no_spinning(worker: Worker, step: str) -> None:
-    """Assert that each message is put off for longer each time, and costs one line of the log.
+def assert_no_spinning(worker: Worker, step: str, elapsed_s: float) -> None:
+    """Assert that each message is put off for longer each time, comes back no earlier, and costs one line of the log.
 
     Args:
         worker: The only one that puts off messages of the step.
         step: One whose messages nobody sends again under their ids.
+        elapsed_s: For how long the worker has run at most.
     """
     for message_id, delays in put_offs(worker, step).items():
         for count, delay in enumerate(delays):
             assert delay >= min(30.0, 2.0**count) / 2 - _ROUNDED_S, (message_id, delays)
+        assert sum(delays[:-1]) <= elapsed_s + _ROUNDED_S * len(delays), (message_id, delays)
     unexpected = [line for line in worker.log.splitlines() if not _EXPECTED.search(line)]
     others = Counter(found[1] for line in unexpected if (found := _WARNING.match(line)))
     assert all(count <= _OTHERS for count in others.values()), f"{others}\n{worker.describe()}"

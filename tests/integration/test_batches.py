@@ -182,7 +182,7 @@ def is_due(deployment: Deployment, group: str) -> bool:
     return 0 < due_at.get(group, 1) < time.time() * 1000 - 10
 
 
-#: How long a lease lasts that is renewed: several times as long as a busy machine holds a process up. Seconds.
+#: How long a lease lasts: several times as long as a busy machine holds a process up. Seconds.
 LEASE_S = 6
 
 
@@ -233,21 +233,21 @@ def test_what_follows_an_item_is_called_when_it_is_buffered(deploy: Deploy, pool
 @pytest.mark.parametrize(("aggregator", "calls"), [("failing.raise", 4), ("failing.retry", 3)])
 def test_a_function_that_fails_leaves_its_items_and_few_messages(deploy: Deploy, aggregator: str, calls: int) -> None:
     """However many batches wait."""
-    deployment = deploy("failing_batches", "rabbitmq", "redis", **{**SOON, "saga_lease_ttl": 30})
+    deployment = deploy("failing_batches", "rabbitmq", "redis", **SOON | {"saga_lease_ttl": 30})
     deployment.start("prefork", 1).wait_ready()
     for number in range(100):
         deployment.client.send_task(aggregator, args=(number,))
     wait_until(lambda: len(deployment.noted("calls")) >= calls, deployment.describe)
-    assert deployment.backend.buffers.count(aggregator).buffered == 100
-    assert deployment.queued() < calls
+    wait_until(lambda: deployment.backend.buffers.count(aggregator).buffered == 100, deployment.describe)
+    wait_until(lambda: deployment.queued() < calls, deployment.describe)
 
 
 def test_what_was_revoked_or_has_expired_is_not_buffered(deploy: Deploy) -> None:
-    deployment = deploy("batches", "redis", "redis", saga_relay_interval=0.2, worker_enable_remote_control=True)
+    deployment = deploy("batches", "rabbitmq", "redis", saga_relay_interval=0.2, worker_enable_remote_control=True)
     worker = deployment.start("prefork", 2).wait_ready()
-    deployment.client.control.revoke("revoked")
-    worker.wait_logged("Tasks flagged as revoked: revoked")
-    for number, options in enumerate([{"task_id": "revoked"}, {"expires": -1}, {}], 1):
+    told = {"destination": [f"{worker.name}@localhost"], "reply": True}
+    wait_until(lambda: deployment.client.control.revoke("revoked", **told), worker.describe)
+    for number, options in enumerate([{"task_id": "revoked"}, {"countdown": 2, "expires": 1}, {"countdown": 2}], 1):
         deployment.client.send_task(COLLECT, args=({"group": "d1", "number": number},), **options)
-    wait_flushed(deployment, {3})  # in their order
+    wait_flushed(deployment, {3})  # it was sent last
     assert [run.numbers for run in runs(deployment)] == [[3]]

@@ -175,7 +175,7 @@ def test_connections_that_are_cut_and_go_silent_under_load(deploy: Deploy, proxi
         getattr(proxy, how)()
 
     def is_noticed() -> bool:
-        """Nobody who publishes waits for it."""
+        """Tell whether somebody has given up waiting for the broker, or nothing was left to publish."""
         found = re.search("stays? in the outbox|the relay could not go on", worker.log[before:])
         return found is not None or (deployment.handled(ENTER) == len(sent) and deployment.backend.outbox.count() == 0)
 

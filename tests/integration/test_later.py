@@ -1,6 +1,7 @@
 """A store that is away for long: what cannot be handled is put off for longer and longer, and nothing of it is lost."""
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -69,6 +70,7 @@ RUN = {"sqlite": _sqlite, "postgresql": _postgresql, "redis": _redis}
 def test_messages_wait_for_their_store(deploy: Deploy, store: Store, engine: str, broker: str) -> None:
     """``StoreUnavailable`` under load."""
     deployment = deploy("chaos", broker, store.url, saga_backend_options=store.options, **SOON)
+    began = time.monotonic()
     worker = deployment.start("prefork", 4).wait_ready()
     children = worker.children()
     sent = enter(deployment, range(BEFORE))
@@ -77,7 +79,7 @@ def test_messages_wait_for_their_store(deploy: Deploy, store: Store, engine: str
     wait_put_off(worker, ENTER, set(waiting))
     store.come_back()
     assert_kept(deployment, sent)
-    assert_no_spinning(worker, ENTER)
+    assert_no_spinning(worker, ENTER, time.monotonic() - began)
     assert worker.children() == children
     wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, lambda: _left(deployment, worker))
     assert worker.stop() == 0

@@ -117,6 +117,8 @@ def test_a_broker_without_memory_counts_against_no_row(monkeypatch: pytest.Monke
         deployment.backend.outbox.release("another relay", [row.id])
         server.limit_memory("0.6")
         monkeypatch.undo()
+        deployment.publisher.close()
+        deployment.publisher = deployment.relay.publisher = publisher.ConfirmedPublisher(app)
         deployment.sweep_for(61)
         assert deployment.backend.outbox.count() == 0
         assert set(deployment.arrived()) == {"good"}

@@ -1,5 +1,6 @@
 """Workers with old and with new code on one queue and one backend, as while they are replaced one by one."""
 
+import time
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ def _start(deployment: Deployment, code: str) -> Worker:
 def test_workers_are_replaced_under_load(deploy: Deploy, engine: str, broker: str) -> None:
     """An old worker puts off what new code has written, and keeps the fields that it does not know."""
     deployment = deploy(OLD, broker, engine, **SOON)
+    began = time.monotonic()
     old = _start(deployment, OLD)
     sent = enter(deployment, range(LEDGERS))
     deployment.wait_handled(ENTER, LEDGERS)
@@ -37,7 +39,7 @@ def test_workers_are_replaced_under_load(deploy: Deploy, engine: str, broker: st
     assert_kept(deployment, sent)
     _assert_new(deployment, sent)
     _assert_heard_by_both(deployment, sent)
-    assert_no_spinning(old, ENTER)
+    assert_no_spinning(old, ENTER, time.monotonic() - began)
     assert NEWER not in new.log
     _assert_ends(deployment, new)
 
@@ -48,6 +50,7 @@ def test_messages_wait_while_there_is_only_old_code(deploy: Deploy, engine: str,
     deployment = deploy(NEW, broker, engine, **SOON)
     handled = _handle_with_new_code(deployment)
     written = _stored(deployment, "ledger", handled)
+    began = time.monotonic()
     old = _start(deployment, OLD)
     enter_again(deployment, handled)
     waiting = enter(deployment, range(LEDGERS, WAITING))
@@ -59,7 +62,7 @@ def test_messages_wait_while_there_is_only_old_code(deploy: Deploy, engine: str,
     assert old.stop() == 0
     assert_kept(deployment, handled | waiting)
     _assert_new(deployment, handled | waiting)
-    assert_no_spinning(old, ENTER)
+    assert_no_spinning(old, ENTER, time.monotonic() - began)
     _assert_ends(deployment, new)
 
 
