@@ -4,10 +4,12 @@ from celery_sagas.core.answers import Failure, Gathered
 from celery_sagas.core.batch import Batch
 from celery_sagas.core.context import MessageView, SagaView
 from celery_sagas.core.message import Message, SagaKey
+from celery_sagas.core.pending import RequestView
 from celery_sagas.engine.outcomes import Missing, Outcome
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.urls import register_backend
 from celery_sagas.worker import bootstep, receivers
 from celery_sagas.worker.aggregator import Aggregator, aggregator
+from celery_sagas.worker.buffered import BufferedItem
 from celery_sagas.worker.events import publish
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
@@ -15,19 +17,21 @@ from celery_sagas.worker.step import Step
 __all__ = [
     "Aggregator",
     "Batch",
-    "Entry",
+    "BufferedItem",
     "Failure",
     "Gathered",
     "Message",
     "MessageView",
     "Missing",
     "Outcome",
+    "RequestView",
     "Saga",
     "SagaKey",
     "SagaView",
     "Step",
     "aggregator",
     "publish",
+    "register_backend",
 ]
 
 receivers.connect()

@@ -84,16 +84,19 @@ class InvalidMessage(MessageError):
 class InvalidState(MessageError):
     """Raised when the state that a handler left behind could not be loaded again."""
 
-    def __init__(self, saga: str, key: str, problems: Sequence[Sequence[str]]) -> None:
-        super().__init__(saga, key, problems)
+    def __init__(
+        self, saga: str, key: str, problems: Sequence[Sequence[str]], remedy: str = "mend the handler or the field's type"
+    ) -> None:
+        super().__init__(saga, key, problems, remedy)
         self.saga = saga
         self.key = key
         self.problems = problems  #: pairs of path and text
+        self.remedy = remedy
 
     def __str__(self) -> str:
         return (
             f"The state of {self.saga} {self.key!r} cannot be stored: {_problems(self.problems)}. "
-            "Nothing was stored or sent; mend the handler or the field's type."
+            f"Nothing was stored or sent; {self.remedy}."
         )
 
 
@@ -181,17 +184,18 @@ class SagaAlreadyExists(SagaError):
 class KeyTaken(SagaError):
     """Raised when an alternate key that a handler set belongs to another live instance."""
 
-    def __init__(self, saga: str, property: str, value: str, instance_id: str) -> None:
-        super().__init__(saga, property, value, instance_id)
+    def __init__(self, saga: str, property: str, value: str, instance_id: str, key: str = "") -> None:
+        super().__init__(saga, property, value, instance_id, key)
         self.saga = saga
         self.property = property
         self.value = value
-        self.instance_id = instance_id
+        self.instance_id = instance_id  #: of the other instance
+        self.key = key  #: of the other instance: the text of its correlation key; empty in what an older process pickled
 
     def __str__(self) -> str:
         return (
-            f"{self.property}={self.value!r} of {self.saga} belongs to the live instance {self.instance_id}. "
-            "An alternate key is unique among live instances."
+            f"{self.property}={self.value!r} belongs to the live {self.saga} {self.key!r} (instance {self.instance_id}). "
+            "An alternate key is unique among live instances: use another value, or complete that one first."
         )
 
 
@@ -211,6 +215,24 @@ class PublishError(SagaError):
 
 class Doubtful(PublishError):
     """Raised when the broker was there, and a message was not taken: the message may be to blame for it, or the broker."""
+
+
+class Unroutable(PublishError):
+    """Raised when RabbitMQ returned a message because no queue takes it: it has not arrived."""
+
+    def __init__(self, exchange: str, routing_key: str) -> None:
+        Exception.__init__(self, exchange, routing_key)
+        self.exchange = exchange
+        self.routing_key = routing_key
+        route = f"the exchange {exchange!r} with the routing key {routing_key!r}" if exchange else f"the queue {routing_key!r}"
+        self.reason = (
+            f"no queue takes what is sent to {route}: declare and bind the queue, or correct the route. "
+            "What may find no queue is sent with .set(mandatory=False)"
+        )
+        self.connection = False
+
+    def __str__(self) -> str:
+        return _sentences(f"RabbitMQ returned the message: {self.reason}")
 
 
 class StoreError(SagaError):
@@ -313,7 +335,32 @@ class UnreadableState(StoreError):
     def __str__(self) -> str:
         return (
             f"The stored state of {self.saga} {self.key!r} cannot be read: {self.problem}. "
-            "Raise schema_version and write an upgrade(), or mend the record."
+            "Raise schema_version and write an upgrade() if the saga has changed, or mend the record."
+        )
+
+
+class UnreadableItem(StoreError):
+    """Raised when a buffered item does not fit the type of its aggregator's items."""
+
+    def __init__(self, aggregator: str, group: str, id: str, problems: Sequence[Sequence[str]]) -> None:
+        """Make the error.
+
+        Args:
+            aggregator: The aggregator's name.
+            group: The text of its group.
+            id: The item's id.
+            problems: Pairs of a path into the item and a text.
+        """
+        super().__init__(aggregator, group, id, problems)
+        self.aggregator = aggregator
+        self.group = group
+        self.id = id
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return (
+            f"The item {self.id!r} of {self.aggregator}{_of_group(self.group)} cannot be read: {_problems(self.problems)}. "
+            "It stays buffered: deploy code that can read it, or remove it by its id."
         )
 
 
@@ -359,7 +406,7 @@ class NotBuffered(StoreError):
 
 
 class NothingBuffered(NotBuffered):
-    """Raised when a group has no items at all."""
+    """Raised when a group, or an aggregator, has no items at all."""
 
     def __init__(self, aggregator: str, group: str) -> None:
         super().__init__(aggregator, group)
@@ -371,19 +418,30 @@ class NothingBuffered(NotBuffered):
 
 
 class ItemNotBuffered(NotBuffered):
-    """Raised when a group has items, and none that has this id and is under no lease."""
+    """Raised when a group, or an aggregator, has items, and none that has this id, or correlation id, and is under no lease."""
 
-    def __init__(self, aggregator: str, group: str, id: str, buffered: int) -> None:
-        super().__init__(aggregator, group, id, buffered)
+    def __init__(self, aggregator: str, group: str, id: str, buffered: int, correlate_by: str = "") -> None:
+        """Make the error.
+
+        Args:
+            aggregator: The aggregator's name.
+            group: The text of the group; empty too if all groups were searched.
+            id: The item's id; or the correlation id.
+            buffered: How many items there are.
+            correlate_by: The field of the correlation id; empty if the item's own id is meant.
+        """
+        super().__init__(aggregator, group, id, buffered, correlate_by)
         self.aggregator = aggregator
         self.group = group
         self.id = id
         self.buffered = buffered
+        self.correlate_by = correlate_by
 
     def __str__(self) -> str:
+        which = f"{self.correlate_by}={self.id!r}" if self.correlate_by else f"the id {self.id!r}"
         return (
-            f"{self.aggregator}{_of_group(self.group)} has {self.buffered} items, and none with the id {self.id!r} that could be "
-            "removed: it was flushed, or a flush has it now."
+            f"{self.aggregator}{_of_group(self.group)} has {self.buffered} items, and none with {which} that could be removed: "
+            "it was flushed, or a flush has it now."
         )
 
 

@@ -11,6 +11,7 @@ from celery_sagas.errors import ConfigurationError
 PREFIX = "saga_"
 #: The backend of an app that names none: the first run needs no server.
 DEFAULT_BACKEND = "sqlite:///celery-sagas.sqlite3"
+DEFAULT_FILE = DEFAULT_BACKEND.removeprefix("sqlite:///")
 
 
 def _number(value: object) -> object:
@@ -137,6 +138,12 @@ def read_settings(conf: Configuration) -> Settings:
 def is_default_backend(conf: Configuration) -> bool:
     """Whether the app names no backend of its own."""
     return "backend" not in _given(conf)
+
+
+def backend_urls(conf: Configuration) -> list[str]:
+    """Return the URLs of backends that the app names, whatever else is wrong with its settings."""
+    given = _given(conf)
+    return [url for name in ("backend", "aggregator_backend") if isinstance(url := given.get(name), str)]
 
 
 def _given(conf: Configuration) -> dict[str, Any]:

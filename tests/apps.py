@@ -1,7 +1,9 @@
 """Celery apps for tests: each with a broker and a backend of its own, and a worker that takes one message at a time."""
 
+import pickle
+import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty
@@ -101,6 +103,8 @@ class Delivered:
     embed: Mapping[str, Any]  #: what follows the task
     fate: str = "kept"  #: "acked", "rejected", "requeued", or "kept" by the broker
     error: BaseException | None = None
+    frames: Sequence[str] = ()  #: of the error, as the worker's main process gets them
+    size: int = 0  #: of the error with its frames, in bytes
 
 
 @dataclass
@@ -167,6 +171,8 @@ class Worker:
 
         def on_failure(failure: Any, **options: Any) -> Any:
             delivered.error = getattr(failure.exception, "exc", failure.exception)
+            delivered.frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(failure.tb)]
+            delivered.size = len(pickle.dumps(failure))
             return failed(failure, **options)
 
         request.on_failure = on_failure
@@ -240,6 +246,12 @@ class Interposed(SagaStore):
 
     def reserve(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("reserve", *args, **kwargs)
+
+    def count(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("count", *args, **kwargs)
+
+    def rename(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("rename", *args, **kwargs)
 
     def _call(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         if waiting := self.before.get(operation):

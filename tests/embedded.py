@@ -81,12 +81,15 @@ class PostgresServer:
         """End it as a crash of its machine does: no process of it stays, which would keep the next one from its memory."""
         if self._process is None or self._process.poll() is not None:
             return
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        self._process.kill()
-        for child in map(int, children):
+        self._process.send_signal(signal.SIGSTOP)  # it starts no more of them
+        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        children = [int(child) for child in listed]
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
+        wait_until(lambda: all(map(_has_ended, children)), "the end of PostgreSQL's processes")
 
     def close(self) -> None:
         """End it, and remove what it kept."""
@@ -98,6 +101,14 @@ class PostgresServer:
         result = subprocess.run(command, capture_output=True, text=True, cwd=self._home, **self._identity)
         if result.returncode:
             raise RuntimeError(f"{program} failed: {result.stderr.strip()[-500:]}")
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone, or has nothing left but its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @contextmanager

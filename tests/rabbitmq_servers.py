@@ -41,6 +41,11 @@ class RabbitServer(OwnServer):
         """Its URL."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
+    @property
+    def node(self) -> str:
+        """Its name in a cluster."""
+        return f"celery-sagas-{self.port}@localhost"
+
     def start(self) -> Self:
         """Start it, and wait until it takes connections.
 
@@ -65,11 +70,20 @@ class RabbitServer(OwnServer):
         environment = {**os.environ, **self._environment()}
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=_PATIENCE_S)
 
+    def start_beside(self, other: "RabbitServer") -> Self:
+        """Start it as a node of the cluster of another server, whose queues of the classic kind stay where they are."""
+        shutil.copy(other.folder / ".erlang.cookie", self.folder)
+        with (self.folder / "rabbitmq.conf").open("a") as config:
+            config.write("cluster_formation.peer_discovery_backend = classic_config\n")
+            for number, node in enumerate((other.node, self.node), start=1):
+                config.write(f"cluster_formation.classic_config.nodes.{number} = {node}\n")
+        return self.start()
+
     def _environment(self) -> dict[str, str]:
         folder = self.folder
         return {
             "HOME": str(folder),  # of the node's cookie
-            "RABBITMQ_NODENAME": f"celery-sagas-{self.port}@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self.port + PEERS),
             "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),

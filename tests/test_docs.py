@@ -8,6 +8,7 @@ import pytest
 import celery_sagas
 from celery_sagas.settings import PREFIX, Settings
 from celery_sagas.stores.sql.options import DEFAULTS
+from celery_sagas.stores.sql.tables import metadata
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -43,6 +44,21 @@ def test_reference_has_every_public_name(name):
 
 def test_stores_page_lists_every_option_with_its_default():
     assert defaults_on("stores.md", "## Options") == {name: as_shown(default) for name, default in DEFAULTS.items()}
+
+
+@pytest.mark.parametrize("table", metadata.tables.values(), ids=str)
+def test_stores_page_lists_every_column_and_no_other(table):
+    rows = re.findall(rf"^\| `{table.name}` \| (`.*?`) \|", (DOCS / "stores.md").read_text(), flags=re.MULTILINE)
+    shown = [column for row in rows for column in re.findall(r"`(\w+)`", row)]
+    assert sorted(shown) == sorted(column.name for column in table.columns if column.name != "prefix")
+
+
+def test_hooks_page_names_every_signal_of_celery_that_is_used():
+    package = Path(celery_sagas.__file__).parent
+    used = {name for file in package.rglob("*.py") for name in re.findall(r"\bsignals\.(\w+)\.connect\(", file.read_text())}
+    told = (DOCS / "hooks.md").read_text().partition("## Which signals are used")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", told, flags=re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == used
 
 
 def test_every_page_is_in_the_table_of_contents():

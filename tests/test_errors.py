@@ -19,15 +19,16 @@ SAMPLES = {
     errors.MisuseError: ("a step was called inside a step", "Use order.send"),
     errors.MessageError: ("text",),
     errors.InvalidMessage: ("order.place_order", [["total", "Input should be a valid decimal"], ["", "Unexpected argument"]]),
-    errors.InvalidState: ("order", "42", [["total", "Field required"]]),
+    errors.InvalidState: ("order", "42", [["total", "Field required"]], "set the total"),
     errors.CorrelationError: ("order.place_order", "order_id is null"),
     errors.TooManyDeliveries: ("order.place", "m1", 11, 10),
     errors.SagaNotFound: ("order", "tracking", "1Z", True),
     errors.WaitTimeout: ("order", "order_id", "42", 2.5, 3, False),
     errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),
-    errors.KeyTaken: ("order", "tracking", "1Z", "3f1c"),
+    errors.KeyTaken: ("order", "tracking", "1Z", "3f1c", "41"),
     errors.PublishError: ("ConnectionError: refused", True),
     errors.Doubtful: ("ConnectionError: reset", True),
+    errors.Unroutable: ("parcels", "express"),
     errors.StoreError: ("text",),
     errors.RevisionConflict: ("order", "42", "version"),
     errors.AlreadyHandled: ("order.place_order", "9b2e"),
@@ -35,11 +36,12 @@ SAMPLES = {
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
     errors.NewerState: ("order", "42", 3, 2),
     errors.UnreadableState: ("order", "42", "Field required: total"),
+    errors.UnreadableItem: ("shop.store", "d1", "m1", [["celsius", "Field required"]]),
     errors.BufferFull: ("shop.store", "d1", 1000, ["m1", "m2"]),
     errors.LeaseLost: ("shop.store", "d1", "5f0a"),
     errors.NotBuffered: ("text",),
     errors.NothingBuffered: ("shop.store", "d1"),
-    errors.ItemNotBuffered: ("shop.store", "d1", "m1", 7),
+    errors.ItemNotBuffered: ("shop.store", "d1", "42", 7, "order_id"),
 }
 
 RETRY = {
@@ -48,6 +50,7 @@ RETRY = {
     Retry.LATER: {
         errors.PublishError,
         errors.Doubtful,
+        errors.Unroutable,
         errors.StillUnsent,
         errors.StoreUnavailable,
         errors.NewerState,
@@ -122,3 +125,10 @@ def test_remedy_may_be_left_out(cls):
     error = cls(*SAMPLES[cls][:-1])
     _assert_same(pickle.loads(pickle.dumps(error)), error)
     assert str(error).endswith(f"{SAMPLES[cls][-2]}.")
+
+
+def test_key_taken_of_an_older_process() -> None:
+    """It knew no key of the other instance."""
+    back = errors.KeyTaken(*SAMPLES[errors.KeyTaken][:-1])
+
+    assert (back.instance_id, back.key) == ("3f1c", "")

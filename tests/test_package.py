@@ -28,6 +28,13 @@ def test_commands_are_registered_with_celery():
     assert [(command.name, command.value) for command in commands] == [("sagas", "celery_sagas.cli:sagas")]
 
 
+def test_celerys_command_loads_the_package_for_any_app():
+    """So that each worker which it starts has what the library adds, whether its app has sagas or not."""
+    script = "import celery, sys; before = 'celery_sagas' in sys.modules; import celery.bin.celery; "
+    script += "print(before, 'celery_sagas' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False True\n"
+
+
 def test_importing_the_package_loads_no_driver():
     script = f"import celery_sagas, sys; print([name for name in {DRIVERS} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"

@@ -6,6 +6,7 @@ from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
 from celery_sagas.cli.relay import relay
+from celery_sagas.cli.rename import rename
 from celery_sagas.cli.schema import schema
 from celery_sagas.worker import control
 
@@ -22,4 +23,5 @@ sagas.add_command(aggregates)
 sagas.add_command(dead)
 sagas.add_command(describe)
 sagas.add_command(relay)
+sagas.add_command(rename)
 sagas.add_command(schema)

@@ -1,26 +1,27 @@
 """``celery sagas aggregates``: what aggregators have buffered, and what was set aside, for people to look at and to decide on."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 import click
 from celery import Celery
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.app import app_of
+from celery_sagas.cli.app import app_of, opened
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.gathering import buffer_of
-from celery_sagas.errors import InvalidMessage, SagaError
-from celery_sagas.stores.items import Counts, Group, Kept, Rules
+from celery_sagas.errors import InvalidMessage
+from celery_sagas.stores.items import Counts, Group, Item, Kept, Rules
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.buffered import Buffered
-from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
+from celery_sagas.worker.buffered import Buffered, stored_items
+from celery_sagas.worker.runtime import Runtime
 
 #: Items that are read, and handles that are acted on, at once.
 _PAGE = 100
 _AGGREGATORS = ("NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "REJECTED", "DEFINED")
 _GROUPS = ("GROUP", "FREE", "LEASED", "UNRESOLVED", "DUE")
-_ITEMS = ("HANDLE", "GROUP", "ID", "BUFFERED", "WHY", "ITEM")
+_ITEMS = ("GROUP", "ID", "STATE", "ATTEMPTS", "BUFFERED", "ITEM")
+_KEPT = ("HANDLE", "GROUP", "ID", "BUFFERED", "WHY", "ITEM")
 
 _HANDLES = click.argument("handles", nargs=-1, metavar="[HANDLE]...")
 _LIMIT = click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
@@ -41,12 +42,29 @@ def aggregates() -> None:
 @click.pass_context
 def list_buffers(context: click.Context, name: str | None, limit: int, as_json: bool) -> None:
     """Show every aggregator of the app and of its store, or the groups of one."""
-    with _opened(app_of(context)) as runtime:
+    with opened(app_of(context)) as runtime:
         if name is None:
             _print_counts(_counts(runtime.batches, limit), as_json=as_json)
         else:
             _check_name(runtime.batches, name)
             _print_groups(name, runtime.batches.buffers.groups(name, limit), as_json=as_json)
+
+
+@aggregates.command()
+@click.argument("name")
+@click.argument("group", required=False)
+@_LIMIT
+@_JSON
+@click.pass_context
+def items(context: click.Context, name: str, group: str | None, limit: int, as_json: bool) -> None:
+    """Show the items that an aggregator, or one of its groups, has buffered: group by group, the oldest first."""
+    with opened(app_of(context)) as runtime:
+        _check_name(runtime.batches, name)
+        found = islice(stored_items(runtime.batches.buffers, name, group, min(limit, _PAGE)), limit)
+        if as_json:
+            tables.print_json({"group": each, **item._asdict()} for each, item in found)
+        else:
+            tables.print_table(_ITEMS, [_item_row(*each) for each in found], f"{name} has nothing buffered{_in(group)}.")
 
 
 @aggregates.command()
@@ -57,13 +75,13 @@ def list_buffers(context: click.Context, name: str | None, limit: int, as_json: 
 @click.pass_context
 def show(context: click.Context, name: str, unresolved: bool, limit: int, as_json: bool) -> None:
     """Show the items of an aggregator that were set aside, the first one first."""
-    with _opened(app_of(context)) as runtime:
+    with opened(app_of(context)) as runtime:
         _check_name(runtime.batches, name)
         found = runtime.batches.leftovers.kept(name, _kind(unresolved), limit)
         if as_json:
             tables.print_json([kept._asdict() for kept in found])
         else:
-            tables.print_table(_ITEMS, [_item_row(name, kept) for kept in found], f"{name} has no {_kind(unresolved)} items.")
+            tables.print_table(_KEPT, [_kept_row(name, kept) for kept in found], f"{name} has no {_kind(unresolved)} items.")
 
 
 @aggregates.command()
@@ -74,7 +92,7 @@ def show(context: click.Context, name: str, unresolved: bool, limit: int, as_jso
 @click.pass_context
 def retry(context: click.Context, name: str, handles: tuple[str, ...], everything: bool, unresolved: bool) -> None:
     """Put items back into the buffer: they are flushed again, as if no flush of them had failed."""
-    with _opened(app_of(context)) as runtime:
+    with opened(app_of(context)) as runtime:
         chosen = _chosen(runtime.batches, name, handles, everything, _kind(unresolved))
         leftovers, rules = runtime.batches.leftovers, _rules(runtime, name)
         count = _in_parts(chosen, lambda part: leftovers.put_back(rules, part))
@@ -91,7 +109,7 @@ def retry(context: click.Context, name: str, handles: tuple[str, ...], everythin
 @click.pass_context
 def discard(context: click.Context, name: str, handles: tuple[str, ...], everything: bool, unresolved: bool, yes: bool) -> None:
     """Remove items for good: no batch will have them."""
-    with _opened(app_of(context)) as runtime:
+    with opened(app_of(context)) as runtime:
         chosen = _chosen(runtime.batches, name, handles, everything, _kind(unresolved))
         if chosen and not yes:
             click.confirm(f"Remove {_items(len(chosen))} of {name} for good?", abort=True)
@@ -110,22 +128,9 @@ def flush(context: click.Context, name: str, group: str | None) -> None:
     app = app_of(context)
     if app.conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")
-    with _opened(app) as runtime:
+    with opened(app) as runtime:
         count = _flush(app, runtime.batches, name, group)
     click.echo(f"{count} {'group' if count == 1 else 'groups'} of {name} will be flushed.")
-
-
-@contextmanager
-def _opened(app: Celery) -> Iterator[Runtime]:
-    """Open what an app's aggregators use; what goes wrong is told in a sentence."""
-    try:
-        app.loader.import_default_modules()
-        app.finalize()
-        yield runtime_of(app)
-    except SagaError as exc:
-        raise click.ClickException(str(exc)) from exc
-    finally:
-        close_runtime(app)
 
 
 def _counts(batches: Backend, limit: int) -> list[tuple[str, Counts]]:
@@ -158,13 +163,16 @@ def _print_groups(name: str, groups: Sequence[Group], *, as_json: bool) -> None:
 
 def _group_row(group: Group) -> tables.Row:
     due = tables.time(group.due_at) if group.due_at else "with its next item"
-    return (tables.line(group.group), str(group.free), str(group.leased), str(group.unresolved), due)
+    return (group.group, str(group.free), str(group.leased), str(group.unresolved), due)
 
 
-def _item_row(name: str, kept: Kept) -> tables.Row:
+def _item_row(group: str, item: Item) -> tables.Row:
+    return (group, item.id, item.state, str(item.attempts), tables.time(item.at), tables.short(item.payload))
+
+
+def _kept_row(name: str, kept: Kept) -> tables.Row:
     why = kept.note if kept.kind == "rejected" else _problem(name, kept)
-    ids = (kept.handle, tables.line(kept.group), tables.line(kept.id))
-    return (*ids, tables.time(kept.at), tables.short(why), tables.short(kept.payload))
+    return (kept.handle, kept.group, kept.id, tables.time(kept.at), tables.short(why), tables.short(kept.payload))
 
 
 def _problem(name: str, kept: Kept) -> str:
@@ -234,6 +242,10 @@ def _tell_left(count: int, what: str) -> None:
     if count:
         click.echo(f"Error: {_items(count)} {_were(count)} not {what}", err=True)
         raise click.exceptions.Exit(1)
+
+
+def _in(group: str | None) -> str:
+    return f" in the group {tables.line(group)}" if group else ""
 
 
 def _kind(unresolved: bool) -> str:

@@ -1,10 +1,38 @@
 """The app that ``celery -A`` names."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 from celery import Celery
 
+from celery_sagas.cli import tables
+from celery_sagas.errors import ConfigurationError, SagaError
+from celery_sagas.worker.runtime import Runtime, close_runtime, refuse_stand_in, runtime_of
+
 
 def app_of(context: click.Context) -> Celery:
-    """Return the app of a command below ``celery``."""
+    """Return the app of a command below ``celery``.
+
+    Raises:
+        UsageError: None is named.
+    """
     app: Celery = context.obj.app
+    try:
+        refuse_stand_in(app)
+    except ConfigurationError as exc:
+        raise click.UsageError("name the app: celery -A proj sagas …") from exc
     return app
+
+
+@contextmanager
+def opened(app: Celery) -> Iterator[Runtime]:
+    """Open what an app's sagas and aggregators use; what goes wrong is told in a sentence."""
+    try:
+        app.loader.import_default_modules()
+        app.finalize()
+        yield runtime_of(app)
+    except SagaError as exc:
+        raise click.ClickException(tables.block(str(exc))) from exc
+    finally:
+        close_runtime(app)

@@ -1,21 +1,19 @@
 """``celery sagas dead``: the messages that failed for good, for people to look at, to retry or to discard."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 from celery import Celery
 
-from celery_sagas.cli.app import app_of
-from celery_sagas.errors import ConfigurationError, DefinitionError, SagaError, StoreError
+from celery_sagas.cli import tables
+from celery_sagas.cli.app import app_of, opened
+from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.discard import discard_letter
 from celery_sagas.worker.replay import retry_letter
-from celery_sagas.worker.runtime import close_runtime, runtime_of
 
 #: Letters that are read at once.
 _PAGE = 500
@@ -34,15 +32,12 @@ def dead() -> None:
 @click.pass_context
 def list_letters(context: click.Context, limit: int, as_json: bool) -> None:
     """Show the dead letters, the newest first."""
-    with _letters(app_of(context)) as letters:
-        found = letters.list(limit)
+    with opened(app_of(context)) as runtime:
+        found = runtime.backend.dead.list(limit)
     if as_json:
-        for letter in found:
-            click.echo(json.dumps(letter._asdict()))
-    elif not found:
-        click.echo("There are no dead letters.")
+        tables.print_json([letter._asdict() for letter in found])
     else:
-        click.echo("\n".join(_table(found)))
+        tables.print_table(_COLUMNS, list(map(_row, found)), "There are no dead letters.")
 
 
 @dead.command()
@@ -50,8 +45,8 @@ def list_letters(context: click.Context, limit: int, as_json: bool) -> None:
 @click.pass_context
 def show(context: click.Context, id: str) -> None:
     """Show everything that is known of one dead letter."""
-    with _letters(app_of(context)) as letters:
-        letter = _get(letters, id)
+    with opened(app_of(context)) as runtime:
+        letter = _get(runtime.backend.dead, id)
     click.echo("\n".join(_description(letter)))
 
 
@@ -66,8 +61,9 @@ def retry(context: click.Context, ids: tuple[str, ...], everything: bool) -> Non
     app = app_of(context)
     if app.conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the message would run here, and its failure be lost")
-    with _letters(app) as letters:
-        chosen = _all_ids(letters) if everything else ids
+    with opened(app) as runtime:
+        letters = runtime.backend.dead
+        chosen = _all_ids(letters)[::-1] if everything else ids  # in the order in which they failed: an answer before its failure
         _each(chosen, lambda id: _retry(app, letters, id))
 
 
@@ -79,21 +75,9 @@ def discard(context: click.Context, ids: tuple[str, ...]) -> None:
     if not ids:
         raise click.UsageError("name the ids of dead letters")
     app = app_of(context)
-    with _letters(app) as letters:
+    with opened(app) as runtime:
+        letters = runtime.backend.dead
         _each(ids, lambda id: _discard(app, letters, id))
-
-
-@contextmanager
-def _letters(app: Celery) -> Iterator[DeadLetters]:
-    """Open the letters of an app's backend; what goes wrong is told in a sentence."""
-    try:
-        app.loader.import_default_modules()
-        app.finalize()
-        yield runtime_of(app).backend.dead
-    except (ConfigurationError, DefinitionError, StoreError) as exc:
-        raise click.ClickException(str(exc)) from exc
-    finally:
-        close_runtime(app)
 
 
 def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
@@ -101,20 +85,21 @@ def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
     failed = 0
     for id in ids:
         try:
-            click.echo(act(id))
+            click.echo(tables.line(act(id)))
         except (SagaError, click.ClickException) as exc:
             failed += 1
-            click.echo(f"Error: {exc.format_message() if isinstance(exc, click.ClickException) else exc}", err=True)
+            text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)
+            click.echo(f"Error: {tables.block(text)}", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 
 
 def _retry(app: Celery, letters: DeadLetters, id: str) -> str:
     letter = _get(letters, id)
-    new_id = retry_letter(app, letter)
-    if not new_id:
-        return f"{id}: {letter.task} was handled since, under its own id; the letter was removed and nothing was sent."
-    return f"{id}: {letter.task} was sent again as {new_id}."
+    retried = retry_letter(app, letter)
+    if not retried.id:
+        return f"{id}: {letter.task} {retried.reason}; the letter was removed and nothing was sent."
+    return f"{id}: {letter.task} was sent again as {retried.id}."
 
 
 def _discard(app: Celery, letters: DeadLetters, id: str) -> str:
@@ -137,34 +122,29 @@ def _all_ids(letters: DeadLetters) -> list[str]:
     return ids
 
 
-def _table(letters: Sequence[DeadLetter]) -> list[str]:
-    rows = [_COLUMNS, *((letter.id, _time(letter.at), letter.task, letter.key or "-", letter.error) for letter in letters)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _row(letter: DeadLetter) -> tables.Row:
+    return (letter.id, tables.time(letter.at), letter.task, letter.key, letter.error)
 
 
 def _description(letter: DeadLetter) -> list[str]:
     facts = {
         "id": letter.id,
-        "since": _time(letter.at),
+        "since": tables.time(letter.at),
         "task": letter.task,
         "message": letter.message_id,
         "saga": letter.saga,
         "key": letter.key,
         "error": f"{letter.error}: {letter.text}",
     }
-    lines = [f"{name + ':':9}{value}" for name, value in facts.items() if value]
-    return [*lines, "", "The message:", _pretty(letter.payload), "", "Traceback:", letter.traceback.rstrip() or "none"]
+    lines = [f"{name + ':':9}{tables.line(value)}" for name, value in facts.items() if value]
+    traceback = tables.block(letter.traceback.rstrip())
+    return [*lines, "", "The message:", _pretty(letter.payload), "", "Traceback:", traceback or "none"]
 
 
 def _pretty(payload: str) -> str:
-    """Return JSON text as a person reads it; what is no JSON as it is."""
+    """Return JSON text as a person reads it; what is no JSON, or nested too deep, in one line."""
     try:
         value: Any = json.loads(payload)
-    except ValueError:
-        return payload
-    return json.dumps(value, indent=2, ensure_ascii=False)
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, RecursionError):
+        return tables.line(payload)
+    return tables.block(json.dumps(value, indent=2, ensure_ascii=False))

@@ -8,7 +8,7 @@ from celery_sagas.cli.app import app_of
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.errors import DefinitionError
+from celery_sagas.errors import ConfigurationError, DefinitionError
 
 
 @click.command()
@@ -20,7 +20,7 @@ def describe(context: click.Context, names: tuple[str, ...]) -> None:
         app_of(context).loader.import_default_modules()
         app_of(context).finalize()
         lines = [line for saga in _chosen(names) for line in (*lines_of(saga), "")]
-    except DefinitionError as exc:
+    except (ConfigurationError, DefinitionError) as exc:
         raise click.ClickException(str(exc)) from exc
     click.echo("\n".join(lines or ["No sagas are defined in the modules that the app imports."]))
 

@@ -84,12 +84,12 @@ def _report(tally: Tally) -> None:
         logger.warning("the relay has not ended its first sweep yet")
         return
     logger.info(
-        "the relay has swept %d times, last %.0f s ago: %d messages were sent, %d attempts failed, %d messages are dead letters",
+        "the relay has swept %d times, last %.0f s ago: %d messages were sent, %d attempts failed, %d became dead letters",
         tally.sweeps,
         max(time.time() - tally.last.ended_at, 0.0),
         tally.sent,
         tally.failed,
-        tally.dead,
+        tally.dead_lettered,
     )
 
 

@@ -14,7 +14,8 @@ from celery_sagas.stores.urls import open_backend
 def schema(context: click.Context, backend: str | None) -> None:
     """Print the DDL of the app's backend, without connecting to it."""
     try:
-        settings = read_settings(app_of(context).conf)
+        app = context.obj.app if backend else app_of(context)
+        settings = read_settings(app.conf)
         options = {} if backend else settings.backend_options
         statements = open_backend(backend or settings.backend, prefix=settings.prefix, options=options).schema()
     except ConfigurationError as exc:

@@ -1,7 +1,7 @@
-"""Tables for people, lines of JSON for programs."""
+"""Tables for people, lines of JSON for programs: no stored text forges a row or a line, or reaches the terminal as a command."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,14 +14,15 @@ Row = tuple[str, ...]
 
 
 def print_table(header: Row, rows: Sequence[Row], nothing: str) -> None:
-    """Print rows below a header; without any, a sentence."""
-    click.echo("\n".join(_lines([header, *rows])) if rows else nothing)
+    """Print rows below a header, each cell in one line; without any, a sentence."""
+    shown = [header, *(tuple(map(line, row)) for row in rows)]
+    click.echo("\n".join(_lines(shown)) if rows else nothing)
 
 
-def print_json(facts: Sequence[Mapping[str, Any]]) -> None:
+def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
     """Print one object in each line."""
     for fact in facts:
-        click.echo(json.dumps(fact))
+        click.echo(json.dumps(fact).replace("\x7f", r"\u007f"))  # the one control character that JSON leaves as it is
 
 
 def short(text: str) -> str:
@@ -31,9 +32,14 @@ def short(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """Return text that stays in its cell, whatever its characters would do to a terminal."""
+    """Return text that stays in its line: what ends one, moves the cursor, turns the direction or is no character is escaped."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown or "-"
+
+
+def block(text: str) -> str:
+    """Return text of several lines, each of them as ``line`` has it."""
+    return "\n".join(line(each) if each else "" for each in text.split("\n"))
 
 
 def time(at_ms: int) -> str:

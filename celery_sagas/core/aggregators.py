@@ -39,6 +39,7 @@ class AggregatorDefinition:
     group_by: GroupBy | None
     dedupe_ms: int | None  #: ``None``: as long as the journal is kept
     max_buffered: int
+    correlate_by: str | None = None  #: the path of the items' correlation id
     options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
 
     @property
@@ -59,7 +60,7 @@ class AggregatorDefinition:
     @cached_property
     def items(self) -> ItemType:
         """The type of its items; annotations must be resolvable by now."""
-        return ItemType(self.name, _item_annotation(self), self.group_by)
+        return ItemType(self.name, _item_annotation(self), self.group_by, self.correlate_by)
 
     def resolve(self) -> None:
         """Check everything that has to wait until annotations can be resolved.
@@ -99,6 +100,7 @@ def define_aggregator(
     group_by: Any,
     dedupe_for: Duration | str | None,
     max_buffered: int | None,
+    correlate_by: Any,
     options: Mapping[str, Any],
 ) -> AggregatorDefinition:
     """Check an aggregator's declaration, as far as that needs no annotation, and return its definition.
@@ -126,6 +128,7 @@ def define_aggregator(
         group_by=_checked_group_by(subject, group_by),
         dedupe_ms=None if dedupe_for == AS_JOURNAL else _milliseconds(subject, "dedupe_for", dedupe_for),
         max_buffered=limit,
+        correlate_by=_checked_correlate_by(subject, correlate_by),
         options=options,
     )
 
@@ -203,10 +206,20 @@ def _milliseconds(subject: str, keyword: str, value: object) -> int:
 
 def _checked_group_by(subject: str, group_by: Any) -> GroupBy | None:
     fields = (group_by,) if isinstance(group_by, str) else group_by
-    is_path = isinstance(fields, tuple) and fields and all(isinstance(each, str) and all(each.split(".")) for each in fields)
-    if group_by is None or callable(group_by) or is_path:
+    are_paths = isinstance(fields, tuple) and fields and all(map(_is_path, fields))
+    if group_by is None or callable(group_by) or are_paths:
         return typing.cast("GroupBy | None", group_by)
     raise DefinitionError(subject, f"group_by={group_by!r} names no field", "Give a field, a tuple of fields or a function")
+
+
+def _checked_correlate_by(subject: str, correlate_by: Any) -> str | None:
+    if correlate_by is None or _is_path(correlate_by):
+        return typing.cast("str | None", correlate_by)
+    raise DefinitionError(subject, f"correlate_by={correlate_by!r} names no field", 'Give a field or a path, "order.id"')
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and all(value.split("."))
 
 
 #: A hundred years: beyond it nobody means a time.

@@ -1,16 +1,30 @@
 """What comes back to an instance from whom it has asked: answers, failures, and both of many."""
 
-from typing import Generic, Literal, TypeVar
+from collections.abc import Mapping
+from enum import Enum
+from types import UnionType
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WrapValidator
+from typing_extensions import is_typeddict
 
+from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: An exception was raised after the last retry, or a time limit was hit, or no worker knows the task; nothing came in time; the
-#: task was revoked, or expired; its worker was lost.
-FailureKind = Literal["error", "deadline", "revoked", "lost"]
+#: task was revoked, or expired; its worker was lost; an answer came, and the step that gets it failed.
+FailureKind = Literal["error", "deadline", "revoked", "lost", "unhandled"]
+
+
+class NoValue(Enum):
+    """The answer of an instance that completes without a reply, or of a message that is ignored: it has come to its end."""
+
+    NO_VALUE = None
+
+
+NO_VALUE: Final = NoValue.NO_VALUE
 
 
 class Failure(Message):
@@ -20,22 +34,23 @@ class Failure(Message):
     """
 
     kind: FailureKind
-    task: str  #: its name
+    task: str  #: its name; of an answer that could not be handled, the step's
     task_id: str
     error: str = ""  #: the name of the exception's class
     text: str = ""  #: the exception's text, at most 2,000 characters
     retries: int = 0  #: how often the task had been retried
+    dead_letter: str = ""  #: the id of the dead letter that its message, or the answer, has become; empty: there is none
 
 
-class Gathered(Message, Generic[T]):
+class Gathered(Message, Generic[T_co]):
     """What came of the members of a ``gather``, each known by its position in the list that was given to it."""
 
     members: int  #: how many there are
-    answers: dict[int, T] = Field(default_factory=dict)
+    answers: dict[int, T_co] = Field(default_factory=dict)
     failures: dict[int, Failure] = Field(default_factory=dict)
 
     @property
-    def values(self) -> list[T]:
+    def values(self) -> list[T_co]:
         """The answers in the order of the members; those that failed or were silent are left out."""
         return [self.answers[position] for position in sorted(self.answers)]
 
@@ -43,3 +58,38 @@ class Gathered(Message, Generic[T]):
     def silent(self) -> list[int]:
         """The positions of the members from which nothing had come when the time was over."""
         return [position for position in range(self.members) if position not in self.answers and position not in self.failures]
+
+
+class Given(NamedTuple):
+    """What a step is given before its own arguments when something comes of a request."""
+
+    what: str
+    parameter: str  #: how its parameter is written, for errors
+    kind: type[Message] | None = None  #: ``None``: any
+
+
+ANSWER: Final = Given("the answer", "answer")
+FAILURE: Final = Given("the failure", "failure: Failure", Failure)
+GATHERED: Final = Given("what was gathered", "gathered: Gathered[Any]", Gathered)
+
+
+def may_take(annotation: Any, kind: type[Message]) -> bool:
+    """Whether a parameter so annotated may take a ``Failure`` or a ``Gathered``, which comes as a JSON object.
+
+    Args:
+        annotation: Of the parameter; where it does not say what it takes, it may.
+        kind: ``Failure`` or ``Gathered``.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, kind):  # as nearly all are
+        return True
+    bare, metadata = unwrap(annotation)
+    taken = get_origin(bare) or bare
+    if any(isinstance(mark, BeforeValidator | PlainValidator | WrapValidator) for mark in metadata):
+        return True
+    if taken in (Union, UnionType):
+        return any(may_take(member, kind) for member in get_args(bare))
+    if taken is Any or not isinstance(taken, type) or is_typeddict(taken):
+        return taken is not Literal
+    if issubclass(taken, BaseModel):
+        return issubclass(taken, kind) or issubclass(kind, taken)
+    return issubclass(taken, Mapping) or issubclass(kind, taken) or hasattr(taken, "__get_pydantic_core_schema__")

@@ -15,7 +15,9 @@ from pydantic_core import CoreConfig, SchemaSerializer, SchemaValidator, to_json
 
 from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.codec import validation_problems
+from celery_sagas.core.comparison import Difference
 from celery_sagas.core.definition import unresolved, unusable
+from celery_sagas.core.subclasses import UNKNOWN, Named, cut_off, is_exact, listed, named_in
 from celery_sagas.errors import DefinitionError, InvalidMessage
 
 _NATIVE: Final = frozenset((str, int, float, bool, type(None)))
@@ -32,9 +34,17 @@ class Arguments:
     annotations: Mapping[str, Any]  #: parameter to resolved annotation, in order
     defaults: Mapping[str, Any]
     keyword_only: frozenset[str]
+    unannotated: frozenset[str]
     _positional: tuple[str, ...]
     _validator: SchemaValidator  #: of all arguments by name
     _serializers: Mapping[str, SchemaSerializer]  #: of one argument by name
+    _readers: Mapping[str, SchemaValidator]  #: of one argument by name
+    _named: Mapping[str, Named]  #: by one argument's annotation
+
+    def first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return the parameter that gets a value put before these arguments; empty if there is no room for one."""
+        has_room = len(args) < len(self._positional) and self._positional[0] not in kwargs
+        return self._positional[0] if has_room else ""
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Give each argument its parameter's name.
@@ -76,7 +86,12 @@ class Arguments:
 
     def encode_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Do the same where an answer may still be put before the positional arguments."""
-        return [self._encode("", value) for value in args], self._encode_named(kwargs)
+        args = [listed(value) for value in args]
+        encoded = [self._encode("", value) for value in args]
+        for position, value in enumerate(args):
+            if value is not encoded[position]:
+                self._check_partial(self._positional[position : position + 2], value, encoded[position])
+        return encoded, self._encode_named(kwargs)
 
     def _encode_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self._encode(name, value) for name, value in kwargs.items()}
@@ -87,19 +102,52 @@ class Arguments:
         try:
             if is_native(value):
                 return value
+            is_whole = is_exact(value, self._named.get(name, UNKNOWN))
+            value = value if is_whole else listed(value)
             encoded = self._dump(name, value)
-        except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidMessage(self.step, [(name, f"a {type(value).__name__} cannot be encoded as JSON")]) from exc
+        except BUGS as exc:
+            without = ", and the argument has no annotation that says how" if name in self.unannotated else ""
+            raise InvalidMessage(self.step, [(name, f"a {type(value).__name__} cannot be encoded as JSON{without}")]) from exc
+        if not is_whole and (problems := self._cut_off(name, value, encoded)):
+            raise InvalidMessage(self.step, problems)
         if MASK in str(encoded) and holds_secret(value):
             raise InvalidMessage(self.step, [(name, "it holds a secret, which would be sent as asterisks: send its plain value")])
         return encoded
 
     def _dump(self, name: str, value: Any) -> Any:
+        """Return a value in values of JSON; where it is not known yet which argument it is, by its own type."""
         if name not in self._serializers:
             return to_jsonable_python(value, by_alias=True, round_trip=True)
-        dumped = self._serializers[name].to_python({name: value}, mode="json", by_alias=True, round_trip=True, warnings=False)
-        (encoded,) = dumped.values()
-        return encoded
+        dumped: dict[str, Any] = self._serializers[name].to_python(
+            {name: value}, mode="json", by_alias=True, round_trip=True, warnings=False
+        )
+        return dumped[name]
+
+    def _cut_off(self, name: str, value: Any, encoded: Any) -> list[Difference] | None:
+        """Return what of a value would not arrive, since the annotation is a base of its class; ``None`` if it does not fit."""
+        if name not in self._readers:
+            return None
+        try:
+            read = self._readers[name].validate_json(to_json({name: encoded}))
+        except BUGS:
+            return None
+        return list(cut_off({name: value}, read, self._named[name]))
+
+    def _check_partial(self, names: Sequence[str], value: Any, encoded: Any) -> None:
+        """Refuse what would not arrive whole, whichever of these arguments it is."""
+        if any(is_exact(value, self._named[name]) for name in names):
+            return
+        problems = [self._cut_off(name, value, encoded) for name in names]
+        if problems.count(None) == len(names):  # a base that forbids what it does not know
+            problems = [self._cut_off_by_annotation(name, value) for name in names]
+        if [] not in problems and (cut := next(filter(None, problems), None)):
+            raise InvalidMessage(self.step, cut)
+
+    def _cut_off_by_annotation(self, name: str, value: Any) -> list[Difference] | None:
+        try:
+            return self._cut_off(name, value, self._dump(name, value))
+        except BUGS:
+            return None
 
 
 def arguments_of(step: str, function: Callable[..., Any], *, leading: int, known: Mapping[str, Any] | None = None) -> Arguments:
@@ -117,18 +165,19 @@ def arguments_of(step: str, function: Callable[..., Any], *, leading: int, known
     optional = {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
     _check_defaults(step, optional)
     message = _schema(step, "its message", annotations, optional)
+    single = {name: _schema(step, f"the argument {name!r}", {name: hint}, {}).core_schema for name, hint in annotations.items()}
     keyword_only = frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
     return Arguments(
         step=step,
         annotations=annotations,
         defaults=optional,
         keyword_only=keyword_only,
+        unannotated=frozenset(annotations.keys() - hints.keys()),
         _positional=tuple(name for name in annotations if name not in keyword_only),
         _validator=SchemaValidator(message.core_schema, CoreConfig(hide_input_in_errors=True)),
-        _serializers={
-            name: SchemaSerializer(_schema(step, f"the argument {name!r}", {name: hint}, {}).core_schema)
-            for name, hint in annotations.items()
-        },
+        _serializers={name: SchemaSerializer(schema) for name, schema in single.items()},
+        _readers={name: SchemaValidator(schema, CoreConfig(hide_input_in_errors=True)) for name, schema in single.items()},
+        _named={name: named_in(hint) for name, hint in annotations.items()},
     )
 
 

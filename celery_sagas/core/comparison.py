@@ -1,5 +1,6 @@
 """Whether a state comes back equal, and if not, where it differs."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -20,17 +21,19 @@ def differences(kept: BaseModel, loaded: BaseModel) -> Iterator[Difference]:
     """
     if _equal(kept.__dict__, loaded.__dict__) and _equal(kept.__pydantic_extra__, loaded.__pydantic_extra__):
         return
-    for name, value in _fields(kept).items():
-        yield from _differ(name, value, _fields(loaded).get(name))
+    for name, value in fields_of(kept).items():
+        yield from _differ(name, value, fields_of(loaded).get(name))
 
 
 def _differ(path: str, kept: object, loaded: object) -> Iterator[Difference]:
     if _equal(kept, loaded) or _same_instant(kept, loaded):
         return
     if type(kept) is not type(loaded):
-        yield path, f"a {type(kept).__name__} would come back as {type(loaded).__name__}"
+        kept_as, comes_as = type(kept).__name__, type(loaded).__name__
+        union = f": annotate it as {kept_as} | {comes_as}" if isinstance(kept, type(loaded)) and parts_of(kept) else ""
+        yield path, f"a {kept_as} would come back as {comes_as}{union}"
         return
-    left, right = _parts(kept), _parts(loaded)
+    left, right = parts_of(kept), parts_of(loaded)
     if left is None or right is None or left.keys() != right.keys():
         yield path, f"the {type(kept).__name__} would come back changed"
         return
@@ -52,20 +55,21 @@ def _same_instant(left: object, right: object) -> bool:
     return left.astimezone(UTC) == right.astimezone(UTC)
 
 
-def _parts(value: object) -> Mapping[Any, object] | None:
+def parts_of(value: object) -> Mapping[Any, object] | None:
     """Return what a container, model or dataclass is made of; ``None`` for any other value."""
     if isinstance(value, BaseModel):
-        return {**_fields(value), **(value.__pydantic_private__ or {})}
+        return {**fields_of(value), **(value.__pydantic_private__ or {})}
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return dict(enumerate(value))
     if is_dataclass(value):
         return {field.name: getattr(value, field.name, None) for field in fields(value)}
     return None
 
 
-def _fields(model: BaseModel) -> dict[str, object]:
+def fields_of(model: BaseModel) -> dict[str, object]:
+    """Return the fields of a model, and what it has beside them."""
     names = type(model).model_fields
     held = {name: value for name, value in model.__dict__.items() if name in names}  # the rest are cached properties
     return {**held, **(model.__pydantic_extra__ or {})}

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from celery_sagas.core.conversation import Conversation
-from celery_sagas.core.pending import Timeouts
+from celery_sagas.core.pending import RequestView, Timeouts
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
 
@@ -20,6 +20,10 @@ class MessageView(NamedTuple):
     late: bool = False  #: it answers a request whose deadline has passed
 
 
+#: That of a copy that ``find`` returned.
+NO_MESSAGE: Final = MessageView("", "")
+
+
 class SagaView(NamedTuple):
     """What the library knows of an instance; ``order.saga`` inside a step and on a copy that ``find`` returned."""
 
@@ -30,9 +34,11 @@ class SagaView(NamedTuple):
     is_new: bool  #: whether this message created it
     created_at: datetime | None  #: aware, UTC; ``None`` while it is new
     updated_at: datetime | None  #: aware, UTC; ``None`` while it is new
-    message: MessageView | None  #: ``None`` on a copy that ``find`` returned
+    message: MessageView  #: the one that is handled; on a copy that ``find`` returned, its id and step are empty
     #: When the timeouts are due that it had when this step began, by name; aware, UTC. The one that is handled is not among them.
     timeouts: Mapping[str, datetime] = MappingProxyType({})
+    #: The requests that were open when this step began, by id; neither the one that is answered now, nor one that is overdue.
+    requests: Mapping[str, RequestView] = MappingProxyType({})
     originator: str | None = None  #: the id of the message that started it, if that asks for an answer and has none yet
 
 
@@ -45,6 +51,7 @@ class StepContext:
     timeouts: Timeouts = field(default_factory=lambda: Timeouts({}))
     conversation: Conversation = field(default_factory=Conversation)
     completed: bool = False
+    collects: bool = False  #: the state belongs to no instance: a handler was called on it as a function
 
     def require_sending(self, what: str) -> Sending:
         """Return the place where messages go, unless the state is a read-only copy or its step has ended."""

@@ -11,6 +11,8 @@ from celery_sagas.core.sending import Frozen
 REQUESTS = 1_000
 #: Ends the name of the step that gets an answer for which none was named; no function can be named like it.
 ANSWERED = "(answered)"
+#: The task that collects what comes of the members of gathers; every app with this library has it.
+GATHER = "celery_sagas.gather"
 
 
 #: Options of publishing that a target may have: where it goes, and how it is written. It says not when, nor what follows it.
@@ -35,6 +37,7 @@ class Addressed(NamedTuple):
     instance_id: str
     id: str  #: of the timeout, or of the request
     came: str = ""  #: what came of the request; empty: it is a timeout
+    has_value: bool = True  #: of an answer; none has who ends without a reply, or ignores what is asked
 
 
 class Target(NamedTuple):

@@ -241,6 +241,8 @@ class _Choice:
         names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Mapping | tuple | list) else ()
         if not names or not all(isinstance(name, str) for name in names):
             raise self.error(f"by={by!r} names no property", self.remedy(self.keys.key))
+        if isinstance(by, str) and "." in by:
+            raise self._path_alone(by)
         name, parts = self._declared(names)
         if isinstance(by, Mapping):
             return ArgumentRule(self.step, name, tuple((part, self._given(by[part.field], part, parts)) for part in parts))
@@ -270,11 +272,21 @@ class _Choice:
         if callable(target):
             return Source(f"the function {getattr(target, '__name__', type(target).__name__)}", target)
         path = tuple(target.split(".")) if isinstance(target, str) else ("",)
-        known = path[0] in self.parameters
-        missing = missing_part(path, self.parameters[path[0]]) if known else f"argument {path[0]!r}"
-        if missing:
+        if missing := self._missing(path):
             raise self.error(f"by= takes {part.field} from {target!r}, and there is no {missing}", self.remedy(parts))
         return _source(path)
+
+    def _missing(self, path: Path) -> str:
+        """Return what of a path cannot exist in the message; empty if all of it may."""
+        return missing_part(path, self.parameters[path[0]]) if path[0] in self.parameters else f"argument {path[0]!r}"
+
+    def _path_alone(self, by: str) -> DefinitionError:
+        """Return the error for a path that does not say which property stands there."""
+        problem = f"by={by!r} is a path, and does not say which property stands there"
+        if missing := self._missing(tuple(by.split("."))):
+            return self.error(f"{problem}; and there is no {missing}", self.remedy(self.keys.key))
+        others = ", …" if len(self.keys.key) > 1 else ""
+        return self.error(problem, f'Write a mapping: by={{"{self.keys.key[0].field}": "{by}"{others}}}')
 
     def _rule(self, name: str, parts: tuple[KeyProperty, ...]) -> ArgumentRule:
         return ArgumentRule(self.step, name, tuple((part, _source(self.places[part.field])) for part in parts))

@@ -73,7 +73,7 @@ def define(
     cls: "type[State]",
     *,
     correlate_by: str | tuple[str, ...],
-    also_by: str | tuple[str, ...] | None,
+    also_by: tuple[str, ...],
     name: str | None,
     formerly: str | tuple[str, ...] | None,
     schema_version: int,
@@ -81,8 +81,7 @@ def define(
     """Check the class keywords of a concrete saga and return its definition."""
     subject = cls.__qualname__
     key = as_names(correlate_by, of=subject, keyword="correlate_by")
-    alternates = as_names(also_by, of=subject, keyword="also_by")
-    _check_properties(cls, key, alternates)
+    _check_properties(cls, key, also_by)
     if isinstance(schema_version, bool) or not isinstance(schema_version, int) or not 1 <= schema_version < 2**31:
         raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1 to 2,147,483,647")
     today, *earlier = checked_names(snake_case(cls.__name__) if name is None else name, formerly, of=subject)
@@ -92,8 +91,21 @@ def define(
         formerly=tuple(earlier),
         schema_version=schema_version,
         correlate_by=key,
-        also_by=alternates,
+        also_by=also_by,
     )
+
+
+def alternate_keys(
+    cls: "type[State]", also_by: str | tuple[str, ...] | None, correlate_by: str | tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Check ``also_by`` and return the alternate keys of a class: those of its bases that are not its key, then its own."""
+    subject = cls.__qualname__
+    key = as_names(correlate_by, of=subject, keyword="correlate_by")
+    names = (name for base in cls.__bases__ for name in getattr(base, "__also_by__", ()))
+    inherited = dict.fromkeys(name for name in names if key != (name,))
+    own = as_names(also_by, of=subject, keyword="also_by")
+    _check_exist(cls, own)
+    return (*inherited, *(name for name in own if name not in inherited))
 
 
 def check_field_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:
@@ -146,11 +158,14 @@ def _check_properties(cls: "type[State]", key: tuple[str, ...], alternates: tupl
     subject = cls.__qualname__
     if not key:
         raise DefinitionError(subject, "correlate_by is empty", "Name the field that is the key of an instance")
-    for name in (*key, *alternates):
-        if name not in cls.model_fields:
-            raise DefinitionError(
-                subject, f"it has no field {name!r} to correlate by", f"Its fields: {', '.join(cls.model_fields)}"
-            )
+    _check_exist(cls, key)
     doubled = {name for name in (*key, *alternates) if (*key, *alternates).count(name) > 1}
     if doubled:
         raise DefinitionError(subject, f"{', '.join(sorted(doubled))} stands twice in correlate_by and also_by")
+
+
+def _check_exist(cls: "type[State]", names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in cls.model_fields:
+            fields = ", ".join(cls.model_fields) or "none"
+            raise DefinitionError(cls.__qualname__, f"it has no field {name!r} to correlate by", f"Its fields: {fields}")

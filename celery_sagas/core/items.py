@@ -15,8 +15,9 @@ from celery_sagas.core.arguments import MASK, holds_secret, is_native
 from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.codec import validation_problems
 from celery_sagas.core.definition import unresolved, unusable
-from celery_sagas.core.keys import key_text, text_of
-from celery_sagas.core.message import missing_part, read_path
+from celery_sagas.core.keys import key_text, may_have_text, spelled, text_of
+from celery_sagas.core.message import missing_part, read_path, type_at
+from celery_sagas.core.subclasses import Named, cut_off, is_exact, listed, named_in
 from celery_sagas.errors import DefinitionError, InvalidMessage
 
 GroupBy = str | tuple[str, ...] | Callable[[Any], object]
@@ -41,20 +42,19 @@ class ItemType:
     aggregator: str
     annotation: Any  #: resolved; ``Any`` takes what JSON has
     group_by: GroupBy | None
+    correlate_by: str | None = None
 
     def check(self) -> None:
-        """Refuse a type that pydantic does not know, and a path to a group that leads nowhere.
+        """Refuse a type that pydantic does not know, and a path that leads nowhere, or to what is no correlation id.
 
         Raises:
             DefinitionError: One of these.
         """
         _ = self._validator
-        for path in self._paths:
-            if missing := missing_part(path, self.annotation):
-                shown = missing.removeprefix(f"{_ITEM}.")
-                raise DefinitionError(
-                    self.aggregator, f"group_by= names {shown!r}, which its items do not have", "Name a field, or give a function"
-                )
+        self._check_paths("group_by", self._paths, "Name a field, or give a function")
+        if self.correlate_by is not None:
+            self._check_paths("correlate_by", [_path(self.correlate_by)], "Name a field")
+            self._check_correlation_id(type_at(_path(self.correlate_by), self.annotation))
 
     def value_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the item that a message is: its one argument, or its named arguments together.
@@ -83,9 +83,12 @@ class ItemType:
         Raises:
             InvalidMessage: See ``encode``.
         """
+        value = value if type(value) is dict else listed(value)
         given = self._given(value)
         payload = self._json(given)
         item = self.read(payload)
+        if given is not value and not is_exact(value, self._named):
+            self._check_whole(value, payload)
         encoded = self._dump(item)
         if encoded != given:
             payload = self._json(encoded)
@@ -120,6 +123,19 @@ class ItemType:
         except ValueError as exc:
             raise InvalidMessage(self.aggregator, [(self._shown_group_by, str(exc).removeprefix(f"{_ITEM}."))]) from exc
 
+    def correlation_of(self, item: Any) -> str | None:
+        """Return the text of an item's correlation id; ``None`` if it is missing, or no text, int, UUID or enum.
+
+        Args:
+            item: One that was read; or values of JSON, where it cannot be read.
+        """
+        if self.correlate_by is None:
+            return None
+        try:
+            return text_of(read_path(_path(self.correlate_by), {_ITEM: item}))
+        except ValueError:
+            return None
+
     @cached_property
     def fingerprint(self) -> str:
         """A text that changes when the type does: what could not be read may be readable then."""
@@ -128,6 +144,20 @@ class ItemType:
         except Exception:  # not every type that can be read has one
             schema = _ADDRESS.sub("", repr(self.annotation))
         return blake2b(json.dumps(schema, sort_keys=True, default=repr).encode(), digest_size=12).hexdigest()
+
+    def _check_paths(self, keyword: str, paths: Sequence[tuple[str, ...]], remedy: str) -> None:
+        for path in paths:
+            if missing := missing_part(path, self.annotation):
+                shown = missing.removeprefix(f"{_ITEM}.")
+                raise DefinitionError(self.aggregator, f"{keyword}= names {shown!r}, which its items do not have", remedy)
+
+    def _check_correlation_id(self, annotation: Any) -> None:
+        if not may_have_text(annotation):
+            raise DefinitionError(
+                self.aggregator,
+                f"correlate_by= names {self.correlate_by!r}, declared as {spelled(annotation)}: it never is a correlation id",
+                "Name a field that holds a text, an int, a UUID or an enum of these",
+            )
 
     def _values_of(self, item: Any) -> list[object]:
         if not callable(self.group_by):
@@ -142,7 +172,7 @@ class ItemType:
         if self.group_by is None or callable(self.group_by):
             return []
         fields = (self.group_by,) if isinstance(self.group_by, str) else self.group_by
-        return [(_ITEM, *field.split(".")) for field in fields]
+        return [_path(field) for field in fields]
 
     @property
     def _shown_group_by(self) -> str:
@@ -174,6 +204,15 @@ class ItemType:
         except BUGS as exc:
             raise InvalidMessage(self.aggregator, [("", f"its validation raised {type(exc).__name__}")]) from exc
 
+    @cached_property
+    def _named(self) -> Named:
+        return named_in(self.annotation)
+
+    def _check_whole(self, value: Any, payload: bytes) -> None:
+        """Refuse what would not arrive whole, since the annotation is a base of its class."""
+        if problems := list(cut_off(value, self.read(payload), self._named)):
+            raise InvalidMessage(self.aggregator, problems)
+
     def _given(self, value: Any) -> Any:
         """Return what was given in values of JSON: encoded by the type, unless it has no need to be."""
         if isinstance(value, BaseModel):  # of another class it may have the same fields by chance
@@ -197,3 +236,7 @@ class ItemType:
 
     def _not_json(self, value: Any) -> InvalidMessage:
         return InvalidMessage(self.aggregator, [("", f"a {type(value).__name__} cannot be encoded as JSON")])
+
+
+def _path(field: str) -> tuple[str, ...]:
+    return (_ITEM, *field.split("."))

@@ -3,14 +3,16 @@
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import is_dataclass
+from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, NewType, Union, get_args, get_origin
 from uuid import UUID
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from celery_sagas.core.bugs import BUGS
@@ -108,6 +110,20 @@ def text_of(value: object) -> str:
     return _storable(_to_str(_plain(value)))
 
 
+def may_have_text(annotation: object) -> bool:
+    """Tell whether a value so annotated may have a canonical text, see ``text_of``; what is not known may."""
+    bare, _ = unwrap(annotation)
+    kind = get_origin(bare) or bare
+    if not isinstance(kind, type):
+        return True
+    if issubclass(kind, Enum):
+        values = [member.value for member in kind]
+        return not values or any(isinstance(value, tuple(_CONVERSIONS)) and not isinstance(value, bool) for value in values)
+    if issubclass(kind, tuple(_CONVERSIONS)):
+        return kind is not bool
+    return not is_dataclass(kind) and not issubclass(kind, _WITHOUT_TEXT)
+
+
 def unwrap(annotation: Any) -> tuple[Any, tuple[object, ...]]:
     """Take ``Annotated``, ``| None``, ``NewType`` and type aliases off an annotation, and collect what annotated it."""
     if get_origin(annotation) is Annotated:
@@ -122,6 +138,11 @@ def unwrap(annotation: Any) -> tuple[Any, tuple[object, ...]]:
     return unwrap(members[0]) if optional else (annotation, ())
 
 
+def spelled(annotation: object) -> str:
+    """Return an annotation as an error names it."""
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
+
+
 def _key_types(saga: str, name: str, annotation: object) -> tuple[type, type]:
     """Return the declared type and the type of its plain values."""
     declared, _ = unwrap(annotation)
@@ -130,7 +151,7 @@ def _key_types(saga: str, name: str, annotation: object) -> tuple[type, type]:
             return declared, base
     raise DefinitionError(
         saga,
-        f"its correlation property {name} is declared as {_spelled(annotation)}, whose values have no canonical text",
+        f"its correlation property {name} is declared as {spelled(annotation)}, whose values have no canonical text",
         f"Declare {name} as str, int, UUID, or an enum whose values are all str or all int; each may be `| None`.",
     )
 
@@ -140,10 +161,6 @@ def _is_enum_of(declared: object, base: type) -> bool:
         return False
     values = [member.value for member in declared]
     return bool(values) and all(isinstance(value, base) and not isinstance(value, bool) for value in values)
-
-
-def _spelled(annotation: object) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _plain(value: object) -> object:
@@ -218,4 +235,6 @@ def _limited(text: str) -> str:
 _HARMLESS: Final = frozenset(("extra", "hide_input_in_errors", "protected_namespaces", "title"))
 _DECIMAL: Final = re.compile(r"0|-?[1-9][0-9]*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+#: Whose values have no canonical text; nor have those of dataclasses. A str is a sequence too.
+_WITHOUT_TEXT: Final = (float, Decimal, date, time, timedelta, BaseModel, Sequence, Set, Mapping)
 _CONVERSIONS: Final[Mapping[type, Callable[[object], object]]] = {str: _to_str, int: _to_int, UUID: _to_uuid}

@@ -9,10 +9,13 @@ from typing import Any, Final, get_origin, get_type_hints
 
 from pydantic import AliasChoices, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
+from pydantic_core import to_json
 from typing_extensions import is_typeddict
 
+from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.keys import unwrap
-from celery_sagas.errors import DefinitionError
+from celery_sagas.core.subclasses import ANY, cut_off, is_exact
+from celery_sagas.errors import DefinitionError, InvalidMessage
 
 
 class SagaKey:
@@ -35,8 +38,28 @@ class Message(BaseModel):
                 raise DefinitionError(f"{cls.__module__}.{cls.__qualname__}.{name}", _ONE_WAY, _BOTH_WAYS)
 
     def __json__(self) -> dict[str, Any]:
-        """Return what kombu's JSON encoder writes for this message."""
-        return self.model_dump(mode="json", by_alias=True, round_trip=True)
+        """Return what kombu's JSON encoder writes for this message.
+
+        Raises:
+            InvalidMessage: A field holds an object of a subclass of its annotation, whose own fields would be left out.
+        """
+        dumped = self.model_dump(**_DUMP)
+        if not is_exact(self, ANY):
+            _check_whole(self, dumped)
+        return dumped
+
+
+_DUMP: Final[dict[str, Any]] = {"mode": "json", "by_alias": True, "round_trip": True}
+
+
+def _check_whole(message: Message, dumped: dict[str, Any]) -> None:
+    kind = type(message)
+    try:
+        read: object = kind.model_validate_json(to_json(dumped))
+    except BUGS:  # its reader, whoever that is, takes what was sent
+        read = dumped
+    if problems := list(cut_off(message, read)):
+        raise InvalidMessage(f"{kind.__module__}.{kind.__qualname__}", problems)
 
 
 def read_path(path: tuple[str, ...], arguments: Mapping[str, object]) -> object:
@@ -64,6 +87,13 @@ def missing_part(path: tuple[str, ...], annotation: Any) -> str:
             return ".".join(path[:depth])
         annotation = members[part]
     return ""
+
+
+def type_at(path: tuple[str, ...], annotation: Any) -> Any:
+    """Return the type of what stands at a path in a parameter so annotated; ``Any`` if that is not known."""
+    for part in path[1:]:
+        annotation = (members_of(annotation) or {}).get(part, Any)
+    return annotation
 
 
 def members_of(annotation: Any) -> dict[str, Any] | None:

@@ -5,11 +5,11 @@ withdraws it takes it out. So it does not matter where its message is at that mo
 broker's queue.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
@@ -124,4 +124,53 @@ def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
     """Return when timeouts are due, by their names; aware, UTC."""
     if not timeouts:
         return _NEVER
-    return MappingProxyType({name: datetime.fromtimestamp(timeout.at / 1000, UTC) for name, timeout in timeouts.items()})
+    return MappingProxyType({name: _aware(timeout.at) for name, timeout in timeouts.items()})
+
+
+class RequestView(NamedTuple):
+    """A request of which nothing has come yet."""
+
+    id: str  #: what ``send`` or ``gather`` has returned
+    task: str  #: its name; of a chain that of its last task, empty for a ``gather``
+    deadline: datetime | None  #: aware, UTC; ``None`` without ``within=``
+    members: int = 0  #: of a ``gather``
+
+
+class OpenRequests(Mapping[str, RequestView]):
+    """The requests of which nothing has come yet, by their ids; not those whose deadline has.
+
+    They are a thousand at most, and few steps look at them: they are made when they are read for the first time.
+    """
+
+    __slots__ = ("_requests", "_views")
+
+    def __init__(self, requests: Mapping[str, Request]) -> None:
+        """Take requests that do not change any more while a step runs."""
+        self._requests = requests
+        self._views: dict[str, RequestView] | None = None
+
+    def __getitem__(self, id: str) -> RequestView:
+        return self._read()[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    def _read(self) -> dict[str, RequestView]:
+        if self._views is None:
+            self._views = {id: _view(request) for id, request in self._requests.items() if not request.is_overdue}
+        return self._views
+
+
+def _view(request: Request) -> RequestView:
+    task, deadline = "" if request.members else request.task, _aware(request.at) if request.at else None
+    return RequestView(request.id, task, deadline, request.members)
+
+
+def _aware(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

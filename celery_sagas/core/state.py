@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from celery_sagas.core.context import SagaView, StepContext
-from celery_sagas.core.definition import SagaDefinition, check_field_names, check_fields, define
+from celery_sagas.core.definition import SagaDefinition, alternate_keys, check_field_names, check_fields, define
 from celery_sagas.errors import DefinitionError, MisuseError
 
 if sys.version_info >= (3, 14):
@@ -35,6 +35,8 @@ class State(BaseModel):
 
     #: Present on concrete sagas only.
     __saga__: ClassVar[SagaDefinition | None] = None
+    #: The alternate keys of the class, those of its abstract bases first.
+    __also_by__: ClassVar[tuple[str, ...]] = ()
 
     # A slot, and no private attribute: pydantic sets those up in Python, each time a state is decoded.
     __slots__ = ("_context",)
@@ -146,11 +148,14 @@ def _define(
             f"unknown class keyword {', '.join(sorted(unknown))}",
             "Known: correlate_by, also_by, name, formerly, schema_version",
         )
+    cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
     if correlate_by is None:
-        if also_by or name or formerly or schema_version != 1:
+        if name or formerly or schema_version != 1:
             raise DefinitionError(cls.__qualname__, "it has no correlate_by", "Name the field that is the key of an instance")
         return None
-    return define(cls, correlate_by=correlate_by, also_by=also_by, name=name, formerly=formerly, schema_version=schema_version)
+    return define(
+        cls, correlate_by=correlate_by, also_by=cls.__also_by__, name=name, formerly=formerly, schema_version=schema_version
+    )
 
 
 def _annotated_names(cls: type) -> Iterator[str]:

@@ -26,8 +26,13 @@ TRACEBACK_CHARACTERS = 20_000
 _NAME_CHARACTERS = 255
 
 
+def letter_id_of(task: str, message_id: str) -> str:
+    """Return the id of the dead letter of a message: the same of each delivery of it, whatever failed."""
+    return derived_id(storable(message_id, sys.maxsize), f"{storable(task, _NAME_CHARACTERS)}/dead letter")
+
+
 def letter_of(task: str, message_id: str, saga: str, error: BaseException, payload: str) -> DeadLetter:
-    """Return the dead letter of a message; of the same message of a task it has the same id, whatever failed.
+    """Return the dead letter of a message.
 
     Args:
         task: The task's name; of a step its present one, whatever its message calls it.
@@ -37,7 +42,7 @@ def letter_of(task: str, message_id: str, saga: str, error: BaseException, paylo
         payload: The message, as JSON text.
     """
     return DeadLetter(
-        id=derived_id(storable(message_id, sys.maxsize), f"{storable(task, _NAME_CHARACTERS)}/dead letter"),
+        id=letter_id_of(task, message_id),
         task=storable(task, _NAME_CHARACTERS),
         message_id=storable(message_id, _NAME_CHARACTERS),
         saga=saga,

@@ -7,12 +7,12 @@ from typing import Any
 from uuid import uuid4
 
 from celery_sagas.core.codec import load
-from celery_sagas.core.context import MessageView, SagaView, StepContext
+from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.conversation import Addressed, Conversation
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import placed_id
-from celery_sagas.core.pending import Keys, Pending, Timeouts, due_times, read_pending
+from celery_sagas.core.pending import Keys, OpenRequests, Pending, Timeouts, due_times, read_pending
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.errors import UnreadableState
@@ -32,6 +32,7 @@ class Instance:
     unknown: dict[str, Any]  #: stored fields that this code does not know
     indexed: Keys  #: the alternate keys that the store has indexed for it
     is_withdrawn: bool = False  #: what it is addressed by was handled, replaced or withdrawn
+    is_late: bool = False  #: what came of a request comes after its deadline
 
 
 def begin(
@@ -64,8 +65,8 @@ def begin(
 def revive(
     saga: SagaDefinition,
     record: Record,
-    message: MessageView | None,
-    sending: Sending | None,
+    message: MessageView = NO_MESSAGE,
+    sending: Sending | None = None,
     addressed: Addressed | None = None,
     steps: Collection[str] = (),
 ) -> Instance:
@@ -74,7 +75,7 @@ def revive(
     Args:
         saga: Its definition.
         record: As it was found.
-        message: The one that is handled.
+        message: The one that is handled, if one is.
         sending: Where its step's messages go.
         addressed: What is handled, if that is a timeout, or came of a request; ``is_withdrawn`` says whether it is waited for.
         steps: The names of the step that handles it.
@@ -86,17 +87,17 @@ def revive(
     pending = _pending(record)
     timeouts = Timeouts(dict(pending.timeouts), more=pending.more)
     conversation = Conversation(dict(pending.requests), originator=pending.originator)
-    is_withdrawn = False
-    if addressed and message:
+    is_withdrawn = is_late = False
+    if addressed:
         is_withdrawn, is_late = _take(timeouts, conversation, addressed, steps)
         message = message._replace(late=is_late)
     state, unknown = load(saga, record.key, record.data, record.schema_version)
     created, updated = _aware(record.created_at), _aware(record.updated_at)
     asked = pending.originator["request"] if pending.originator else None
-    due = due_times(timeouts.kept)
-    view = SagaView(record.id, saga.name, record.key, record.version, False, created, updated, message, due, asked)
+    due, requests = due_times(timeouts.kept), OpenRequests(conversation.kept)
+    view = SagaView(record.id, saga.name, record.key, record.version, False, created, updated, message, due, requests, asked)
     context = attach(state, view, sending, timeouts, conversation)
-    return Instance(saga, record.id, record.key, record, state, context, unknown, pending.keys, is_withdrawn)
+    return Instance(saga, record.id, record.key, record, state, context, unknown, pending.keys, is_withdrawn, is_late)
 
 
 def _take(timeouts: Timeouts, conversation: Conversation, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:

@@ -1,10 +1,14 @@
 """What came of a message."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from celery_sagas.core.sending import Sending
+from celery_sagas.stores.records import Entry
 
 
 class Kind(StrEnum):
@@ -21,18 +25,29 @@ class Kind(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """What came of one message."""
+    """What came of one message: what signals tell of, and what ``Saga.outcome`` returns of the message that ended an instance."""
 
     kind: Kind
-    saga: str
+    saga: str  #: the stored name
     step: str
     message_id: str
-    key: str = ""
-    instance_id: str = ""
-    version: int = 0
+    key: str = ""  #: the canonical text of the correlation key; empty where the message named none
+    instance_id: str = ""  #: empty where there was no instance
+    version: int = 0  #: of the instance after the message; 0 where there was none
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
     reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "withdrawn"
-    result: Any = None
+    result: Any = None  #: what the handler returned; the journal does not keep it
+    at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
+
+
+def read_entry(entry: Entry) -> Outcome:
+    """Return the outcome that an entry of the journal tells of."""
+    reason = str(from_json(entry.detail).get("reason", ""))
+    at = datetime.fromtimestamp(entry.at / 1000, UTC)
+    key, instance_id, version = entry.key, entry.instance_id, entry.version
+    return Outcome(
+        Kind(entry.outcome), entry.saga, entry.step, entry.message_id, key, instance_id, version, version == 1, reason, at=at
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ class _Batch:
         with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
             self.relay.announce(letter, error)
         self.outbox.confirm(self.token, [row.id])
-        self.sweep.dead += 1
+        self.sweep.dead_lettered += 1
 
     def _put_off(self, row: OutboxRow, error: PublishError) -> None:
         logger.warning("%s %s waits (attempt %d), since nobody can be told that it is not published: %s", *_named(row, error))

@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from celery_sagas.core.answers import NO_VALUE
+from celery_sagas.core.comparison import parts_of
 from celery_sagas.core.context import MessageView
 from celery_sagas.core.conversation import Addressed, ReturnAddress
 from celery_sagas.core.correlation import Address, check_own_key
 from celery_sagas.core.sending import Frozen, Sending, TypeOfFreeze
+from celery_sagas.core.state import State
 from celery_sagas.core.steps import Decision, StepDefinition
 from celery_sagas.engine.alternates import alternates_of, difference
 from celery_sagas.engine.commit import Commit, Limits
@@ -20,6 +23,7 @@ from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import (
     InvalidMessage,
+    InvalidState,
     KeyTaken,
     MessageError,
     RevisionConflict,
@@ -33,6 +37,9 @@ from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup,
 
 #: Encodes the message that answers a request, given its return address.
 TypeOfAnswer = Callable[[Mapping[str, Any], object], Frozen | None]
+
+#: Why the answer of an instance that ends without a reply is dropped, if it comes late to a step that takes no ``None``.
+NO_VALUE_LATE = "late, and without a value"
 
 logger = logging.getLogger("celery_sagas")
 
@@ -120,7 +127,12 @@ class Run:
         if instance.is_withdrawn:
             self._end_reservation(record)
             return self._dropped(record.key, "withdrawn")
-        self._check_addressed(record)
+        try:
+            self._check_addressed(record)
+        except InvalidMessage:
+            if addressed.has_value or not instance.is_late:
+                raise
+            return self._dropped(record.key, NO_VALUE_LATE)
         return self._handle(instance)
 
     def _check_addressed(self, record: Record) -> None:
@@ -206,7 +218,7 @@ class Run:
     def _send_last_answer(self, to: Mapping[str, Any] | None) -> None:
         """Answer with nothing whoever has none yet; who cannot be answered does not keep the instance from its end."""
         try:
-            self._send_answer(to, None)
+            self._send_answer(to, NO_VALUE)
         except InvalidMessage as exc:
             logger.warning("%s completes, and whoever started it gets no answer: %s", self.step.saga.name, exc)
 
@@ -229,6 +241,26 @@ class Run:
             if conflict.reason == "unique" and self.conflicts.unique:
                 self._refuse_taken_keys(instance)
             raise
+        except InvalidState as exc:
+            if unannotated := self._unannotated_in(instance.state, exc):
+                one = len(unannotated) == 1
+                remedy = (
+                    f"{' and '.join(unannotated)} of {self.step.name} {'has' if one else 'have'} no annotation, and "
+                    f"{'comes' if one else 'come'} as JSON has it: annotate {'it' if one else 'them'}"
+                )
+                raise InvalidState(exc.saga, exc.key, exc.problems, remedy) from exc
+            raise
+
+    def _unannotated_in(self, state: State, error: InvalidState) -> list[str]:
+        """Return the arguments without annotation that the handler has put where the state cannot be stored."""
+        paths = {path.partition(".")[0] for path, _ in error.problems}
+        fields = [value for name, value in state.__dict__.items() if name in paths]
+        parts = [part for field in fields for part in (parts_of(field) or {}).values()]
+        unannotated = sorted(self.step.arguments.unannotated & self.arguments.keys())
+        for held in (fields, parts):  # another argument may be the same object by chance as a part, a short text above all
+            if names := [name for name in unannotated if any(value is self.arguments[name] for value in held)]:
+                return names
+        return []
 
     def _refuse_taken_keys(self, instance: Instance) -> None:
         """Raise ``KeyTaken`` if a key that could not be inserted twice belongs to another live instance."""
@@ -237,9 +269,10 @@ class Run:
         for name, value in added:
             holder = self.services.backend.sagas.find(Lookup(saga.names, name, value)).record
             if holder is not None and holder.id != instance.id:
-                raise KeyTaken(saga.name, name, value, holder.id)
+                raise KeyTaken(saga.name, name, value, holder.id, holder.key)
             if holder is None and self.conflicts.unique >= ORPHANED_AFTER:
-                raise UnreadableState(saga.name, instance.key, f"the store keeps {name}={value!r} for an instance that is gone")
+                problem = f"the store keeps {name}={value!r} for an instance that is gone: delete what it keeps"
+                raise UnreadableState(saga.name, instance.key, problem)
 
     def _end_reservation(self, record: Record | None) -> None:
         if record is None or not record.reserved_by or record.reserved_by != self.conflicts.holder:
@@ -257,7 +290,7 @@ class Run:
         if decision is Decision.ALREADY_EXISTS:
             raise SagaAlreadyExists(self.step.saga.name, self._property, self.lookup.value, record.id)
         sagas = self.services.backend.sagas
-        self._send_answer(self._asked_by, None)
+        self._send_answer(self._asked_by, NO_VALUE)
         return self._dispatch(self.commit.without_instance(sagas, Kind.IGNORED, record.key, record.id, "exists"))
 
     def _missing(self, decision: Decision) -> Outcome:
@@ -269,7 +302,7 @@ class Run:
             raise SagaNotFound(step.saga.name, self._property, self.lookup.value, completed)
         reason = "completed" if completed else "missing"
         if step.if_missing is None:
-            self._send_answer(self._asked_by, None)
+            self._send_answer(self._asked_by, NO_VALUE)
             return self.commit.without_instance(sagas, Kind.IGNORED, key, instance_id, reason)
         missing = Missing(step.saga.name, self._property, self.lookup.value, completed, self.sending)
         self._count_delivery()

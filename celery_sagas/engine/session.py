@@ -18,8 +18,10 @@ class Session:
     message_id: str
     causation: dict[str, str] = field(default_factory=dict)  #: saga name to instance id
     task_id: str = ""  #: Celery's; the message's id too, unless its producer has named another
+    publication: str = ""  #: which one it is: the id of a plain task's message may be fixed, and be another night's too
     sending: Sending | None = None  #: where messages go while a step's handler runs
     published: int = 0  #: events, and messages to steps, that its task has published itself
+    publications: int = 0  #: messages to plain tasks that it has published
 
     def belongs_to(self, saga: str, instance_id: str) -> None:
         """Let what this message causes be correlated with an instance."""

@@ -18,7 +18,7 @@ class Sweep:
     released: int = 0  #: claimed and given back: the broker was away, or the time was over
     unsure: int = 0  #: published and not confirmed, perhaps arrived: left alone until their lease ends
     failed: int = 0  #: could not be published, and are tried again
-    dead: int = 0  #: could not be published so often that they are dead letters
+    dead_lettered: int = 0  #: could not be published so often that they became dead letters
     purged: int = 0  #: entries of the journal, and counts of deliveries, that were kept for long enough
     unknown: dict[str, int] = field(default_factory=dict)  #: left to others, by step
     error: str = ""  #: of the store or of the connection to the broker, which ended the sweep
@@ -33,7 +33,7 @@ class Sweep:
             or self.released
             or self.unsure
             or self.failed
-            or self.dead
+            or self.dead_lettered
             or self.purged
             or self.unknown
             or self.error
@@ -48,7 +48,7 @@ class Tally:
     sent: int = 0
     flushes: int = 0
     failed: int = 0
-    dead: int = 0
+    dead_lettered: int = 0  #: rows of the outbox; most dead letters are kept by those who handle messages
     purged: int = 0
     unknown: dict[str, int] = field(default_factory=dict)  #: how often rows of a step were left to others
     last: Sweep | None = None
@@ -62,7 +62,7 @@ class Tally:
         self.sent += sweep.sent
         self.flushes += sweep.flushes
         self.failed += sweep.failed
-        self.dead += sweep.dead
+        self.dead_lettered += sweep.dead_lettered
         self.purged += sweep.purged
         self.last = sweep
         if sweep.did_something:

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.engine.instance import revive
-from celery_sagas.engine.query import journal_key, lookup_of
+from celery_sagas.engine.outcomes import Outcome, read_entry
+from celery_sagas.engine.query import journal_key, lookup_of, shown_property
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import MisuseError, SagaNotFound, WaitTimeout
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, KEY, Entry, Lookup, Record
+from celery_sagas.stores.records import ID, KEY, Lookup, Record
 
 #: Seconds between two looks: few at first, since much comes at once, and twice as many each time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object], *, until: Any, timeout: Any) -> Any:
-    """Wait until a function of an instance's copy is true, and return the copy; or until ``"completed"``, and return the entry.
+    """Wait until a function of an instance's copy is true, and return the copy; or until ``"completed"``, and return the outcome.
 
     Raises:
         TypeError: ``until`` or ``timeout`` is of another type.
@@ -84,12 +85,13 @@ class Wait:
             if self.seen is not None:
                 raise SagaNotFound(self.saga.name, *self._subject, True)
             return None
-        copy = revive(self.saga, record, None, None).state
+        copy = revive(self.saga, record).state
         return copy if until(copy) else None
 
-    def completed(self, key: str) -> Entry | None:
-        """Return the entry of the newest completed instance with a key, unless the one that is waited for is alive."""
-        return None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
+    def completed(self, key: str) -> Outcome | None:
+        """Return how the newest completed instance with a key ended, unless the one that is waited for is alive."""
+        entry = None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
+        return None if entry is None else read_entry(entry)
 
     def _find(self) -> Record | None:
         lookup = self.lookup if self.seen is None else Lookup(self.saga.names, ID, self.seen.id)
@@ -105,8 +107,7 @@ class Wait:
     @property
     def _subject(self) -> tuple[str, str]:
         """The property, as the user wrote it, and its value."""
-        property = ", ".join(self.saga.correlate_by) if self.lookup.property == KEY else self.lookup.property
-        return property, self.lookup.value
+        return shown_property(self.saga, self.lookup), self.lookup.value
 
 
 def _pauses() -> Iterator[float]:

@@ -45,6 +45,16 @@ class Withdrawal:
             except AlreadyHandled:
                 return True
 
+    def is_due(self, sagas: SagaStore) -> bool:
+        """Whether the instance still waits for it, or nobody can tell; once it does not, it never will again."""
+        found = self._find(sagas)
+        if found is None or found.record is None:
+            return found is None
+        try:
+            return self._without(read_pending(found.record.pending)) is not None
+        except ValueError:
+            return True
+
     def _try(self, sagas: SagaStore) -> bool:
         found = self._find(sagas)
         if found is None or found.record is None or (pending := self._pending_without(found.record)) is None:
@@ -70,6 +80,9 @@ class Withdrawal:
         except ValueError as exc:
             logger.warning("the timeout or request %s stays with %s %r: %s", self.addressed.id, record.saga, record.key, exc)
             return None
+        return self._without(pending)
+
+    def _without(self, pending: Pending) -> tuple[str, str] | None:
         if self.addressed.came:
             return self._without_request(pending)
         for name, timeout in pending.timeouts.items():

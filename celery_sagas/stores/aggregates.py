@@ -126,8 +126,10 @@ class Buffers(ABC):
         """
 
     @abstractmethod
-    def read(self, name: str, group: str, limit: int) -> list[Item]:
-        """Return the first ``limit`` buffered items of a group in the order of insertion, whatever their state."""
+    def read(self, name: str, group: str, limit: int, after: int = 0) -> list[Item]:
+        """Return the first ``limit`` buffered items of a group in the order of insertion, whatever their state; with ``after``,
+        those that follow this number, whether an item still has it or not.
+        """
 
     @abstractmethod
     def open(self, rules: Rules, group: str) -> bool:

@@ -20,6 +20,7 @@ from celery_sagas.stores.records import (
     NewRecord,
     OutboxRow,
     Record,
+    Renamed,
 )
 
 
@@ -34,10 +35,10 @@ class SagaStore(ABC):
     * Another attempt of a message that was committed raises ``AlreadyHandled`` and writes nothing.
 
     A commit whose instance is no longer as it was found raises ``RevisionConflict`` and writes nothing: reason ``"version"``
-    (another version, another id, or gone), ``"reserved"`` (another holder has reserved it), ``"unique"`` (a key or an
-    alternate key that it inserts belongs to another live instance, also under a former name of the saga) or ``"locked"``
-    (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already committed, that comes
-    first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
+    (another version, another id, another name of its saga, or gone), ``"reserved"`` (another holder has reserved it),
+    ``"unique"`` (a key or an alternate key that it inserts belongs to another live instance, also under a former name of the
+    saga) or ``"locked"`` (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already
+    committed, that comes first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
 
     A store of several parts, between which nothing is atomic, keeps all that one commit writes in one of them: where its find
     looked. ``find`` says which (``Found.place``), the commit hands it back (``Effects.place``), and the ids of new instances
@@ -95,7 +96,34 @@ class SagaStore(ABC):
         holder begins the time anew. It neither changes the version nor ``updated_at``.
 
         Returns:
-            Whether ``holder`` has it now: ``False`` if another holder's reservation lasts, or the instance is gone.
+            Whether ``holder`` has it now: ``False`` if another holder's reservation lasts, or the instance is gone, or its saga
+            has another name now.
+        """
+
+    @abstractmethod
+    def count(self, names: Sequence[str]) -> dict[str, int]:
+        """Count the instances that are stored under each of these names of sagas: at least one name."""
+
+    @abstractmethod
+    def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
+        """Move at most ``limit`` instances from a former name of their saga to ``name``, each whole or not at all.
+
+        The caller sees to it that these are two different names.
+
+        An instance takes its key and its alternate keys along. Its id, version, times, state and pending map stay. So do its
+        reservation, its outgoing rows and its journal: they are known by its id, or by step and message. A commit of what was
+        found under the former name raises ``RevisionConflict`` (``"version"``).
+
+        An instance keeps its former name if one of its keys belongs to another instance under ``name``, or if it cannot be
+        read: ``conflicts`` names it. Any number of calls may run at once, beside commits. After a call that was killed, begin
+        again.
+
+        Args:
+            name: The stored name.
+            former: An earlier one.
+            limit: How many are moved at most: at least 1.
+            after: ``Renamed.after`` of the call before; empty, to begin. Calls that go on until it is empty have seen every
+                instance that was there all the time.
         """
 
 
@@ -189,6 +217,10 @@ class DeadLetters(ABC):
     def remove(self, id: str) -> bool:
         """Remove a letter; return whether it was there."""
 
+    @abstractmethod
+    def count(self) -> int:
+        """Count the letters, without reading them."""
+
 
 class Backend(ABC):
     """One backend, open in one process: its ports, and what happens around them."""
@@ -221,6 +253,15 @@ class Backend(ABC):
             ConfigurationError: It cannot be used: says what to set.
             StoreUnavailable: It cannot be reached.
         """
+
+    def note_app(self, name: str) -> str:
+        """Note the name of an app that starts under this prefix, in the place of the one that was noted last; return that one.
+
+        The name is empty if none was noted. Of two that are noted at once, one is returned to the other. A call whose reply was
+        lost and that is repeated may return its own name. A backend that cannot note anything returns an empty text each time, as
+        this method does.
+        """
+        return ""
 
     @abstractmethod
     def schema(self) -> str:

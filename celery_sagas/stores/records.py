@@ -22,6 +22,7 @@ __all__ = [
     "OutboxRow",
     "Outgoing",
     "Record",
+    "Renamed",
 ]
 
 
@@ -32,6 +33,14 @@ class Lookup(NamedTuple):
     property: str  #: ``KEY``, ``ID`` or the name of an alternate key
     value: str  #: the canonical text
     spread: bool = False  #: the saga has no alternate keys: a store of several parts may keep its instances in different ones
+
+
+class Renamed(NamedTuple):
+    """What one call of a rename has done."""
+
+    moved: int  #: how many instances have the name now
+    conflicts: tuple[tuple[str, str], ...]  #: id and key of each that keeps its former name; an empty key could not be read
+    after: str  #: where the next call goes on; empty: that was all
 
 
 class Handling(NamedTuple):

@@ -1,4 +1,6 @@
-"""The published contract of the stores: a backend's test is a subclass of each class, and one fixture.
+"""What tests of sagas need (``collected``), and the published contract of the stores.
+
+A backend's test is a subclass of each class, and one fixture.
 
     class Fixtures:
         @pytest.fixture
@@ -38,12 +40,15 @@ from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
 from celery_sagas.testing.contract.leftovers import LeftoversContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
+from celery_sagas.worker.collecting import Collected, CollectedMessage, collected  # noqa: E402
 
 __all__ = [
     "AggregateStoreContract",
     "BackendContract",
     "BuffersContract",
     "Clock",
+    "Collected",
+    "CollectedMessage",
     "DeadLettersContract",
     "DeliveriesContract",
     "InterleavingContract",
@@ -53,4 +58,5 @@ __all__ = [
     "OpenBackend",
     "OutboxContract",
     "SagaStoreContract",
+    "collected",
 ]

@@ -21,12 +21,12 @@ from celery_sagas.engine.session import refuse_inline
 from celery_sagas.errors import DefinitionError, InvalidMessage, PublishError, StoreError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.burials import bury_failures
-from celery_sagas.worker.durable import DurableTask
-from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, PUT_OFF, check_message_id
-from celery_sagas.worker.internals import add_task, registered, unregister
+from celery_sagas.worker.durable import DurableTask, bearing
+from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, PUT_OFF, check_message_id, headers_of
+from celery_sagas.worker.internals import add_task, registered, time_limit_s, unregister
 from celery_sagas.worker.later import put_off_if_it_helps
 from celery_sagas.worker.raised import failing
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
 from celery_sagas.worker.turns import in_turn
 
@@ -48,6 +48,7 @@ class BufferTask(DurableTask):
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
     ) -> Any:
         """Publish an item, encoded by its type; a task that is delivered again publishes it under the same id."""
+        refuse_stand_in(self.app)
         headers = options["headers"] = {AGGREGATOR: self.name, **(options.get("headers") or {})}
         args, kwargs = self._encoded(args or (), kwargs or {}, headers)
         check_message_id(self.name, headers.get(MESSAGE_ID))
@@ -60,7 +61,7 @@ class BufferTask(DurableTask):
         """Return a signature, its item encoded; without one it is partial: an answer becomes the item."""
         if args or kwargs:
             args, kwargs = self._encoded(args or (), kwargs or {}, options.get("headers") or {})
-        return super().signature(args, kwargs, *positional, **options)
+        return bearing(super().signature(args, kwargs, *positional, **options), {AGGREGATOR: self.name})
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker buffer together what it has received together."""
@@ -122,7 +123,7 @@ def buffer_message(task: BufferTask, args: Sequence[Any], kwargs: Mapping[str, A
     if request.called_directly:
         with direct_session(request) as session:
             return _buffer(task, session.message_id, value)
-    check_message_id(task.name, (request.headers or {}).get(MESSAGE_ID))
+    check_message_id(task.name, headers_of(request).get(MESSAGE_ID))
     return _buffer(task, session_of(request).message_id, value)
 
 
@@ -187,7 +188,7 @@ def flush_group(task: FlushTask, group: str) -> Any:
         call=_caller(task),
         ask=functools.partial(ask, task.app, definition),
         judge=functools.partial(_judge, task),
-        time_limit_s=_time_limit_s(task),
+        time_limit_s=time_limit_s(task),
     )
     session_of(task.request).message_id = flush.token  # what it publishes is not that of another batch, if it is delivered again
     try:
@@ -229,12 +230,6 @@ def _seconds_until(task: FlushTask, asked: RetryAsked) -> float:
 def _caller(task: FlushTask) -> Callable[[Batch[Any]], Any]:
     function = failing()(task.saga_aggregator.function)
     return functools.partial(function, task) if task.saga_aggregator.bind else function
-
-
-def _time_limit_s(task: FlushTask) -> float | None:
-    """Return when a run is ended by force, in seconds; the soft limit only asks."""
-    hard = (task.request.timelimit or (None, None))[0] or task.time_limit or task.app.conf.task_time_limit
-    return float(hard) if hard else None
 
 
 def _item_of(definition: AggregatorDefinition, id: str, value: Any, max_bytes: int) -> tuple[str, NewItem]:

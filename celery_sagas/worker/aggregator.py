@@ -1,6 +1,6 @@
 """``@aggregator``, and what it returns: a proxy for the aggregator's task in the current app, as ``shared_task`` returns one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -15,7 +15,7 @@ from celery_sagas.core.items import GroupBy
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.aggregating import BufferTask, install_aggregator
-from celery_sagas.worker.buffered import Buffered
+from celery_sagas.worker.buffered import Buffered, BufferedItem
 from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
 from celery_sagas.worker.proxy import TaskProxy
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
+KeyValue = str | int | UUID | Enum
 #: What names a group: the value by which its items are grouped, or the values of several fields.
-GroupValue = str | int | UUID | Enum | tuple[str | int | UUID | Enum, ...]
+GroupValue = KeyValue | tuple[KeyValue, ...]
 Duration = float | timedelta
-_KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered")
+_KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered", "correlate_by")
 
 if TYPE_CHECKING:
 
@@ -98,8 +99,25 @@ if TYPE_CHECKING:
         def count(self, group: GroupValue | None = None) -> int:
             """Return how many items are buffered, whatever their state, in a group or in all."""
 
+        def groups(self) -> Iterator[str]:
+            """Return the groups that have buffered items, as text (see ``Batch.group``), in the order of their names.
+
+            They are read from the store a page at a time. ``group`` of the other methods takes such a text, too.
+            """
+
+        def items(self, group: GroupValue | None = None) -> Iterator[BufferedItem[ItemT]]:
+            """Return the buffered items of a group, or of all, whatever their state: group by group, oldest first.
+
+            They are read from the store a page at a time, each page as it is then: what is buffered or removed meanwhile may be
+            among them or not. ``item`` of one that cannot be read raises ``UnreadableItem``.
+            """
+
         def read(self, group: GroupValue | None = None, *, limit: int = 1_000) -> list[ItemT]:
-            """Return the first buffered items of a group, oldest first; what cannot be read is left out."""
+            """Return the first buffered items of a group, or of all, whatever their state: group by group, oldest first.
+
+            Raises:
+                UnreadableItem: One of them cannot be read; ``items`` has the others.
+            """
 
         def remove(self, id: str, group: GroupValue | None = None) -> None:
             """Remove the item that has an id from a group's buffer.
@@ -109,8 +127,27 @@ if TYPE_CHECKING:
                 ItemNotBuffered: It has items, and none with this id that no flush has at this moment.
             """
 
+        def remove_correlated(self, correlation_id: KeyValue, group: GroupValue | None = None) -> int:
+            """Remove all items that have a correlation id (``correlate_by``) from a group, or from all; return how many.
+
+            Those that a flush has at this moment are not removed. All items of the group, or of all, are read for it.
+
+            Raises:
+                NothingBuffered: The group, or the aggregator, has no items.
+                ItemNotBuffered: It has items, and none with this correlation id that no flush has at this moment.
+                UnreadableItem: One cannot be read, and its JSON does not say its correlation id either; nothing was removed.
+                MisuseError: The aggregator has no ``correlate_by``.
+            """
+
         def clear(self, group: GroupValue | None = None) -> int:
-            """Remove all items of a group, whatever their state; return how many there were."""
+            """Remove all items of a group, whatever their state; return how many there were.
+
+            Raises:
+                ValueError: The aggregator has ``group_by``, and no group is named: see ``clear_all``.
+            """
+
+        def clear_all(self) -> int:
+            """Remove all items of all groups, whatever their state; return how many there were."""
 
         def flush(self, group: GroupValue | None = None) -> int:
             """Have a group flushed now, or all groups; return how many there are that have something to flush.
@@ -143,14 +180,26 @@ else:
         def count(self, group: Any = None) -> int:
             return _buffered(self).count(group)
 
+        def groups(self) -> Iterator[str]:
+            return _buffered(self).groups()
+
+        def items(self, group: Any = None) -> Iterator[BufferedItem[Any]]:
+            return _buffered(self).items(group)
+
         def read(self, group: Any = None, *, limit: int = 1_000) -> list[Any]:
             return _buffered(self).read(group, limit)
 
         def remove(self, id: str, group: Any = None) -> None:
             _buffered(self).remove(id, group)
 
+        def remove_correlated(self, correlation_id: Any, group: Any = None) -> int:
+            return _buffered(self).remove_correlated(correlation_id, group)
+
         def clear(self, group: Any = None) -> int:
             return _buffered(self).clear(group)
+
+        def clear_all(self) -> int:
+            return _buffered(self).clear_all()
 
         def flush(self, group: Any = None) -> int:
             return _buffered(self).flush(group)
@@ -172,6 +221,7 @@ def aggregator(
     group_by: GroupBy | None = ...,
     dedupe_for: Duration | str | None = ...,
     max_buffered: int | None = ...,
+    correlate_by: str | None = ...,
     name: str | None = ...,
     bind: Literal[True],
     **options: Any,
@@ -187,6 +237,7 @@ def aggregator(
     group_by: GroupBy | None = ...,
     dedupe_for: Duration | str | None = ...,
     max_buffered: int | None = ...,
+    correlate_by: str | None = ...,
     name: str | None = ...,
     **options: Any,
 ) -> Callable[[Callable[[Batch[ItemT]], ResultT]], Aggregator[ItemT]]: ...
@@ -200,6 +251,7 @@ def aggregator(
     group_by: GroupBy | None = None,
     dedupe_for: Duration | str | None = AS_JOURNAL,
     max_buffered: int | None = None,
+    correlate_by: str | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Any:
@@ -217,6 +269,8 @@ def aggregator(
         dedupe_for: For how long the ids of items are known after they were flushed, so that a message that is delivered again is
             not buffered again; without it as long as the journal, ``saga_journal_retention``. ``None``: they are forgotten then.
         max_buffered: How many items a group has at most: ``add`` raises ``BufferFull`` then, and messages wait.
+        correlate_by: The field (a dotted path) of the items' correlation id, by which ``remove_correlated`` finds them. Several
+            items may have the same one, or none.
         name: The stored name (default: that of a shared task, module and function). What is buffered is found under it.
         **options: Celery's task options, for the task that flushes: time limits, retries, ``bind``; both tasks share its queue.
 
@@ -238,6 +292,7 @@ def aggregator(
             group_by=group_by,
             dedupe_for=dedupe_for,
             max_buffered=max_buffered,
+            correlate_by=correlate_by,
             options=options,
         )
         registry.add_aggregator(definition)

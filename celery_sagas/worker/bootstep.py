@@ -9,14 +9,23 @@ from celery import Celery, bootsteps, signals
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
+from celery_sagas.errors import StoreError
 from celery_sagas.stores.records import KEY, Lookup
-from celery_sagas.worker.redelivery import check_retention
+from celery_sagas.worker.answers import confirm_answers
+from celery_sagas.worker.internals import name_of
+from celery_sagas.worker.redelivery import check_delivery_limits, check_retention
 from celery_sagas.worker.relay import RelayThread, terms_of
 from celery_sagas.worker.reporting import reporting
-from celery_sagas.worker.runtime import close_runtime, runtime_of, tell_default_backend
-from celery_sagas.worker.unknown import KeepUnknownTasks
+from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, tell_default_backend
+from celery_sagas.worker.unknown import KeepUnknownTasks, refuse
+from celery_sagas.worker.unreadable import guard_pool, guard_targets
 
 logger = logging.getLogger("celery_sagas")
+
+_ANOTHER_APP = (
+    "%s: the last app that has started here is %r, under the same saga_prefix, %r, as this one, %r: each publishes what is due "
+    "for the other, over its own broker. Give each app a saga_prefix of its own. If the app was renamed, there is nothing to do"
+)
 
 
 class PrepareBackend(bootsteps.StartStopStep):
@@ -25,7 +34,13 @@ class PrepareBackend(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def create(self, worker: Any) -> None:
-        """Say where sagas are kept by default, before the pool's processes are made: each of them would say it again."""
+        """Do what must be done before the pool's processes are made.
+
+        They know no time limit of the command line, and each of them would say again where sagas are kept by default.
+        """
+        guard_targets(worker.pool)
+        if worker.time_limit:
+            worker.app.conf.task_time_limit = worker.time_limit
         if registry:
             tell_default_backend(worker.app)
 
@@ -75,7 +90,7 @@ def prepare(app: Celery, processes: int) -> None:
 
     Raises:
         DefinitionError: A step is declared wrongly.
-        ConfigurationError: The backend cannot be used, cannot keep the promise, or forgets too early.
+        ConfigurationError: The backend cannot be used, cannot keep the promise, or forgets too early; or a queue drops messages.
         StoreUnavailable: It cannot be reached.
     """
     definitions: list[StepDefinition | AggregatorDefinition] = [*registry.steps.values(), *registry.aggregators.values()]
@@ -83,9 +98,29 @@ def prepare(app: Celery, processes: int) -> None:
         definition.resolve()  # those that were defined after the app was finalised have not been looked at yet
     runtime = runtime_of(app)
     check_retention(app, terms_of(runtime).retention_s)
+    check_delivery_limits(app, runtime.settings.max_deliveries)
     runtime.prepare(processes=processes)
+    warn_of_other_apps(app, runtime)
     for saga in registry.sagas.values():  # a store of several parts tells whether it would find this one's instances
         runtime.backend.sagas.find(Lookup(saga.names, KEY, "", saga.is_spread))
+
+
+def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:
+    """Warn if the app that was the last to start under this prefix is another one: their relays would meet each other's messages.
+
+    Apps are told apart by their names. One without a name is not noted.
+    """
+    name = name_of(app)
+    if not name:
+        return
+    for backend in dict.fromkeys((runtime.backend, runtime.batches)):
+        try:
+            before = backend.note_app(name)
+        except StoreError as exc:
+            logger.info("%s: which apps use it is not known: %s", backend.url, exc)
+            continue
+        if before not in ("", name):
+            logger.warning(_ANOTHER_APP, backend.url, before, runtime.settings.prefix, name)
 
 
 def _processes(worker: Any) -> int:
@@ -97,13 +132,15 @@ def _processes(worker: Any) -> int:
 def add_bootstep(sender: Any = None, **_: object) -> None:
     """Add the bootsteps to a worker that begins: all task modules are loaded by now, and its blueprint is not built yet.
 
-    Each of its tasks may be asked for an answer: its requests tell of failures.
+    Each of its tasks may be asked for an answer: it publishes that before it is acknowledged, and its requests tell of failures.
     """
     import_module("celery_sagas.worker.control")  # needs celery.worker, which whoever only sends does without
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)
+    guard_pool(sender, refuse)
     for task in sender.app.tasks.values():
         task.Request = reporting(task.Request)
+        confirm_answers(task)
 
 
 def connect() -> None:

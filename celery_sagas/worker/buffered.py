@@ -1,7 +1,12 @@
 """An aggregator's buffer, as programs use it: past the broker, from any process."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from celery import Celery
@@ -10,14 +15,41 @@ from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.keys import key_text, text_of
 from celery_sagas.engine.buffering import encoded_item
 from celery_sagas.engine.session import Session
-from celery_sagas.errors import InvalidMessage, MisuseError
+from celery_sagas.errors import InvalidMessage, ItemNotBuffered, MisuseError, NotBuffered, NothingBuffered, UnreadableItem
+from celery_sagas.stores.aggregates import Buffers
+from celery_sagas.stores.items import Item, State
 from celery_sagas.worker.aggregating import add_items, publish_flush
-from celery_sagas.worker.headers import is_message_id
+from celery_sagas.worker.headers import is_name
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, open_sessions
 
-#: Groups that are read at once.
-_PAGE = 1_000
+ItemT = TypeVar("ItemT")
+
+#: Groups, and items, that are read at once: an item may have as many bytes as a state.
+_GROUPS = 1_000
+_ITEMS = 100
+
+
+@dataclass(frozen=True)
+class BufferedItem(Generic[ItemT]):
+    """An item in an aggregator's buffer, as ``Aggregator.items`` returns it."""
+
+    group: str  #: the text of its group; empty without ``group_by``
+    id: str  #: under which it is buffered once in its group
+    state: State  #: ``"free"``; ``"leased"``: a batch has it; ``"unresolved"``: a worker could not read it
+    attempts: int  #: how many of its flushes have failed
+    buffered_at: datetime  #: aware, UTC
+    payload: str = field(repr=False)  #: the item as it is stored, as JSON text
+    _read: Callable[[], ItemT] = field(repr=False, compare=False)
+
+    @property
+    def item(self) -> ItemT:
+        """The item itself.
+
+        Raises:
+            UnreadableItem: It does not fit the type of the items.
+        """
+        return self._read()
 
 
 class Buffered:
@@ -37,7 +69,7 @@ class Buffered:
             raise ValueError(f"{len(ids)} ids were given for {len(items)} items")
         encoded = [self._definition.items.encode_and_read(item) for item in items]
         ids = self._new_ids([each.value for each in encoded]) if ids is None else ids
-        if not all(map(is_message_id, ids)):
+        if not all(map(is_name, ids)):
             raise InvalidMessage(self._definition.name, [("id", "it is no text of 1 to 255 printable characters")])
         max_bytes = self._runtime.settings.max_state_bytes
         new = [encoded_item(self._definition, id, each, max_bytes) for id, each in zip(ids, encoded, strict=True)]
@@ -49,41 +81,54 @@ class Buffered:
         """Count the buffered items."""
         return self._buffers.count(self._definition.name, None if group is None else _text(group)).buffered
 
+    def groups(self) -> Iterator[str]:
+        """Return the groups that have items."""
+        return group_names(self._buffers, self._definition.name)
+
+    def items(self, group: Any, at_once: int = _ITEMS) -> Iterator[BufferedItem[Any]]:
+        """Return the buffered items of a group, or of all."""
+        text = None if group is None else _text(group)
+        return (self._shown(*each) for each in stored_items(self._buffers, self._definition.name, text, at_once))
+
     def read(self, group: Any, limit: int) -> list[Any]:
-        """Return the items that can be read."""
+        """Return the first items, which must all be readable."""
         if limit < 1:
             raise ValueError(f"limit={limit} is no positive number")
-        stored = self._buffers.read(self._definition.name, self._text_of(group), limit)
-        return [item for each in stored for item in self._readable(each.payload)]
+        return [each.item for each in islice(self.items(group, min(limit, _ITEMS)), limit)]
 
     def remove(self, id: str, group: Any) -> None:
         """Remove an item."""
         self._buffers.remove(self._rules, self._text_of(group), id)
 
+    def remove_correlated(self, value: Any, group: Any) -> int:
+        """Remove the items that have a correlation id."""
+        if self._definition.correlate_by is None:
+            name = self._definition.name
+            raise MisuseError(f"{name} does not say which field is the correlation id", '@aggregator(correlate_by="order_id")')
+        text = text_of(value)
+        found = [(each.group, each.id) for each in self.items(group) if self._correlation_of(each) == text]
+        removed = sum(self._remove_if_free(*each) for each in found)
+        if not removed:
+            raise self._not_buffered(text, None if group is None else _text(group))
+        return removed
+
     def clear(self, group: Any) -> int:
         """Remove all items of a group."""
         return self._buffers.clear(self._rules, self._text_of(group))
 
+    def clear_all(self) -> int:
+        """Remove all items of all groups."""
+        return sum(self._buffers.clear(self._rules, group) for group in self.groups())
+
     def flush(self, group: Any) -> int:
         """Ask for the flush of one group, or of all."""
-        groups = self._groups() if group is None else iter([_text(group)])
+        groups = self.groups() if group is None else iter([_text(group)])
         count = 0
         for each in groups:
             if self._buffers.open(self._rules, each):
                 publish_flush(self._app, self._definition, each)
                 count += 1
         return count
-
-    def _groups(self) -> Iterator[str]:
-        if self._definition.group_by is None:
-            yield ""
-            return
-        after = ""
-        while page := self._buffers.groups(self._definition.name, _PAGE, after):
-            yield from (each.group for each in page)
-            if len(page) < _PAGE:
-                return
-            after = page[-1].group
 
     def _text_of(self, group: Any) -> str:
         if group is not None:
@@ -92,17 +137,69 @@ class Buffered:
             return ""
         raise ValueError(f"{self._definition.name} has groups: name one")
 
-    def _readable(self, payload: str) -> Iterator[Any]:
+    def _shown(self, group: str, stored: Item) -> BufferedItem[Any]:
+        buffered_at = datetime.fromtimestamp(stored.at / 1000, UTC)
+        read = partial(self._read, group, stored)
+        return BufferedItem(group, stored.id, stored.state, stored.attempts, buffered_at, stored.payload, read)
+
+    def _read(self, group: str, stored: Item) -> Any:
         try:
-            yield self._definition.items.read(payload)
-        except InvalidMessage:
-            return
+            return self._definition.items.read(stored.payload)
+        except InvalidMessage as exc:
+            raise UnreadableItem(self._definition.name, group, stored.id, exc.problems) from exc
+
+    def _correlation_of(self, each: BufferedItem[Any]) -> str | None:
+        """Return an item's correlation id; of one that cannot be read, what its JSON has there."""
+        items = self._definition.items
+        try:
+            return items.correlation_of(each.item)
+        except UnreadableItem:
+            text = items.correlation_of(json.loads(each.payload))
+            if text is None:
+                raise
+            return text
+
+    def _remove_if_free(self, group: str, id: str) -> bool:
+        """Remove an item unless it is gone, or a flush has it; return whether it was removed."""
+        try:
+            self._buffers.remove(self._rules, group, id)
+        except NotBuffered:
+            return False
+        return True
+
+    def _not_buffered(self, correlation_id: str, group: str | None) -> NotBuffered:
+        name = self._definition.name
+        buffered = self._buffers.count(name, group).buffered
+        if not buffered:
+            return NothingBuffered(name, group or "")
+        return ItemNotBuffered(name, group or "", correlation_id, buffered, self._definition.correlate_by or "")
 
     def _new_ids(self, values: Sequence[Any]) -> list[str]:
         session = current_session()
         if session is None:
             return [str(uuid4()) for _ in values]
         return [new_message_id(session, self._definition.name, value) for value in values]
+
+
+def group_names(buffers: Buffers, name: str) -> Iterator[str]:
+    """Return the groups of an aggregator that have buffered items, in the order of their names, reading a page at a time."""
+    after = ""
+    while page := buffers.groups(name, _GROUPS, after):
+        yield from (each.group for each in page)
+        if len(page) < _GROUPS:
+            return
+        after = page[-1].group
+
+
+def stored_items(buffers: Buffers, name: str, group: str | None, at_once: int = _ITEMS) -> Iterator[tuple[str, Item]]:
+    """Return the buffered items of a group, or of all groups, each with its group, reading a page at a time."""
+    for each in group_names(buffers, name) if group is None else [group]:
+        after = 0
+        while page := buffers.read(name, each, at_once, after):
+            yield from ((each, item) for item in page)
+            if len(page) < at_once:
+                break
+            after = page[-1].number
 
 
 def _text(group: Any) -> str:

@@ -3,9 +3,10 @@
 import contextlib
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import Reject, TaskPredicate
+from celery.exceptions import Ignore, Reject, TaskPredicate
 
 from celery_sagas import signals
 from celery_sagas.engine.burial import add_letter, bury, letter_of
@@ -16,7 +17,7 @@ from celery_sagas.worker.failures import report
 from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.later import postpone
 from celery_sagas.worker.letters import lookup_of, payload_of
-from celery_sagas.worker.raised import failing
+from celery_sagas.worker.raised import below, failing
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import session_of
 
@@ -30,7 +31,9 @@ def bury_failures(task: Any) -> None:
     """Have a step's task keep the messages that fail for good.
 
     Its ``run`` is wrapped outside of Celery's ``autoretry_for``, so that what comes here is not retried; and not its
-    ``__call__``, for which Celery would give up its fast path.
+    ``__call__``, for which Celery would give up its fast path. What leaves it has a short traceback: a process of the pool writes
+    each frame, some kilobytes, into a pipe of 64 KiB, which a main process that stops may not read any more
+    (``AsynPool.flush``). If the pipe is full then, the process cannot say that it ends, and its worker never does.
     """
     inner = task.run
 
@@ -38,17 +41,26 @@ def bury_failures(task: Any) -> None:
         if task.request.called_directly or task.request.is_eager:
             return inner(*args, **kwargs)
         try:
-            with failing():
-                return inner(*args, **kwargs)
-        except TaskPredicate:
-            raise  # retried, ignored or rejected
+            return _run(task, inner, args, kwargs)
+        except (Ignore, Reject) as exc:
+            raise exc.with_traceback(None) from None  # nobody reads it
         except Exception as exc:
-            if is_terminating():
-                raise Reject(repr(exc), requeue=True) from exc
-            _bury_or_keep(task, task.request, exc)
-            raise
+            raise exc.with_traceback(below(exc.__traceback__))  # noqa: B904 - it is the same error
 
     task.run = functools.update_wrapper(run, inner, updated=())
+
+
+def _run(task: Any, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        with failing():
+            return inner(*args, **kwargs)
+    except TaskPredicate:
+        raise  # retried, ignored or rejected
+    except Exception as exc:
+        if is_terminating():
+            raise Reject(repr(exc), requeue=True) from exc
+        _bury_or_keep(task, task.request, exc)
+        raise
 
 
 def bury_request(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
@@ -82,7 +94,7 @@ def _keep(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLe
 def _tell(task: Any, request: Any, kept: DeadLetter, error: Exception) -> None:
     logger.error("%s[%s] failed and is kept as the dead letter %s: %s", kept.task, kept.message_id, kept.id, kept.error)
     signals.step_failed.send(sender=task, letter=kept, exception=error)
-    report(task.app, request, error, may_be_answered=True)  # once its letter is retried
+    report(task.app, request, error, letter=kept.id, may_be_answered=True)  # once its letter is retried
 
 
 def is_seen_to(error: BaseException) -> bool:

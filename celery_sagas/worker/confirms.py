@@ -12,8 +12,9 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sagas.engine.publishing import Message
+from celery_sagas.errors import Unroutable
 from celery_sagas.worker.freeze import thawed
-from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher
+from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, is_mandatory
 
 logger = logging.getLogger("celery_sagas")
 
@@ -30,6 +31,9 @@ class Confirms:
         self.expected: dict[int, str] = {}  #: ids of rows by number, in order; none where a message is no row
         self.confirmed: set[str] = set()
         self.refused: set[str] = set()
+        self.unroutable: dict[str, Unroutable] = {}
+        self._returned: dict[str, Unroutable] = {}  #: what the broker has sent back, and not confirmed yet
+        self._correlations: dict[int, object] = {}  #: by number; by its correlation id a message that comes back is known
         self._count = 0
 
     @property
@@ -37,19 +41,30 @@ class Confirms:
         """The ids of the rows of which the broker has said nothing."""
         return frozenset(filter(None, self.expected.values()))
 
-    def expect(self, id: str) -> None:
+    def expect(self, id: str, correlation: object = None) -> None:
         """Expect the confirmation of the next message."""
         self._count += 1
         self.expected[self._count] = id
+        self._correlations[self._count] = correlation
 
     def withdraw(self) -> None:
         """Expect no confirmation of the last message: it was not written."""
-        del self.expected[self._count]
+        del self.expected[self._count], self._correlations[self._count]
         self._count -= 1
+
+    def send_back(self, correlation: object, error: Unroutable) -> None:
+        """Note that no queue takes a message: the broker says so before it confirms it."""
+        for number, each in self._correlations.items():
+            if each == correlation:
+                self._returned[self.expected[number]] = error
 
     def ack(self, number: int, multiple: bool) -> None:
         """Note that a message is confirmed, or all messages up to it."""
-        self.confirmed.update(self._take(number, multiple))
+        for id in self._take(number, multiple):
+            if error := self._returned.pop(id, None):
+                self.unroutable[id] = error
+            else:
+                self.confirmed.add(id)
 
     def nack(self, number: int, multiple: bool) -> None:
         """Note that a message is refused, or all messages up to it."""
@@ -57,6 +72,8 @@ class Confirms:
 
     def _take(self, number: int, multiple: bool) -> list[str]:
         numbers = [each for each in self.expected if each <= number] if multiple else [number]
+        for each in numbers:
+            self._correlations.pop(each, None)
         taken = [self.expected.pop(each) for each in numbers if each in self.expected]
         return [id for id in taken if id]
 
@@ -69,13 +86,15 @@ class ConfirmChannel:
         self._app = app
         self._publisher = publisher
         self._channel = channel
-        self._producer = self._make_producer()
         self._exchanges: set[str] = set()  #: to which a message was confirmed
+        self._declared: set[tuple[str, str]] = set()  #: queues and exchanges, by class and name
+        self._producer = self._make_producer()
         self._is_sound = True
         # else py-amqp looks for events before each message, and tries for ever to read the rest of half a frame
         channel.connection.client_properties = {**channel.connection.client_properties, "capabilities": {}}
         channel.events["basic_ack"].add(self.confirms.ack)
         channel.events["basic_nack"].add(self.confirms.nack)
+        channel.events["basic_return"].add(self._return)
         channel.confirm_select()
 
     def write(self, message: Message) -> bool:
@@ -83,7 +102,8 @@ class ConfirmChannel:
         ids = [message.id]
         self._channel.basic_publish = partial(self._write, ids)
         try:
-            thawed(self._app, message.payload).apply_async(producer=self._producer, retry=False)
+            sent = thawed(self._app, message.payload)
+            sent.apply_async(producer=self._producer, retry=False, mandatory=is_mandatory(sent))
         except Exception as exc:
             if self._is_end(exc):
                 raise
@@ -91,16 +111,16 @@ class ConfirmChannel:
             return False
         return not ids
 
-    def _write(self, ids: list[str], *arguments: Any, exchange: str = "", **options: Any) -> None:
+    def _write(self, ids: list[str], message: Any, *, exchange: str = "", **options: Any) -> None:
         """Write a message: the row's first, then what Celery may tell of it (``task_send_sent_event``)."""
         is_known = exchange in self._exchanges
         if not is_known:
             self._settle()
         sent = self._channel.connection.bytes_sent
-        self.confirms.expect(ids.pop() if ids else "")
+        self.confirms.expect(ids.pop() if ids else "", message.properties.get("correlation_id"))
         self._is_sound = False
         try:
-            type(self._channel).basic_publish(self._channel, *arguments, exchange=exchange, **options)
+            type(self._channel).basic_publish(self._channel, message, exchange=exchange, **options)
         except _NOT_ENCODED:
             self._is_sound = self._channel.connection.bytes_sent == sent
             if self._is_sound:
@@ -110,6 +130,12 @@ class ConfirmChannel:
         if not is_known:
             self._settle()
             self._exchanges.add(exchange)
+
+    def _return(self, _: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        """Note a message that no queue takes, and declare queues anew: one that is known may be gone."""
+        self.confirms.send_back(message.properties.get("correlation_id"), Unroutable(exchange, routing_key))
+        self._declared.clear()
+        self._channel.connection.client.declared_entities.clear()
 
     def _settle(self) -> None:
         """Wait for all confirmations, around what may end the channel, as an exchange that is not there does."""
@@ -151,7 +177,7 @@ class ConfirmChannel:
     def _make_producer(self) -> Any:
         """Return a producer that looks once at each queue which a message wants declared, not with every message."""
         producer: Any = self._app.amqp.Producer(self._channel)
-        declare, declared = producer.maybe_declare, set[tuple[str, str]]()
+        declare, declared = producer.maybe_declare, self._declared
 
         def maybe_declare(entity: Any, *args: Any, **options: Any) -> Any:
             name = (type(entity).__name__, entity.name)

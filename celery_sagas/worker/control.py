@@ -1,17 +1,42 @@
-"""``celery -A proj inspect sagas_relay``: what the relays of the workers have done.
+"""``celery -A proj inspect sagas_relay``: what the relays of the workers have done, and how many dead letters the store has.
 
 A worker answers in its main process, where its relay runs.
 """
 
+from functools import partial
 from typing import Any
 
+from celery import Celery
 from celery.worker.control import inspect_command
 
+from celery_sagas.errors import SagaError
+from celery_sagas.worker.deadline import within
 from celery_sagas.worker.relay import relay_of
+from celery_sagas.worker.runtime import borrowed_backend, default_file, has_backend
+
+#: Seconds for the store to answer: the worker consumes nothing meanwhile, and ``celery inspect`` waits for a second.
+_COUNT_S = 0.5
 
 
 @inspect_command()  # type: ignore[untyped-decorator,unused-ignore]
 def sagas_relay(state: Any, **_: Any) -> dict[str, Any]:
-    """What the relay has done, and its last sweep."""
+    """What the relay has done, its last sweep, and how many dead letters the store has."""
     relay = relay_of(state.app)
-    return {"running": False} if relay is None else relay.shown()
+    shown = {"running": False} if relay is None else relay.shown()
+    may_have_letters = has_backend(state.app) or default_file().exists()
+    return {**shown, **_count_dead_letters(state.app)} if may_have_letters else shown
+
+
+def _count_dead_letters(app: Celery) -> dict[str, Any]:
+    """Return how many there are; if the store does not say so in time, why not."""
+    try:
+        return {"dead_letters": within(_COUNT_S, partial(_count, app))}
+    except SagaError as exc:
+        return {"dead_letters": None, "store_error": str(exc)}
+    except TimeoutError:
+        return {"dead_letters": None, "store_error": f"the store has not answered within {_COUNT_S} s"}
+
+
+def _count(app: Celery) -> int:
+    with borrowed_backend(app) as backend:
+        return backend.dead.count()

@@ -10,16 +10,17 @@ from celery import Celery
 from celery.canvas import Signature, _chain
 from pydantic_core import to_jsonable_python
 
-from celery_sagas.core.answers import Failure
+from celery_sagas.core.answers import ANSWER, FAILURE, NO_VALUE, Failure
 from celery_sagas.core.arguments import MASK, holds_secret, is_native
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.conversation import ANSWERED, Came, Request, ReturnAddress, Target, read_return_address
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.sending import Frozen
+from celery_sagas.core.subclasses import ANY, cut_off, is_exact
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.freeze import checked, frozen
-from celery_sagas.worker.headers import ADDRESS, answer_headers, return_address_headers
+from celery_sagas.worker.headers import ADDRESS, answer_headers, answer_headers_to, return_address_headers
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.targets import AnyStep, signature_to, target_named, target_of
 from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
@@ -45,15 +46,15 @@ def request(
         TypeError: A deadline that nobody is told of; or the message, or a step, is of a wrong type.
         ValueError: A deadline that is over before it begins, or beyond all dates.
         MisuseError: A step is none of this saga.
-        InvalidMessage: A step has no room for what it gets.
+        InvalidMessage: A step has no room for what it gets, or cannot take it.
     """
     app, sending = current_app(), context.require_sending("send")
     sent = checked(message)
     members = members_of(sent)
     deadline = deadline_of(sent, members, otherwise, within, due_at)
     ids = [sending.next_id() for _ in members]
-    to_then = target_of(saga, then) if then is not None else target_named(app, f"{saga.name}.{ANSWERED}")
-    to_otherwise = target_of(saga, otherwise) if otherwise is not None else None
+    to_then = target_of(saga, then, ANSWER) if then is not None else target_named(app, f"{saga.name}.{ANSWERED}")
+    to_otherwise = target_of(saga, otherwise, FAILURE) if otherwise is not None else None
     address = ReturnAddress(saga.name, context.view.id, ids[-1], to_then, to_otherwise)
     if not deadline:
         warn_of_early_acknowledgement(app, members)
@@ -118,7 +119,7 @@ def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answe
             _tell(member, address._replace(then=None))
     _tell(members[-1], address)
     if address.then:
-        headers = answer_headers(address.instance, address.request, Came.ANSWER)
+        headers = answer_headers_to(address.then.task, address)
         link: Any = signature_to(app, address.then, id=answer_id, headers=headers)
         members[-1].link(_Link(link))
     if isinstance(sent, _chain):
@@ -141,6 +142,18 @@ def _tell(member: "Signature[Any]", address: ReturnAddress) -> None:
 def forget_link(request: Any, answered: str) -> None:
     """Leave out of what follows a step the message that would answer a request: its commit does."""
     request.callbacks = [link for link in request.callbacks or () if _request_of(link) != answered]
+
+
+def is_asked(request: Any) -> bool:
+    """Tell whether what follows a task answers a request."""
+    return any(_request_of(link) is not None for link in request.callbacks or ())
+
+
+def take_links(request: Any) -> list[Any]:
+    """Take the messages that answer requests out of what follows a task."""
+    links = [link for link in request.callbacks or () if _request_of(link) is not None]
+    request.callbacks = [link for link in request.callbacks or () if _request_of(link) is None]
+    return links
 
 
 def _request_of(link: Any) -> object:
@@ -168,8 +181,9 @@ def answering(app: Celery, max_bytes: int) -> "TypeOfAnswer":
             logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
             return None
         id = derived_id(address.request, Came.ANSWER)
-        headers = answer_headers(address.instance, address.request, Came.ANSWER)
-        sent = signature_to(app, address.then, _encoded(address.then.task, value), headers=headers)
+        has_value = value is not NO_VALUE
+        headers = answer_headers_to(address.then.task, address, has_value=has_value)
+        sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
         return frozen(app, sent, lambda: id, max_bytes)
 
     return answer
@@ -179,7 +193,7 @@ def _encoded(task: str, answer: object) -> Any:
     """Return an answer in values of JSON.
 
     Raises:
-        InvalidMessage: It has none, or holds a secret.
+        InvalidMessage: It has none; or it holds a secret, or an object whose own fields would be left out.
     """
     if is_native(answer):
         return answer
@@ -189,6 +203,8 @@ def _encoded(task: str, answer: object) -> Any:
         raise InvalidMessage(task, [("", f"the answer, a {type(answer).__name__}, cannot be encoded as JSON")]) from exc
     if MASK in str(encoded) and holds_secret(answer):
         raise InvalidMessage(task, [("", "the answer holds a secret, which would be sent as asterisks: send its plain value")])
+    if not is_exact(answer, ANY) and (problems := list(cut_off(answer, encoded))):
+        raise InvalidMessage(task, problems)
     return encoded
 
 

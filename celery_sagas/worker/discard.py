@@ -2,13 +2,8 @@
 
 from celery import Celery
 
-from celery_sagas.core.conversation import Addressed
-from celery_sagas.core.registry import registry
-from celery_sagas.engine.withdrawal import Withdrawal
-from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.headers import read_address
-from celery_sagas.worker.replay import request_in
+from celery_sagas.worker.replay import withdrawal_of
 from celery_sagas.worker.runtime import runtime_of
 
 
@@ -23,24 +18,7 @@ def discard_letter(app: Celery, letter: DeadLetter) -> bool:
     Raises:
         StoreError: The letter is kept.
     """
-    runtime, addressed = runtime_of(app), _addressed(letter)
-    waited = False
-    if addressed is not None:
-        waited = Withdrawal(letter, _saga_names(letter), addressed).perform(runtime.backend, runtime.settings.conflict_retries)
+    runtime, withdrawal = runtime_of(app), withdrawal_of(letter)
+    waited = withdrawal is not None and withdrawal.perform(runtime.backend, runtime.settings.conflict_retries)
     runtime.backend.dead.remove(letter.id)
     return waited
-
-
-def _addressed(letter: DeadLetter) -> Addressed | None:
-    """Return where the message of a letter is addressed to, if it is one that an instance waits for."""
-    try:
-        return read_address(request_in(letter, letter.task))
-    except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
-        return None
-
-
-def _saga_names(letter: DeadLetter) -> tuple[str, ...]:
-    """Return the names of the saga to whose step a message went, also if nobody knows the step any more."""
-    known = {letter.saga, letter.task.rpartition(".")[0]}
-    saga = next((saga for saga in registry.sagas.values() if known.intersection(saga.names)), None)
-    return saga.names if saga else (letter.saga,)

@@ -1,13 +1,15 @@
 """The base of all tasks of this library: nothing of them is acknowledged before it is done, and their retries are confirmed."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
+from celery.canvas import Signature
 from celery.exceptions import Reject
 
 from celery_sagas.worker.later import give_back
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.publisher import ConfirmedPublisher, take_return
 from celery_sagas.worker.requests import burying
 from celery_sagas.worker.runtime import runtime_of
 
@@ -18,6 +20,12 @@ else:
 
 #: The parameters of ``Task.retry``, in their order.
 _RETRY = ("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries")
+
+
+def bearing(sent: Signature[Any], headers: Mapping[str, Any]) -> Signature[Any]:
+    """Put headers on a signature, unless it has them: where it follows another task, any worker may publish it."""
+    sent.options["headers"] = {**headers, **(sent.options.get("headers") or {})}
+    return sent
 
 
 class DurableTask(_Task):
@@ -47,6 +55,8 @@ class DurableTask(_Task):
                 retry = super().retry(throw=False, **{**confirmed, **options})
             except Reject as error:
                 give_back(error)
+            if unroutable := take_return(confirmed["producer"]):
+                give_back(unroutable)
         if throw:
             raise retry
         return retry

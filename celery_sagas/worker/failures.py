@@ -17,7 +17,15 @@ from celery_sagas.core.text import storable
 from celery_sagas.engine.burial import TEXT_CHARACTERS, text_of
 from celery_sagas.errors import PublishError, TooManyDeliveries
 from celery_sagas.worker.deadline import within
-from celery_sagas.worker.headers import answer_headers, causation_headers, read_return_address_of
+from celery_sagas.worker.headers import (
+    answer_headers,
+    causation_headers,
+    id_of,
+    is_answer,
+    read_retries,
+    read_return_address_of,
+    task_of,
+)
 from celery_sagas.worker.publisher import PASSING_REFUSALS, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import session_of
@@ -36,6 +44,7 @@ def report(
     error: BaseException | str,
     kind: FailureKind = "error",
     *,
+    letter: str = "",
     may_be_answered: bool = False,
     may_be_repeated: bool = False,
 ) -> bool:
@@ -47,7 +56,8 @@ def report(
         app: The app.
         request: Of the message's task.
         error: What was raised, or a text if nothing was.
-        kind: What happened; but for an error, an answer may come all the same.
+        kind: What happened; but for an error, an answer may come all the same. Of an answer it is always "unhandled".
+        letter: The id of the dead letter that the message has become.
         may_be_answered: Whether one may come after this error, too.
         may_be_repeated: Whether somebody will tell again if it raises, which it never does otherwise.
 
@@ -60,7 +70,7 @@ def report(
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
         return False
-    failure = failure_of(request, error, kind)
+    failure = failure_of(request, error, kind, letter)
     came = Came.DOUBT if may_be_answered or failure.kind != "error" else Came.FAILURE
     try:
         _send(app, request, address, address.otherwise, failure, came)
@@ -78,17 +88,27 @@ def _may_pass(error: Exception) -> bool:
 
 
 def report_in_time(
-    app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False
+    app: Celery,
+    request: Any,
+    error: BaseException | str,
+    kind: FailureKind = "error",
+    *,
+    letter: str = "",
+    may_be_answered: bool = False,
 ) -> bool:
     """Tell of a failure from a worker's main process, which nobody may hold up; see ``report``."""
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
         return False
     try:
-        return within(DEADLINE_S, functools.partial(report, app, request, error, kind, may_be_answered=may_be_answered))
+        return within(
+            DEADLINE_S, functools.partial(report, app, request, error, kind, letter=letter, may_be_answered=may_be_answered)
+        )
     except TimeoutError:
         step = address.otherwise.task
-        logger.warning("%s[%s] failed, and perhaps %s is not told: the broker does not answer", request.task, request.id, step)
+        logger.warning(
+            "%s[%s] failed, and perhaps %s is not told: the broker does not answer", task_of(request), request.id, step
+        )
         return False
 
 
@@ -98,22 +118,25 @@ def report_eager_failure(sender: Any = None, exception: BaseException | None = N
         report(sender.app, sender.request, exception)
 
 
-def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "error") -> Failure:
+def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "error", letter: str = "") -> Failure:
     """Return the failure of the task of a request.
 
     Args:
         request: The task's.
         error: What was raised, or a text if nothing was.
-        kind: What happened.
+        kind: What happened, as far as the error does not say it.
+        letter: The id of the dead letter that its message has become.
     """
-    is_lost = isinstance(error, WorkerLostError | TooManyDeliveries)
+    if isinstance(error, WorkerLostError | TooManyDeliveries):
+        kind = "lost"
     return Failure(
-        kind="lost" if is_lost else kind,
-        task=storable(str(request.task), _NAME_CHARACTERS),
-        task_id=storable(str(request.id), _NAME_CHARACTERS),
+        kind="unhandled" if is_answer(request) else kind,
+        task=storable(task_of(request), _NAME_CHARACTERS),
+        task_id=storable(id_of(request), _NAME_CHARACTERS),
         error="" if isinstance(error, str) else storable(_class_of(error), _NAME_CHARACTERS),
         text=storable(error if isinstance(error, str) else text_of(error), TEXT_CHARACTERS),
-        retries=int(request.retries or 0),
+        retries=read_retries(request),
+        dead_letter=letter,
     )
 
 

@@ -1,9 +1,11 @@
 """Signatures to text and back: a message is encoded where ``send`` is called, and published from its text."""
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Celery, signature
 from celery.canvas import Signature, _chain, chord, chunks, group
@@ -14,8 +16,10 @@ from kombu.utils.json import dumps, loads
 from celery_sagas.core.sending import Frozen, TypeOfFreeze
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.headers import causation_headers
-from celery_sagas.worker.internals import plain_options
+from celery_sagas.worker.internals import Destination, destination_of, name_of, options_to, plain_options
 from celery_sagas.worker.sessions import current_session
+
+logger = logging.getLogger("celery_sagas")
 
 
 def freezer(app: Celery, max_bytes: int) -> TypeOfFreeze:
@@ -53,7 +57,8 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
     ids = [member.options["task_id"] for member in members]
     if due_at and app.conf.task_always_eager:
         due_at = 0  # as Celery does: nothing waits in eager mode
-    return Frozen(ids[0], ids[-1], task, _encode(task, {**sent, **_declared(app, task)}, max_bytes), due_at)
+    noted = {**_declared(app, task), **_routed(app, members[0], sent.options)}
+    return Frozen(ids[0], ids[-1], task, _encode(task, {**sent, **noted}, max_bytes), due_at)
 
 
 def restored(app: Celery, payload: str) -> Signature[Any]:
@@ -63,19 +68,27 @@ def restored(app: Celery, payload: str) -> Signature[Any]:
 
 def thawed(app: Celery, payload: str) -> Signature[Any]:
     """Return the signature that is published for a payload; of a chain, that of its first task, which bears the others."""
-    sent, declared = _read(app, payload)
+    sent, declared, route, committed_by = _read(app, payload)
     started = _started(sent) if isinstance(sent, _chain) else sent
-    if started.task not in app.tasks:
+    is_known = started.task in app.tasks
+    if not is_known:
         for name, value in declared.items():
             started.options.setdefault(name, value)
+    if route is not None and (not is_known or _is_of_another(app, committed_by) or str(started.task).startswith(_EVERY_APPS)):
+        _send_to(app, started, route)
     return started
 
 
-def _read(app: Celery, payload: str) -> tuple[Signature[Any], dict[str, Any]]:
-    """Return the signature in a payload, and the options with which its task was declared."""
+def _read(app: Celery, payload: str) -> tuple[Signature[Any], dict[str, Any], Destination | None, str]:
+    """Return the signature in a payload, the options of its task, where its own app publishes it, and the name of that app."""
     described = loads(payload)
-    declared = described.pop(_DECLARED, {})
-    return signature(described, app=app), declared
+    declared, route, name = described.pop(_DECLARED, {}), described.pop(ROUTE, None), described.pop(_APP, "")
+    return signature(described, app=app), declared, route, name
+
+
+def _is_of_another(app: Celery, name: str) -> bool:
+    """Whether an app of another name committed a message; of one without a name nobody knows."""
+    return bool(name) and name_of(app) not in ("", name)
 
 
 def _declared(app: Celery, task: str) -> dict[str, Any]:
@@ -85,6 +98,28 @@ def _declared(app: Celery, task: str) -> dict[str, Any]:
         return {}
     own = plain_options(known)
     return {_DECLARED: own} if own else {}
+
+
+def _routed(app: Celery, first: Signature[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where this app publishes a message: a relay of another app may have to. ``options`` are those of its chain."""
+    route = destination_of(app, first, {**first.options, **options})
+    return {} if route is None else {ROUTE: route, _APP: name_of(app)}
+
+
+def _send_to(app: Celery, sent: Signature[Any], route: Destination) -> None:
+    """Have a message go where the app that committed it has routed it, if this app would send it elsewhere."""
+    own = destination_of(app, sent, sent.options)
+    if own == route:
+        return
+    sent.options.update(options_to(app, route))
+    name, told = str(sent.task), _told.setdefault(app, set())
+    if name not in told:
+        told.add(name)
+        logger.warning(_OF_ANOTHER_APP, name, _shown(route), _shown(own) if own is not None else "no queue")
+
+
+def _shown(route: Destination) -> str:
+    return f"the queue {route!r}" if isinstance(route, str) else "the exchange {!r} with the routing key {!r}".format(*route)
 
 
 def _started(sent: Any) -> Signature[Any]:
@@ -97,7 +132,15 @@ def _started(sent: Any) -> Signature[Any]:
 
 
 #: Beside the signature in a payload.
-_DECLARED = "declared_options"
+_DECLARED, ROUTE, _APP = "declared_options", "route", "app"
+_OF_ANOTHER_APP = (
+    "%s goes to %s, as the app that committed it has routed it; this app would send it to %s. "
+    "If several apps use this database, give each a saga_prefix of its own"
+)
+#: By app, the tasks of which that was logged.
+_told: WeakKeyDictionary[Celery, set[str]] = WeakKeyDictionary()
+#: The library's own tasks, which every app has, and which do for each what its sagas need: events reach its subscribers alone.
+_EVERY_APPS = "celery_sagas."
 #: Options of a chain that ``unchain_tasks`` gives to its members.
 _SPREAD = frozenset({"link", "link_error"})
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from celery.canvas import Signature
 
+from celery_sagas.core.answers import GATHERED
 from celery_sagas.core.context import StepContext
-from celery_sagas.core.conversation import Came, Request, ReturnAddress, Target
+from celery_sagas.core.conversation import GATHER, Came, Request, ReturnAddress, Target
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.sending import Frozen
 from celery_sagas.worker.conversation import asking, deadline_of, members_of, warn_of_early_acknowledgement
-from celery_sagas.worker.gathering import GATHER
 from celery_sagas.worker.headers import answer_headers, frozen_target
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.targets import signature_to, target_of
@@ -37,7 +37,7 @@ def gather(
         TypeError: A member, or a step, is of a wrong type; or a deadline, or a number of answers, of which nobody is told.
         ValueError: There are too few or too many members, or ``at_least`` is none of their numbers.
         MisuseError: A step is none of this saga.
-        InvalidMessage: A step has no room for what it gets, or a member cannot be sent.
+        InvalidMessage: A step has no room for what it gets, or cannot take it; or a member cannot be sent.
     """
     sending = context.require_sending("gather")
     members = _checked(signatures)
@@ -45,8 +45,8 @@ def gather(
     if within is not None:
         _check_times(members)
     deadline = deadline_of(*members[0], otherwise, within)
-    to_then = frozen_target(target_of(saga, then))
-    to_otherwise = frozen_target(target_of(saga, otherwise)) if otherwise is not None else None
+    to_then = frozen_target(target_of(saga, then, GATHERED))
+    to_otherwise = frozen_target(target_of(saga, otherwise, GATHERED)) if otherwise is not None else None
     asked = Request(
         sending.next_id(),
         GATHER,

@@ -10,23 +10,20 @@ from celery import Celery
 from celery.app.task import Context
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.core.conversation import Came, Target
+from celery_sagas.core.conversation import GATHER, Came, Target
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.gathering import Gather, Gathering, Member
 from celery_sagas.errors import InvalidMessage, PublishError, StoreError
 from celery_sagas.worker.burials import bury_failures
 from celery_sagas.worker.durable import DurableTask
-from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address
+from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address, read_retry_of, task_of
 from celery_sagas.worker.internals import add_task, on_finalise, registered
 from celery_sagas.worker.later import postpone, put_off_if_it_helps
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.targets import signature_to
 
 logger = logging.getLogger("celery_sagas")
-
-#: The task's name; every app with this library has it.
-GATHER = "celery_sagas.gather"
 
 
 class GatherTask(DurableTask):
@@ -37,16 +34,17 @@ class GatherTask(DurableTask):
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, producer: Any = None, *rest: Any, **options: Any
     ) -> Any:
-        """Collect the answer here and now, if this process knows the saga and finds who waits; else publish it.
+        """Collect the answer, or publish it.
 
         Celery calls this when a member has ended. Whatever goes wrong, the message takes the same way as from a worker without
         this library.
         """
-        if producer is None and not kwargs and self._is_collected_here(args or (), options.get("headers") or {}):
+        if producer is None and not kwargs and self.collects(args or (), options.get("headers") or {}):
             return self.AsyncResult(task_id or "")
         return super().apply_async(args, kwargs, task_id, producer, *rest, **options)
 
-    def _is_collected_here(self, args: Sequence[Any], headers: Mapping[str, Any]) -> bool:
+    def collects(self, args: Sequence[Any], headers: Mapping[str, Any]) -> bool:
+        """Collect an answer here and now, if this process knows the saga and finds who waits; return whether it has."""
         if self.app.conf.task_always_eager or len(args) != 5:
             return False
         try:
@@ -81,10 +79,20 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
         if address.came == Came.DEADLINE:
             _conclude(self, gather)
         elif not _collect(self.app, gather, Member(position, _outcome(address.came), value, task, address.id)):
-            logger.debug("%s[%s] comes too late for the gather %s of %s", task, address.id, request, saga)
+            level = logging.WARNING if read_retry_of(self.request) else logging.DEBUG
+            logger.log(level, "%s[%s] comes too late for the gather %s of %s", task, address.id, request, saga)
     except StoreError as exc:
         put_off_if_it_helps(self, exc)
         raise
+
+
+def gather_of(request: Any) -> Gather | None:
+    """Return the gather that the message of a request is about; ``None`` if it is about none, or its saga is not known here."""
+    args: Sequence[Any] = request.args or ()
+    if task_of(request) != GATHER or len(args) < 3 or (address := read_address(request)) is None:
+        return None
+    definition = registry.saga_named(str(args[1]))
+    return None if definition is None else Gather(definition, str(args[1]), address.instance_id, str(args[2]))
 
 
 def _outcome(came: str) -> Came:

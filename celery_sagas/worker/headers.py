@@ -1,15 +1,18 @@
 """The message headers: which instances caused a message, and to which one it is addressed.
 
 Plain participants hand the causation on without knowing of sagas. An address goes no further than its message.
+
+Whoever may publish may put anything into a header. What is not of its form is taken as absent, or fails with ``InvalidMessage``;
+nothing else is raised here.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.conversation import Addressed, Came, ReturnAddress, Target, read_return_address, read_target
+from celery_sagas.core.conversation import GATHER, Addressed, Came, ReturnAddress, Target, read_return_address, read_target
 from celery_sagas.engine.session import MAX_CAUSATION, Session
 from celery_sagas.errors import InvalidMessage
 
@@ -25,6 +28,12 @@ RETURN_ADDRESS = "saga_return_address"
 MESSAGE_ID = "saga_message_id"
 #: The name of the aggregator whose item a message is.
 AGGREGATOR = "saga_aggregator"
+#: Of a message to a step: whoever does not know the step keeps the message all the same.
+STEP = "saga_step"
+#: Of a message that an operator has retried: the id of its dead letter.
+RETRY_OF = "saga_retry_of"
+#: Of a message to a plain task: which publication it is. A redelivery and a retry have the same.
+PUBLICATION = "saga_publication"
 #: How often this message was put off because the store could not serve it.
 PUT_OFF = "saga_put_off"
 
@@ -32,6 +41,8 @@ _MAX_CHARACTERS = 255
 #: RabbitMQ takes the headers of a message in one frame, of 128 KiB with everything else that is in them.
 _RETURN_ADDRESS_BYTES = 32_768
 _CAME = frozenset({"", *Came})
+#: More retries, or redeliveries, than any message has.
+_MANY = 1_000_000
 
 
 def stamped_causation(request: Any) -> dict[str, str]:
@@ -40,7 +51,7 @@ def stamped_causation(request: Any) -> dict[str, str]:
     if not isinstance(found, Mapping):
         return {}
     pairs = list(found.items())[-MAX_CAUSATION:]
-    return {saga: instance for saga, instance in pairs if _is_name(saga) and _is_name(instance)}
+    return {saga: instance for saga, instance in pairs if is_name(saga) and is_name(instance)}
 
 
 def address_headers(instance_id: str, timeout: str) -> dict[str, Any]:
@@ -60,14 +71,36 @@ def read_address(request: Any) -> Addressed | None:
     if isinstance(found, Mapping):
         came = found.get("came", "")
         instance, id = found.get("instance"), found.get("request" if came else "timeout")
-        if isinstance(instance, str) and _is_name(instance) and isinstance(id, str) and _is_name(id) and came in _CAME:
-            return Addressed(instance, id, came)
-    raise InvalidMessage(str(request.task), [(ADDRESS, "the header is no address")])
+        if is_name(instance) and is_name(id) and isinstance(came, str) and came in _CAME:
+            return Addressed(instance, id, came, found.get("has_value") is not False)
+    raise InvalidMessage(task_of(request), [(ADDRESS, "the header is no address")])
 
 
 def answer_headers(instance_id: str, request: str, came: Came) -> dict[str, Any]:
     """Return the headers of what came of a request."""
     return {ADDRESS: {"instance": instance_id, "request": request, "came": came.value}}
+
+
+def is_answer(request: Any) -> bool:
+    """Whether a task's message is the answer to a request."""
+    found = _header(request, ADDRESS)
+    return isinstance(found, Mapping) and found.get("came") == Came.ANSWER
+
+
+def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = True) -> dict[str, Any]:
+    """Return the headers of the answer to a request: if it cannot be handled, its failure goes where that of the request goes.
+
+    But not that of a member of a gather, which is complete once the answer's letter is retried: the first that comes counts.
+
+    Raises:
+        InvalidMessage: They are larger than a broker takes.
+    """
+    headers = answer_headers(address.instance, address.request, Came.ANSWER)
+    if not has_value:
+        headers[ADDRESS]["has_value"] = False
+    if address.otherwise is None or address.otherwise.task == GATHER:
+        return headers
+    return headers | return_address_headers(task, address._replace(then=None))
 
 
 def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
@@ -106,14 +139,26 @@ def read_return_address_of(request: Any) -> ReturnAddress | None:
         return None
     try:
         return read_return_address(from_json(found))
-    except ValueError:
+    except (ValueError, TypeError):  # the latter of a lone surrogate
         return None
 
 
 def read_message_id(request: Any) -> str:
     """Return the id under which a message is remembered: what its producer calls it, else the task's id."""
     named = _header(request, MESSAGE_ID)
-    return named if isinstance(named, str) and named else str(request.id or uuid4())
+    return named if isinstance(named, str) and named else id_of(request) or str(uuid4())
+
+
+def read_publication(request: Any) -> str:
+    """Return which publication a task's message is; empty if it does not say so."""
+    found = _header(request, PUBLICATION)
+    return found if is_name(found) else ""
+
+
+def read_retry_of(request: Any) -> str:
+    """Return the id of the dead letter whose message is retried; empty if it is none."""
+    found = _header(request, RETRY_OF)
+    return found if is_name(found) else ""
 
 
 def check_message_id(step: str, named: object) -> None:
@@ -122,19 +167,39 @@ def check_message_id(step: str, named: object) -> None:
     Raises:
         InvalidMessage: It is no text of 1 to 255 printable characters.
     """
-    if named is not None and not is_message_id(named):
+    if named is not None and not is_name(named):
         raise InvalidMessage(step, [(MESSAGE_ID, f"the header is no text of 1 to {_MAX_CHARACTERS} printable characters")])
 
 
-def is_message_id(value: object) -> bool:
-    """Whether a store can keep a producer's id: a text of 1 to 255 printable characters."""
-    return isinstance(value, str) and _is_name(value) and value.isprintable()
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether every store can keep a value as a name or an id: a text of 1 to 255 printable characters."""
+    return isinstance(value, str) and 0 < len(value) <= _MAX_CHARACTERS and value.isprintable()
 
 
 def read_put_off(request: Any) -> int:
     """Return how often the message was put off."""
-    count = _header(request, PUT_OFF)
-    return count if isinstance(count, int) and 0 <= count < 1_000_000 else 0
+    return _count_of(_header(request, PUT_OFF))
+
+
+def read_retries(request: Any) -> int:
+    """Return how often the task of a message was retried."""
+    return _count_of(request.retries)
+
+
+def headers_of(request: Any) -> Mapping[str, Any]:
+    """Return the headers of a request that are not Celery's own."""
+    headers = request.headers
+    return headers if isinstance(headers, dict) else {}
+
+
+def task_of(request: Any) -> str:
+    """Return the name of the task that a message is for; empty if it names none."""
+    return str(request.__dict__.get("task", ""))
+
+
+def id_of(request: Any) -> str:
+    """Return the id of a message's task; empty if it has none."""
+    return str(request.id or "")
 
 
 def causation_headers(session: Session) -> dict[str, Any]:
@@ -148,13 +213,26 @@ def stamp(headers: dict[str, Any], session: Session) -> None:
         headers.update(causation_headers(session))
 
 
-def hand_over(headers: dict[str, Any], request: Any) -> None:
-    """Put what a task's message bears on one that is sent in its place: by ``replace``, which does not; ``retry`` does."""
-    cause = _header(request, CAUSE)
+def stamp_publication(headers: dict[str, Any], new: Callable[[], str]) -> None:
+    """Say which publication a message is, unless it has come from a commit: its task may be sent again under the same id.
+
+    To a step the id alone says which message it is, and so does one that a producer names.
+    """
+    if headers.keys().isdisjoint((PUBLICATION, MESSAGE_ID, STEP, CAUSE, CAUSATION)):
+        headers[PUBLICATION] = new()
+
+
+def hand_over(headers: dict[str, Any], request: Any, publication: str) -> None:
+    """Put what a task's message bears on one that is sent in its place: by ``replace``, which does not; ``retry`` does.
+
+    It is another publication under the same id: what it publishes itself is not what the task had published.
+    """
+    cause, address = _header(request, CAUSE), _header(request, RETURN_ADDRESS)
     given = {
         CAUSE: cause[:_MAX_CHARACTERS] if isinstance(cause, str) else None,
         CAUSATION: stamped_causation(request) or None,
-        RETURN_ADDRESS: _header(request, RETURN_ADDRESS),
+        RETURN_ADDRESS: address if isinstance(address, str) else None,
+        PUBLICATION: publication,
     }
     for name, value in given.items():
         if value is not None:
@@ -167,10 +245,13 @@ def is_stamped(headers: Mapping[str, Any]) -> bool:
 
 
 def _header(request: Any, name: str) -> object:
-    """Read a header: Celery merges them into the request, but for eager tasks, where they are in ``headers`` alone."""
-    value = request.get(name)
-    return (request.headers or {}).get(name) if value is None else value
+    """Read a header: Celery merges them into the request, but for eager tasks, where they are in ``headers`` alone.
+
+    A header may have the name of one of the request's methods, and hide it: they are not called.
+    """
+    value = request.__dict__.get(name)
+    return headers_of(request).get(name) if value is None else value
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _MAX_CHARACTERS
+def _count_of(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value < _MANY else 0

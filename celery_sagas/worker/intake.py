@@ -19,6 +19,7 @@ from celery_sagas.engine.buffering import new_item
 from celery_sagas.errors import BufferFull, InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.aggregating import add_items
+from celery_sagas.worker.faults import UNREADABLE
 from celery_sagas.worker.headers import MESSAGE_ID, check_message_id
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.runtime import runtime_of
@@ -60,10 +61,14 @@ class Intake:
 
     def on_task_request(self, request: Any) -> None:
         """Take a message that may run now; one that others follow runs as a task, which calls them."""
-        if request.revoked():  # or expired: then it is acknowledged
+        try:
+            is_over, runs_alone = request.revoked(), _is_followed(request)  # or expired: then it is acknowledged
+        except UNREADABLE:  # it fails again where it runs, and is refused
+            is_over, runs_alone = False, True
+        if is_over:
             task_ready(request)
             return
-        if _is_followed(request):
+        if runs_alone:
             self._consumer.on_task_request(request)
             return
         self._waiting.append(request)
@@ -162,9 +167,9 @@ def _is_followed(request: Any) -> bool:
     """Whether a link, the next of a chain or a chord waits for the end of a message's task; or nobody can tell."""
     try:
         _, _, embedded = request._payload
+        return any((embedded or {}).values())
     except Exception:  # what cannot be decoded fails where it runs, as any task does
         return True
-    return any((embedded or {}).values())
 
 
 def _arrived(request: Any) -> Arrived:

@@ -3,19 +3,49 @@
 ``shared_task`` itself is made of these; their behaviour is pinned in ``tests/assumptions``.
 """
 
+import logging
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
+from celery.app.routes import MapRoute, Router
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import PromiseProxy
+from kombu import Exchange, Queue
+
+logger = logging.getLogger("celery_sagas")
+
+#: Where a message is published, in values of JSON: the name of a queue; or an exchange, a routing key and the exchange's type.
+Destination: TypeAlias = str | list[str]
 
 
 def current_app() -> Celery:
     """Return the current app itself, not the proxy for it."""
     app: Celery = _state.get_current_app()
     return app
+
+
+def is_stand_in(app: Any) -> bool:
+    """Whether this is the app that Celery makes for a process, or a thread, that has no current one."""
+    state: Any = _state
+    return app is state.default_app and app.main == "default" and not app.set_as_current and not app.fixups
+
+
+def other_apps(app: Celery) -> list[Celery]:
+    """Return the live apps beside this one."""
+    state: Any = _state
+    return [each for each in state._get_active_apps() if each is not app]
+
+
+#: Names of apps that do not tell them apart: of a script's, and of Celery's own stand-in.
+_NAMELESS = frozenset({"__main__", "default"})
+
+
+def name_of(app: Celery) -> str:
+    """Return the name of an app; empty if it has none that tells it from others."""
+    return "" if app.main in _NAMELESS else str(app.main or "")
 
 
 def running_requests() -> Iterator[Any]:
@@ -29,11 +59,17 @@ def running_requests() -> Iterator[Any]:
             yield requests[-depth]
 
 
+def time_limit_s(task: Any) -> float | None:
+    """Return after how many seconds the run of a task is ended by force; the soft limit only asks."""
+    hard = (task.request.timelimit or (None, None))[0] or task.time_limit or task.app.conf.task_time_limit
+    return float(hard) if hard else None
+
+
 def declared_options(task: Any) -> dict[str, Any]:
     """Return the options of publishing with which a task was declared, where they are not those of every task of its app."""
     conf, given = task.app.conf, task._get_exec_options()
     usual = {"serializer": conf.task_serializer, "priority": conf.task_default_priority}
-    return {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+    return {name: value for name, value in given.items() if value is not None and (name not in usual or value != usual[name])}
 
 
 def plain_options(task: Any) -> dict[str, Any]:
@@ -48,6 +84,11 @@ def plain_options(task: Any) -> dict[str, Any]:
 
 #: By task: looking its options up takes longer than encoding a message.
 _plain: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+def has_own_call(task: Any) -> bool:
+    """Tell whether a task's class, or one that it is derived from, has a ``__call__`` that is not Celery's: workers call that."""
+    return not str(task.__class__.__call__.__module__).startswith("celery.")
 
 
 def routing_of(app: Celery, name: str) -> dict[str, Any]:
@@ -70,6 +111,69 @@ def _routed(app: Celery, task: Any, name: str) -> dict[str, Any]:
     queue = routed.pop("queue", None)
     plain = {option: value for option, value in routed.items() if isinstance(value, str | int | float)}
     return {**plain, **({"queue": str(getattr(queue, "name", queue))} if queue is not None else {})}
+
+
+def destination_of(app: Celery, sent: Any, options: Mapping[str, Any]) -> Destination | None:
+    """Return where this app publishes a signature with these options; ``None`` if a router fails."""
+    try:
+        return _known_destination(app, sent, options) if _goes_by_name(app.amqp.router) else _destination(app, sent, options)
+    except SoftTimeLimitExceeded:
+        raise  # which says nothing about the message
+    except Exception as exc:  # of a router of the app's own, or for a queue that is not configured
+        logger.debug("%s cannot be routed: %r", sent.task, exc)
+        return None
+
+
+def options_to(app: Celery, destination: Destination) -> dict[str, Any]:
+    """Return the options by which this app publishes to a destination of another; it declares no queue that it does not know."""
+    if isinstance(destination, str):
+        known = app.amqp.queues.get(destination)  # which creates none
+        declared: list[Any] = [] if known is None else [known]
+        return {"queue": known or Queue(destination), "exchange": "", "exchange_type": "direct", "declare": declared}
+    exchange, routing_key, type = destination
+    is_amqp = app.connection_for_write().transport.driver_type == "amqp"
+    declared = [] if is_amqp else [Exchange(exchange, type)]  # elsewhere each process finds the queues, by the exchange's type
+    return {"queue": None, "exchange": exchange, "routing_key": routing_key, "exchange_type": type, "declare": declared}
+
+
+#: Options by which a message finds its queue.
+_ROUTING = ("queue", "exchange", "routing_key", "exchange_type")
+#: By router, and by task and options. A router takes as long as all the rest of a message.
+_destinations: WeakKeyDictionary[Any, dict[tuple[Any, ...], Destination]] = WeakKeyDictionary()
+#: There may be any number of routing keys.
+_MOST_DESTINATIONS = 1_000
+
+
+def _goes_by_name(router: Any) -> bool:
+    """Whether the arguments of a message mean nothing to a router: one of the app's own may look at them."""
+    routes: Any = router.routes
+    return type(router) is Router and all(type(route) is MapRoute for route in routes)
+
+
+def _known_destination(app: Celery, sent: Any, options: Mapping[str, Any]) -> Destination:
+    known, key = _destinations.setdefault(app.amqp.router, {}), (sent.task, sent.task in app.tasks, *map(options.get, _ROUTING))
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _MOST_DESTINATIONS:
+            known.clear()
+        found = known[key] = _destination(app, sent, options)
+    return found
+
+
+def _destination(app: Celery, sent: Any, options: Mapping[str, Any]) -> Destination:
+    """Return where a message goes, by the rules of Celery's ``send_task_message``."""
+    task: Any = app.tasks.get(sent.task)
+    given = {**(declared_options(task) if task is not None else {}), **options}
+    own = {option: given[option] for option in _ROUTING if given.get(option)}
+    routed: dict[str, Any] = app.amqp.router.route(own, sent.task, sent.args, sent.kwargs, task)
+    queue: Any = routed.get("queue")  # there always is one, of the default if not of a route
+    exchange, routing_key, type = (routed.get(option) for option in _ROUTING[1:])
+    type = type or queue.exchange.type
+    if type == "direct" and not (exchange and routing_key):
+        return str(queue.name)
+    if exchange is None:
+        exchange, routing_key = queue.exchange, routing_key or queue.routing_key
+    return [str(getattr(exchange, "name", exchange)), str(routing_key or ""), str(type)]
 
 
 def is_terminating() -> bool:

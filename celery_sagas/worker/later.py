@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas.errors import PublishError, Retry, StoreError
-from celery_sagas.worker.headers import PUT_OFF, read_put_off
+from celery_sagas.worker.headers import PUT_OFF, headers_of, read_put_off, read_retries
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.redelivery import longest_redelivery_s
 from celery_sagas.worker.runtime import runtime_of
@@ -23,7 +23,7 @@ logger = logging.getLogger("celery_sagas")
 _LONGEST_DELAY_S = 30.0
 #: The part of the time after which a broker delivers a message again: it must not come twice because it waits.
 _OF_REDELIVERY = 1 / 3
-#: Seconds for which a message is held that can be neither handled nor kept, before the broker gets it back.
+#: Seconds for which a message is held that can be neither handled nor kept, before the broker gets it back; at first.
 HELD_S = 3.0
 
 
@@ -80,7 +80,7 @@ def put_off(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoRe
     count = read_put_off(task.request)
     delay = _delay(count, longest_redelivery_s(task.app))
     logger.warning("%s[%s] is put off by %.1f s: %s", task.name, task.request.id, delay, reason)
-    _publish_again(task, publisher, delay, task.request.retries, count + 1)
+    _publish_again(task, publisher, delay, read_retries(task.request), count + 1)
     raise Ignore()
 
 
@@ -93,13 +93,13 @@ def retry_missing(task: Any, publisher: ConfirmedPublisher, reason: Exception) -
     """
     delay = float(task.default_retry_delay)
     logger.info("%s[%s] is retried in %.1f s: %s", task.name, task.request.id, delay, reason)
-    _publish_again(task, publisher, delay, (task.request.retries or 0) + 1, read_put_off(task.request))
+    _publish_again(task, publisher, delay, read_retries(task.request) + 1, read_put_off(task.request))
     raise Ignore()
 
 
 def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retries: int, put_offs: int) -> None:
     request = task.request
-    headers = {**(request.headers or {}), PUT_OFF: put_offs}
+    headers = {**headers_of(request), PUT_OFF: put_offs}
     again = task.signature_from_request(request, countdown=delay, retries=retries, headers=headers)
     try:
         publisher.publish_signature(again)
@@ -108,6 +108,14 @@ def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retri
         give_back(exc)
 
 
+def held_s(failures: int, redelivery_s: float | None) -> float:
+    """Return for how long a main process holds a message that it can neither handle nor keep, after some failures. Seconds."""
+    return float(min(_longest_s(redelivery_s), HELD_S * 2.0 ** min(failures, 10)))
+
+
 def _delay(count: int, redelivery_s: float | None) -> float:
-    longest = _LONGEST_DELAY_S if redelivery_s is None else min(_LONGEST_DELAY_S, redelivery_s * _OF_REDELIVERY)
-    return float(min(longest, 2.0 ** min(count, 10))) * (0.5 + 0.5 * random.random())
+    return float(min(_longest_s(redelivery_s), 2.0 ** min(count, 10))) * (0.5 + 0.5 * random.random())
+
+
+def _longest_s(redelivery_s: float | None) -> float:
+    return _LONGEST_DELAY_S if redelivery_s is None else min(_LONGEST_DELAY_S, redelivery_s * _OF_REDELIVERY)

@@ -155,6 +155,10 @@ class AmqpPostbox:
         if confirms.refused:
             logger.warning("%d messages were refused by the broker and stay in the outbox", len(confirms.refused))
             confirms.refused.clear()
+        if confirms.unroutable:
+            reason = next(iter(confirms.unroutable.values())).reason
+            logger.warning("%d messages stay in the outbox, for the first of them %s", len(confirms.unroutable), reason)
+            confirms.unroutable.clear()
 
 
 class _Line:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kombu import Producer
 from kombu.exceptions import LimitExceeded
 
 from celery_sagas.pool import Pool
@@ -15,13 +14,13 @@ class Producers:
     """A pool without locks, unlike kombu's.
 
     Args:
-        connect: Makes a connection, which need not be established yet.
+        make: Makes a producer, whose connection need not be established yet.
         limit: How many connections there may be; none or 0: nothing is kept.
         patience_s: How long one is waited for. Seconds.
     """
 
-    def __init__(self, connect: Callable[[], Any], limit: int | None, patience_s: float) -> None:
-        self._connect = connect
+    def __init__(self, make: Callable[[], Any], limit: int | None, patience_s: float) -> None:
+        self._make = make
         self._limit = limit or 0
         self._patience_s = patience_s
         self._pool: Pool[Any] = Pool(limit or math.inf)
@@ -36,7 +35,7 @@ class Producers:
         Raises:
             LimitExceeded: None has come back in time.
         """
-        producer = self._pool.borrow(lambda: Producer(self._connect()), self._patience_s)
+        producer = self._pool.borrow(self._make, self._patience_s)
         if producer is None:
             raise LimitExceeded(f"all {self._limit} connections are in use: raise broker_pool_limit")
         is_sound = False

@@ -13,7 +13,7 @@ from kombu import Producer
 from kombu.exceptions import LimitExceeded, OperationalError
 
 from celery_sagas.engine.publishing import Message
-from celery_sagas.errors import Doubtful, PublishError
+from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.worker.freeze import restored, thawed
 from celery_sagas.worker.producers import Producers
 
@@ -46,6 +46,35 @@ def _is_about_login(error: BaseException) -> bool:
     return isinstance(error, AccessRefused) and error.method_sig is not None and error.method_sig[0] in _OF_CONNECTIONS
 
 
+class Returns:
+    """Notes the last message that no queue has taken: RabbitMQ returns it before it confirms it.
+
+    It knows nothing of its producer, which is free for others once nothing refers to it.
+    """
+
+    def __init__(self) -> None:
+        self.error: Unroutable | None = None
+
+    def __call__(self, error: Exception, exchange: str, routing_key: str, message: object) -> None:
+        """Note a message, as kombu tells of it."""
+        self.error = Unroutable(exchange, routing_key)
+
+
+def is_mandatory(sent: Signature[Any]) -> bool:
+    """Tell whether a message must find a queue; its options can say that it need not."""
+    return sent.options.get("mandatory", True) is not False
+
+
+def take_return(producer: Any) -> Unroutable | None:
+    """Return the error of a message that a producer got back, and have it declare queues anew: one that is known may be gone."""
+    returns: Returns | None = producer.on_return
+    if returns is None or returns.error is None:
+        return None
+    error, returns.error = returns.error, None
+    producer.connection.declared_entities.clear()
+    return error
+
+
 class ConfirmedPublisher:
     """Publishes through the broker, and waits for it to confirm."""
 
@@ -60,10 +89,10 @@ class ConfirmedPublisher:
         )  #: never used itself
         if self._connection.transport_cls == "amqp":
             self._connection.transport_cls = "pyamqp"  # else each clone looks for librabbitmq, which confirms nothing
-        self._producers = Producers(self._connection.clone, app.conf.broker_pool_limit, DEADLINE_S)
+        self._producers = Producers(self._new_producer, app.conf.broker_pool_limit, DEADLINE_S)
         self._connection_errors: tuple[type[BaseException], ...] = (*_CONNECTION_ERRORS, *self._connection.connection_errors)
         self._refusals: tuple[type[BaseException], ...] = _REFUSALS if self.driver == "amqp" else ()
-        self._options: dict[str, Any] = {"confirm_timeout": DEADLINE_S} if self.driver == "amqp" else {}
+        self._options: dict[str, Any] = {"confirm_timeout": DEADLINE_S, "mandatory": True} if self.driver == "amqp" else {}
 
     def publish(self, message: Message) -> None:
         """Publish a row of the outbox. A row counts its failures, so that a refusal counts even if it may pass."""
@@ -84,15 +113,24 @@ class ConfirmedPublisher:
         Raises:
             PublishError: It was not confirmed.
             Doubtful: Nor is it known whether that is about the broker or about the message, or it may pass.
+            Unroutable: No queue takes it.
         """
         is_connected = False
         try:
             with self._producer() as producer:
                 is_connected = True
-                sent.apply_async(producer=producer, retry=True, retry_policy=_RETRY_POLICY, **self._options)
+                unroutable = self._publish(producer, sent) and self._publish(producer, sent)
         except Exception as exc:
             cause = self.refusal_of(exc) or exc
             raise self._error_of(cause, is_connected) from cause
+        if unroutable:
+            raise unroutable
+
+    def _publish(self, producer: Any, sent: Signature[Any]) -> Unroutable | None:
+        """Publish a signature; return the error if no queue takes it. The next time its queue is declared anew."""
+        options = self._options if is_mandatory(sent) else self._options | {"mandatory": False}
+        sent.apply_async(producer=producer, retry=True, retry_policy=_RETRY_POLICY, **options)
+        return take_return(producer)
 
     def probe(self) -> None:
         """Have RabbitMQ confirm a message for which there is no queue, or Redis write a key; others are only connected to.
@@ -116,7 +154,7 @@ class ConfirmedPublisher:
 
     def _have_taken(self, connection: Any, name: str) -> None:
         if self.driver == "amqp":  # with a body: RabbitMQ confirms a message without one even while it takes none
-            Producer(connection).publish("?", routing_key=name, **self._options)
+            Producer(connection).publish("?", routing_key=name, confirm_timeout=DEADLINE_S)
         elif self.driver == "redis":
             connection.default_channel.client.set(name, "", px=_PROBED_MS)
 
@@ -158,9 +196,16 @@ class ConfirmedPublisher:
 
     @contextmanager
     def confirming(self) -> Iterator[dict[str, Any]]:
-        """Lend the options with which Celery's own functions publish a message confirmed, within a deadline."""
+        """Lend the options with which Celery's own functions publish a message confirmed, within a deadline.
+
+        Whether a queue has taken it is known by ``take_return``.
+        """
         with self._producer() as producer:
             yield {"producer": producer, "retry": True, "retry_policy": _RETRY_POLICY, **self._options}
+
+    def _new_producer(self) -> Any:
+        on_return: Any = Returns() if self.driver == "amqp" else None  # other transports have no such event
+        return Producer(self._connection.clone(), on_return=on_return)
 
     def _producer(self) -> AbstractContextManager[Any]:
         """Lend a producer that is connected: what fails before, a login for instance, says nothing about a message."""

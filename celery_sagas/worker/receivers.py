@@ -1,20 +1,25 @@
 """Signal receivers: they look at what is published while a task runs, and close connections when a process ends.
 
-Celery swallows a receiver's exceptions, so that none of them decides anything.
+Celery swallows a receiver's exceptions, so that none of them decides anything; but for those of ``import_modules``, which its
+loader raises.
 """
 
 import logging
 import sys
+from functools import partial
 from types import FrameType
 from typing import Any
 
-from celery import signals
+from celery import Celery, signals
 
+from celery_sagas.engine.session import Session
+from celery_sagas.settings import backend_urls
+from celery_sagas.stores.urls import check_secrets
 from celery_sagas.worker.failures import report_eager_failure
-from celery_sagas.worker.headers import hand_over, stamp
+from celery_sagas.worker.headers import hand_over, stamp, stamp_publication
 from celery_sagas.worker.internals import current_app, running_requests
 from celery_sagas.worker.runtime import close_runtime, runtime_of
-from celery_sagas.worker.sessions import current_session
+from celery_sagas.worker.sessions import current_session, new_publication, replacing_publication
 
 logger = logging.getLogger("celery_sagas")
 
@@ -24,21 +29,25 @@ _LIBRARIES = frozenset({"celery", "kombu", "celery_sagas", "vine"})
 
 def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, **_: object) -> None:
     """Put the causation of the running task on a message that it publishes; report one that a step should have sent."""
+    if headers is None:
+        return
     session = current_session()
-    if session is None or headers is None:
+    if session is None:
+        stamp_publication(headers, new_publication)
         return
     if headers.get("id") == session.task_id:
-        _hand_over(headers, session.task_id)
+        _hand_over(headers, session)
         return
+    stamp_publication(headers, partial(new_publication, session))
     stamp(headers, session)
     if session.sending is not None:
         _report_raw_send(session.sending.step, str(sender))
 
 
-def _hand_over(headers: dict[str, Any], task_id: str) -> None:
+def _hand_over(headers: dict[str, Any], session: Session) -> None:
     for request in running_requests():
-        if request.id == task_id:
-            hand_over(headers, request)
+        if request.id == session.task_id:
+            hand_over(headers, request, replacing_publication(session))
             return
 
 
@@ -74,8 +83,19 @@ def close_process(sender: Any = None, **_: object) -> None:
     close_runtime(getattr(sender, "app", None) or current_app())
 
 
+def check_backend_urls(sender: Celery, **_: object) -> None:
+    """Refuse a URL with a secret that Celery would show, before ``celery report`` shows it.
+
+    Raises:
+        ConfigurationError: There is one.
+    """
+    for url in backend_urls(sender.conf):
+        check_secrets(url)
+
+
 def connect() -> None:
     """Connect the receivers; again changes nothing."""
+    signals.import_modules.connect(check_backend_urls, dispatch_uid="celery_sagas.import_modules")
     signals.before_task_publish.connect(look_at_message, dispatch_uid="celery_sagas.publish")
     signals.task_failure.connect(report_eager_failure, dispatch_uid="celery_sagas.failure")
     signals.worker_process_shutdown.connect(close_process, dispatch_uid="celery_sagas.process_shutdown")

@@ -1,4 +1,4 @@
-"""How long a broker may take to deliver a message again, as far as it is known: the journal must remember for longer."""
+"""How late and how often a broker delivers a message again, as far as it is known: the journal must remember for longer."""
 
 from celery import Celery
 
@@ -20,6 +20,22 @@ def check_retention(app: Celery, retention_s: float) -> None:
             f"the journal keeps a message for {retention_s:g} s, and the broker may deliver it again after {redelivery_s:g} s",
             f"Set saga_journal_retention to more than {redelivery_s:g}, or the transport's visibility_timeout to less",
         )
+
+
+def check_delivery_limits(app: Celery, max_deliveries: int) -> None:
+    """Refuse a quorum queue of RabbitMQ that drops a message before it can become a dead letter. A server's policy is not seen.
+
+    Raises:
+        ConfigurationError: The worker consumes one; says what to set.
+    """
+    for queue in app.amqp.queues.consume_from.values():
+        limit = (queue.queue_arguments or {}).get("x-delivery-limit")
+        if isinstance(limit, int) and 0 <= limit <= max_deliveries:
+            raise ConfigurationError(
+                f"the queue {queue.name} drops a message after its x-delivery-limit of {limit}, before saga_max_deliveries "
+                f"({max_deliveries}) has made a dead letter of it",
+                f"Set saga_max_deliveries to less than {limit}, or declare the queue with a larger limit",
+            )
 
 
 def longest_redelivery_s(app: Celery) -> float | None:

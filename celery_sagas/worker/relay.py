@@ -120,7 +120,7 @@ def _report(app: Celery, letter: DeadLetter, error: PublishError) -> None:
     """Tell the instance that waits for the answer to a message that could not be published."""
     if (request := request_of(app, letter)) is not None:
         # it may be answered once its letter is retried
-        report(app, request, error.__cause__ or error, may_be_answered=True, may_be_repeated=True)
+        report(app, request, error.__cause__ or error, letter=letter.id, may_be_answered=True, may_be_repeated=True)
 
 
 def _announce(app: Celery, letter: DeadLetter, error: PublishError) -> None:

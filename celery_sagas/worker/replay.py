@@ -1,35 +1,51 @@
 """Retrying a dead letter: its message is sent once more, under a new id, as an operator decides."""
 
-from typing import Any
+import logging
+from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
+from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.burial import close
+from celery_sagas.engine.withdrawal import Withdrawal
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.freeze import thawed
-from celery_sagas.worker.headers import MESSAGE_ID
+from celery_sagas.worker.freeze import ROUTE, thawed
+from celery_sagas.worker.gathering import gather_of, gathering_of
+from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, read_address
 from celery_sagas.worker.letters import lookup_of
 from celery_sagas.worker.runtime import runtime_of
+
+logger = logging.getLogger("celery_sagas")
 
 #: What a message that failed has used up, and its retry begins without.
 _SPENT = ("expires", "retries", "task_id")
 
 
-def retry_letter(app: Celery, letter: DeadLetter) -> str:
+class Retried(NamedTuple):
+    """What became of a dead letter that was to be retried; the letter is gone."""
+
+    id: str = ""  #: under which its message was sent; empty if nothing was sent
+    reason: str = ""  #: what is known of the message, if nothing was sent
+
+
+def retry_letter(app: Celery, letter: DeadLetter) -> Retried:
     """Send the message of a letter under a new id, confirmed, and remove the letter.
 
     The id is the same however often this letter is retried: if the letter cannot be removed, a step drops the repeat. Before it
     is sent, the journal says that the message under its first id has failed, so that no late delivery of it is handled as well.
 
+    Nothing is sent if the message was handled under its first id, or if its instance waits for it no more and never will again.
+    Where the app does not know the saga, it cannot look for the instance, and sends the message.
+
     Returns:
-        The new id; empty if the message was handled under its first one, and nothing was sent.
+        What became of it.
 
     Raises:
         MisuseError: The letter holds no message that can be sent.
@@ -40,10 +56,28 @@ def retry_letter(app: Celery, letter: DeadLetter) -> str:
     again = retry_of(app, letter)
     _check_arguments(app, letter, again)
     if step is not None and not _close(app, step, letter):
-        return ""
+        return _in_vain(letter, "was handled since, under its own id")
+    if not _is_awaited(app, letter):
+        runtime.backend.dead.remove(letter.id)
+        return _in_vain(letter, "changes nothing, since its instance does not wait for it any more")
     runtime.publisher.publish_signature(again)
     runtime.backend.dead.remove(letter.id)
-    return new_id_of(letter)
+    return Retried(new_id_of(letter))
+
+
+def _in_vain(letter: DeadLetter, reason: str) -> Retried:
+    logger.warning("the dead letter %s is not sent again: %s %s", letter.id, letter.task, reason)
+    return Retried(reason=reason)
+
+
+def _is_awaited(app: Celery, letter: DeadLetter) -> bool:
+    """Whether an instance waits for the message of a letter, as far as it can be known here; or whether none ever did."""
+    runtime, withdrawal = runtime_of(app), withdrawal_of(letter)
+    if withdrawal is None:
+        return True
+    if gather := gather_of(request_in(letter, letter.task)):
+        return gathering_of(app).awaited(gather) is not None
+    return _saga_of(letter) is None or withdrawal.is_due(runtime.backend.sagas)
 
 
 def new_id_of(letter: DeadLetter) -> str:
@@ -54,15 +88,17 @@ def new_id_of(letter: DeadLetter) -> str:
 def retry_of(app: Celery, letter: DeadLetter) -> Signature[Any]:
     """Return the message of a letter as it is retried: with a new id, all of its retries, and no end.
 
-    A timeout keeps its address, by which its instance knows it.
+    A timeout keeps its address, by which its instance knows it. This app routes it: the route of then may be what was wrong.
     """
-    sent = signature_in(letter)
+    sent = {name: value for name, value in signature_in(letter).items() if name != ROUTE}
     first = _first_of(sent)
     for part in (sent, first):
         options = part["options"] = dict(part.get("options") or {})
         for name in _SPENT:
             options.pop(name, None)
-        options["headers"] = {name: value for name, value in (options.get("headers") or {}).items() if name != MESSAGE_ID}
+        options["headers"] = {name: value for name, value in (options.get("headers") or {}).items() if name != MESSAGE_ID} | {
+            RETRY_OF: letter.id
+        }
     first["options"]["task_id"] = new_id_of(letter)
     return thawed(app, str(dumps(sent)))
 
@@ -75,8 +111,10 @@ def signature_in(letter: DeadLetter) -> dict[str, Any]:
     """
     try:
         sent = loads(letter.payload)
-    except ValueError as exc:
-        raise MisuseError(f"the dead letter {letter.id} holds no JSON: {exc}", "It can only be discarded") from exc
+    except (ValueError, RecursionError) as exc:
+        raise MisuseError(
+            f"the dead letter {letter.id} holds no JSON that can be read: {exc}", "It can only be discarded"
+        ) from exc
     if not isinstance(sent, dict) or "task" not in sent:
         raise MisuseError(f"the dead letter {letter.id} holds no message that can be sent", "It can only be discarded")
     return sent
@@ -92,6 +130,22 @@ def request_in(letter: DeadLetter, task: str) -> Context:
     headers = dict((sent.get("options") or {}).get("headers") or {})
     arguments = {"args": sent.get("args"), "kwargs": sent.get("kwargs")}
     return Context(headers, headers=headers, id=letter.message_id, task=task, called_directly=False, **arguments)
+
+
+def withdrawal_of(letter: DeadLetter) -> Withdrawal | None:
+    """Return what takes the message of a letter from those that an instance waits for; ``None`` if none ever did."""
+    try:
+        addressed = read_address(request_in(letter, letter.task))
+    except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
+        return None
+    saga = _saga_of(letter)
+    return Withdrawal(letter, saga.names if saga else (letter.saga,), addressed) if addressed else None
+
+
+def _saga_of(letter: DeadLetter) -> SagaDefinition | None:
+    """Return the saga to whose step a message went, also if nobody knows the step any more; ``None`` if it is not known here."""
+    step = registry.step_named(letter.task)
+    return step.saga if step else registry.saga_named(letter.saga) or registry.saga_named(letter.task.rpartition(".")[0])
 
 
 def _check_arguments(app: Celery, letter: DeadLetter, again: Signature[Any]) -> None:

@@ -4,14 +4,15 @@ import functools
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
-from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 
 from celery_sagas.core.answers import FailureKind
 from celery_sagas.worker.failures import report_in_time
+from celery_sagas.worker.headers import read_retries
 from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.sessions import session_of_failed
+from celery_sagas.worker.unreadable import context_of, refusing
 
 #: They are no end of a message, or are told of as a revocation.
 _NO_END = (Ignore, Retry, Terminated)
@@ -38,21 +39,24 @@ class Reporting:
 
     _is_reported = False
 
+    @refusing
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Tell of a hard time limit."""
         if not soft and not is_terminating():
             self._report_of(TimeLimitExceeded(timeout))
-        with session_of_failed(self._own_context()):
+        with session_of_failed(context_of(self)):
             super().on_timeout(soft, timeout)  # type: ignore[misc]
 
+    @refusing
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Tell of what a task has raised, or of its lost process."""
         error = exc_info.exception
         # an error of Celery's own, such as of its result backend, may come after the answer was sent
         self._report_of(error.exc if isinstance(error, ExceptionWithTraceback) else error, may_be_answered=exc_info.internal)
-        with session_of_failed(self._own_context()):
+        with session_of_failed(context_of(self)):
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
 
+    @refusing
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Tell of a revocation, or of a message that expired, before Celery acknowledges it."""
         self._report("it expired before a worker began it" if expired else f"it was {reason}", "revoked")
@@ -90,19 +94,14 @@ class Reporting:
     def _comes_again_when_lost(self, task: Any) -> bool:
         request: Any = self
         if getattr(task, "retry_on_worker_lost", False):  # since Celery 5.7
-            return task.max_retries is None or (request._context.retries or 0) < task.max_retries
+            return task.max_retries is None or read_retries(request._context) < task.max_retries
         return bool(task.acks_late and task.reject_on_worker_lost)
 
     def _report(self, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False) -> None:
         request: Any = self
         if not self._is_reported:  # a time limit is met twice
             self._is_reported = True
-            report_in_time(request.app, self._own_context(), error, kind, may_be_answered=may_be_answered)
-
-    def _own_context(self) -> Context:
-        """Return what the task would see of its request."""
-        request: Any = self
-        return Context(request._context.__dict__, called_directly=False)
+            report_in_time(request.app, context_of(self), error, kind, may_be_answered=may_be_answered)
 
 
 def _is_acknowledged_on_timeout(task: Any) -> bool:

@@ -5,13 +5,13 @@ import logging
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
-from celery.app.task import Context
 from celery.exceptions import TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 
 from celery_sagas.worker.burials import bury_request, is_seen_to
 from celery_sagas.worker.deadline import within
 from celery_sagas.worker.runtime import borrowed_backend
+from celery_sagas.worker.unreadable import context_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -76,6 +76,5 @@ class Burying:
 
 
 def _bury(request: Any, error: Exception) -> None:
-    context = Context(request._context.__dict__, args=request.args, kwargs=request.kwargs, called_directly=False)
     with borrowed_backend(request.app) as backend:
-        bury_request(request.task, context, backend, error)
+        bury_request(request.task, context_of(request), backend, error)

@@ -12,15 +12,17 @@ from celery import Celery
 
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.gate import Rules
+from celery_sagas.core.registry import registry
 from celery_sagas.engine.commit import Limits
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.run import Services
-from celery_sagas.errors import UnsafeBackend
-from celery_sagas.settings import Settings, is_default_backend, read_settings
+from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.conversation import answering
 from celery_sagas.worker.freeze import freezer
+from celery_sagas.worker.internals import is_stand_in, other_apps
 from celery_sagas.worker.postbox import postbox_of
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
 
@@ -31,11 +33,12 @@ class Runtime:
     """One app's backend, publisher and services in one process."""
 
     def __init__(self, app: Celery) -> None:
+        refuse_stand_in(app)
         self.settings = read_settings(app.conf)
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = open_app_backend(app, self.settings)
         self.batches = self._open_batches()
-        self.publisher = EagerPublisher(app) if app.conf.task_always_eager else ConfirmedPublisher(app)
+        self.publisher = _publisher_for(app)
         self.services = Services(
             backend=self.backend,
             dispatcher=Dispatcher(
@@ -84,16 +87,7 @@ class Runtime:
             StoreUnavailable: It cannot be reached.
         """
         for backend in dict.fromkeys((self.backend, self.batches)):
-            self._prepare(backend, processes)
-
-    def _prepare(self, backend: Backend, processes: int) -> None:
-        try:
-            for warning in backend.prepare(create_schema=self.settings.create_schema, processes=processes):
-                logger.warning("%s: %s", backend.url, warning)
-        except UnsafeBackend as exc:
-            if self.settings.unsafe_backend == "refuse":
-                raise
-            logger.warning("%s: %s", backend.url, exc)
+            prepare_backend(backend, self.settings, processes)
 
     def close(self) -> None:
         """Close every connection."""
@@ -109,11 +103,48 @@ def open_app_backend(app: Celery, settings: Settings) -> Backend:
     return open_backend(settings.backend, prefix=settings.prefix, options=settings.backend_options)
 
 
+def prepare_backend(backend: Backend, settings: Settings, processes: int) -> None:
+    """Make a backend ready as the settings want it; see ``Runtime.prepare``."""
+    try:
+        for warning in backend.prepare(create_schema=settings.create_schema, processes=processes):
+            logger.warning("%s: %s", backend.url, warning)
+    except UnsafeBackend as exc:
+        if settings.unsafe_backend == "refuse":
+            raise
+        logger.warning("%s: %s", backend.url, exc)
+
+
+def refuse_stand_in(app: Celery) -> None:
+    """Refuse the app that Celery makes where there is none, unless it is configured: it knows neither broker nor backend.
+
+    Raises:
+        ConfigurationError: It is that app.
+    """
+    if not is_stand_in(app) or app.conf.broker_url or app.conf.task_always_eager or not is_default_backend(app.conf):
+        return
+    if others := other_apps(app):
+        names = ", ".join(sorted(repr(each.main) for each in others if each.main)) or "of this process"
+        problem = f"the Celery app {names} is not the current one in this thread"
+        raise ConfigurationError(problem, "Call its set_default() where it is made: then it is the app of every thread")
+    remedy = "Import the module that makes it first; under Django, the project's __init__.py does"
+    raise ConfigurationError("no Celery app was made in this process", remedy)
+
+
 def tell_default_backend(app: Celery) -> None:
     """Name the file in which an app keeps its sagas if it names no backend: once, also if the process forks afterwards."""
     if not _told and is_default_backend(app.conf):
         _told.append(True)
-        logger.warning("saga_backend is not set: sagas are kept in %s", Path("celery-sagas.sqlite3").resolve())
+        logger.warning("saga_backend is not set: sagas are kept in %s", default_file())
+
+
+def default_file() -> Path:
+    """Return the file in which an app keeps its sagas, or its dead letters, if it names no backend."""
+    return Path(DEFAULT_FILE).resolve()
+
+
+def has_backend(app: Celery) -> bool:
+    """Whether an app has sagas, or names a backend: without either it only keeps dead letters, in the default file."""
+    return bool(registry) or not is_default_backend(app.conf)
 
 
 def runtime_of(app: Celery) -> Runtime:
@@ -129,16 +160,28 @@ def runtime_of(app: Celery) -> Runtime:
     return runtime
 
 
+def publisher_of(app: Celery) -> ConfirmedPublisher | EagerPublisher:
+    """Return the app's publisher in this process: its runtime's, or one alone where there is no saga, which needs no backend."""
+    if registry:
+        return runtime_of(app).publisher
+    process, publisher = _publishers.get(app, (0, None))
+    if publisher is None or process != os.getpid():
+        with _lock:
+            return _make_publisher(app)
+    return publisher
+
+
 def close_runtime(app: Celery) -> None:
-    """Close the app's runtime, if this process made one."""
+    """Close the app's runtime, and its publisher, if this process made one."""
     with _lock:
-        process, runtime = _runtimes.pop(app, (0, None))
-    if runtime is None:
-        return
-    if process == os.getpid():
-        runtime.close()
-    else:
-        _inherited.append(runtime)
+        kept = [_runtimes.pop(app, (0, None)), _publishers.pop(app, (0, None))]
+    for process, made in kept:
+        if made is None:
+            continue
+        if process == os.getpid():
+            made.close()
+        else:
+            _inherited.append(made)
 
 
 @contextmanager
@@ -166,10 +209,27 @@ def _make(app: Celery) -> Runtime:
     return made
 
 
+def _make_publisher(app: Celery) -> ConfirmedPublisher | EagerPublisher:
+    process, publisher = _publishers.get(app, (0, None))
+    if publisher is not None and process == os.getpid():
+        return publisher
+    if publisher is not None:
+        _inherited.append(publisher)
+    made = _publisher_for(app)
+    _publishers[app] = (os.getpid(), made)
+    return made
+
+
+def _publisher_for(app: Celery) -> ConfirmedPublisher | EagerPublisher:
+    return EagerPublisher(app) if app.conf.task_always_eager else ConfirmedPublisher(app)
+
+
 _lock = threading.Lock()
 _runtimes: WeakKeyDictionary[Celery, tuple[int, Runtime]] = WeakKeyDictionary()
-#: Runtimes of a parent process: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
-_inherited: list[Runtime] = []
+#: Of apps without sagas.
+_publishers: WeakKeyDictionary[Celery, tuple[int, ConfirmedPublisher | EagerPublisher]] = WeakKeyDictionary()
+#: What a parent process made: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
+_inherited: list[Runtime | ConfirmedPublisher | EagerPublisher] = []
 _told: list[bool] = []
 os.register_at_fork(after_in_child=lambda: _renew_lock())
 

@@ -13,17 +13,17 @@ from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import answered_step, define_step
+from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of
 from celery_sagas.engine.waiting import refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
-from celery_sagas.stores.records import Entry
 from celery_sagas.worker.conversation import reply, request
 from celery_sagas.worker.gather import gather
 from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
 from celery_sagas.worker.step import BoundStep, Step, register
-from celery_sagas.worker.targets import AnySignature
+from celery_sagas.worker.targets import AnySignature, Piped, SignatureOf
 from celery_sagas.worker.timeouts import Delay, due_time, schedule, waiting
 
 SagaT = TypeVar("SagaT", bound="Saga")
@@ -40,7 +40,8 @@ class Saga(State):
 
     * ``correlate_by``: the field that is the key of an instance, never null; several make one composite key. Without it the
       class is abstract: fields and methods for others to inherit, no steps.
-    * ``also_by``: alternate keys, each unique among live instances; a null one is not indexed.
+    * ``also_by``: alternate keys, each unique among live instances; a null one is not indexed. Those of an abstract class are
+      inherited.
     * ``name``: the stored name (default: the class name in snake case); ``formerly``: names that it had earlier.
     * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
     """
@@ -154,9 +155,9 @@ class Saga(State):
 
     def send(
         self,
-        signature: AnySignature,
+        signature: SignatureOf[R] | Piped,
         *,
-        then: "Step[Self, Concatenate[Any, ...], Any] | AnySignature | str | None" = None,
+        then: "Step[Self, Concatenate[R, ...], Any] | AnySignature | str | None" = None,
         otherwise: "Step[Self, Concatenate[Failure, ...], Any] | AnySignature | str | None" = None,
         within: Delay | None = None,
         after: Delay | None = None,
@@ -185,7 +186,7 @@ class Saga(State):
             TypeError: It is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
             ValueError: ``within`` is over before it begins, or beyond all dates.
             InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not take these
-                arguments; or a step has no room for what it gets.
+                arguments; or a step has no room for what it gets, or cannot take it.
             MisuseError: No step runs on this object; or a step is none of this saga.
         """
         context = self._in_step("send")
@@ -196,10 +197,10 @@ class Saga(State):
 
     def gather(
         self,
-        signatures: Iterable[AnySignature],
+        signatures: Iterable[SignatureOf[R] | Piped],
         *,
-        then: "Step[Self, Concatenate[Gathered[Any], ...], Any] | AnySignature | str",
-        otherwise: "Step[Self, Concatenate[Gathered[Any], ...], Any] | AnySignature | str | None" = None,
+        then: "Step[Self, Concatenate[Gathered[R], ...], Any] | AnySignature | str",
+        otherwise: "Step[Self, Concatenate[Gathered[R], ...], Any] | AnySignature | str | None" = None,
         at_least: int | None = None,
         within: Delay | None = None,
     ) -> str:
@@ -225,7 +226,7 @@ class Saga(State):
             TypeError: A member is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
             ValueError: There are too few or too many members, or ``at_least`` is no number of them.
             InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not take
-                these arguments; or a step has no room for what it gets.
+                these arguments; or a step has no room for what it gets, or cannot take it.
             MisuseError: No step runs on this object; or a step is none of this saga.
         """
         return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)
@@ -246,6 +247,8 @@ class Saga(State):
             MisuseError: No step runs on this object.
         """
         context = self._in_step("reply")
+        if context.conversation.originator is None:
+            return False
         return reply(context, runtime_of(current_app()).services.answer, answer)
 
     def schedule(
@@ -287,16 +290,26 @@ class Saga(State):
         """
         self._in_step("unschedule").timeouts.withdraw(name)
 
+    @overload
+    @classmethod
+    def find(cls, key: object, /) -> Self | None: ...
+    @overload
+    @classmethod
+    def find(cls, /, *, id: str) -> Self | None: ...
+    @overload
+    @classmethod
+    def find(cls, /, **by: object) -> Self | None: ...
     @classmethod
     def find(cls, key: object = None, /, **by: object) -> Self | None:
         """Return a fresh, read-only copy of an instance, or ``None``.
 
         Args:
             key: The correlation key; a tuple of all parts for a composite one.
-            **by: An alternate key, ``tracking="1Z…"``, or the parts of the correlation key.
+            **by: In its place an alternate key, ``tracking="1Z…"``, the parts of the correlation key, or the instance's id,
+                ``id=order.saga.id``. A key of the saga's own that is named ``id`` goes before the instance's id.
 
         Raises:
-            DefinitionError: It is looked up by a property that is no key of the saga.
+            DefinitionError: It is looked up by a property that is no key of the saga, or by several at once.
             CorrelationError: The value is null or is no value of the key's type.
             StoreError: The store is unavailable, or the instance cannot be read.
         """
@@ -305,8 +318,8 @@ class Saga(State):
         return found
 
     @classmethod
-    def outcome(cls, key: object = None, /, **by: object) -> Entry | None:
-        """Return the last journal entry of the newest finished instance with this key, while it is remembered.
+    def outcome(cls, key: object = None, /, **by: object) -> Outcome | None:
+        """Return how the newest finished instance with this key ended, while it is remembered.
 
         Args:
             key: The correlation key; a tuple of all parts for a composite one.
@@ -325,7 +338,7 @@ class Saga(State):
     def wait(cls, key: object = None, /, *, until: Callable[[Self], object], timeout: Delay, **by: object) -> Self: ...
     @overload
     @classmethod
-    def wait(cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object) -> Entry: ...
+    def wait(cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object) -> Outcome: ...
     @classmethod
     def wait(cls, key: object = None, /, *, until: Any, timeout: Delay, **by: object) -> Any:
         """Wait for what messages make of an instance: in a script, a web handler or a test, never in a task.
@@ -337,10 +350,11 @@ class Saga(State):
             until: A function of the state, ``lambda order: order.paid``, which gets a fresh, read-only copy at each look; or
                 ``"completed"``.
             timeout: How long at most: a ``timedelta`` or seconds; with 0 it is looked at once.
-            **by: An alternate key, or the parts of the correlation key by name; not an alternate key with ``"completed"``.
+            **by: An alternate key, the parts of the correlation key by name, or the instance's ``id``; with ``"completed"`` the
+                parts of the correlation key alone.
 
         Returns:
-            The copy for which ``until`` is true; with ``"completed"`` the journal entry that ``outcome`` returns.
+            The copy for which ``until`` is true; with ``"completed"`` what ``outcome`` returns.
 
         Raises:
             WaitTimeout: It did not come in time; it is a ``TimeoutError``.

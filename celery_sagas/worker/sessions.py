@@ -14,7 +14,7 @@ from kombu.utils.json import dumps
 
 from celery_sagas.core.ids import derived_id
 from celery_sagas.engine.session import Session
-from celery_sagas.worker.headers import is_stamped, read_message_id, stamped_causation
+from celery_sagas.worker.headers import headers_of, is_stamped, read_message_id, read_publication, read_retries, stamped_causation
 from celery_sagas.worker.internals import current_app, running_requests
 
 _SESSION = "_celery_sagas_session"
@@ -22,11 +22,17 @@ _SESSION = "_celery_sagas_session"
 _failed: ContextVar[Any] = ContextVar("failed", default=None)
 
 
+#: That of a handler which is called as a function, and whose messages are collected.
+_collecting: ContextVar[Session | None] = ContextVar("collecting", default=None)
+
+
 def current_session() -> Session | None:
     """Return the session of the task that runs here, if one does, or of the one whose failure is seen to.
 
     A plain task that is called as a function is a part of what calls it.
     """
+    if (collecting := _collecting.get()) is not None:
+        return collecting
     session = _first_session(running_requests())
     if session is None and (failed := _failed.get()) is not None:
         return session_of(failed)
@@ -43,20 +49,39 @@ def session_of_failed(request: Any) -> Iterator[None]:
         _failed.reset(token)
 
 
+@contextmanager
+def collecting_session(session: Session) -> Iterator[None]:
+    """Have the messages of a handler that is called as a function belong to a session of its own."""
+    token = _collecting.set(session)
+    try:
+        yield
+    finally:
+        _collecting.reset(token)
+
+
 def open_sessions() -> Iterator[Session]:
     """Yield the sessions of the tasks that run here, the innermost first."""
+    if (collecting := _collecting.get()) is not None:
+        yield collecting
     for request in running_requests():
-        session = request.__dict__.get(_SESSION)
+        session = _session_in(request)
         if session is not None:
             yield session
 
 
 def session_of(request: Any) -> Session:
     """Return the session of a task's request; the first time it is opened."""
-    session: Session | None = request.__dict__.get(_SESSION)
+    session = _session_in(request)
     if session is None:
-        session = request.__dict__[_SESSION] = Session(read_message_id(request), _causation_of(request), str(request.id))
+        session = request.__dict__[_SESSION] = Session(
+            read_message_id(request), _causation_of(request), str(request.id), read_publication(request)
+        )
     return session
+
+
+def _session_in(request: Any) -> Session | None:
+    session = request.__dict__.get(_SESSION)
+    return session if isinstance(session, Session) else None  # a header may have its name
 
 
 def new_message_id(session: Session | None, task: str, arguments: object) -> str:
@@ -70,9 +95,26 @@ def new_message_id(session: Session | None, task: str, arguments: object) -> str
     if session is None:
         return str(uuid4())
     session.published += 1
+    return derived_id(session.message_id + session.publication, f"{task}/{_retries()}/{session.published}/{dumps(arguments)}")
+
+
+def new_publication(session: Session | None = None) -> str:
+    """Return what tells a message from others of the same id; in a task, the same each time the task is delivered again."""
+    if session is None:
+        return uuid4().hex
+    session.publications += 1
+    return derived_id(session.message_id + session.publication, f"publication/{_retries()}/{session.publications}")
+
+
+def replacing_publication(session: Session) -> str:
+    """Return which publication a message is that takes the place of a task's; the same each time the task is delivered again."""
+    return derived_id(session.message_id + session.publication, "replace")
+
+
+def _retries() -> int:
+    """Return how often the running task was retried: one that retries itself, to poll, publishes anew each time."""
     running = current_app().current_worker_task
-    retries = 0 if running is None else running.request.retries  # a task that retries itself, to poll, publishes anew each time
-    return derived_id(session.message_id, f"{task}/{retries}/{session.published}/{dumps(arguments)}")
+    return 0 if running is None else read_retries(running.request)
 
 
 @contextmanager
@@ -90,7 +132,7 @@ def _causation_of(request: Any) -> dict[str, str]:
     A direct call, or an eager task, was not published, so that nobody could stamp it: it has the causation of the task that
     runs around it.
     """
-    if (request.called_directly or request.is_eager) and not is_stamped(request.headers or {}):
+    if (request.called_directly or request.is_eager) and not is_stamped(headers_of(request)):
         around = _first_session(_requests_around(request))
         return dict(around.causation) if around else {}
     return stamped_causation(request)
@@ -106,7 +148,7 @@ def _requests_around(inner: Any) -> list[Any]:
 
 def _first_session(requests: Iterable[Any]) -> Session | None:
     for request in requests:
-        session: Session | None = request.__dict__.get(_SESSION)
+        session = _session_in(request)
         if session is not None or not request.called_directly:
             return session or session_of(request)
     return None

@@ -8,6 +8,7 @@ from celery import Celery
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.outcomes import Missing
+from celery_sagas.worker.collecting import handler_of
 from celery_sagas.worker.internals import after_all_tasks, finalised_apps, on_finalise
 from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.tasks import StepTask, install
@@ -41,18 +42,25 @@ if TYPE_CHECKING:
         ) -> "AsyncResult[R]":
             """Publish a message with Celery's options (``countdown``, ``queue``, ``priority`` …)."""
 
-        def s(self, *args: Any, **kwargs: Any) -> "Signature[R]":
-            """Return a signature; it may be partial: an answer is put before its arguments."""
+        def s(self, *args: Any, **kwargs: Any) -> "Signature[Any]":
+            """Return a signature; it may be partial: an answer is put before its arguments.
 
-        def si(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[R]":
+            Its type does not say what the step returns: one that creates an instance is answered by ``reply``.
+            """
+
+        def si(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[Any]":
             """Return an immutable signature: no answer is added to its arguments."""
 
-        def signature(self, args: Any = None, *positional: Any, **options: Any) -> "Signature[R]":
+        def signature(self, args: Any = None, *positional: Any, **options: Any) -> "Signature[Any]":
             """Return a signature with Celery's options."""
 
         @property
         def handler(self) -> Callable[Concatenate[StateT, P], R]:
-            """The plain function, to be called with a state of one's own (in a test, say)."""
+            """The plain function, to be called with a state of one's own, in a test say.
+
+            Nothing that it sends leaves the process: ``celery_sagas.testing.collected(state)`` returns it. Only a task that
+            it calls by ``delay`` is published as ever.
+            """
 
         def if_missing(self, function: Callable[Concatenate[Missing, P], R2]) -> Callable[Concatenate[Missing, P], R2]:
             """Register what runs when the instance is missing: it gets a ``Missing``, then the message's arguments."""
@@ -74,6 +82,10 @@ else:
 
         __slots__ = ()
         _stand_in = StepTask
+
+        @property
+        def handler(self) -> Callable[..., Any]:
+            return handler_of(object.__getattribute__(self, "_definition"))
 
         def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
             object.__getattribute__(self, "_definition").use_if_missing(function)

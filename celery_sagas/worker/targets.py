@@ -1,11 +1,13 @@
 """The steps that a request names: what their messages have, and how they are published from wherever that is done."""
 
+import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, Union
 
 from celery import Celery
 from celery.canvas import Signature
 
+from celery_sagas.core.answers import Given, may_take
 from celery_sagas.core.conversation import Target
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
@@ -18,6 +20,27 @@ if TYPE_CHECKING:
 
 #: A ``Signature``, which is a dictionary: to type checkers that do not know Celery's types, everything would be one.
 AnySignature = dict[str, Any]
+R_co = TypeVar("R_co", covariant=True)
+
+
+class SignatureOf(Protocol[R_co]):
+    """A signature of a task that returns an ``R_co``, as type checkers with celery-types see it."""
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # a signature is a dictionary; a task without .s() is none
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
+        """Run the task here, and return what it returns."""
+
+
+class Piped(Protocol):
+    """A chain, ``first.s() | second.s()``, as mypy sees it: a dictionary."""
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+    def __or__(self, other: AnySignature, /) -> AnySignature:
+        """Return a dictionary. ``Signature.__or__`` takes signatures only: so a ``Signature`` is a ``SignatureOf`` alone."""
+
+
 AnyStep: TypeAlias = Union["Step[Any, ..., Any]", AnySignature, str]
 
 
@@ -50,21 +73,23 @@ def step_named(saga: SagaDefinition, name: str, what: str) -> StepDefinition:
     raise MisuseError(f"{name!r} is no step of the saga {saga.name}, to which {what} goes", f"Known: {known}")
 
 
-def target_of(saga: SagaDefinition, given: Any, what: str = "what comes of a request") -> Target:
-    """Return the target that a step is, with room for what it gets.
+def target_of(saga: SagaDefinition, step_or_signature: Any, given: Given) -> Target:
+    """Return the target that a step is, with room for what it is given.
 
     Raises:
         TypeError: It is no step, signature or name.
         MisuseError: It is no step of this saga.
-        InvalidMessage: It has no room for what it gets, or lacks an argument.
+        InvalidMessage: It has no room for what it is given, cannot take it, or lacks an argument.
     """
-    step, given_signature = step_of(saga, given, what)
-    if given_signature is None:
+    step, signature = step_of(saga, step_or_signature, given.what)
+    if signature is None:
         target = Target(step.name)
     else:
-        args, kwargs = tuple(given_signature.args or ()), dict(given_signature.kwargs or {})
-        target = Target(step.name, args, kwargs, takes=not given_signature.immutable)
-    _check_room(step, target)
+        args, kwargs = tuple(signature.args or ()), dict(signature.kwargs or {})
+        target = Target(step.name, args, kwargs, takes=not signature.immutable)
+    if target.takes:
+        _check_given(step, target, given)
+    _check_arguments(step, target)
     return target._replace(options=routing_of(current_app(), step.name))
 
 
@@ -90,8 +115,23 @@ def signature_to(
     return Signature(target.task, args, dict(target.kwargs), options, app=app, immutable=not target.takes)
 
 
-def _check_room(step: StepDefinition, target: Target) -> None:
-    """Refuse a step that cannot be given what comes."""
+def _check_given(step: StepDefinition, target: Target, given: Given) -> None:
+    """Refuse a step that has no room for what it is given, or whose annotation does not take it."""
+    first = step.arguments.first(target.args, target.kwargs)
+    if not first:
+        problem = f"it is given {given.what} before its arguments, and has no room for it"
+    elif given.kind and not may_take(step.arguments.annotations[first], given.kind):
+        problem = f"it is given {given.what}, and {first!r} is annotated as something else"
+    else:
+        return
+    leading = ", ".join(list(inspect.signature(step.function).parameters)[: step.state_position + 1])
+    name = step.function.__name__
+    remedy = f"write def {name}({leading}, {given.parameter}, …), or name the step as {name}.si(…), which is not given it"
+    raise InvalidMessage(step.name, [("", f"{problem}: {remedy}")])
+
+
+def _check_arguments(step: StepDefinition, target: Target) -> None:
+    """Refuse arguments that are missing or unknown."""
     comes = (None,) if target.takes else ()
     bound = step.arguments.bind((*comes, *target.args), target.kwargs)
     known, optional = step.arguments.annotations, step.arguments.defaults

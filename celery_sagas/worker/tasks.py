@@ -13,9 +13,10 @@ from celery.exceptions import Ignore, Reject
 from celery_sagas import signals
 from celery_sagas.core.conversation import Addressed, Came
 from celery_sagas.core.steps import IfMissing, StepDefinition
+from celery_sagas.engine.burial import letter_id_of
 from celery_sagas.engine.deliveries import Redelivery
 from celery_sagas.engine.outcomes import Kind, Outcome
-from celery_sagas.engine.run import Delivery
+from celery_sagas.engine.run import NO_VALUE_LATE, Delivery
 from celery_sagas.engine.session import Session, refuse_inline
 from celery_sagas.engine.unit_of_work import handle
 from celery_sagas.errors import (
@@ -30,14 +31,24 @@ from celery_sagas.errors import (
 )
 from celery_sagas.worker.burials import bury_failures
 from celery_sagas.worker.conversation import forget_link
-from celery_sagas.worker.durable import DurableTask
+from celery_sagas.worker.durable import DurableTask, bearing
 from celery_sagas.worker.failures import report
 from celery_sagas.worker.gathering import gathering_of
-from celery_sagas.worker.headers import ADDRESS, MESSAGE_ID, check_message_id, read_address, read_return_address_of
+from celery_sagas.worker.headers import (
+    ADDRESS,
+    MESSAGE_ID,
+    STEP,
+    check_message_id,
+    headers_of,
+    read_address,
+    read_retries,
+    read_retry_of,
+    read_return_address_of,
+)
 from celery_sagas.worker.internals import add_task, registered, unregister
 from celery_sagas.worker.later import put_off_if_it_helps, retry_missing
 from celery_sagas.worker.publisher import ConfirmedPublisher
-from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
 
 logger = logging.getLogger("celery_sagas")
@@ -59,9 +70,11 @@ class StepTask(DurableTask):
 
         A task that is delivered again publishes it under the same id, so that its step drops the repeat.
         """
-        if ADDRESS not in (options.get("headers") or {}):  # an answer is judged where it is handled, not where it is given
+        refuse_stand_in(self.app)
+        headers = options["headers"] = {STEP: True, **(options.get("headers") or {})}
+        if ADDRESS not in headers:  # an answer is judged where it is handled, not where it is given
             args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
-        check_message_id(self.name, (options.get("headers") or {}).get(MESSAGE_ID))
+        check_message_id(self.name, headers.get(MESSAGE_ID))
         session = current_session()
         if task_id is None and session is not None and session.sending is None:
             task_id = new_message_id(session, self.name, [args, kwargs])
@@ -72,7 +85,7 @@ class StepTask(DurableTask):
         arguments = self.saga_step.arguments
         encode = arguments.encode if options.get("immutable") else arguments.encode_partial
         encoded, named = encode(args or (), kwargs or {})
-        return super().signature(tuple(encoded), named, *positional, **options)
+        return bearing(super().signature(tuple(encoded), named, *positional, **options), {STEP: True})
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""
@@ -115,14 +128,15 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     except (StoreError, SagaNotFound) as exc:
         _later(task, request, runtime, exc)
         raise
-    _tell(task, outcome)
+    _tell(task, outcome, read_retry_of(request))
     if asked_by is not None:
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
     if address is not None and address.came == Came.GATHERED and outcome.reason != "withdrawn":  # which may be about another step
         gathering_of(task.app).forget(step.saga, address.instance_id, address.id)
     if outcome.kind is Kind.FAILED:
         # whoever buried it may have told nobody
-        report(task.app, request, "it failed before, and is kept as a dead letter", may_be_answered=True)
+        letter, text = letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
+        report(task.app, request, text, letter=letter, may_be_answered=True)
         raise Ignore()  # what follows a success, ``link`` or the next of a chain, does not follow it
     return outcome.result
 
@@ -131,7 +145,7 @@ def _address_of(task: StepTask, request: Any) -> Addressed | None:
     """Return where a timeout goes; a direct call handles a message of its own, whatever task it is made in."""
     if request.called_directly:
         return None
-    check_message_id(task.name, (request.headers or {}).get(MESSAGE_ID))
+    check_message_id(task.name, headers_of(request).get(MESSAGE_ID))
     return read_address(request)
 
 
@@ -161,7 +175,7 @@ def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | Sag
     publisher = runtime.publisher
     if not request.called_directly and not request.is_eager and isinstance(publisher, ConfirmedPublisher):
         wanted = task.saga_step.policy is IfMissing.RETRY and exc.saga == task.saga_step.saga.name
-        if wanted and (task.max_retries is None or (request.retries or 0) < task.max_retries):
+        if wanted and (task.max_retries is None or read_retries(request) < task.max_retries):
             retry_missing(task, publisher, exc)
 
 
@@ -207,9 +221,13 @@ _LEVELS = {
 }
 
 
-def _tell(task: StepTask, outcome: Outcome) -> None:
+#: The message has changed nothing.
+_IN_VAIN = frozenset({Kind.IGNORED, Kind.DROPPED, Kind.DUPLICATE})
+
+
+def _tell(task: StepTask, outcome: Outcome, retry_of: str) -> None:
     """Make visible what came of the message: in the log, and by signals."""
-    level = _LEVELS.get(outcome.kind, logging.DEBUG)
+    level = logging.INFO if outcome.reason == NO_VALUE_LATE else _LEVELS.get(outcome.kind, logging.DEBUG)
     logger.log(
         level,
         "%s[%s] %s: %s %r%s",
@@ -220,6 +238,16 @@ def _tell(task: StepTask, outcome: Outcome) -> None:
         outcome.key,
         f" ({outcome.reason})" if outcome.reason else "",
     )
+    if retry_of and outcome.kind in _IN_VAIN:
+        logger.warning(
+            "%s[%s] is the retry of the dead letter %s, and changes nothing: %s %r %s",
+            outcome.step,
+            outcome.message_id,
+            retry_of,
+            outcome.saga,
+            outcome.key,
+            outcome.reason or outcome.kind,
+        )
     if outcome.is_new:
         signals.saga_started.send(sender=task, outcome=outcome)
     if outcome.kind is Kind.COMPLETED:

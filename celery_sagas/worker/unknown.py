@@ -1,111 +1,232 @@
-"""Messages of ours whose task a worker does not know: Celery would drop them."""
+"""Messages that a worker cannot take: of an unknown task, which Celery would drop, or unreadable, which would end the worker."""
 
 import functools
 import logging
 from collections.abc import Mapping
+from enum import Enum, auto
 from typing import Any
 
 from celery import bootsteps
-from celery.app.task import Context
+from celery import signals as celery_signals
 from celery.exceptions import NotRegistered
+from celery.utils.objects import Bunch
 
 from celery_sagas import signals
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.burial import letter_of
-from celery_sagas.settings import is_default_backend
+from celery_sagas.engine.burial import add_letter, letter_id_of, letter_of
+from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.deadline import within
 from celery_sagas.worker.failures import report_in_time
-from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, read_message_id
-from celery_sagas.worker.later import HELD_S
+from celery_sagas.worker.faults import UNREADABLE
+from celery_sagas.worker.headers import (
+    ADDRESS,
+    AGGREGATOR,
+    CAUSATION,
+    CAUSE,
+    MESSAGE_ID,
+    RETURN_ADDRESS,
+    STEP,
+    headers_of,
+    is_name,
+    read_message_id,
+    task_of,
+)
+from celery_sagas.worker.holding import Hold
 from celery_sagas.worker.letters import payload_of
 from celery_sagas.worker.requests import DEADLINE_S
-from celery_sagas.worker.runtime import borrowed_backend
+from celery_sagas.worker.runtime import borrowed_backend, default_file, has_backend, prepare_backend
+from celery_sagas.worker.unreadable import guard_consumer, request_of
 
 logger = logging.getLogger("celery_sagas")
 
-_OURS = (CAUSE, CAUSATION, ADDRESS, AGGREGATOR, MESSAGE_ID)
+#: Messages to what this library has made: to steps, timeouts and answers of requests, items of aggregators.
+_TO_OURS = (STEP, ADDRESS, AGGREGATOR)
+#: Messages to any task, of which sagas know.
+_CAUSED = (CAUSE, CAUSATION, MESSAGE_ID)
+_UNKNOWN = "No worker that got this message knows its task: deploy the code that defines it, then retry."
+
+
+class Fate(Enum):
+    """What becomes of a message that a worker cannot take."""
+
+    HELD = auto()  #: the broker gets it back after a while
+    KEPT = auto()  #: as a dead letter
+    OVER = auto()  #: whoever waits for its answer is told, or it is not ours
 
 
 class KeepUnknownTasks(bootsteps.Step):
-    """Puts itself before the consumer's ``on_unknown_task``, which rejects a message before anybody else sees it."""
+    """Puts itself before the consumer's ``on_unknown_task``, which rejects a message before anybody else sees it.
+
+    And around all that the consumer does with a message: what cannot be read ends the message, not the worker.
+    """
 
     def create(self, consumer: Any) -> None:
-        """Have the consumer tell whoever waits for an answer, and keep what else is ours."""
+        """Have the consumer keep what is ours, or tell whoever waits for an answer."""
+        consumer.saga_hold = Hold(consumer)
+        guard_consumer(consumer, refuse)
         reject = consumer.on_unknown_task
 
         @functools.wraps(reject)
         def on_unknown_task(body: Any, message: Any, exc: Exception) -> None:
-            request = _request_of(message)
-            if report_in_time(consumer.app, request, NotRegistered(str(request.task))) or _is_over(consumer, message, request):
+            request = request_of(message)
+            fate = _see_to(consumer, message, request, NotRegistered(task_of(request)))
+            if fate is Fate.OVER:
                 reject(body, message, exc)
+            elif fate is Fate.KEPT:
+                _reject_kept(consumer, message, request, exc)
 
         consumer.on_unknown_task = on_unknown_task
+        _keep_invalid(consumer)
 
 
-def _is_over(consumer: Any, message: Any, request: Any) -> bool:
-    """Whether nobody needs the message any more: it is not ours, or is kept."""
-    has_store = registry or not is_default_backend(consumer.app.conf)
-    return not has_store or not _is_ours(request) or keep(consumer, message, request)
+def _keep_invalid(consumer: Any) -> None:
+    """Put ourselves before what a consumer does with messages that it cannot decode: Celery rejects or acknowledges them."""
+    reject, drop = consumer.on_invalid_task, consumer.on_decode_error
+
+    def keeps(message: Any, exc: Exception) -> bool:
+        if not _concerns_us(message):
+            return False
+        if refuse(consumer, message, exc):
+            message.reject_log_error(logger, consumer.connection_errors)
+            celery_signals.task_rejected.send(sender=consumer, message=message, exc=exc)
+        return True
+
+    @functools.wraps(reject)
+    def on_invalid_task(body: Any, message: Any, exc: Exception) -> None:
+        if not keeps(message, exc):
+            reject(body, message, exc)
+
+    @functools.wraps(drop)
+    def on_decode_error(message: Any, exc: Exception) -> None:
+        if not keeps(message, exc):
+            drop(message, exc)
+
+    consumer.on_invalid_task, consumer.on_decode_error = on_invalid_task, on_decode_error
 
 
-def keep(consumer: Any, message: Any, request: Any) -> bool:
-    """Keep a message as a dead letter; if the store cannot, give it back to the broker after a while.
+def _concerns_us(message: Any) -> bool:
+    """Whether a message that may not be decoded goes to a step, an aggregator or an instance, or asks for an answer."""
+    headers = message.headers
+    if not isinstance(headers, Mapping) or not isinstance(task := headers.get("task"), str):
+        return False
+    return _saga_of(task) is not None or not headers.keys().isdisjoint((*_TO_OURS, *_CAUSED, RETURN_ADDRESS))
+
+
+def refuse(consumer: Any, message: Any, error: Exception) -> bool:
+    """Keep a message that has raised an error where it was read, or tell of it, as of an unknown one.
+
+    If that fails over the message itself, it would fail for ever; after any other failure the message comes again.
 
     Returns:
-        Whether it was kept.
+        Whether it is to be rejected now; else the broker gets it back after a while.
     """
-    letter = _letter_of(request)
+    task = message.headers.get("task")
+    try:
+        fate = _see_to(consumer, message, request_of(message), error)
+    except Exception as exc:
+        if isinstance(exc, UNREADABLE) and not isinstance(exc, OSError):
+            logger.exception("a message for %r cannot be kept as a dead letter, and is rejected", task)
+            return True
+        seconds = consumer.saga_hold.begin()
+        logger.exception("a message for %r cannot be refused now; it goes back to the broker in %.0f s", task, seconds)
+        consumer.saga_hold.hold(message)
+        return False
+    if fate is Fate.HELD:
+        return False
+    logger.error("a message for %r cannot be read: %r", task, error, exc_info=error)
+    return True
+
+
+def _see_to(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
+    """Keep a message, or tell whoever waits for its answer, if somebody needs it."""
+    if not _is_to_ours(request):
+        if report_in_time(consumer.app, request, error) or not _is_ours(consumer.app, request):
+            return Fate.OVER
+        return keep(consumer, message, request, error)
+    fate = keep(consumer, message, request, error)
+    if fate is Fate.KEPT:
+        letter = letter_id_of(task_of(request), read_message_id(request))
+        report_in_time(consumer.app, request, error, letter=letter, may_be_answered=True)  # once it is retried
+    return fate
+
+
+def _reject_kept(consumer: Any, message: Any, request: Any, exc: Exception) -> None:
+    """Do with a message of an unknown task what Celery's ``on_unknown_task`` does, but for saying that it is discarded."""
+    message.reject_log_error(logger, consumer.connection_errors)
+    id, name, properties = request.id, task_of(request), message.properties
+    if is_name(id):  # under another one no result is found
+        reply = {field: properties.get(field) for field in ("correlation_id", "reply_to")}
+        failed = Bunch(name=name, chord=None, errbacks=None, root_id=request.root_id, **reply)
+        consumer.app.backend.mark_as_failure(id, NotRegistered(name), request=failed)
+        if consumer.event_dispatcher:
+            consumer.event_dispatcher.send("task-failed", uuid=id, exception=f"NotRegistered({name!r})")
+    celery_signals.task_unknown.send(sender=consumer, message=message, exc=exc, name=name, id=id)
+
+
+def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
+    """Keep a message as a dead letter; if the store cannot, or could not a moment ago, give it back to the broker after a while.
+
+    Args:
+        consumer: The worker's.
+        message: What it has got.
+        request: The message's.
+        error: Why no task runs.
+
+    Returns:
+        Whether it is kept, or held.
+    """
+    hold: Hold = consumer.saga_hold
+    if hold.lasts:
+        hold.hold(message)
+        return Fate.HELD
+    letter = _letter_of(request, error)
+    why = "is not known here" if isinstance(error, NotRegistered) else "cannot be read"
     try:
         within(DEADLINE_S, functools.partial(_add, consumer.app, letter))
     except Exception as exc:
         logger.warning(
-            "%s[%s] is not known here and cannot be kept as a dead letter; it goes back to the broker in %.0f s: %r",
+            "%s[%s] %s and cannot be kept as a dead letter; it goes back to the broker in %.0f s, as do others of its kind: %r",
             letter.task,
             letter.message_id,
-            HELD_S,
+            why,
+            hold.begin(),
             exc,
         )
-        give_back = functools.partial(message.reject_log_error, logger, consumer.connection_errors, requeue=True)
-        consumer.timer.call_after(HELD_S, consumer.call_soon, (give_back,))
-        return False
-    logger.error("%s[%s] is not known here and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
-    signals.step_failed.send(sender=letter.task, letter=letter, exception=NotRegistered(letter.task))
-    return True
+        hold.hold(message)
+        return Fate.HELD
+    hold.end()
+    where = "" if has_backend(consumer.app) else f" in {default_file()}: set saga_backend, so that it is kept with the sagas"
+    logger.error("%s[%s] %s and is kept as the dead letter %s%s", letter.task, letter.message_id, why, letter.id, where)
+    signals.step_failed.send(sender=letter.task, letter=letter, exception=error)
+    return Fate.KEPT
 
 
 def _add(app: Any, letter: DeadLetter) -> None:
     with borrowed_backend(app) as backend:
-        backend.dead.add(letter)
+        if not registry:  # no bootstep has done so
+            prepare_backend(backend, read_settings(app.conf), processes=1)
+        add_letter(backend, letter)
 
 
-def _letter_of(request: Any) -> DeadLetter:
-    name = str(request.task)
-    saga = _saga_of(name)
-    letter = letter_of(name, read_message_id(request), saga or "", NotRegistered(name), payload_of(name, request))
-    return letter._replace(text="No worker that got this message knows its task: deploy the code that defines it, then retry.")
+def _letter_of(request: Any, error: Exception) -> DeadLetter:
+    name = task_of(request)
+    letter = letter_of(name, read_message_id(request), _saga_of(name) or "", error, payload_of(name, request))
+    return letter._replace(text=_UNKNOWN) if isinstance(error, NotRegistered) else letter
 
 
-def _is_ours(request: Any) -> bool:
-    headers: Mapping[str, Any] = request.headers or {}
-    return any(name in headers for name in _OURS) or _saga_of(str(request.task)) is not None
+def _is_ours(app: Any, request: Any) -> bool:
+    """Whether a message to any task is to be kept; without a backend for sure it is not."""
+    if _saga_of(task_of(request)) is not None:
+        return True
+    return has_backend(app) and not headers_of(request).keys().isdisjoint(_CAUSED)
+
+
+def _is_to_ours(request: Any) -> bool:
+    return not headers_of(request).keys().isdisjoint(_TO_OURS)
 
 
 def _saga_of(task: str) -> str | None:
     """Return the stored name of the saga whose step a task must be by its name."""
     saga = registry.saga_named(task.rpartition(".")[0])
     return saga.name if saga else None
-
-
-def _request_of(message: Any) -> Any:
-    """Return what a task of this message would have had as its request, in either of Celery's protocols."""
-    headers = dict(message.headers or {})
-    properties = {"delivery_info": {"priority": (message.properties or {}).get("priority")}, "called_directly": False}
-    if "task" not in headers:
-        return Context({**message.payload, "headers": headers}, **properties)
-    try:
-        args, kwargs, embed = message.payload
-    except Exception as exc:  # what cannot be read is not lost either
-        logger.warning("%s[%s] cannot be decoded: %r", headers["task"], headers.get("id"), exc)
-        args, kwargs, embed = [repr(exc)], {}, {}
-    return Context({**headers, **(embed or {})}, args=args, kwargs=kwargs, **properties)

@@ -17,6 +17,7 @@ from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
 from celery.utils.dispatch import Signal
+from celery.worker import WorkController
 from celery.worker.consumer import Consumer
 from celery.worker.request import Request
 from celery.worker.strategy import default as default_strategy
@@ -36,6 +37,42 @@ class TestInternals:
     def test_current_app_is_the_app_itself(self, app: Celery) -> None:
         assert internals.current_app() is app
         assert type(internals.current_app()) is Celery
+
+    def test_stand_in_for_an_app(self, new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Celery makes it where nobody has, and nobody makes one like it."""
+        ours = new_app()
+        monkeypatch.setattr(_state, "default_app", None)
+        monkeypatch.setattr(_state._tls, "current_app", None, raising=False)
+        stand_in = internals.current_app()
+
+        assert internals.is_stand_in(stand_in)
+        assert ours in internals.other_apps(stand_in)
+        ours.set_default()
+        assert not internals.is_stand_in(ours)
+        with Celery("default", set_as_current=False) as another:
+            another.set_default()
+            assert not internals.is_stand_in(another)
+
+    def test_tasks_with_a_call_of_their_own(self, app: Celery) -> None:
+        """A worker puts a ``__call__`` of Celery's into the place of that of all tasks."""
+
+        class Base(Task):  # type: ignore[type-arg]
+            abstract = True
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                return super().__call__(*args, **kwargs)
+
+        def work() -> None: ...
+
+        own, usual = app.task(work, name="own", base=Base), app.task(work, name="usual")
+        app.finalize()
+
+        assert [internals.has_own_call(task) for task in (own, usual)] == [True, False]
+        trace._install_stack_protection()
+        try:
+            assert [internals.has_own_call(task) for task in (own, usual)] == [True, False]
+        finally:
+            trace.reset_worker_optimizations(app)
 
     def test_apps_that_are_finalised(self, new_app: NewApp) -> None:
         first, second = new_app(), new_app()
@@ -378,17 +415,25 @@ class TestMessages:
         task.delay()
         assert worker.one().fate == "rejected"
 
+    def test_worker_hands_requests_over_by_an_attribute_of_its_own(self) -> None:
+        """Which may be replaced on the instance, before its pool is made."""
+        handed: list[str] = []
+        worker = SimpleNamespace(_quick_acquire=lambda process, request: process(request), _process_task=handed.append)
+        WorkController._process_task_sem(worker, "request")
+
+        assert handed == ["request"]
+
     def test_worker_gives_the_headers_in_the_request(self, app: Celery, worker: Worker) -> None:
         seen: list[Any] = []
 
         @app.task(name="task", bind=True)
         def task(self: Any) -> None:
-            seen.append((self.request.get("tenant"), self.request.headers, self.request.get("missing")))
+            seen.append((self.request.get("tenant"), self.request.headers.get("tenant"), self.request.get("missing")))
 
         task.apply_async(headers={"tenant": "t"})
         worker.run()
 
-        assert seen == [("t", {"tenant": "t"}, None)]
+        assert seen == [("t", "t", None)]
 
 
 class TestJson:

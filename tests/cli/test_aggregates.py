@@ -211,6 +211,85 @@ class TestListGroups:
         assert "there is no aggregator nobody" in result.output
 
 
+class TestItems:
+    """What waits."""
+
+    def test_of_all_groups(self, app: Celery, store_readings: Any) -> None:
+        """Whatever their state, group by group."""
+        add(app, "z", "a", group="d2")
+        add(app, "unread", group="d1", unread_by="v1")
+        add(app, "b", group="d1")
+        assert batches_of(app).aggregates.claim(Rules("meters.store_readings", size=1), "d2", "run") is not None
+        lines = run(app, "aggregates", "items", "meters.store_readings").output.splitlines()
+
+        assert lines[0].split() == ["GROUP", "ID", "STATE", "ATTEMPTS", "BUFFERED", "ITEM"]
+        assert [line.split()[:4] for line in lines[1:]] == [
+            ["d1", "unread", "unresolved", "0"],
+            ["d1", "b", "free", "0"],
+            ["d2", "z", "leased", "0"],
+            ["d2", "a", "free", "0"],
+        ]
+        assert all('UTC  {"device_id": "d' in line for line in lines[1:])
+
+    def test_of_one_group(self, app: Celery, store_readings: Any) -> None:
+        """An empty name is a name."""
+        add(app, "a", group="d1")
+        add(app, "b", group="d2")
+        add(app, "c", group="")
+
+        assert [fact["id"] for fact in items(app, "d2")] == ["b"]
+        assert [fact["id"] for fact in items(app, "")] == ["c"]
+        assert [fact["id"] for fact in items(app)] == ["c", "a", "b"]
+
+    def test_json(self, app: Celery, store_readings: Any) -> None:
+        add(app, "a")
+        (stored,) = batches_of(app).buffers.read("meters.store_readings", "d1", 9)
+
+        assert items(app) == [{"group": "d1", **stored._asdict()}]
+
+    def test_limit(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may be larger than a page, and end within one."""
+        monkeypatch.setattr(import_module("celery_sagas.cli.aggregates"), "_PAGE", 2)
+        add(app, *"abcde")
+        add(app, *"fg", group="d2")
+
+        assert [fact["id"] for fact in items(app)] == list("abcdefg")
+        assert [fact["id"] for fact in items(app, "--limit", "6")] == list("abcdef")
+        assert [fact["id"] for fact in items(app, "--limit", "1")] == ["a"]
+
+    def test_stored_text_forges_no_row(self, app: Celery, store_readings: Any) -> None:
+        add(app, "a\nb\x1b[2J", group="d\r1")
+        add(app, "long", group="x" * 200)
+        lines = run(app, "aggregates", "items", "meters.store_readings").output.splitlines()
+
+        assert lines[1].startswith(r"d\r1")
+        assert r"  a\nb\x1b[2J  free" in lines[1]
+        assert (len(lines), lines[2].endswith("…")) == (3, True)
+
+    def test_nothing(self, app: Celery, beat: Any) -> None:
+        assert run(app, "aggregates", "items", "meters.beat").output == "meters.beat has nothing buffered.\n"
+        assert run(app, "aggregates", "items", "meters.beat", "a\nb").output == (
+            "meters.beat has nothing buffered in the group a\\nb.\n"
+        )
+
+    def test_aggregator_of_other_code(self, app: Celery) -> None:
+        add(app, "x", name=STRANGER.name)
+
+        assert "x   free" in run(app, "aggregates", "items", STRANGER.name).output
+
+    def test_unknown(self, app: Celery) -> None:
+        result = run(app, "aggregates", "items", "nobody")
+
+        assert result.exit_code == 1
+        assert "there is no aggregator nobody" in result.output
+
+
+def items(app: Celery, *arguments: str) -> list[dict[str, Any]]:
+    """Return what the command prints of each item."""
+    result = run(app, "aggregates", "items", "meters.store_readings", *arguments, "--json")
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
 class TestShow:
     """What was set aside."""
 

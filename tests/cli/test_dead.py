@@ -17,6 +17,9 @@ from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of, interposed
 from tests.cli.test_describe import run
 
+#: JSON that no parser reads.
+TOO_DEEP = "[" * 100_000 + "]" * 100_000
+
 
 def letter(id: str = "l1", **facts: Any) -> DeadLetter:
     """Return a letter."""
@@ -106,6 +109,14 @@ class TestList:
         assert by_id["l1"].endswith("UTC  order.place  42   Boom")
         assert by_id["a longer id"].endswith("UTC  order.place  -    InvalidMessage")
 
+    def test_key_that_forges_a_row(self, app: Celery) -> None:
+        keep(app, letter(task="order.place\x1b[2J", key="42\nl2  2026-03-02 10:41:07 UTC  order.pay  43   Boom", error="\x9b2J"))
+        _, *rows = run(app, "dead", "list").output.splitlines()
+
+        assert len(rows) == 1
+        assert r"order.place\x1b[2J  42\nl2  2026" in rows[0]
+        assert rows[0].endswith(r"\x9b2J")
+
     def test_limit(self, app: Celery) -> None:
         keep(app, letter(), letter("l2"), letter("l3"))
 
@@ -152,12 +163,35 @@ class TestShow:
             assert line in result.output.splitlines()
 
     def test_payload_that_is_no_json(self, app: Celery) -> None:
-        """It is shown as it is."""
-        keep(app, letter(payload="<what>", saga="", key="", traceback=""))
+        """It is shown in one line."""
+        keep(app, letter(payload="<what>\n\nTraceback:\nnone", saga="", key="", traceback=""))
         result = run(app, "dead", "show", "l1")
 
-        assert "<what>" in result.output
+        assert r"<what>\n\nTraceback:\nnone" in result.output.splitlines()
         assert "saga:" not in result.output
+
+    def test_payload_that_is_nested_too_deep(self, app: Celery) -> None:
+        """It is shown as it is."""
+        keep(app, letter(payload=TOO_DEEP))
+        result = run(app, "dead", "show", "l1")
+
+        assert result.exit_code == 0, result.output
+        assert TOO_DEEP in result.output.splitlines()
+
+    def test_text_for_a_terminal(self, app: Celery) -> None:
+        """It does not reach it, and forges no line."""
+        evil = "\x1b]0;mine\x07\x9b2J\x7f\u2028\u202e\r"
+        shown = r"\x1b]0;mine\x07\x9b2J\x7f\u2028\u202e\r"
+        payload = json.dumps({"args": [evil, "\ud800"]}, ensure_ascii=True)
+        facts = dict.fromkeys(("task", "message_id", "saga", "key", "error"), f"{evil}\nid:      l2")
+        keep(app, letter(**facts, text=evil, traceback=f"one\n{evil}\n", payload=payload))
+        output = run(app, "dead", "show", "l1").output
+
+        assert "key:     " + shown + r"\nid:      l2" in output.splitlines()
+        assert [line for line in output.splitlines() if line.startswith("id:")] == ["id:      l1"]
+        assert r'    "\u001b]0;mine\u0007\x9b2J\x7f\u2028\u202e\r",' in output.splitlines()
+        assert output.splitlines()[-2:] == ["one", shown.removesuffix(r"\r")]
+        assert all(char == "\n" or char.isprintable() for char in output)
 
     def test_unknown(self, app: Celery) -> None:
         result = run(app, "dead", "show", "l9")
@@ -181,12 +215,13 @@ class TestRetry:
         assert order.find("42") is not None
 
     def test_all(self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However many."""
+        """However many, in the order in which they failed."""
         monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "_PAGE", 2)
         keep(app, *(letter(f"l{number}", message_id=f"m{number}") for number in range(5)))
         result = run(app, "dead", "retry", "--all")
 
         assert result.exit_code == 0, result.output
+        assert [line.partition(":")[0] for line in result.output.splitlines()] == [f"l{number}" for number in range(5)]
         assert len(worker.waiting()) == 5
         assert kept(app) == set()
 
@@ -194,19 +229,29 @@ class TestRetry:
         assert run(app, "dead", "retry", "--all").exit_code == 0
 
     def test_what_fails_is_kept_and_the_others_go_on(self, app: Celery, worker: Worker, order: Any) -> None:
-        keep(app, letter("no json", payload="<what>"), letter("no message", payload="{}"), letter())
-        result = run(app, "dead", "retry", "no json", "no message", "l9", "l1")
+        deep = letter("too deep", payload=TOO_DEEP)
+        keep(app, letter("no json", payload="<what>"), deep, letter("no message", payload="{}"), letter())
+        result = run(app, "dead", "retry", "no json", "too deep", "no message", "l9", "l1")
 
         assert result.exit_code == 1
         for sentence in (
             "Error: the dead letter no json holds no JSON",
+            "Error: the dead letter too deep holds no JSON that can be read",
             "Error: the dead letter no message holds no message that can be sent. It can only be discarded.",
             "Error: there is no dead letter l9",
             "l1: order.place was sent again as",
         ):
             assert sentence in result.output
-        assert kept(app) == {"no json", "no message"}
+        assert kept(app) == {"no json", "too deep", "no message"}
         assert len(worker.waiting()) == 1
+
+    def test_task_for_a_terminal(self, app: Celery) -> None:
+        """Its name is escaped, in what was done and in errors."""
+        keep(app, letter(task="pay\x1b[2J", payload="{"), letter("l2", task="pay\x1b[2J"))
+        result = run(app, "dead", "retry", "l1", "l2")
+
+        assert r"pay\x1b[2J" in result.output
+        assert "\x1b" not in result.output
 
     def test_message_that_does_not_fit(self, app: Celery, order: Any) -> None:
         """As its step is now: its task refuses to send it."""
@@ -294,7 +339,9 @@ class TestDiscard:
         assert kept(app) == set()
 
     @pytest.mark.parametrize(
-        "payload", ["<what>", "{}", json.dumps({"task": "order.place", "options": {"headers": {"saga_address": "nonsense"}}})]
+        "payload",
+        ["<what>", TOO_DEEP, "{}", json.dumps({"task": "order.place", "options": {"headers": {"saga_address": "nonsense"}}})],
+        ids=["no JSON", "too deep", "no message", "no address"],
     )
     def test_message_that_cannot_be_read(self, app: Celery, payload: str) -> None:
         """Else nobody could discard it."""

@@ -1,9 +1,14 @@
 """What an aggregator's annotation says of its items, what they are grouped by, and who has its names."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal, NewType, TypeVar
+from uuid import UUID
 
 import pytest
+from pydantic import Field, SecretStr, create_model
 
 from celery_sagas.core.aggregators import AS_JOURNAL, define_aggregator
 from celery_sagas.core.batch import Batch
@@ -22,7 +27,7 @@ class Reading(Message):
 def store(batch: Batch[Reading]) -> None: ...
 
 
-def define(function=store, *, size=2, name=None, group_by=None):
+def define(function=store, *, size=2, name=None, group_by=None, correlate_by=None):
     return define_aggregator(
         function,
         name=name,
@@ -32,6 +37,7 @@ def define(function=store, *, size=2, name=None, group_by=None):
         group_by=group_by,
         dedupe_for=AS_JOURNAL,
         max_buffered=None,
+        correlate_by=correlate_by,
         options={},
     )
 
@@ -164,6 +170,98 @@ def test_group_by_that_names_nothing(group_by):
     text = refused(group_by=group_by)
     assert "group_by= names 'device" in text
     assert "which its items do not have. Name a field, or give a function" in text
+
+
+@pytest.mark.parametrize("correlate_by", ["", ".", "a..b", ("device_id",), 3, len])
+def test_correlate_by_that_is_no_name(correlate_by):
+    assert f"correlate_by={correlate_by!r} names no field. Give a field or a path" in refused(correlate_by=correlate_by)
+
+
+@pytest.mark.parametrize("correlate_by", ["device", "device_id.x"])
+def test_correlate_by_that_names_nothing(correlate_by):
+    assert f"correlate_by= names {correlate_by!r}, which its items do not have" in refused(correlate_by=correlate_by)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Share(Enum):
+    HALF = 0.5
+
+
+class Answer(Enum):
+    YES = True
+
+
+def test_correlate_by_that_names_no_correlation_id():
+    text = refused(correlate_by="celsius")
+    assert "correlate_by= names 'celsius', declared as float: it never is a correlation id" in text
+    assert "Name a field that holds a text, an int, a UUID or an enum of these" in text
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        bool,
+        float,
+        float | None,
+        Annotated[float, "mark"],
+        NewType("Celsius", float),
+        Decimal,
+        date,
+        datetime,
+        time,
+        timedelta,
+        bytes,
+        list,
+        list[str],
+        tuple[int, str],
+        set[int],
+        dict[str, int],
+        Sequence[str],
+        Reading,
+        Share,
+        Answer,
+    ],
+)
+def test_correlate_by_of_a_type_that_is_none(declared):
+    assert "it never is a correlation id" in _refused_field(declared)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        str,
+        int,
+        UUID,
+        Colour,
+        IntEnum("Number", ["ONE"]),
+        str | None,
+        Annotated[int, Field(gt=0)],
+        Literal["a"],
+        float | str,
+        Any,
+        object,
+        SecretStr,
+    ],
+)
+def test_correlate_by_of_a_type_that_may_be_one(declared):
+    assert _refused_field(declared) == ""
+
+
+def _refused_field(declared):
+    """Return why a field of this type, within an item, is refused to be a correlation id."""
+    part = create_model("Part", field=(declared, ...))
+    item = create_model("Item", part=(part | None, None))
+
+    def collect(batch: Batch[item]): ...
+
+    try:
+        define(collect, correlate_by="part.field").resolve()
+    except DefinitionError as exc:
+        return str(exc)
+    return ""
 
 
 def test_group_by_of_untyped_items_is_not_known_before_they_come():

@@ -46,6 +46,7 @@ def define(
         group_by=group_by,
         dedupe_for=dedupe_for,
         max_buffered=max_buffered,
+        correlate_by=None,
         options=options,
     )
 

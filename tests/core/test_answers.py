@@ -1,9 +1,16 @@
 """What comes back to an instance: failures, and what was gathered."""
 
-import pytest
-from pydantic import ValidationError
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import NoneType
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
-from celery_sagas import Failure, Gathered
+import pytest
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+
+from celery_sagas import Failure, Gathered, Message
+from celery_sagas.core.answers import may_take
 
 FAILURE = Failure(kind="error", task="quote", task_id="7", error="ValueError", text="no", retries=3)
 
@@ -65,3 +72,65 @@ class TestFailure:
     def test_is_frozen(self) -> None:
         with pytest.raises(ValidationError, match="frozen"):
             FAILURE.text = "yes"  # type: ignore[misc]
+
+
+class Receipt(Message):
+    """Another message."""
+
+    number: str
+
+
+@dataclass
+class Price:
+    """No model at all."""
+
+    amount: int
+
+
+class Sums(TypedDict):
+    """A dictionary of some keys."""
+
+    kind: str
+
+
+class Late(Failure):
+    """A failure of one's own."""
+
+
+T = TypeVar("T")
+ANYTHING = [Any, object, T, dict, dict[str, Any], Mapping[str, Any], Sums, BaseModel, Message, Any | None, str | dict[str, Any]]
+ANYTHING += [Annotated[str, BeforeValidator(str)], Annotated[Any, Field(description="what came")]]
+NEITHER = [
+    int,
+    str,
+    bool,
+    datetime,
+    Receipt,
+    Price,
+    NoneType,
+    list[Failure],
+    list[Gathered[int]],
+    int | str,
+    Receipt | None,
+    Literal["no"],
+]
+
+
+class TestMayTake:
+    """Which annotations may take a failure, or what was gathered."""
+
+    @pytest.mark.parametrize("annotation", [Failure, Failure | None, int | Failure, Annotated[Failure, "told"], Late, *ANYTHING])
+    def test_failure(self, annotation: Any) -> None:
+        assert may_take(annotation, Failure)
+
+    @pytest.mark.parametrize("annotation", [Gathered, Gathered[int], Gathered[Any] | None, str | Gathered[Receipt], *ANYTHING])
+    def test_gathered(self, annotation: Any) -> None:
+        assert may_take(annotation, Gathered)
+
+    @pytest.mark.parametrize("annotation", [Gathered, Gathered[int], *NEITHER])
+    def test_no_failure(self, annotation: Any) -> None:
+        assert not may_take(annotation, Failure)
+
+    @pytest.mark.parametrize("annotation", [Failure, Late, *NEITHER])
+    def test_not_gathered(self, annotation: Any) -> None:
+        assert not may_take(annotation, Gathered)

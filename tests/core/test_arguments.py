@@ -397,6 +397,14 @@ def test_unencodable_without_a_name():
     assert problems_of(lambda: read(place).encode_partial([object()], {})) == {"": "a object cannot be encoded as JSON"}
 
 
+def test_missing_annotation_of_what_cannot_be_encoded_is_named() -> None:
+    def place(order, value): ...  # type: ignore[no-untyped-def]
+
+    problem = {"value": "a object cannot be encoded as JSON, and the argument has no annotation that says how"}
+    assert problems_of(lambda: read(place).encode([object()], {})) == problem
+    assert problems_of(lambda: read(place).encode([], {"value": object()})) == problem
+
+
 @pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, ["a\udfff"]])
 def test_half_a_surrogate_pair(value):
     """kombu writes it and reads it again."""

@@ -4,7 +4,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from celery_sagas.core.context import SagaView, StepContext
+from celery_sagas.core.context import NO_MESSAGE, SagaView, StepContext
 from celery_sagas.core.sending import Frozen, Sending
 from celery_sagas.errors import MisuseError
 
@@ -59,7 +59,7 @@ def test_what_fails_to_encode_is_not_sent():
 
 
 def test_context_without_a_step():
-    view = SagaView("i-1", "order", "1", 1, False, None, None, None)
+    view = SagaView("i-1", "order", "1", 1, False, None, None, NO_MESSAGE)
     ended = Sending("order.place", "m-1", freeze)
     ended.closed = True
     for sending in (None, ended):
@@ -68,6 +68,6 @@ def test_context_without_a_step():
 
 
 def test_view_is_immutable():
-    view = SagaView("i-1", "order", "1", 1, False, None, None, None)
+    view = SagaView("i-1", "order", "1", 1, False, None, None, NO_MESSAGE)
     with pytest.raises(AttributeError):
         view.version = 2

@@ -292,6 +292,23 @@ def test_by_what_is_no_property_is_a_definition_error(by):
         handler({"code": str, "total": str, "number": str, "tracking": str}, by)
 
 
+@pytest.mark.parametrize(
+    ("by", "of", "says"),
+    [
+        ("payment.reference", NUMBER, """stands there. Write a mapping: by={"number": "payment.reference"}."""),
+        ("order.parcel.code", NUMBER, """stands there. Write a mapping: by={"number": "order.parcel.code"}."""),
+        ("payment.reference", COMPOSITE, """stands there. Write a mapping: by={"region": "payment.reference", …}."""),
+        ("payment.user", NUMBER, "stands there; and there is no payment.user. Give it the argument number, or say where"),
+        ("event.user", NUMBER, "stands there; and there is no argument 'event'. Give it the argument number, or say where"),
+    ],
+)
+def test_by_a_path_alone_is_a_definition_error_with_the_mapping(by, of, says):
+    with pytest.raises(DefinitionError) as caught:
+        handler({"payment": Paid, "order": Plain}, by, of)
+    assert f"order.step: by={by!r} is a path, and does not say which property {says}" in str(caught.value)
+    assert "by={" in str(caught.value)
+
+
 @pytest.mark.parametrize("by", ["", (), {}, [], 1, object(), second, {1: "code"}, (None,), {"number"}])
 def test_by_of_a_wrong_kind_is_a_definition_error(by):
     with pytest.raises(DefinitionError, match=r"order\.step: by="):

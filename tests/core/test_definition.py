@@ -93,10 +93,66 @@ def test_wrong_class_keyword(keywords, problem):
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("keywords", [{"also_by": "k"}, {"name": "x"}, {"formerly": "x"}, {"schema_version": 2}])
+@pytest.mark.parametrize("keywords", [{"name": "x"}, {"formerly": "x"}, {"schema_version": 2}])
 def test_keywords_of_a_concrete_saga_on_an_abstract_one(keywords):
     with pytest.raises(DefinitionError, match=r"it has no correlate_by\. Name the field"):
         saga(correlate_by=None, **keywords)
+
+
+class TestAlternateKeysOfAbstractSagas:
+    """What a concrete saga inherits of ``also_by``."""
+
+    def test_they_are_inherited_and_the_saga_adds_its_own(self):
+        tracked = saga({"tracking": str | None}, correlate_by=None, also_by="tracking")
+        assert tracked.__saga__ is None
+        assert saga(base=tracked).__saga__.also_by == ("tracking",)
+        order = saga({"email": str | None}, base=tracked, also_by="email").__saga__
+        assert order.also_by == ("tracking", "email")
+        assert list(order.keys.alternates) == ["tracking", "email"]
+        assert saga(base=tracked).__saga__.also_by == ("tracking",)
+
+    def test_several_bases_and_bases_of_bases(self):
+        class Tracked(State, also_by="tracking"):
+            tracking: str | None = None
+
+        class Mailed(Tracked, also_by="email"):
+            email: str | None = None
+
+        class Named(Tracked, also_by=("nick", "tracking")):
+            nick: str | None = None
+
+        class Order(Mailed, Named, correlate_by="k"):
+            k: str
+
+        assert Order.__saga__.also_by == ("tracking", "email", "nick")
+
+    def test_generic_base(self):
+        class Tracked(State, Generic[ItemT], also_by="tracking"):
+            tracking: str | None = None
+            item: ItemT
+
+        class Order(Tracked[int], correlate_by="k"):
+            k: str
+
+        assert Order.__saga__.also_by == ("tracking",)
+
+    @pytest.mark.parametrize(
+        ("keywords", "problem"),
+        [
+            ({"also_by": "nothing"}, "no field 'nothing' to correlate by. Its fields: k"),
+            ({"also_by": 3}, "also_by=3 is neither"),
+        ],
+    )
+    def test_wrong_on_the_abstract_saga(self, keywords, problem):
+        with pytest.raises(DefinitionError, match=problem):
+            saga(correlate_by=None, **keywords)
+
+    def test_key_that_is_an_inherited_alternate_key(self):
+        tracked = saga({"tracking": str, "nick": str}, correlate_by=None, also_by=("tracking", "nick"))
+        order = saga(base=tracked, correlate_by="tracking").__saga__
+        assert (order.correlate_by, order.also_by) == (("tracking",), ("nick",))
+        with pytest.raises(DefinitionError, match="tracking stands twice in correlate_by and also_by"):
+            saga(base=tracked, correlate_by="tracking", also_by="tracking")
 
 
 def test_class_name_that_is_no_stored_name():

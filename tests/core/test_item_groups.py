@@ -151,3 +151,24 @@ def test_fingerprint_of_a_type_without_a_schema():
     fingerprints = {items(Annotated[Opaque, PlainSerializer(lambda value: value)]).fingerprint for _ in range(3)}
     assert len(fingerprints) == 1
     assert fingerprints != {items(Annotated[Opaque, "other"]).fingerprint}
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (Nested(device=Device(id=5)), "5"),
+        (Nested(device=Device(id=Colour.RED)), "red"),
+        ({"device": {"id": str(ID)}}, str(ID)),
+        (Nested(device=Device(id=None)), None),
+        (Nested(device=Device(id=1.5)), None),
+        (Nested(device=Device(id="")), None),
+        ({"device": {}}, None),
+        ({}, None),
+        ([5], None),
+        (None, None),
+    ],
+)
+def test_correlation_id(item, text):
+    """Items may have none."""
+    assert ItemType("shop.collect", Nested, None, "device.id").correlation_of(item) == text
+    assert ItemType("shop.collect", Nested, None).correlation_of(item) is None

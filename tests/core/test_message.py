@@ -13,7 +13,7 @@ from pydantic import AliasChoices, AliasGenerator, AliasPath, BaseModel, ConfigD
 from pydantic.alias_generators import to_camel
 from typing_extensions import TypedDict
 
-from celery_sagas.core.message import Message, members_of, missing_part, read_path
+from celery_sagas.core.message import Message, members_of, missing_part, read_path, type_at
 from celery_sagas.errors import DefinitionError
 
 
@@ -216,6 +216,21 @@ def test_missing_part_of_a_path_is_named(path, missing):
 )
 def test_path_is_checked_as_far_as_annotations_go(path, annotation, missing):
     assert missing_part(tuple(path.split(".")), annotation) == missing
+
+
+@pytest.mark.parametrize(
+    ("path", "annotation", "expected"),
+    [
+        ("p", str, str),
+        ("p.reference", Annotated[Payment | None, "mark"], str),
+        ("p.customer.address.city", Payment, str),
+        ("p.short", Payment, Any),
+        ("p.any.thing", Any, Any),
+        ("p.any", dict[str, int], Any),
+    ],
+)
+def test_type_of_what_stands_at_a_path(path, annotation, expected):
+    assert type_at(tuple(path.split(".")), annotation) is expected
 
 
 def test_members_that_only_pydantic_can_resolve_are_not_known():

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sagas.core.pending import NOTHING, Pending, Timeout, Timeouts, due_times, read_pending
+from celery_sagas.core.conversation import Request
+from celery_sagas.core.pending import NOTHING, OpenRequests, Pending, RequestView, Timeout, Timeouts, due_times, read_pending
 from celery_sagas.core.sending import Frozen
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)
@@ -92,3 +93,25 @@ def test_rescheduling_the_handled_one_keeps_the_new_one():
 
 def test_due_times_are_aware():
     assert due_times({"a": A}) == {"a": datetime.fromtimestamp(1, UTC)}
+
+
+def test_open_requests_by_their_ids():
+    plain = Request("a", "charge", "paid", at=1_700_000_000_500)
+    chain, overdue = Request("b", "stamp", "paid"), Request("c", "charge", "paid", is_overdue=True)
+    gather = Request("d", "celery_sagas.gather", "quoted", members=3)
+    views = OpenRequests({each.id: each for each in (plain, chain, overdue, gather)})
+
+    assert list(views) == ["a", "b", "d"]
+    assert views["a"] == RequestView("a", "charge", datetime(2023, 11, 14, 22, 13, 20, 500_000, UTC))
+    assert views["b"] == RequestView("b", "stamp", None)
+    assert views["d"] == RequestView("d", "", None, members=3)
+    assert "c" not in views
+    assert repr(views) == repr(dict(views))
+    with pytest.raises(TypeError):
+        views["e"] = views["a"]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        del views["a"]  # type: ignore[attr-defined]
+
+
+def test_no_open_requests():
+    assert OpenRequests({}) == {}

@@ -47,6 +47,7 @@ def define(
         group_by=group_by,
         dedupe_for=AS_JOURNAL,
         max_buffered=None,
+        correlate_by=None,
         options={},
     )
 

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from celery_sagas.core.answers import NO_VALUE
 from celery_sagas.core.conversation import Addressed, ReturnAddress
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
@@ -198,7 +199,7 @@ def _freeze(message: object, next_id: Callable[[], str]) -> Frozen:
 
 
 def _answer(originator: Mapping[str, Any], value: object) -> Frozen:
-    return Frozen(f"answer to {originator['request']}", "", "answer", json.dumps(value))
+    return Frozen(f"answer to {originator['request']}", "", "answer", json.dumps("no value" if value is NO_VALUE else value))
 
 
 def _call(function: Any, first: Any, **arguments: Any) -> Any:

@@ -208,7 +208,8 @@ class TestAlternateKeys:
         with pytest.raises(KeyTaken) as raised:
             engine.handle(TRACK, order_id="42", tracking="T1")
 
-        assert raised.value.args == ("order", "tracking", "T1", holder.instance_id)
+        assert raised.value.args == ("order", "tracking", "T1", holder.instance_id, "41")
+        assert f"tracking='T1' belongs to the live order '41' (instance {holder.instance_id})" in str(raised.value)
         assert engine.record() is None
         assert engine.entries() == []
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from celery_sagas.core import pending as pending_map
 from celery_sagas.core.conversation import Addressed, Came, Request, ReturnAddress, Target
-from celery_sagas.core.pending import Pending, read_pending
+from celery_sagas.core.pending import Pending, RequestView, read_pending
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
 from celery_sagas.engine.outcomes import Kind
@@ -33,7 +34,6 @@ def place(order: State, order_id: str, ask: bool = True) -> None:
 def paid(order: State, receipt: Any, order_id: str | None = None) -> str:
     """Note a receipt, and whether it is late."""
     assert isinstance(order, Order)
-    assert order.saga.message is not None
     order.note += f"paid {receipt}{' late' if order.saga.message.late else ''};"
     if receipt == "boom":
         raise Boom
@@ -119,6 +119,26 @@ class TestRequest:
     def test_completing_removes_the_deadline(self, asking: Engine, backend: MemoryBackend) -> None:
         asking.handle(END, order_id="42")
         assert rows(backend) == []
+
+    def test_what_is_open_is_made_if_a_step_reads_it(self, asking: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Once, and for nobody else."""
+        made: list[str] = []
+        seen: list[list[str]] = []
+
+        def made_for(request: Request) -> RequestView:
+            made.append(request.id)
+            return RequestView(request.id, request.task, None)
+
+        def look(order: State, order_id: str) -> None:
+            assert isinstance(order, Order)
+            seen.extend([list(order.saga.requests), list(order.saga.requests)])
+
+        monkeypatch.setattr(pending_map, "_view", made_for)
+        asking.handle(starter(place), order_id="42", ask=False)
+        asking.handle(PAID, order_id="42", receipt="R")
+        assert made == []
+        asking.handle(handler(look), order_id="42")
+        assert (seen, made) == ([["r1"], ["r1"]], ["r1"])
 
     def test_too_many(self, engine: Engine) -> None:
         def ask(order: State, order_id: str, count: int) -> None:
@@ -320,13 +340,13 @@ class TestReply:
         engine.handle(PLACE, asked_by=ASKER, order_id="42")
         engine.handle(END, order_id="42")
 
-        assert self.sent(engine) == [("answer to asked", None)]
+        assert self.sent(engine) == [("answer to asked", "no value")]
 
     def test_completing_at_birth(self, engine: Engine) -> None:
         outcome = engine.handle(starter(end), asked_by=ASKER, order_id="42")
 
         assert outcome.kind is Kind.COMPLETED
-        assert self.sent(engine) == [("answer to asked", None)]
+        assert self.sent(engine) == [("answer to asked", "no value")]
 
     def test_start_race_is_answered_by_the_step(self, engine: Engine, rival: Engine) -> None:
         """Another message has created the instance meanwhile."""
@@ -342,7 +362,7 @@ class TestReply:
         outcome = asking.handle(step, asked_by=ASKER, order_id=key)
 
         assert outcome.kind is Kind.IGNORED
-        assert self.sent(asking) == [("answer to asked", None)]
+        assert self.sent(asking) == [("answer to asked", "no value")]
 
     def test_middle_of_a_chain_answers_nothing(self, engine: Engine) -> None:
         """Nor is it the one who has started the instance."""

@@ -1,6 +1,7 @@
 """Questions from outside a step."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -19,6 +20,16 @@ class Item(State, correlate_by=("shop", "number"), also_by="code"):
     number: int
     code: UUID | None = None
     tags: list[str] = []
+
+
+class Mark(State, correlate_by="id"):
+    """A saga whose key is named as the instance's id is."""
+
+    id: int
+
+
+def mark(mark: Mark, mark_id: int) -> None:
+    """Start."""
 
 
 def place(order: Order, order_id: str, tracking: str | None = None) -> None:
@@ -64,7 +75,8 @@ class TestFind:
 
         for order in (find(engine, "42"), find(engine, order_id="42")):
             assert order is not None
-            assert (order.order_id, order.saga.version, order.saga.is_new, order.saga.message) == ("42", 1, False, None)
+            assert (order.order_id, order.saga.version, order.saga.is_new) == ("42", 1, False)
+            assert (order.saga.message.id, order.saga.message.step, order.saga.message.late) == ("", "", False)
 
     def test_by_an_alternate_key(self, engine: Engine) -> None:
         engine.handle(PLACE, order_id="42", tracking="T1")
@@ -91,12 +103,13 @@ class TestFind:
             (None, {"nothing": 1}),
             (None, {"order_id": "42", "tracking": "T1"}),
             ("42", {"tracking": "T1"}),
-            (None, {"id": "42"}),
+            ("42", {"id": "42"}),
+            (None, {"id": "42", "tracking": "T1"}),
             (None, {"$id": "42"}),
         ],
     )
     def test_by_anything_else(self, engine: Engine, key: object, by: Mapping[str, object]) -> None:
-        with pytest.raises(DefinitionError, match="look it up by order_id, or by tracking or email"):
+        with pytest.raises(DefinitionError, match="look it up by order_id, or by tracking or email or id; others"):
             find(engine, key, **by)
 
     @pytest.mark.parametrize(("key", "by"), [("a", {}), (("a",), {}), (("a", 1, 2), {}), (None, {"shop": "a"})])
@@ -110,6 +123,42 @@ class TestFind:
         for lookup in ({"key": value}, {"tracking": value}):
             with pytest.raises(CorrelationError):
                 find(engine, **lookup)
+
+    def test_by_the_instances_id(self, engine: Engine) -> None:
+        engine.handle(PLACE, order_id="42")
+        engine.handle(STORE, shop="a", number=1, code=str(CODE))
+        order = find(engine, "42")
+        assert order is not None
+
+        again = find(engine, id=order.saga.id)
+        assert again is not None
+        assert (again.order_id, again.saga.id) == ("42", order.saga.id)
+        assert find(engine, id="no-such-id") is None
+        assert find_item(engine, id=order.saga.id) is None
+
+    def test_id_is_that_of_one_instance(self, engine: Engine) -> None:
+        """A later instance with the same key is another."""
+        engine.handle(PLACE, order_id="42")
+        first = find(engine, "42")
+        assert first is not None
+        engine.handle(FINISH, order_id="42")
+        engine.handle(PLACE, order_id="42")
+
+        assert find(engine, id=first.saga.id) is None
+
+    @pytest.mark.parametrize("value", [None, "", 42, UUID(int=1), b"x", "x" * 256])
+    def test_what_is_no_id(self, engine: Engine, value: object) -> None:
+        with pytest.raises(CorrelationError, match=r"A look-up of Order .*: id: "):
+            find(engine, id=value)
+
+    def test_field_named_id_goes_first(self, engine: Engine) -> None:
+        engine.handle(starter(mark, saga=Mark), mark_id=7)
+        definition = Mark.__saga__
+        assert definition is not None
+
+        assert copy_of(engine.backend, definition, None, {"id": "7"}).id == 7
+        with pytest.raises(DefinitionError, match=r"look it up by id; others"):
+            copy_of(engine.backend, definition, None, {"nothing": 1})
 
     def test_value_is_converted(self, engine: Engine) -> None:
         engine.handle(PLACE, order_id="42")
@@ -151,9 +200,21 @@ class TestOutcome:
         engine.handle(FINISH, order_id="42", id="m2")
 
         for key, by in (("42", {}), (None, {"order_id": "42"})):
-            entry = outcome_of(engine.backend, ORDER, key, by)
-            assert entry is not None
-            assert (entry.outcome, entry.message_id, entry.version) == ("completed", "m2", 2)
+            outcome = outcome_of(engine.backend, ORDER, key, by)
+            assert outcome is not None
+            assert (outcome.kind, outcome.message_id, outcome.version) == ("completed", "m2", 2)
+            assert outcome.at == datetime.fromtimestamp(clock() / 1000, UTC)
+            assert (outcome.saga, outcome.key, outcome.is_new, outcome.reason) == ("order", "42", False, "")
+
+    def test_of_one_that_completed_at_once(self, engine: Engine) -> None:
+        def place(order: Order, order_id: str) -> None:
+            order.complete()
+
+        engine.handle(starter(place), order_id="42")
+
+        outcome = outcome_of(engine.backend, ORDER, "42", {})
+        assert outcome is not None
+        assert (outcome.version, outcome.is_new) == (1, True)
 
     def test_is_forgotten_with_the_journal(self, engine: Engine) -> None:
         engine.handle(PLACE, order_id="42")
@@ -165,6 +226,10 @@ class TestOutcome:
     def test_not_by_an_alternate_key(self, engine: Engine) -> None:
         with pytest.raises(DefinitionError, match=r"the journal knows no tracking.* found by order_id alone"):
             outcome_of(engine.backend, ORDER, None, {"tracking": "T1"})
+
+    def test_not_by_the_id(self, engine: Engine) -> None:
+        with pytest.raises(DefinitionError, match=r"the journal knows no id.* found by order_id alone"):
+            outcome_of(engine.backend, ORDER, None, {"id": "x"})
 
     def test_not_by_two_at_once(self, engine: Engine) -> None:
         with pytest.raises(DefinitionError, match="it cannot be looked up by '42', tracking"):

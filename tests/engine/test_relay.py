@@ -408,7 +408,7 @@ class TestSuspects:
 
         sweeps = self.sweep_for(deployment, relay, 600)
 
-        assert {(sweep.failed, sweep.dead) for sweep in sweeps} == {(0, 0)}
+        assert {(sweep.failed, sweep.dead_lettered) for sweep in sweeps} == {(0, 0)}
         assert sum(sweep.is_broker_away for sweep in sweeps) > 5
         publisher.away = None
         publisher.bad.clear()
@@ -425,7 +425,7 @@ class TestSuspects:
 
         sweep = relay.sweep()
 
-        assert (sweep.sent, sweep.failed, sweep.dead, sweep.error) == (1, 0, 0, "")
+        assert (sweep.sent, sweep.failed, sweep.dead_lettered, sweep.error) == (1, 0, 0, "")
 
     @pytest.mark.parametrize("is_noticed_at_once", [False, True])
     def test_found_before_is_not_to_blame_if_an_outage_begins_while_it_is_tried_again(
@@ -445,7 +445,7 @@ class TestSuspects:
 
         sweep = relay.sweep()
 
-        assert (sweep.released, sweep.failed, sweep.dead, sweep.is_broker_away) == (2, 0, 0, True)
+        assert (sweep.released, sweep.failed, sweep.dead_lettered, sweep.is_broker_away) == (2, 0, 0, True)
         publisher.away, publisher.probe = None, takes_messages  # type: ignore[method-assign]
         publisher.bad.clear()
         sweeps = self.sweep_for(deployment, relay, int(LEASE_S) - 1)
@@ -594,7 +594,7 @@ class TestPoison:
         assert "ValueError" in letter.traceback
         assert "\0" not in letter.traceback
         assert deployment.backend.outbox.count() == 0
-        assert [(sweep.failed, sweep.dead) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
+        assert [(sweep.failed, sweep.dead_lettered) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
         assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
         assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then people; then the row goes
 
@@ -618,7 +618,7 @@ class TestPoison:
             sweeps.append(relay.sweep())
             deployment.clocks.advance(600)
 
-        assert [(sweep.released, sweep.dead, sweep.is_broker_away) for sweep in sweeps] == [
+        assert [(sweep.released, sweep.dead_lettered, sweep.is_broker_away) for sweep in sweeps] == [
             (1, 0, True),
             (1, 0, True),
             (0, 1, False),
@@ -635,7 +635,7 @@ class TestPoison:
 
         sweep = relay.sweep()
 
-        assert (sweep.dead, sweep.released, sweep.error) == (1, 0, "")
+        assert (sweep.dead_lettered, sweep.released, sweep.error) == (1, 0, "")
 
     def test_outage_that_begins_when_they_are_buried_ends_the_sweep(self, deployment: Deployment) -> None:
         """Each of them would wait for it."""
@@ -650,7 +650,7 @@ class TestPoison:
         relay.report = report
         sweep = relay.sweep()
 
-        assert (sweep.sent, sweep.released, sweep.dead, sweep.is_broker_away) == (1, 3, 0, True)
+        assert (sweep.sent, sweep.released, sweep.dead_lettered, sweep.is_broker_away) == (1, 3, 0, True)
         assert len(told) == 1
 
     def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A message's effect is committed once, or nothing of it is."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -421,6 +422,50 @@ class TestNothingIsLeftBehind:
             engine.handle(starter(place), order_id="42")
 
         nothing(engine)
+
+    @pytest.mark.parametrize("field", ["due", "dates", "named"])
+    def test_argument_without_annotation_is_named(self, engine: Engine, field: str) -> None:
+        class Parcel(State, correlate_by="order_id"):
+            order_id: str
+            due: datetime | None = None
+            dates: list[datetime] = []
+            named: dict[str, datetime] = {}
+
+        def place(parcel, order_id: str, when, note=None):  # type: ignore[no-untyped-def]
+            setattr(parcel, field, {"due": when, "dates": [when], "named": {"first": when}}[field])
+
+        with pytest.raises(InvalidState) as raised:
+            engine.handle(starter(place, saga=Parcel), order_id="42", when="2026-01-02T03:04:05Z")
+
+        assert str(raised.value).startswith(f"The state of parcel '42' cannot be stored: {field}")
+        assert str(raised.value).endswith(
+            "Nothing was stored or sent; when of parcel.place has no annotation, and comes as JSON has it: annotate it."
+        )
+
+    def test_arguments_without_annotation_are_named(self, engine: Engine) -> None:
+        """But for one that is the same object by chance."""
+
+        class Parcel(State, correlate_by="order_id"):
+            order_id: str
+            due: datetime | None = None
+            dates: list[datetime] = []
+
+        def place(parcel, order_id, when, dates):  # type: ignore[no-untyped-def]
+            parcel.due, parcel.dates = when, dates
+
+        with pytest.raises(InvalidState) as raised:
+            engine.handle(starter(place, saga=Parcel), order_id="1", when="soon", dates=["1", "late"])
+
+        assert str(raised.value).endswith(
+            "dates and when of parcel.place have no annotation, and come as JSON has it: annotate them."
+        )
+
+    def test_argument_without_annotation_that_is_not_to_blame(self, engine: Engine) -> None:
+        def place(order, order_id):  # type: ignore[no-untyped-def]
+            order.total = "many"
+
+        with pytest.raises(InvalidState, match="mend the handler or the field's type"):
+            engine.handle(starter(place), order_id="42")
 
     def test_messages_that_are_too_large_together(self, backend: MemoryBackend) -> None:
         """No database takes a commit of any size."""

@@ -223,8 +223,8 @@ class TestCompleted:
         engine.handle(PLACE, order_id="42")
         engine.handle(FINISH, order_id="42", id="m2")
 
-        for entry in (wait(engine, "completed"), wait(engine, "completed", order_id="42")):
-            assert (entry.outcome, entry.message_id, entry.version) == ("completed", "m2", 2)
+        for outcome in (wait(engine, "completed"), wait(engine, "completed", order_id="42")):
+            assert (outcome.kind, outcome.message_id, outcome.version) == ("completed", "m2", 2)
         assert sleeps.pauses == []
 
     def test_it_waits_for_the_start_and_for_the_end(self, engine: Engine, sleeps: Sleeps) -> None:
@@ -328,6 +328,11 @@ class TestTimeout:
             wait(engine, is_paid, tracking="T1")
         assert caught.value.args == ("order", "tracking", "T1", 5.0, 0, False)
 
+    def test_by_the_instances_id(self, engine: Engine, sleeps: Sleeps) -> None:
+        with pytest.raises(WaitTimeout) as caught:
+            wait(engine, is_paid, id="i1")
+        assert caught.value.args == ("order", "id", "i1", 5.0, 0, False)
+
     def test_it_is_caught_as_pythons_own(self, engine: Engine, sleeps: Sleeps) -> None:
         with pytest.raises(TimeoutError) as caught:
             wait(engine, is_paid)
@@ -354,7 +359,7 @@ class TestMisuse:
 
     @pytest.mark.parametrize("by", [{"total": 1}, {"order_id": "42", "tracking": "T1"}])
     def test_by_what_is_no_key(self, engine: Engine, sleeps: Sleeps, by: Mapping[str, object]) -> None:
-        with pytest.raises(DefinitionError, match="look it up by order_id, or by tracking or email"):
+        with pytest.raises(DefinitionError, match="look it up by order_id, or by tracking or email or id; others"):
             wait(engine, is_paid, **by)
 
     def test_value_that_is_no_key(self, engine: Engine, sleeps: Sleeps) -> None:

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kombu import Producer
 
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.backend import SqlBackend
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import UNHURRIED
 from tests.integration.proxy import Proxy
-from tests.integration.worker import Deployment
+from tests.integration.worker import APPS, Deployment
 from tests.waiting import wait_until
 
 BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": UNHURRIED}}
@@ -179,8 +181,10 @@ def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
     deployment.send("nobodys.task", name="a")
 
     letter = wait_letter(deployment)
-    worker.wait_logged("nobodys.task")
+    worker.wait_logged("Received unregistered task of type 'nobodys.task'")
+    worker.wait_logged(f"is kept as the dead letter {letter.id}")
 
+    assert worker.log.count("Received unregistered task") == 1
     assert (letter.task, letter.saga, letter.error) == ("job.from_the_future", "job", "NotRegistered")
     assert len(letters(deployment)) == 1
     shown = command(deployment, "list", is_fresh=True)  # nothing is imported that the command does not import
@@ -188,6 +192,86 @@ def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
     assert "deploy the code" in command(deployment, "show", letter.id)
     command(deployment, "discard", letter.id)
     assert letters(deployment) == []
+
+
+def test_what_is_larger_than_the_database_takes(deploy: Deploy) -> None:
+    """A commit, and a message: the one is kept whole, the other without its arguments, and the worker goes on."""
+    deployment = deploy("failing", "redis", "mariadb", saga_max_state_bytes=100_000_000, **BROKERS["redis"])
+    size = _statement_limit(deployment) + 2**24 + 2**20
+    deployment.start("prefork", 1).wait_ready()
+    too_much = deployment.send("job.swell", name="a", size=size)
+    wait_failed(deployment)
+    too_long = deployment.send("job.swell", name="b", size=0, nonsense="x" * size)
+    mend(deployment)
+    deployment.send("job.try_thrice", name="c")
+    wait_until(lambda: outcomes(deployment, "c") == ["started"], deployment.describe)
+    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+
+    kept = {letter.message_id: letter for letter in letters(deployment)}
+    assert {id: letter.error for id, letter in kept.items()} == {too_much: "StoreError", too_long: "InvalidMessage"}
+    assert "Raise max_allowed_packet on the server" in kept[too_much].text
+    assert json.loads(kept[too_much].payload)["kwargs"] == {"name": "a", "size": size}
+    assert json.loads(kept[too_long].payload) == {"unreadable": "the store refused it: StoreError"}
+    assert deployment.noted("swell") == ["a"]
+
+
+def _statement_limit(deployment: Deployment) -> int:
+    """Return what MariaDB takes in one statement. Bytes."""
+    assert isinstance(deployment.backend, SqlBackend)
+    with deployment.backend.database.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_step_of_a_saga_that_the_worker_does_not_import(deploy: Deploy, broker: str) -> None:
+    """Nor does it know any other, or has any table been made; some of the messages it publishes itself, as Celery does."""
+    deployment = deploy("forgetful", broker, "sqlite", **BROKERS[broker])
+    worker = deployment.start("prefork", 1).wait_ready()
+    message_ids = deployment.script(APPS / "start_job.py", "a", "b", "c").split()
+    worker.wait_logged("is kept as the dead letter")
+    wait_until(lambda: len(letters(deployment)) == 3, deployment.describe)
+
+    kept = letters(deployment)
+
+    assert {letter.message_id for letter in kept} == set(message_ids)
+    assert {(letter.task, letter.error) for letter in kept} == {("job.try_thrice", "NotRegistered")}
+    mend(deployment)
+    deployment.app = "failing"
+    deployment.start("prefork", 1).wait_ready()
+    worker.stop()
+    command(deployment, "retry", "--all", is_fresh=True)
+    for name in "abc":
+        wait_until(lambda name=name: outcomes(deployment, name) == ["started"], deployment.describe)
+
+
+#: What Celery would reject, or acknowledge, before it belongs to any task.
+UNDECODABLE: dict[str, dict[str, Any]] = {
+    "serializer": {"content_type": "application/x-yaml", "body": b"a: 1"},
+    "json": {"content_type": "application/json", "body": b"{"},
+    "charset": {"content_type": "application/json", "body": b"\xff\xfe"},
+    "compression": {"content_type": "application/json", "body": b"[[], {}, {}]", "headers": {"compression": "none/such"}},
+    "eta": {"content_type": "application/json", "body": b"[[], {}, {}]", "headers": {"eta": "soon"}},
+}
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_messages_that_cannot_be_decoded(deploy: Deploy, broker: str) -> None:
+    """They can only be looked at, and discarded."""
+    deployment = deploy("failing", broker, "sqlite", **BROKERS[broker])
+    worker = deployment.start("prefork", 1).wait_ready()
+    with deployment.client.connection_for_write() as connection, connection.channel() as channel:
+        deployment.client.amqp.queues[deployment.name](channel).declare()
+        for id, message in UNDECODABLE.items():
+            headers = {"task": "job.try_thrice", "id": id, "saga_step": True, "argsrepr": "('a',)", **message.get("headers", {})}
+            options = {"content_type": message["content_type"], "content_encoding": "utf-8", "headers": headers}
+            Producer(channel).publish(message["body"], routing_key=deployment.name, exchange="", **options)
+    wait_until(lambda: len(letters(deployment)) == len(UNDECODABLE), deployment.describe)
+
+    assert {letter.message_id for letter in letters(deployment)} == set(UNDECODABLE)
+    assert {letter.task for letter in letters(deployment)} == {"job.try_thrice"}
+    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe)
+    assert "('a',)" in command(deployment, "show", letters(deployment)[-1].id)
+    assert worker.stop() == 0
 
 
 @pytest.fixture

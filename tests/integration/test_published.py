@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.worker.events import PUBLISH
+from celery_sagas.worker.headers import PUBLICATION
 from tests.integration.conftest import Deploy
 from tests.integration.test_requests import BROKERS
 from tests.integration.worker import APPS, Deployment, Worker
@@ -60,8 +61,9 @@ def test_each_subscriber_is_told_once(services: tuple[Deployment, Deployment]) -
 
 def test_plain_task_that_is_delivered_again_publishes_the_same(services: tuple[Deployment, Deployment]) -> None:
     selling, billing = start(services)
+    again: dict[str, Any] = {"task_id": "announcement", "headers": {PUBLICATION: "announced once"}, "ignore_result": True}
     for _ in range(2):
-        services[0].send("announce", task_id="announcement", order_id="43")
+        services[0].client.send_task("announce", kwargs={"order_id": "43"}, **again)
     selling.wait_logged("duplicate: sale '43'")
     billing.wait_logged("duplicate: bill '43'")
 
@@ -78,3 +80,19 @@ def test_process_that_waits(services: tuple[Deployment, Deployment]) -> None:
     assert waiting.wait_ended() == 0, waiting.log
     assert waiting.output.splitlines() == ["it waits", "told 1", "ended as completed"]
     assert waiting.log == ""
+
+
+def test_hundred_subscribers_of_one_event_are_told_once_each(deploy: Deploy) -> None:
+    """Although its message comes twice."""
+    deployment = deploy("crowd", "rabbitmq", "postgresql")
+    deployment.start("prefork", 2, level="WARNING").wait_ready()
+    for _ in range(2):
+        deployment.send("announcer.announce", order_id="42", task_id="announced")
+    wait_until(lambda: _told(deployment) == [1] * 100, deployment.describe)
+    wait_until(lambda: deployment.queued() + deployment.backend.outbox.count() == 0, deployment.describe)
+    assert (_told(deployment), deployment.handled("announcer.announce"), deployment.failures()) == ([1] * 100, 1, [])
+
+
+def _told(deployment: Deployment) -> list[int]:
+    states = [deployment.state(f"follower{number}", "42") for number in range(100)]
+    return [state["told"] if state else 0 for state in states]

@@ -8,14 +8,20 @@ from functools import partial
 import pytest
 import redis
 
+from celery_sagas.core.ids import derived_id
 from tests import redis_servers
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, ADD_AND_TELL, TOLD, assert_conserved, increments, send_all, sums, values
+from tests.integration.ledgers import SOON
 from tests.integration.worker import Deployment
 from tests.redis_servers import RedisServer
 from tests.waiting import wait_until
 
 PUT_OFF = "is put off by"
+MASTER = "sagas"
+
+#: What was sent: message id → counter and amount.
+Sent = dict[str, tuple[str, int]]
 
 
 @pytest.fixture
@@ -119,6 +125,18 @@ def test_workers_do_not_start_on_a_server_that_cannot_keep_the_promise(deploy: D
             assert deployment.queued() == 1
 
 
+def test_workers_do_not_start_if_what_aggregators_buffer_may_be_thrown_away(deploy: Deploy, server: RedisServer) -> None:
+    """The sagas themselves are safe."""
+    with redis_servers.running(maxmemory="100mb", maxmemory_policy="allkeys-lru") as evicting:
+        deployment = deploy("batches", "redis", server.url, saga_aggregator_backend=evicting.url)
+        deployment.send("batches.collect", group="a", number=1)
+        worker = deployment.start("prefork", 2)
+        assert worker.wait_ended() != 0
+    assert "allkeys-lru" in worker.log.rstrip().splitlines()[-1], worker.log
+    assert not worker.is_ready
+    assert deployment.queued() == 1
+
+
 @pytest.mark.timeout(600)
 def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -> None:
     """A commit that the new master lacks was not answered: its message is handled again, there."""
@@ -145,7 +163,75 @@ def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -
         assert_conserved(deployment, wanted)
 
 
-MASTER = "sagas"
+@pytest.mark.timeout(600)
+def test_a_fail_over_that_loses_commits_leaves_the_rest_consistent(deploy: Deploy) -> None:
+    """Without ``wait_replicas``: whole commits are missing, and what workers do goes on from those that are there."""
+    with _watched() as (first, second, sentinel):
+        url = f"sentinel://{redis_servers.HOST}:{sentinel.port}/0?master_name={MASTER}"
+        deployment = deploy("counters", "rabbitmq", url, **SOON)
+        worker = deployment.start("prefork", 4).wait_ready()
+        wanted = increments(400, counters=20)
+        kept = send_all(deployment, ADD_AND_TELL, wanted[:100])
+        assert_conserved(deployment, wanted[:100])
+        with first.client() as client:
+            assert client.wait(1, 0) == 1  # the replica has everything
+        _cut_off(second, first)
+        lost = send_all(deployment, ADD_AND_TELL, wanted[100:200])
+        assert_conserved(deployment, wanted[:200])
+        midway = send_all(deployment, ADD_AND_TELL, wanted[200:300])
+        deployment.wait_handled(ADD_AND_TELL, 210)
+        first.kill()
+        later = send_all(deployment, ADD_AND_TELL, wanted[300:])
+        _promote(second, sentinel)
+
+        sent = dict(zip([*kept, *lost, *midway, *later], wanted, strict=True))
+        wait_until(lambda: _is_over(deployment, sent, later), deployment.describe, redis_servers.FAIL_OVER_S)
+        assert worker.stop() == 0
+        _assert_each_is_its_journal(deployment, sent)
+        handled = set(_handled(deployment, "counter", _names(sent)))
+        assert handled >= {*kept, *later}
+        assert handled.isdisjoint(lost)
+        assert deployment.failures() == []
+        assert deployment.backend.dead.count() == 0
+
+
+def _promote(replica: RedisServer, sentinel: RedisServer) -> None:
+    """Make a replica the master, and have the sentinel say so: by itself it promotes none that has been cut off for long."""
+    with sentinel.client() as client:
+        client.sentinel_remove(MASTER)
+        with replica.client() as promoted:
+            promoted.replicaof("NO", "ONE")
+        client.sentinel_monitor(MASTER, redis_servers.HOST, replica.port, 1)
+
+
+def _is_over(deployment: Deployment, sent: Sent, later: list[str]) -> bool:
+    """Whether what was sent after the crash is handled, and the tallies know of all that the counters have handled."""
+    counted, told = (_handled(deployment, saga, _names(sent)) for saga in ("counter", "tally"))
+    return set(later) <= set(counted) and {_told_by(id) for id in counted} <= set(told) and deployment.queued() == 0
+
+
+def _assert_each_is_its_journal(deployment: Deployment, sent: Sent) -> None:
+    """Assert that the value of each instance is the sum of the messages that its journal has, each of them once."""
+    amounts = {id: amount for id, (_, amount) in sent.items()}
+    for saga, of in (("counter", amounts), ("tally", {_told_by(id): amount for id, amount in amounts.items()})):
+        for name in _names(sent):
+            ids = _handled(deployment, saga, [name])
+            assert len(ids) == len(set(ids))
+            assert deployment.state(saga, name) == {"name": name, "value": sum(of[id] for id in ids), "count": len(ids)}
+
+
+def _names(sent: Sent) -> list[str]:
+    return sorted({name for name, _ in sent.values()})
+
+
+def _handled(deployment: Deployment, saga: str, names: list[str]) -> list[str]:
+    """Return the ids of the messages that the journals of instances have."""
+    return [entry.message_id for name in names for entry in deployment.history(saga, name)]
+
+
+def _told_by(message_id: str) -> str:
+    """Return the id of what a counter sends that handles this message."""
+    return derived_id(message_id, f"{ADD_AND_TELL}/0")
 
 
 @contextmanager

@@ -95,6 +95,23 @@ def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, with_pi
     assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
 
 
+@pytest.mark.parametrize("with_pipeline", [False, True], ids=["one by one", "at once"])
+def test_rows_that_no_queue_takes_hold_up_no_other(deployed: Deployed, with_pipeline: bool) -> None:
+    """Each good row arrives once; the others become dead letters that name the route."""
+    deployment = deployed(with_pipeline)
+    deployment.add("bad", "worse", exchange="amq.topic", routing_key="to.nobody")
+    deployment.add("a", "b", "c")
+
+    deployment.sweep_for(10)
+
+    assert deployment.arrived() == Counter("abc")
+    letters = deployment.backend.dead.list(10)
+    assert {letter.message_id for letter in letters} == {"bad", "worse"}
+    assert {letter.error for letter in letters} == {"Unroutable"}
+    assert all("to.nobody" in letter.text for letter in letters)
+    assert deployment.backend.outbox.count() == 0
+
+
 def test_a_broker_without_memory_counts_against_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against one that has failed before, and is alone: there are connections, and no message is taken."""
     monkeypatch.setattr(publisher, "DEADLINE_S", 0.3)

@@ -25,7 +25,7 @@ def test_a_broker_that_is_full_counts_against_no_row_and_a_key_of_another_type_d
 
             deployment.sweep_for(1_200)
 
-            assert (tally.failed, tally.dead) == (1, 0)
+            assert (tally.failed, tally.dead_lettered) == (1, 0)
             assert "OutOfMemoryError" in tally.last_error
             client.config_set("maxmemory", "0")
             deployment.sweep_for(1_200)

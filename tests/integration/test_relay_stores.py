@@ -56,7 +56,7 @@ def test_a_relay_over_each_store(request: pytest.FixtureRequest, tmp_path: Path,
         sweeps.append(relay.sweep())
 
     assert publisher.ids == ["good", "due later"]
-    assert [(sweep.sent, sweep.failed, sweep.dead, sweep.purged) for sweep in sweeps] == [
+    assert [(sweep.sent, sweep.failed, sweep.dead_lettered, sweep.purged) for sweep in sweeps] == [
         (1, 1, 0, 0),
         (0, 0, 1, 0),
         (1, 0, 0, 0),

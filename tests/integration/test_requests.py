@@ -1,17 +1,23 @@
 """Requests with real workers: each answer finds its instance, each kind of failure is told, and nothing comes twice."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+from kombu import Connection, Exchange, Queue
 
 from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
 from celery_sagas.engine.gathering import buffer_of
+from tests import rabbitmq_servers
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import POINTS, UNHURRIED, UNROUTED, wait_died
+from tests.integration.ledgers import SOON
+from tests.integration.proxy import Proxy
 from tests.integration.worker import APPS, Deployment, Worker
+from tests.rabbitmq_servers import RabbitServer
 from tests.waiting import DEADLINE_S, wait_until
 
 BROKERS: dict[str, dict[str, Any]] = {"rabbitmq": {}, "redis": {"broker_transport_options": UNHURRIED}}
@@ -64,6 +70,7 @@ FAILURES = {
     "hang": "error TimeLimitExceeded",
     "crash": "lost WorkerLostError",
     "unknown": "error NotRegistered",
+    "answer_oddly": "unhandled InvalidMessage",
 }
 
 
@@ -81,8 +88,8 @@ def test_failures(deployment: Deployment) -> None:
     assert {how: wait_for(deployment, "failures", how) for how in FAILURES} == {how: [told] for how, told in FAILURES.items()}
     for how in FAILURES:
         assert quest(deployment, how)["answers"] == []
-        # whoever was lost, or took too long, may have answered before
-        is_open = how in ("crash", "hang")
+        # who was lost, or took too long, may have answered before; and an answer that was not handled may be retried
+        is_open = how in ("crash", "hang", "answer_oddly")
         assert [request["overdue"] for request in pending(deployment, how).values()] == ([True] if is_open else [])
     assert deployment.noted("failed") == ["fail"] * 3
 
@@ -177,6 +184,65 @@ def test_request_that_no_broker_takes(deploy: Deploy) -> None:
     assert (quest(deployment)["failures"], quest(deployment)["answers"]) == (["error QueueNotFound"], [])
     assert [letter.task for letter in deployment.backend.dead.list(10)] == ["participant.work"]
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
+
+
+def test_request_that_no_queue_takes(deploy: Deploy) -> None:
+    """RabbitMQ confirms it, and drops it. It is a dead letter in the end, and its failure is told."""
+    settings = {"saga_max_deliveries": 2, "saga_relay_interval": 0.2, "saga_dispatch_grace": 1}
+    deployment = deploy("asking", "rabbitmq", "postgresql", **settings)
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("quest.ask_unbound", name="a")
+
+    assert wait_for(deployment, "failures") == ["error Unroutable"]
+    (letter,) = deployment.backend.dead.list(10)
+    assert (letter.task, letter.error) == ("participant.work", "Unroutable")
+    assert "'amq.topic' with the routing key 'to.nobody'" in letter.text
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
+
+
+def test_participant_whose_queue_was_deleted(deploy: Deploy) -> None:
+    """The queue is declared anew, and nothing is lost but what it held."""
+    deployment = deploy("asking", "rabbitmq", "postgresql", saga_relay_interval=0.2, saga_dispatch_grace=1)
+    queue = deployment.route("participant.work")
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send("quest.ask", name="a", how="work")
+    wait_until(lambda: deployment.queued(queue) == 1, deployment.describe)
+    with deployment.client.connection_for_write() as connection, connection.channel() as channel:
+        channel.queue_delete(queue)
+    deployment.send("quest.ask", name="b", how="work")
+    wait_until(lambda: deployment.queued(queue) == 1, deployment.describe)
+    deployment.start("prefork", 1, queue=queue).wait_ready()
+
+    assert wait_for(deployment, "answers", "b") == ["done b"]
+    assert deployment.backend.dead.list(10) == []
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[RabbitServer, RabbitServer]]:
+    """Two nodes of one cluster."""
+    with rabbitmq_servers.running() as first, closing(RabbitServer(rabbitmq_servers.require_program())) as second:
+        yield first, second.start_beside(first)
+
+
+@pytest.mark.timeout(600)
+def test_participant_whose_queue_is_on_a_node_that_is_down(nodes: tuple[RabbitServer, RabbitServer], deploy: Deploy) -> None:
+    """RabbitMQ takes no message for such a queue, nor can it be declared anew: the message waits for the node in the outbox."""
+    first, second = nodes
+    options = {"saga_relay_interval": 0.2, "saga_dispatch_grace": 1, "saga_max_deliveries": 19}
+    deployment = deploy("asking", first.url, "postgresql", **options)
+    queue = deployment.route("participant.work")
+    with Connection(second.url) as connection, connection.channel() as channel:
+        Queue(queue, Exchange(queue), queue)(channel).declare()
+    worker = deployment.start("prefork", 1).wait_ready()
+    second.kill()
+    deployment.send("quest.ask", name="a", how="work", within=3_600)
+    worker.wait_logged("stay in the outbox")
+
+    second.start()
+    deployment.start("prefork", 1, queue=queue).wait_ready()
+    wait_until(lambda: quest(deployment).get("answers"), deployment.describe, 5 * DEADLINE_S)  # pauses become longer and longer
+    assert (quest(deployment)["answers"], quest(deployment)["failures"]) == (["done a"], [])
+    assert deployment.backend.dead.list(10) == []
 
 
 @pytest.mark.parametrize("service", ["asking", "neighbours"])
@@ -360,6 +426,39 @@ def test_thousand_members(deployment: Deployment) -> None:
     assert (quest(deployment)["failures"], deployment.failures(), pending(deployment)) == ([], [], {})
 
 
+def test_thousand_members_whose_workers_are_killed(deploy: Deploy) -> None:
+    """Nobody's answer is lost, and none counts twice."""
+    deployment = deploy("asking", "rabbitmq", "postgresql", **SOON)
+    held = deployment.route("participant.hold")  # which nobody takes yet: the gather does not end before the last kill
+    workers = [deployment.start("prefork", 2, level="WARNING").wait_ready() for _ in range(2)]
+    hows = ["work"] * 999 + ["hold"]
+    deployment.send("quest.ask_all_ways", name="a", hows=hows, at_least=1, within=3_600.0)
+    buffer = buffer_of("quest")
+    for number in (100, 500):
+        wait_until(lambda number=number: deployment.backend.buffers.count(buffer).buffered >= number, deployment.describe)
+        workers.pop(0).kill()
+        workers.append(deployment.start("prefork", 2, level="WARNING"))
+
+    (deployment.folder / "answer").touch()
+    deployment.start("prefork", 1, queue=held, level="WARNING")
+    wait_until(lambda: quest(deployment).get("gathered"), deployment.describe, deadline_s=120)
+    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    found = quest(deployment)
+    assert sorted(found["answers"]) == sorted(f"{position}: done a" for position in range(1_000))
+    assert (found["gathered"], found["failures"], pending(deployment)) == (1, [], {})
+
+
+def test_gather_within_a_gather(deployment: Deployment) -> None:
+    """Each member is a saga that gathers itself, and answers with what it got."""
+    deployment.start("prefork", 4, level="WARNING").wait_ready()
+    deployment.send("quest.ask_sagas_that_ask_many", name="a", sagas=5, members=20)
+
+    wait_until(lambda: quest(deployment).get("gathered"), deployment.describe)
+    assert sorted(quest(deployment)["answers"]) == [f"{number}: a-{number}: 20 of 20" for number in range(5)]
+    assert (quest(deployment)["failures"], pending(deployment), deployment.failures()) == ([], {}, [])
+    assert [deployment.state("party", f"a-{number}") for number in range(5)] == [None] * 5
+
+
 def test_participant_that_has_this_library_alone(deployment: Deployment) -> None:
     """Its worker, without a saga, setting or backend, tells of each failure."""
     queue = deployment.route("participant.*")
@@ -370,7 +469,99 @@ def test_participant_that_has_this_library_alone(deployment: Deployment) -> None
 
     assert {how: wait_for(deployment, "failures", how) for how in FAILURES} == {how: [told] for how, told in FAILURES.items()}
     assert wait_for(deployment, "answers", "work") == ["done work"]
-    assert deployment.backend.dead.list(10) == []
+    assert [letter.task for letter in deployment.backend.dead.list(10)] == ["quest.answered"]  # that of ``answer_oddly``
+
+
+@pytest.mark.parametrize("service", ["asking", "neighbours"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_answer_over_a_connection_that_has_gone_silent(
+    deploy: Deploy, proxied: Callable[[str], Proxy], service: str, pool: str
+) -> None:
+    """It is not confirmed, and is published over another one before the participant's message is acknowledged."""
+    proxy = proxied("rabbitmq")
+    deployment, queue = with_participant(deploy, proxy, service, pool)
+    deployment.send("quest.ask", name="a", how="work")
+    assert wait_for(deployment, "answers") == ["done a"]  # the participant is connected
+    deployment.send("quest.ask", name="b", how="hold")
+    wait_until(lambda: deployment.noted("held"), deployment.describe)
+    proxy.deafen()
+    (deployment.folder / "answer").touch()
+
+    assert wait_for(deployment, "answers", "b") == ["done b"]
+    assert deployment.noted("held") == ["b"]
+    assert deployment.queued(queue) == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_answer_that_no_broker_confirms(deploy: Deploy, proxied: Callable[[str], Proxy], pool: str) -> None:
+    """It is published again until one does, and the work is not done again."""
+    proxy = proxied("rabbitmq")
+    deployment, _ = with_participant(deploy, proxy, "neighbours", pool)
+    participant = hold_until_refused(deployment, proxy)
+    participant.wait_logged("cannot answer yet, and tries again in 2.0 s")
+    proxy.accept()
+
+    assert wait_for(deployment, "answers") == ["done a"]
+    assert (deployment.noted("held"), quest(deployment)["failures"]) == (["a"], [])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_answer_that_no_broker_confirms_for_long(deploy: Deploy, proxied: Callable[[str], Proxy], pool: str) -> None:
+    """The participant's message goes back to the broker, which still delivers, and is answered when it comes again."""
+    proxy = proxied("rabbitmq")
+    deployment, _ = with_participant(deploy, proxy, "hasty", pool)
+    hold_until_refused(deployment, proxy)
+    wait_until(lambda: len(deployment.noted("held")) > 1, deployment.describe)
+    proxy.accept()
+
+    assert wait_for(deployment, "answers") == ["done a"]
+    assert quest(deployment)["failures"] == []
+
+
+def hold_until_refused(deployment: Deployment, proxy: Proxy) -> Worker:
+    """Ask, and have the participant answer when its broker takes nothing any more; return its worker."""
+    deployment.send("quest.ask", name="a", how="hold")
+    wait_until(lambda: deployment.noted("held"), deployment.describe)
+    proxy.refuse()
+    (deployment.folder / "answer").touch()
+    return deployment.workers[-1]
+
+
+def test_answer_for_which_its_queue_is_full(deploy: Deploy) -> None:
+    """It comes once there is room, and the work is not done again."""
+    deployment = deploy("asking", "rabbitmq", "postgresql", saga_relay_interval=0.2)
+    queue = deployment.route("participant.*")
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    declared = {deployment.name: {"exchange": deployment.name, "queue_arguments": limits}}
+    deployment.settings["task_queues"] = declared
+    deployment.client.conf.task_queues = declared
+    asker = deployment.start("solo", 1).wait_ready()
+    deployment.app = "neighbours"
+    participant = deployment.start("prefork", 1, queue=queue).wait_ready()
+    deployment.send("quest.ask", name="a", how="hold")
+    wait_until(lambda: deployment.noted("held"), deployment.describe)
+    assert asker.stop() == 0
+    deployment.send("quest.ask", name="b", how="work")
+    wait_until(lambda: deployment.queued(deployment.name) == 1, deployment.describe)
+    (deployment.folder / "answer").touch()
+    participant.wait_logged("cannot answer yet, and tries again in 2.0 s: MessageNacked")
+    deployment.app = "asking"
+    deployment.start("solo", 1)
+
+    assert wait_for(deployment, "answers") == ["done a"]
+    assert wait_for(deployment, "answers", "b") == ["done b"]
+    assert (deployment.noted("held"), quest(deployment)["failures"]) == (["a"], [])
+
+
+def with_participant(deploy: Deploy, proxy: Proxy, service: str, pool: str) -> tuple[Deployment, str]:
+    """Start a worker for a saga, and one for a participant that publishes through a proxy; return its queue, too."""
+    deployment = deploy("asking", "rabbitmq", "postgresql", saga_relay_interval=0.2)
+    queue = deployment.route("participant.*")
+    deployment.start("prefork", 1).wait_ready()
+    deployment.app = service
+    deployment.settings |= {"broker_read_url": deployment.broker, "broker_write_url": proxy.url, "saga_relay": False}
+    deployment.start(pool, 1, queue=queue).wait_ready()
+    return deployment, queue
 
 
 def test_participant_without_this_library(deployment: Deployment) -> None:
@@ -378,7 +569,8 @@ def test_participant_without_this_library(deployment: Deployment) -> None:
     queue = deployment.route("participant.*")
     deployment.start("prefork", 1).wait_ready()
     stranger = deployment.start_script(APPS / "strangers.py", queue, is_fresh=True).wait_ready()
-    ask_all(deployment, FAILURES)
+    untold = [how for how in FAILURES if how != "answer_oddly"]  # of which the worker of the saga tells
+    ask_all(deployment, untold)
     for failed in (
         "ValueError('it does not work')",
         "SoftTimeLimitExceeded",
@@ -390,8 +582,8 @@ def test_participant_without_this_library(deployment: Deployment) -> None:
     deployment.send("quest.ask", name="a", how="look")
 
     assert wait_for(deployment, "answers") == ["stranger a"]
-    assert [quest(deployment, how)["failures"] for how in FAILURES] == [[]] * len(FAILURES)
-    assert [len(pending(deployment, how)) for how in FAILURES] == [1] * len(FAILURES)
+    assert [quest(deployment, how)["failures"] for how in untold] == [[]] * len(untold)
+    assert [len(pending(deployment, how)) for how in untold] == [1] * len(untold)
 
 
 def start_killed(deployment: Deployment, concurrency: int) -> tuple[Worker, Worker]:

@@ -1,13 +1,13 @@
 """Aggregators as type checkers see them, with and without celery-types. Checked, never run; see ``sagas.py``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypedDict, assert_type
 from uuid import UUID
 
-from celery_sagas import Aggregator, Batch, Message, Saga, aggregator
+from celery_sagas import Aggregator, Batch, BufferedItem, Message, Saga, aggregator
 
 
 class Reading(Message):
@@ -54,6 +54,7 @@ def store(batch: Batch[Reading]) -> None:
     group_by=("device_id", "celsius"),
     dedupe_for=None,
     max_buffered=1000,
+    correlate_by="device_id",
     name="shop.store",
     bind=True,
     queue="slow",
@@ -127,6 +128,13 @@ def buffers(key: UUID) -> None:
     assert_type(store.count("d1"), int)
     assert_type(store.read(key, limit=3), list[Reading])
     assert_type(numbers.read(), list[int])
+    assert_type(store.groups(), Iterator[str])
+    assert_type(store.items(("d1", 5)), Iterator[BufferedItem[Reading]])
+    assert_type([each.item for each in numbers.items()], list[int])
+    assert_type(next(store.items()).buffered_at, datetime)
+    assert_type(store.clear_all(), int)
+    assert_type(store.remove_correlated(42), int)
+    assert_type(store.remove_correlated(key, group="d1"), int)
     assert_type(store.clear(Colour.RED), int)
     assert_type(store.flush(("d1", 5)), int)
     store.remove("mqtt-7", group="d1")
@@ -135,6 +143,9 @@ def buffers(key: UUID) -> None:
     store.add(READING, id=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     store.add_many(READING)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     store.add_many([5])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    store.remove_correlated(("a", "b"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    store.items(1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    store.clear_all("d1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     store.read(1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     store.remove()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
@@ -168,3 +179,7 @@ def too_many(self: Any, batch: Batch[Reading]) -> None: ...
 
 @aggregator(size=2, bind=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 def too_few(batch: Batch[Reading]) -> None: ...
+
+
+@aggregator(size=2, correlate_by=3)  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
+def wrong_correlation(batch: Batch[Reading]) -> None: ...

@@ -109,6 +109,13 @@ def charge_card(order_id: str) -> str:
     return order_id
 
 
+def no_signature(order: Order) -> None:
+    order.send(place)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.send(place, then=paid)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.send("place", then=paid)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.send(5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def no_step(order: Order) -> None:
     order.send(place.s("42"), then=charge_card)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.send(place.s("42"), then=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -3,10 +3,11 @@
 No checker looks at class keywords where there is a metaclass, as pydantic's: a wrong one is a ``DefinitionError`` at import.
 """
 
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, assert_type
 
-from celery_sagas import Saga, SagaView
+from celery_sagas import Outcome, Saga, SagaView
 
 
 class Base(Saga):
@@ -33,6 +34,7 @@ def attributes(order: Order) -> None:
     assert_type(order.note, str)
     assert_type(order.saga, SagaView)
     assert_type(order.saga.is_new, bool)
+    assert_type(order.saga.message.id, str)
     order.total = Decimal(3)
     order.total = "3"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
     order.saga = None  # type: ignore[assignment, misc]  # pyright: ignore[reportAttributeAccessIssue]
@@ -43,8 +45,12 @@ def attributes(order: Order) -> None:
 def queries() -> None:
     assert_type(Order.find("42"), Order | None)
     assert_type(Order.find(tracking="1Z"), Order | None)
+    assert_type(Order.find(id="6f1"), Order | None)
     assert_type(Base.find("42"), Base | None)
+    Order.find("42", id="6f1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    Order.find("42", tracking="1Z")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     print(Order.find("42").total)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     outcome = Order.outcome("42")
     if outcome is not None:
-        assert_type(outcome.instance_id, str)
+        assert_type(outcome, Outcome)
+        assert_type(outcome.at, datetime | None)

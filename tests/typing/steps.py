@@ -113,6 +113,8 @@ def timeouts(order: Order) -> None:
     order.schedule("place", after=1)
     order.unschedule("again")
     assert_type(order.saga.timeouts["again"], datetime)
+    assert_type(order.saga.requests["6f1"].deadline, datetime | None)
+    assert_type([request.task for request in order.saga.requests.values()], list[str])
     order.schedule(place, after="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.schedule(place, after=1, name=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.unschedule(place)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

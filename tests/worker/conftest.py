@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from celery_sagas.engine import confirmations
-from celery_sagas.worker import confirms, later, pipeline, postbox, publisher
+from celery_sagas.worker import answers, confirms, later, pipeline, postbox, publisher
 from tests.apps import app, definitions, eager, new_app, worker
 from tests.waiting import DEADLINE_S
 
-__all__ = ["app", "definitions", "eager", "held", "new_app", "patience", "worker"]
+__all__ = ["app", "definitions", "eager", "held", "new_app", "patience", "waited", "worker"]
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +18,15 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which messages are held before the broker gets them back, which are not slept."""
     slept: list[float] = []
     monkeypatch.setattr(later, "time", SimpleNamespace(sleep=slept.append))
+    return slept
+
+
+@pytest.fixture(autouse=True)
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds before answers are published again, which are not slept: the clock goes on by them."""
+    slept: list[float] = []
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(answers, "time", clock)
     return slept
 
 

@@ -85,7 +85,6 @@ def define(app: Celery) -> Shop:
         failures: list[Failure] = []
 
         def note(self, what: str) -> None:
-            assert self.saga.message is not None
             self.seen.append(f"{what} late" if self.saga.message.late else what)
 
     @Order.starts

@@ -26,7 +26,7 @@ BUFFER = buffer_of("order")
 
 def by_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have answers come as they do from a worker without this library."""
-    monkeypatch.setattr(GatherTask, "_is_collected_here", lambda *_: False)
+    monkeypatch.setattr(GatherTask, "collects", lambda *_: False)
 
 
 @pytest.fixture(params=["by message", "at once"])

@@ -1,5 +1,6 @@
 """The backend is made ready, or refused, before a worker consumes anything."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from celery.concurrency import prefork, solo, thread
 from celery_sagas import Saga
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreUnavailable, UnsafeBackend
 from celery_sagas.worker.bootstep import PrepareBackend, RunRelay, add_bootstep
+from celery_sagas.worker.internals import time_limit_s
 from celery_sagas.worker.relay import relay_of
 from tests.apps import NewApp, backend_of
 
@@ -41,7 +43,7 @@ def start(worker: Any) -> None:
 def test_is_added_to_a_worker_that_begins(app: Celery) -> None:
     """Once, however often that is."""
     for _ in range(2):
-        add_bootstep(sender=SimpleNamespace(app=app))
+        add_bootstep(sender=SimpleNamespace(app=app, _process_task=print))
 
     assert app.steps["worker"] == {PrepareBackend, RunRelay}
     assert any("celery_sagas.bootstep" in str(key) for key, _ in [receiver[:2] for receiver in signals.worker_init.receivers])
@@ -88,6 +90,14 @@ def test_unsafe_backend_ends_the_worker(app: Celery, saga: Any, concurrency: int
     """Each process of a pool would have a memory of its own; the parent, too."""
     with pytest.raises(UnsafeBackend, match="processes"):
         start(worker_of(app, prefork.TaskPool, concurrency))
+
+
+def test_unsafe_aggregator_backend_ends_the_worker(app: Celery, saga: Any, tmp_path: Path) -> None:
+    """However safe the other one is."""
+    app.conf.update(saga_backend=f"sqlite:///{tmp_path}/sagas.sqlite3", saga_aggregator_backend="memory://batches-alone")
+
+    with pytest.raises(UnsafeBackend, match="processes"):
+        start(worker_of(app, prefork.TaskPool))
 
 
 @pytest.mark.parametrize("pool", [thread.TaskPool, solo.TaskPool])
@@ -142,6 +152,87 @@ def test_warnings_are_logged_and_connections_closed(
     assert asked == [{"create_schema": True, "processes": 3}]
     assert closed == ["closed"]
     assert f"{backend.url}: It is slow." in caplog.text
+
+
+@pytest.mark.parametrize(("option", "setting", "limit_s"), [(20.0, 60, 20), (None, 60, 60), (None, None, None)])
+def test_time_limit_of_the_command_line_is_known_to_the_pool(
+    app: Celery, option: float | None, setting: float | None, limit_s: float | None
+) -> None:
+    """To what must be done before a run is ended by force."""
+    app.conf.task_time_limit = setting
+    worker = worker_of(app)
+    worker.time_limit = option or setting  # as Celery's worker has it
+    worker.pool = SimpleNamespace(on_apply=None)
+
+    PrepareBackend(worker).create(worker)
+
+    assert time_limit_s(app.tasks["celery.accumulate"]) == limit_s
+
+
+class TestOtherApps:
+    """Two apps under one prefix of one backend: each would publish what is due for the other."""
+
+    @pytest.fixture
+    def named(self, new_app: NewApp, tmp_path: Path) -> Callable[[str | None], Any]:
+        """Return a function that makes a worker of an app with a name; all of them have one backend and one prefix."""
+
+        def make(name: str | None, **settings: Any) -> Any:
+            app = new_app(**settings)
+            app.main = name
+            app.conf.saga_backend = f"sqlite:///{tmp_path}/sagas.sqlite3"
+            return worker_of(app)
+
+        return make
+
+    def test_second_one_is_warned_of(self, saga: Any, named: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """And the first, when it starts again; with what to do."""
+        for name in ("shop", "billing", "shop"):
+            start(named(name))
+
+        told = [text for text in caplog.messages if "saga_prefix" in text]
+        assert [text.partition(", as this one, ")[0].rpartition(" here is ")[2] for text in told] == [
+            "'shop', under the same saga_prefix, ''",
+            "'billing', under the same saga_prefix, ''",
+        ]
+        assert all("Give each app a saga_prefix of its own" in text for text in told)
+
+    def test_renamed_app_is_told_once(self, saga: Any, named: Any, caplog: pytest.LogCaptureFixture) -> None:
+        for name in ("shop", "store", "store", "store"):
+            start(named(name))
+
+        assert caplog.text.count("'shop', under the same saga_prefix") == 1
+
+    @pytest.mark.parametrize("name", [None, "", "__main__", "default"])
+    def test_app_without_a_name_is_not_noted(self, saga: Any, named: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
+        for each in ("shop", name, "shop"):
+            start(named(each))
+
+        assert "under the same saga_prefix" not in caplog.text
+
+    def test_prefixes_of_their_own(self, saga: Any, named: Any, caplog: pytest.LogCaptureFixture) -> None:
+        for name in ("shop", "billing"):
+            start(named(name, saga_prefix=name))
+
+        assert "under the same saga_prefix" not in caplog.text
+
+    def test_backend_that_cannot_note_it_ends_no_worker(self, saga: Any, named: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may have no room, or its user no right to the table."""
+        worker = named("shop")
+
+        def fail(_: str) -> str:
+            raise StoreUnavailable("sqlite://", "full")
+
+        monkeypatch.setattr(backend_of(worker.app), "note_app", fail)
+        start(worker)
+
+    def test_both_backends_are_looked_at(self, saga: Any, named: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """That of aggregators, too."""
+        for name in ("shop", "billing"):
+            worker = named(name)
+            worker.app.conf.saga_aggregator_backend = f"sqlite:///{tmp_path}/batches.sqlite3"
+            start(worker)
+
+        assert caplog.text.count("'shop', under the same saga_prefix") == 2
 
 
 def test_step_that_was_defined_late_is_checked(app: Celery, saga: Any) -> None:

@@ -1,5 +1,7 @@
 """An aggregator's buffer as programs use it: past the broker, from any process."""
 
+import json
+from datetime import UTC
 from enum import Enum
 from typing import Any
 from uuid import UUID
@@ -7,12 +9,25 @@ from uuid import UUID
 import pytest
 from celery import Celery
 
-from celery_sagas.errors import BufferFull, InvalidMessage, ItemNotBuffered, NothingBuffered, PublishError
+from celery_sagas import Message
+from celery_sagas.errors import (
+    BufferFull,
+    InvalidMessage,
+    ItemNotBuffered,
+    MisuseError,
+    NotBuffered,
+    NothingBuffered,
+    PublishError,
+    UnreadableItem,
+)
+from celery_sagas.stores.items import Rules
+from celery_sagas.stores.memory.aggregates import MemoryBuffers
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
+from tests.every_store import stored_app, url
 from tests.worker.collectors import Reading, aggregators, collector, counts, ids
 
-__all__ = ["aggregators"]
+__all__ = ["aggregators", "stored_app", "url"]
 
 D1, D2, D3 = (Reading(device=f"d{number}") for number in (1, 2, 3))
 
@@ -176,7 +191,7 @@ class TestLooking:
     def test_which_group_must_be_said(self, app: Celery) -> None:
         collect, _ = collector(group_by="device")
         collect.add(D1)
-        for look in (collect.read, collect.clear, lambda: collect.remove("a")):
+        for look in (collect.clear, lambda: collect.remove("a")):
             with pytest.raises(ValueError, match=r"shop\.collect has groups: name one"):
                 look()
 
@@ -201,14 +216,24 @@ class TestLooking:
 
         assert ids(app) == []
 
-    def test_what_cannot_be_read_is_left_out(self, app: Celery, worker: Worker) -> None:
-        """It counts all the same."""
-        collect, _ = collector(size=9)
-        collect.add(D1)
-        app.send_task("shop.collect", ({"device": "d2", "celsius": "hot"},))
+    def test_what_cannot_be_read(self, app: Celery, worker: Worker) -> None:
+        """It counts, is listed, and is never left out in silence."""
+        collect, _ = collector(size=9, group_by="device")
+        collect.add(D1, id="a")
+        app.send_task("shop.collect", ({"device": "d1", "celsius": "hot"},), headers={"saga_message_id": "b"})
         worker.run()
+        collect.add(D1, id="c")
+        listed = list(collect.items("d1"))
 
-        assert (collect.count(), collect.read()) == (2, [D1])
+        assert (collect.count(), collect.read("d1", limit=1)) == (3, [D1])
+        assert [(each.id, each.state) for each in listed] == [("a", "free"), ("b", "unresolved"), ("c", "free")]
+        assert json.loads(listed[1].payload) == {"device": "d1", "celsius": "hot"}
+        for look in (lambda: listed[1].item, lambda: collect.read("d1"), collect.read):
+            with pytest.raises(UnreadableItem) as caught:
+                look()
+            error = caught.value
+            assert (error.aggregator, error.group, error.id) == ("shop.collect", "d1", "b")
+            assert [path for path, _ in error.problems] == ["celsius"]
 
     def test_flush_of_all_groups(self, app: Celery, worker: Worker) -> None:
         collect, collected = collector(size=9, group_by="device")
@@ -221,6 +246,72 @@ class TestLooking:
             ("d2", "asked", 1),
         ]
 
+    def test_all_groups(self, app: Celery) -> None:
+        """Each item comes with its group; a text that ``groups`` returns names the group elsewhere."""
+        collect, _ = collector(dict, size=9, group_by=("shop", "key"))
+        one, two, three = {"shop": "s", "key": 2}, {"shop": "s", "key": 1}, {"shop": "s", "key": 2, "more": None}
+        collect.add_many([one, two, three], ids=["a", "b", "c"])
+        groups = list(collect.groups())
+
+        assert groups == ['["s","1"]', '["s","2"]']
+        assert [(each.group, each.id, each.item) for each in collect.items()] == [
+            (groups[0], "b", two),
+            (groups[1], "a", one),
+            (groups[1], "c", three),
+        ]
+        assert [collect.count(group) for group in groups] == [1, 2]
+        assert collect.read() == [two, one, three]
+        assert collect.read(limit=2) == [two, one]
+        assert collect.read(groups[1]) == collect.read(("s", 2)) == [one, three]
+
+    def test_facts_of_an_item(self, app: Celery) -> None:
+        """The time is that of the store, in UTC."""
+        collect, _ = collector(size=9)
+        collect.add(D1, id="a")
+        (listed,) = collect.items()
+        (stored,) = runtime_of(app).batches.buffers.read("shop.collect", "", 9)
+
+        assert listed.buffered_at.timestamp() * 1000 == pytest.approx(stored.at)
+        assert listed.buffered_at.tzinfo is UTC
+        assert (listed.group, listed.id, listed.state, listed.attempts, listed.item) == ("", "a", "free", 0, D1)
+        assert (listed.payload, "celsius" in repr(listed)) == (stored.payload, False)
+
+    def test_nothing_buffered(self, app: Celery) -> None:
+        collect, _ = collector(group_by="device")
+
+        assert (list(collect.groups()), list(collect.items()), list(collect.items("d1"))) == ([], [], [])
+        assert (collect.read(), collect.clear_all()) == ([], 0)
+
+    def test_no_more_than_a_page_is_read_at_once(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many items there are."""
+        collect, _ = collector(int, size=10_000, group_by=lambda number: number % 2)
+        collect.add_many(range(420))
+        buffers, read = runtime_of(app).batches.buffers, []
+
+        def counting(name: str, group: str, limit: int, after: int = 0) -> Any:
+            read.append((group, limit))
+            return MemoryBuffers.read(buffers, name, group, limit, after)
+
+        monkeypatch.setattr(buffers, "read", counting)
+        assert [each.item for each in collect.items()] == [*range(0, 420, 2), *range(1, 420, 2)]
+        assert read == [("0", 100)] * 3 + [("1", 100)] * 3
+        read.clear()
+        assert collect.read(1, limit=3) == [1, 3, 5]
+        assert read == [("1", 3)]
+
+    def test_items_of_groups_that_the_code_has_no_more(self, app: Celery) -> None:
+        """``group_by`` was removed: they are found and removed all the same."""
+        collector(size=9, group_by="device")[0].add_many([D1, D2])
+        collect, _ = collector(size=9)
+        collect.add(D3)
+
+        assert list(collect.groups()) == ["", "d1", "d2"]
+        assert collect.read() == [D3, D1, D2]
+        assert collect.flush() == 3
+        assert collect.clear() == 1
+        assert collect.clear_all() == 2
+        assert collect.count() == 0
+
     def test_flush_without_a_broker_raises(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         collect, _ = collector(size=9)
         collect.add(D1)
@@ -228,3 +319,121 @@ class TestLooking:
 
         with pytest.raises(PublishError):
             collect.flush()
+
+
+class TestRemoving:
+    """By a correlation id, and all there is, on every store: several items may have the same id, in several groups."""
+
+    @pytest.fixture
+    def app(self, stored_app: Celery) -> Celery:
+        """An app on each store."""
+        return stored_app
+
+    def test_clearing_all(self, app: Celery, worker: Worker) -> None:
+        """Whatever their state; what was removed is remembered."""
+        collect, _ = collector(size=9, group_by="device")
+        app.send_task("shop.collect", ({"device": "d2", "celsius": "hot"},))
+        worker.run()
+        collect.add_many([D1, D2, D3, D3], ids=["a", "b", "c", "d"])
+
+        assert collect.clear_all() == 5
+        collect.add(D1, id="a")
+        assert collect.count() == 0
+
+    def test_all_that_have_a_correlation_id(self, app: Celery) -> None:
+        """They are remembered, as what is removed by its id."""
+        collect, _ = collector(Sold, size=9, group_by="device", correlate_by="order.id")
+        collect.add_many([sold(1, "d1"), sold(2, "d1"), sold(1, "d2"), sold(1, "d1")], ids=["a", "b", "c", "d"])
+
+        assert collect.remove_correlated(1) == 3
+        collect.add_many([sold(1, "d1"), sold(1, "d3")], ids=["a", "e"])
+        assert [each.id for each in collect.items()] == ["b", "e"]
+
+    def test_those_of_one_group(self, app: Celery) -> None:
+        collect, _ = collector(Sold, size=9, group_by="device", correlate_by="order.id")
+        collect.add_many([sold(1, "d1"), sold(1, "d2")], ids=["a", "b"])
+
+        assert collect.remove_correlated("1", group="d1") == 1
+        assert [each.id for each in collect.items()] == ["b"]
+
+    def test_item_that_a_flush_has_stays_with_it(self, app: Celery) -> None:
+        collect, _ = collector(Sold, size=1, correlate_by="order.id")
+        collect.add_many([sold(1), sold(1)], ids=["a", "b"])
+        batches, rules = runtime_of(app).batches, Rules("shop.collect", size=1)
+        assert batches.aggregates.claim(rules, "", "run") is not None
+
+        assert collect.remove_correlated(1) == 1
+        with pytest.raises(ItemNotBuffered, match="a flush has it now"):
+            collect.remove_correlated(1)
+        batches.aggregates.release(rules, "", "run")
+        assert collect.remove_correlated(1) == 1
+
+    def test_item_that_cannot_be_read_is_removed_if_its_json_says_the_id(self, app: Celery, worker: Worker) -> None:
+        collect, _ = collector(Sold, size=9, correlate_by="order.id")
+        app.send_task("shop.collect", ({"order": {"id": 1}, "device": 5},))
+        worker.run()
+
+        assert collect.remove_correlated(1) == 1
+
+
+class TestRemovingByCorrelation:
+    """What is not removed by it, and why."""
+
+    def test_nothing_at_all_and_nothing_that_matches(self, app: Celery) -> None:
+        """Two errors of one base."""
+        collect, _ = collector(Sold, size=9, group_by="device", correlate_by="order.id")
+        with pytest.raises(NothingBuffered, match=r"^shop\.collect has nothing buffered"):
+            collect.remove_correlated(1)
+        collect.add_many([sold(1, "d1"), sold(None, "d1")])
+        with pytest.raises(NothingBuffered, match="'d2'"):
+            collect.remove_correlated(1, "d2")
+        for group in (None, "d1"):
+            with pytest.raises(ItemNotBuffered, match=r"has 2 items, and none with order\.id='2' that") as caught:
+                collect.remove_correlated(2, group)
+            assert (caught.value.group, caught.value.id, caught.value.correlate_by) == (group or "", "2", "order.id")
+        assert issubclass(ItemNotBuffered, NotBuffered)
+        assert issubclass(NothingBuffered, NotBuffered)
+
+    @pytest.mark.parametrize("order", [None, 5, {}, {"id": None}, {"number": 1}])
+    def test_item_of_which_nobody_knows_raises(self, app: Celery, worker: Worker, order: object) -> None:
+        """It may be one of them: nothing is removed before that is known."""
+        collect, _ = collector(Sold, size=9, correlate_by="order.id")
+        collect.add(sold(1), id="a")
+        app.send_task("shop.collect", ({"order": order, "device": 5},), headers={"saga_message_id": "b"})
+        worker.run()
+
+        with pytest.raises(UnreadableItem) as caught:
+            collect.remove_correlated(1)
+        assert caught.value.id == "b"
+        collect.remove("b")
+        assert collect.remove_correlated(1) == 1
+
+    @pytest.mark.parametrize("value", [None, True, 1.5, ""])
+    def test_value_that_is_no_id(self, app: Celery, value: Any) -> None:
+        collect, _ = collector(Sold, size=9, correlate_by="order.id")
+        collect.add(sold(None))
+        with pytest.raises(ValueError, match="key"):
+            collect.remove_correlated(value)
+
+    def test_aggregator_without_correlation(self, app: Celery) -> None:
+        collect, _ = collector(size=9)
+        with pytest.raises(MisuseError, match="correlate_by="):
+            collect.remove_correlated(1)
+
+
+class Ordered(Message):
+    """An order, or none."""
+
+    id: int | None
+
+
+class Sold(Message):
+    """An item that belongs to an order."""
+
+    order: Ordered
+    device: str = "d1"
+
+
+def sold(order: int | None, device: str = "d1") -> Sold:
+    """Return an item."""
+    return Sold(order=Ordered(id=order), device=device)

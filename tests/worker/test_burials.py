@@ -4,6 +4,8 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,16 +24,19 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.worker.request import Request
+from kombu.common import QoS
 from kombu.utils.json import dumps, loads
 
 from celery_sagas import Saga, signals
+from celery_sagas.core.conversation import Came, ReturnAddress, Target
+from celery_sagas.core.registry import registry
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker import raised, requests, unknown
+from celery_sagas.worker import control, raised, requests, runtime
 from celery_sagas.worker.deadline import within
-from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF
+from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF, STEP, return_address_headers
 from celery_sagas.worker.later import HELD_S
-from celery_sagas.worker.replay import new_id_of, retry_letter
+from celery_sagas.worker.replay import Retried, new_id_of, retry_letter
 from celery_sagas.worker.requests import Burying, burying
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.unknown import KeepUnknownTasks
@@ -434,7 +439,7 @@ class TestNeverReadable:
             for kind in ("instances", "keys"):
                 client.delete(f"{{{spoilt.conf.saga_prefix}:0}}:{kind}:order")
 
-        assert retry_letter(spoilt, letters(spoilt)[0])
+        assert retry_letter(spoilt, letters(spoilt)[0]).id
         (done,) = worker.run()
         assert (done.error, letters(spoilt), outcomes(spoilt)) == (None, [], ["started", "failed", "started"])
 
@@ -660,16 +665,29 @@ class Consumer:
     """A worker's consumer, as far as unknown tasks concern it."""
 
     connection_errors = ()
+    hub = event_dispatcher = None
 
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.timer = self
+        self.qos = QoS(lambda prefetch_count: None, 1)
         self.rejected: list[Any] = []
         self.later: list[Any] = []
 
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Reject a message."""
         self.rejected.append(message)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        """Reject a message."""
+        self.rejected.append(message)
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """Acknowledge a message."""
+        self.rejected.append(message)
+
+    def create_task_handler(self) -> None:
+        """Return what takes messages: none comes this way."""
 
     def call_soon(self, function: Any) -> None:
         """Call at once."""
@@ -686,9 +704,11 @@ def message_of(task: str, **headers: Any) -> Any:
     return SimpleNamespace(
         headers={"task": task, "id": "m1", **headers},
         payload=(["42"], {}, {"chain": None}),
-        properties={"priority": 3},
+        properties={"priority": 3, "reply_to": "replies", "correlation_id": "c1"},
+        delivery_info={},
+        body=b"",
         given_back=given,
-        reject_log_error=lambda logger, errors, requeue: given.append(requeue),
+        reject_log_error=lambda logger, errors, requeue=False: given.append(requeue),
     )
 
 
@@ -712,6 +732,7 @@ class TestUnknownTasks:
             ("charge", {ADDRESS: {"instance": "i1", "timeout": "t1"}}, ""),
             ("charge", {MESSAGE_ID: "mine"}, ""),
             ("charge", {AGGREGATOR: "charge"}, ""),
+            ("charge", {STEP: True}, ""),
         ],
     )
     def test_are_kept_before_they_are_rejected(
@@ -721,7 +742,7 @@ class TestUnknownTasks:
 
         consumer.on_unknown_task(None, message, KeyError(task))
 
-        assert consumer.rejected == [message]
+        assert message.given_back == [False]
         (letter,) = letters(app)
         assert (letter.task, letter.saga, letter.error) == (task, saga, "NotRegistered")
         assert letter.message_id == headers.get(MESSAGE_ID, "m1")
@@ -756,12 +777,54 @@ class TestUnknownTasks:
         assert [letter.task for letter in letters(app)] == ["order.tick"]
 
     def test_worker_without_sagas_and_backend(self, app: Celery, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It has no store."""
-        monkeypatch.setattr(unknown, "is_default_backend", lambda conf: True)
+        """What a saga has sent to a task may be of no use to it; but a saga's own messages are."""
+        monkeypatch.setattr(runtime, "is_default_backend", lambda conf: True)
         consumer.on_unknown_task(None, message_of("charge", **{CAUSE: "m0"}), KeyError())
+        assert letters(app) == []
+
+        consumer.on_unknown_task(None, message_of("order.place", **{CAUSE: "m0", STEP: True}), KeyError())
 
         assert len(consumer.rejected) == 1
-        assert letters(app) == []
+        assert [letter.task for letter in letters(app)] == ["order.place"]
+
+    def test_default_file_is_named_and_counted(
+        self, app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody looks for the letters of a worker that has neither sagas nor a backend."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(control, "_COUNT_S", DEADLINE_S)
+        with closing(Celery("participant", broker="memory://", set_as_current=False)) as participant:
+            consumer, asked = Consumer(participant), SimpleNamespace(app=participant)
+            KeepUnknownTasks(consumer).create(consumer)
+            before = control.sagas_relay(asked)
+
+            consumer.on_unknown_task(None, message_of("order.place", **{STEP: True}), KeyError())
+
+            after = control.sagas_relay(asked)
+        assert (before, after) == ({"running": False}, {"running": False, "dead_letters": 1})
+        (kept,) = [record for record in caplog.records if "is kept as the dead letter" in record.getMessage()]
+        assert kept.levelname == "ERROR"
+        assert f" in {tmp_path / 'celery-sagas.sqlite3'}: set saga_backend" in kept.getMessage()
+
+    def test_backend_that_is_named_may_hold_a_password(
+        self, app: Celery, consumer: Consumer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer.on_unknown_task(None, message_of("order.place", **{STEP: True}), KeyError())
+
+        assert "is kept as the dead letter" in caplog.text
+        assert "saga_backend" not in caplog.text
+
+    def test_step_that_is_asked(self, app: Celery, order: Any, consumer: Consumer, worker: Worker) -> None:
+        """It is kept, and whoever asks is told: its dead letter may be retried, and answer."""
+        otherwise = Target("order.told")
+        address = ReturnAddress("order", "i1", "r1", None, otherwise)
+        headers = {STEP: True, **return_address_headers("parcel.take", address)}
+
+        consumer.on_unknown_task(None, message_of("parcel.take", **headers), KeyError())
+
+        assert [letter.task for letter in letters(app)] == ["parcel.take"]
+        (told,) = worker.waiting()
+        assert (told.task, told.headers[ADDRESS]["came"]) == (otherwise.task, Came.DOUBT)
 
     def test_protocol_1(self, app: Celery, order: Any, consumer: Consumer) -> None:
         message = message_of("")
@@ -783,6 +846,21 @@ class TestUnknownTasks:
         consumer.later[0]()
         assert message.given_back == [True]
 
+    def test_store_that_was_away_a_moment_ago_is_not_asked(
+        self, app: Celery, order: Any, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be waited for again at each message, with everything else."""
+        with monkeypatch.context() as patch:
+            patch.setattr(backend_of(app).dead, "add", failing(AWAY))
+            consumer.on_unknown_task(None, message_of("order.new_step"), KeyError())
+        message = message_of("order.new_step", id="m2")
+
+        consumer.on_unknown_task(None, message, KeyError())
+
+        assert letters(app) == []
+        consumer.later[1]()
+        assert message.given_back == [True]
+
     def test_same_message_is_one_letter(self, app: Celery, order: Any, consumer: Consumer) -> None:
         for _ in range(2):
             consumer.on_unknown_task(None, message_of("order.new_step"), KeyError())
@@ -799,7 +877,7 @@ class TestRetry:
         (letter,) = letters(app)
         mended.append(True)
 
-        new_id = retry_letter(app, letter)
+        new_id = retry_letter(app, letter).id
 
         (again,) = worker.waiting()
         assert again.id == new_id != "m1"
@@ -857,7 +935,7 @@ class TestRetry:
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
 
-        assert retry_letter(app, letter) == ""
+        assert retry_letter(app, letter) == Retried(reason="was handled since, under its own id")
         assert worker.waiting() == []
         assert letters(app) == []
 
@@ -880,7 +958,7 @@ class TestRetry:
         letter = DeadLetter("l1", "elsewhere.pay", "m1", "", "", "NotRegistered", "", "", str(payload))
         backend_of(app).dead.add(letter)
 
-        new_id = retry_letter(app, letter)
+        new_id = retry_letter(app, letter).id
 
         assert [(message.task, message.id, message.args) for message in worker.waiting()] == [("elsewhere.pay", new_id, ["42"])]
         assert letters(app) == []
@@ -926,3 +1004,61 @@ class TestRetry:
         assert found is not None
         assert found.reminded == 1
         assert found.saga.timeouts == {}
+
+    @pytest.mark.parametrize("saga", ["", "order"])
+    def test_timeout_of_a_saga_that_this_app_does_not_know(
+        self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch, saga: str
+    ) -> None:
+        """Its instance, of which this app cannot find out, may wait for it."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def begin(order: Order, order_id: str) -> None:
+            order.schedule(remind, after=0)
+
+        @Order.handles
+        def remind(order: Order) -> None:
+            raise Boom
+
+        begin.delay("42")
+        worker.run()
+        (letter,) = letters(app)
+        monkeypatch.setattr(registry, "sagas", {})
+        monkeypatch.setattr(registry, "steps", {})
+        letter = letter._replace(saga=saga)
+
+        assert retry_letter(app, letter) == Retried(new_id_of(letter))
+
+        assert [message.task for message in worker.waiting()] == ["order.remind"]
+        assert letters(app) == []
+
+    def test_timeout_of_a_step_under_its_earlier_name(self, app: Celery, worker: Worker, mended: list[bool]) -> None:
+        """The worker that kept it knew no saga."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+            reminded: bool = False
+
+        @Order.starts
+        def begin(order: Order, order_id: str) -> None:
+            order.schedule(remind, after=0)
+
+        @Order.handles(formerly="mailing.remind")
+        def remind(order: Order) -> None:
+            if not mended:
+                raise Boom
+            order.reminded = True
+
+        begin.delay("42")
+        worker.run()
+        (letter,) = letters(app)
+        mended.append(True)
+
+        retry_letter(app, letter._replace(saga="", task="mailing.remind"))
+        worker.run()
+
+        found = Order.find("42")
+        assert found is not None
+        assert found.reminded

@@ -52,7 +52,6 @@ def sagas(app: Celery) -> Any:
 
     @Order.starts
     def order_shipped(order: Order, event: Shipped) -> None:
-        assert order.saga.message is not None
         order.seen.append(order.saga.message.id)
 
     @Parcel.starts

@@ -626,7 +626,7 @@ class TestMainProcess:
 
 def test_all_requests_of_a_worker_report(app: Celery, shop: Shop) -> None:
     """Each of its tasks may be asked."""
-    add_bootstep(SimpleNamespace(app=app))
+    add_bootstep(SimpleNamespace(app=app, _process_task=print))
 
     for name in ("charge", "order.paid", "celery_sagas.publish", "celery.chain"):
         assert issubclass(app.tasks[name].Request, Reporting)
@@ -637,6 +637,7 @@ class Consumer:
     """A worker's consumer, as far as unknown tasks concern it."""
 
     connection_errors = ()
+    event_dispatcher = None
 
     def __init__(self, app: Celery) -> None:
         self.app = app
@@ -645,6 +646,11 @@ class Consumer:
     def on_unknown_task(self, body: Any, message: Any, exc: Exception) -> None:
         """Reject a message."""
         self.rejected.append(message)
+
+    def create_task_handler(self) -> None:
+        """Return what takes messages: none comes this way."""
+
+    on_invalid_task = on_decode_error = create_task_handler
 
 
 class TestUnknownTask:
@@ -658,6 +664,7 @@ class TestUnknownTask:
         KeepUnknownTasks(consumer).create(consumer)
         payload = (waiting.args, waiting.kwargs, waiting.embed)
         message = SimpleNamespace(headers=dict(waiting.headers), payload=payload, properties={})
+        message.reject_log_error = lambda *_: consumer.rejected.append(message)
         consumer.on_unknown_task(None, message, KeyError(waiting.task))
         assert consumer.rejected == [message]
         return consumer, message
@@ -680,6 +687,17 @@ class TestUnknownTask:
 
         assert shop.failure().task == task
         assert backend_of(app).dead.list(10) == []
+
+    def test_step_that_gets_an_answer(self, app: Celery, worker: Worker, shop: Shop) -> None:
+        """The answer is kept as well."""
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise="unpaid"))
+        worker.one()
+        self.meet(app, worker)
+        worker.run()
+
+        (letter,) = backend_of(app).dead.list(10)
+        failure = shop.failure()
+        assert (letter.task, failure.kind, failure.dead_letter) == ("order.paid", "unhandled", letter.id)
 
     def test_is_kept_if_nobody_is_to_be_told(self, app: Celery, worker: Worker, shop: Shop) -> None:
         shop.place(worker, lambda order: order.send(app.signature("absent", (5,)), then="paid"))

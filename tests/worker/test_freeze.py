@@ -1,20 +1,27 @@
 """What a step sends is encoded at the call, with ids, headers and parents of its own."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import count
 from typing import Any
 
 import pytest
-from celery import Celery, Task, chain, chord, group
+from celery import Celery, Task, chain, chord, group, signals
 from celery.canvas import Signature
+from celery.exceptions import QueueNotFound
+from kombu import Exchange, Queue
 
 from celery_sagas import Message, Saga
 from celery_sagas.core.sending import Frozen
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError, PublishError
 from celery_sagas.stores.records import Outgoing
+from celery_sagas.testing.samples import letter
+from celery_sagas.worker.events import PUBLISH
 from celery_sagas.worker.freeze import frozen, restored, thawed
+from celery_sagas.worker.replay import retry_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.moments import Moment
@@ -226,6 +233,178 @@ class TestDeclaredOptions:
 
     def test_of_a_plain_task_there_are_none(self, plain: Any, freeze: Any) -> None:
         assert "declared_options" not in freeze(plain.si()).payload
+
+
+def nothing() -> None:
+    """Do nothing, as a task."""
+
+
+def seen_of(sent: Signature[Any]) -> tuple[str, str, list[Any]]:
+    """Publish a signature; return the exchange, the routing key and what is declared."""
+    seen: list[tuple[str, str, list[Any]]] = []
+
+    def note(exchange: str, routing_key: str, declare: list[Any], **_: object) -> None:
+        seen.append((exchange, routing_key, declare))
+
+    signals.before_task_publish.connect(note)
+    try:
+        sent.apply_async()
+    finally:
+        signals.before_task_publish.disconnect(note)
+    return seen[0]
+
+
+class TestRoute:
+    """A message whose task is not known goes where the app that sends it routes it, whatever the relay's own app would do."""
+
+    @pytest.fixture
+    def app(self, new_app: NewApp) -> Celery:
+        """The app that sends, on the broker of the other."""
+        topic = Queue("letters", Exchange("post", "topic"), routing_key="letter.#")
+        app = new_app(task_queues=[Queue("own"), topic], task_routes={"slow": {"queue": "slowly"}, "post": {"queue": "letters"}})
+        app.conf.task_default_queue = "own"
+        return app
+
+    @pytest.fixture
+    def stranger(self, app: Celery, new_app: NewApp) -> Celery:
+        """An app that knows none of the tasks; every queue that it declares is its own."""
+        stranger = new_app(task_routes={"*": {"queue": "theirs", "exchange": "theirs", "routing_key": "x", "priority": 3}})
+        stranger.conf.task_default_queue = "theirs"
+        app.set_current()
+        return stranger
+
+    @pytest.fixture
+    def published(self, stranger: Celery) -> Callable[[Frozen], tuple[str, str, list[Any]]]:
+        """Publish a message as the other app's relay does; return the exchange, the routing key and what is declared."""
+        return lambda message: seen_of(thawed(stranger, message.payload))
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"queue": "slowly"},
+            {"queue": "letters"},
+            {"queue": "letters", "routing_key": "letter.air"},
+            {"routing_key": "letter.air"},
+            {"exchange": "post"},
+            {"exchange": "post", "routing_key": "letter.air"},
+            {"queue": "own", "exchange": "post", "routing_key": "letter.air"},
+            {"exchange": "post", "exchange_type": "topic"},
+        ],
+    )
+    @pytest.mark.parametrize("task", ["slow", "post", "other"])
+    def test_it_is_where_celery_publishes(self, app: Celery, freeze: Any, published: Any, task: str, options: Any) -> None:
+        sent = app.signature(task, **options)
+        message = freeze(sent)
+        exchange, routing_key, _ = seen_of(sent)
+
+        assert published(message)[:2] == (exchange, routing_key or "")
+
+    @pytest.mark.parametrize(("task", "queue"), [("slow", "slowly"), ("other", "own")], ids=["routed", "default"])
+    def test_queue(self, freeze: Any, published: Any, app: Celery, task: str, queue: str) -> None:
+        assert published(freeze(app.signature(task))) == ("", queue, [])
+
+    @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
+    def test_queue_that_a_task_declares(self, app: Celery, freeze: Any, published: Any) -> None:
+        app.task(name="declared", shared=False, queue="letters")(nothing)
+        app.task(name="object", shared=False, queue=Queue("objects"))(nothing)
+
+        assert published(freeze(app.signature("declared")))[:2] == ("post", "letter.#")
+        assert published(freeze(app.signature("object"))) == ("", "objects", [])
+
+    def test_queue_of_a_chain(self, app: Celery, freeze: Any, published: Any) -> None:
+        assert published(freeze(app.signature("slow") | app.signature("other"))) == ("", "slowly", [])
+        assert published(freeze((app.signature("slow") | app.signature("other")).set(queue="own")))[:2] == ("", "own")
+
+    def test_custom_exchange(self, app: Celery, freeze: Any, published: Any) -> None:
+        """Where the broker has no exchanges, each process must know the type, or nothing is found behind one."""
+        exchange, routing_key, declared = published(freeze(app.signature("post").set(routing_key="letter.air")))
+
+        assert (exchange, routing_key) == ("post", "letter.air")
+        assert [(type(each), each.name, each.type) for each in declared] == [(Exchange, "post", "topic")]
+
+    def test_rabbitmq_keeps_its_exchanges(self, app: Celery, stranger: Celery, freeze: Any) -> None:
+        stranger.conf.broker_url = "amqp://"
+
+        assert thawed(stranger, freeze(app.signature("post")).payload).options["declare"] == []
+
+    def test_queue_that_the_other_app_knows_is_declared(self, app: Celery, stranger: Celery, freeze: Any, published: Any) -> None:
+        stranger.conf.task_queues = [Queue("theirs"), Queue("slowly")]
+
+        assert published(freeze(app.signature("slow"))) == ("", "slowly", [stranger.amqp.queues["slowly"]])
+
+    def test_arguments_are_shown_to_a_router_of_the_apps_own(self, app: Celery, freeze: Any, published: Any) -> None:
+        app.conf.task_routes = [lambda name, args, kwargs, options, task=None: {"queue": args[0]}]
+
+        assert published(freeze(app.signature("slow", ("a",))))[1] == "a"
+        assert published(freeze(app.signature("slow", ("b",))))[1] == "b"
+
+    def test_app_of_another_name_keeps_to_the_route_of_a_task_that_it_knows(
+        self, app: Celery, stranger: Celery, freeze: Any, published: Any
+    ) -> None:
+        stranger.task(name="slow", shared=False)(nothing)
+
+        assert published(freeze(app.signature("slow")))[:2] == ("", "slowly")
+
+    @pytest.mark.parametrize("names", [("shop", "shop"), ("shop", None), (None, "shop")])
+    def test_route_of_an_app_that_knows_the_task_is_its_own(
+        self, app: Celery, stranger: Celery, freeze: Any, published: Any, names: tuple[str | None, str | None]
+    ) -> None:
+        """It may be the same app, whose configuration has changed since."""
+        app.main, stranger.main = names
+        stranger.task(name="slow", shared=False)(nothing)
+
+        assert published(freeze(app.signature("slow")))[:2] == ("theirs", "x")
+
+    def test_retried_dead_letter_goes_where_it_is_routed_now(self, app: Celery, stranger: Celery, freeze: Any) -> None:
+        """The route of then may be what was wrong."""
+        kept = letter()._replace(payload=freeze(app.signature("slow")).payload)
+
+        assert seen_of(retry_of(stranger, kept))[:2] == ("theirs", "x")
+
+    def test_event_goes_to_the_subscribers_of_its_own_app(
+        self, app: Celery, stranger: Celery, freeze: Any, published: Any
+    ) -> None:
+        """Every app has the task that fans it out, each with subscribers of its own."""
+        assert PUBLISH in stranger.tasks
+        assert published(freeze(app.signature(PUBLISH, ("event", {}))))[:2] == ("", "own")
+
+    def test_same_route_is_taken_as_ever(self, app: Celery, freeze: Any, caplog: pytest.LogCaptureFixture) -> None:
+        """Its queue is declared by whoever publishes."""
+        sent = thawed(app, freeze(app.signature("slow")).payload)
+
+        assert sent.options.keys() == {"task_id", "headers"}
+        assert not caplog.records
+
+    def test_row_without_a_route_is_published_as_ever(self, app: Celery, freeze: Any, published: Any) -> None:
+        message = freeze(app.signature("slow"))
+        without = {name: value for name, value in json.loads(message.payload).items() if name != "route"}
+
+        assert published(replace(message, payload=json.dumps(without)))[:2] == ("theirs", "x")
+
+    def test_router_that_fails_fails_when_the_message_is_published(self, app: Celery, freeze: Any) -> None:
+        app.conf.task_create_missing_queues = False
+        sent = thawed(app, freeze(app.signature("slow")).payload)
+
+        with pytest.raises(QueueNotFound, match="slowly"):
+            sent.apply_async()
+
+    def test_app_that_cannot_route_it_sends_it_all_the_same(
+        self, app: Celery, stranger: Celery, freeze: Any, published: Any
+    ) -> None:
+        stranger.conf.task_create_missing_queues = False
+        stranger.conf.task_routes = None
+
+        assert published(freeze(app.signature("slow").set(queue="letters")))[:2] == ("post", "letter.#")
+
+    def test_it_is_said_once(self, app: Celery, stranger: Celery, freeze: Any, caplog: pytest.LogCaptureFixture) -> None:
+        for task in ("slow", "slow", "post"):
+            thawed(stranger, freeze(app.signature(task)).payload)
+
+        assert len(caplog.messages) == 2
+        assert "slow goes to the queue 'slowly', as the app that committed it has routed it" in caplog.text
+        assert "this app would send it to the exchange 'theirs' with the routing key 'x'" in caplog.text
+        assert "give each a saga_prefix of its own" in caplog.text
 
 
 class TestOptions:

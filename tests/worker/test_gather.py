@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from celery_sagas import Gathered, Saga
+from celery_sagas import Failure, Gathered, Saga
 from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.pending import read_pending
+from celery_sagas.core.registry import registry
 from celery_sagas.errors import InvalidMessage, MisuseError
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import timeouts
 from celery_sagas.worker.gathering import GATHER
+from celery_sagas.worker.replay import retry_letter
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.quotes import (
     Failing,
@@ -54,6 +57,8 @@ class TestEnd:
     def test_it_is_kept_nowhere_afterwards(self, app: Celery, shop: Any, worker: Worker) -> None:
         begin(shop, worker, [3, 1, 2], otherwise="too_few", within=3600)
         assert len(rows(app)) == 1
+        (request,) = found(shop).saga.requests.values()
+        assert (request.id, request.task, request.members) == (request_of(app), "", 3)
         worker.run()
 
         assert read_pending(record_of(app).pending).requests == {}
@@ -339,6 +344,41 @@ class TestWays:
             assert sent["task"] == GATHER
             assert (sent["options"]["queue"], sent["options"]["priority"]) == ("quotes", 3)
 
+    @pytest.fixture
+    def letters(self, app: Celery, shop: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[DeadLetter]:
+        """Two answers that a worker without the saga has got."""
+        by_message(monkeypatch)
+        begin(shop, worker, [3, 1])
+        with monkeypatch.context() as without:
+            without.setattr(registry, "sagas", {})
+            worker.run()
+        return backend_of(app).dead.list(10)
+
+    def test_answers_that_could_not_be_collected_are_when_they_are_retried(
+        self, app: Celery, shop: Any, worker: Worker, letters: list[DeadLetter]
+    ) -> None:
+        """In any order: nobody has told that they failed, which would count."""
+        assert [letter.task for letter in letters] == [GATHER, GATHER]
+        for letter in letters:
+            assert retry_letter(app, letter).id
+        worker.run()
+
+        order = found(shop)
+        assert (order.seen, order.values, order.failed) == (["quoted"], [3, 1], {})
+
+    def test_retrying_an_answer_for_which_nobody_waits_says_so(
+        self, app: Celery, shop: Any, worker: Worker, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It is not sent; or the worker that gets it too late says so."""
+        retry_letter(app, letters[0])
+        shop.end("42")
+        worker.run()
+        assert [record.levelname for record in caplog.records if "comes too late for the gather" in record.message] == ["WARNING"]
+
+        assert "does not wait for it any more" in retry_letter(app, letters[1]).reason
+        assert f"the dead letter {letters[1].id} is not sent again" in caplog.text
+        assert (backend_of(app).dead.list(10), worker.waiting()) == ([], [])
+
     def test_unknown_saga_is_a_dead_letter(self, app: Celery, shop: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         by_message(monkeypatch)
         begin(shop, worker, [3])
@@ -438,11 +478,22 @@ class TestBadInput:
 
         self.refused(shop, worker, MisuseError, "no step of the saga order", [shop.quote.s(1)], then=elsewhere)
 
-    def test_step_without_room(self, shop: Any, worker: Worker) -> None:
+    @pytest.mark.parametrize("option", ["then", "otherwise"])
+    def test_step_without_room(self, shop: Any, worker: Worker, option: str) -> None:
         @shop.saga.handles
         def full(order: Any) -> None: ...
 
-        self.refused(shop, worker, InvalidMessage, "full", [shop.quote.s(1)], then=full)
+        text = r"full: it is given what was gathered before .* no room .* def full\(order, gathered: Gathered\[Any\], …\)"
+        self.refused(shop, worker, InvalidMessage, text, [shop.quote.s(1)], **{option: full})
+
+    @pytest.mark.parametrize("option", ["then", "otherwise"])
+    @pytest.mark.parametrize("annotation", [int, list[int], Failure])
+    def test_step_that_takes_none(self, shop: Any, worker: Worker, option: str, annotation: Any) -> None:
+        def one(order: Any, price: Any) -> None: ...
+
+        one.__annotations__["price"] = annotation
+        text = "one: it is given what was gathered, and 'price' is annotated as something else"
+        self.refused(shop, worker, InvalidMessage, text, [shop.quote.s(1)], **{option: shop.saga.handles(one)})
 
     def test_member_that_cannot_be_encoded(self, shop: Any, worker: Worker) -> None:
         """The others are not sent either, though the step goes on."""

@@ -209,7 +209,7 @@ class TestLate:
 
     def test_deadline_that_failed_and_was_discarded(self, app: Celery, worker: Worker, shop: Shop) -> None:
         """Its answer may still come."""
-        shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise="counted", within=HOUR))
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise=broken(shop), within=HOUR))
         charge = only(worker)
         app.control.purge()
         shop.fire(*shop.rows())
@@ -226,13 +226,23 @@ class TestLate:
             raise Boom
 
         shop.work = fail
-        shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise="counted", within=HOUR))
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise=broken(shop), within=HOUR))
         worker.run()
         (letter,) = backend_of(app).dead.list(10)
         assert (len(shop.pending().requests), len(shop.rows())) == (1, 1)
 
         assert discard_letter(app, letter)
         assert (shop.pending().requests, shop.rows()) == ({}, [])
+
+
+def broken(shop: Shop) -> Any:
+    """Return a step that cannot handle the failure that it is given."""
+
+    @shop.saga.handles
+    def broken(order: Any, failure: Failure) -> None:
+        raise Boom
+
+    return broken
 
 
 class TestRefused:

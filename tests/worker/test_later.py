@@ -67,6 +67,12 @@ def test_nothing_is_put_off_for_so_long_that_the_broker_delivers_it_again() -> N
     assert max(later._delay(count, None) for count in range(50)) <= 30.0
 
 
+def test_messages_are_held_longer_after_each_failure() -> None:
+    assert [later.held_s(failures, None) for failures in range(6)] == [3, 6, 12, 24, 30, 30]
+    assert [later.held_s(failures, 15.0) for failures in (0, 1, 10**6)] == [3, 5, 5]
+    assert later.held_s(0, 3.0) == 1
+
+
 class TestPutOff:
     """The store cannot serve the message now."""
 

@@ -10,6 +10,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_sagas.engine.relay import Receipt
+from celery_sagas.errors import Unroutable
 from celery_sagas.worker.confirms import ConfirmChannel, Confirms
 from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.pipeline import AmqpPipeline, pipeline_of
@@ -81,6 +82,20 @@ class TestConfirms:
         assert confirms.refused == {"a", "d"}
         assert not confirms.expected
 
+    def test_what_no_queue_takes(self, confirms: Confirms) -> None:
+        """It comes back before it is confirmed, and what was confirmed before it does not."""
+        for id, correlation in (("e", "1"), ("f", "2"), ("g", "2")):
+            confirms.expect(id, correlation)
+        error = Unroutable("", "gone")
+        confirms.ack(6, False)
+        confirms.send_back("2", error)
+        assert "g" in confirms.unsure
+        assert not confirms.unroutable
+        confirms.ack(7, True)
+
+        assert confirms.confirmed == set("abcdef")
+        assert confirms.unroutable == {"g": error}
+
 
 @pytest.mark.usefixtures("patience")
 class TestThroughRabbitMQ:
@@ -118,12 +133,12 @@ class TestThroughRabbitMQ:
 
     def test_row_that_cannot_be_written_is_passed_over(self, app: Celery, pipeline: AmqpPipeline) -> None:
         """Whoever publishes it alone learns why; the confirmations are those of the others."""
+        app.conf.task_create_missing_queues = False
+        app.conf.task_queues = [Queue(app.conf.task_default_queue)]
         rows = self.rows(app, 5)
         rows[1].payload = "{"
         rows[2].payload = self.payload(app, queue="no such queue")
         rows[3].payload = self.payload(app, priority=300)
-        app.conf.task_create_missing_queues = False
-        app.conf.task_queues = [Queue(app.conf.task_default_queue)]
 
         assert pipeline.publish(rows) == Receipt({"row-0", "row-4"})
         assert len(Worker(app).waiting()) == 2
@@ -168,6 +183,21 @@ class TestThroughRabbitMQ:
         rows = self.rows(app, 5)
 
         assert pipeline.publish(rows) == Receipt({"row-0", "row-1"})
+
+    def test_what_no_queue_takes_is_passed_over(self, app: Celery, pipeline: AmqpPipeline) -> None:
+        """Whoever publishes it alone learns why. A queue that was deleted is declared anew for those behind it."""
+        rows = self.rows(app, 6)
+        rows[1].payload = self.payload(app, exchange="amq.topic", routing_key="to.nobody")
+        rows[4].payload = self.payload(app, exchange="amq.fanout", routing_key="", mandatory=False)
+
+        assert pipeline.publish(rows) == Receipt({"row-0", "row-2", "row-3", "row-4", "row-5"})
+        with app.connection_for_read() as connection, connection.channel() as channel:
+            channel.queue_delete(app.conf.task_default_queue)
+        receipt = pipeline.publish(rows[:1])
+        again = pipeline.publish(rows[:1])
+
+        assert receipt.confirmed | again.confirmed == {"row-0"}
+        assert len(Worker(app).waiting()) >= 1
 
     def test_one_connection_serves_all(self, app: Celery, pipeline: AmqpPipeline) -> None:
         """Each call opens a channel, and closes it."""

@@ -272,7 +272,7 @@ def test_what_was_written_behind_the_end_of_a_channel_stays(sender: Sender, app:
     exchange = unique("gone")
     with app.connection_for_read() as connection, connection.channel() as channel:
         channel.exchange_declare(exchange, "direct", auto_delete=False)
-        sender.send("a", sender.row("to an exchange", exchange=exchange, routing_key="x"))
+        sender.send("a", sender.row("to an exchange", exchange=exchange, routing_key="x", mandatory=False))
         sender.settle()
         channel.exchange_delete(exchange)
     sender.send(sender.row("to no exchange", exchange=exchange, routing_key="x"))
@@ -384,6 +384,44 @@ def test_a_full_queue_refuses(sender: Sender, caplog: pytest.LogCaptureFixture) 
 
     assert sender.left() == 1
     assert "1 messages were refused by the broker and stay in the outbox" in caplog.text
+
+
+def test_what_no_queue_takes_stays(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
+    """RabbitMQ confirms it all the same. The others go, and the warning says what is to be mended."""
+    sender.send("a")
+    line = line_of(sender)
+    sender.send(sender.row("bad", exchange="amq.topic", routing_key="to.nobody"), "b")
+    sender.settle()
+
+    assert sender.arrived() == ["a", "b"]
+    assert sender.left() == 1
+    assert "the exchange 'amq.topic' with the routing key 'to.nobody'" in caplog.text
+    assert line_of(sender) is line
+
+
+def test_what_may_find_nobody_goes(sender: Sender) -> None:
+    sender.send(sender.row("to all", exchange="amq.fanout", routing_key="", mandatory=False))
+    sender.settle()
+
+    assert sender.left() == 0
+
+
+def test_a_queue_that_was_deleted_comes_back(sender: Sender, app: Celery) -> None:
+    """What meets with that waits for the relay; what comes after it gets through at once."""
+    sender.send("a")
+    sender.settle()
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        channel.queue_delete(app.conf.task_default_queue)
+
+    sender.send("b")
+    sender.settle()
+    assert sender.left() == 1
+    sender.send("c")
+    sender.settle()
+    sender.relay()
+
+    assert sender.arrived() == ["c", "b"]
+    assert sender.left() == 0
 
 
 def test_a_row_that_cannot_be_written_is_published_alone(sender: Sender) -> None:

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu import Connection
+from kombu import Connection, Producer
 from kombu.exceptions import LimitExceeded
 
 from celery_sagas.worker.producers import Producers
@@ -13,7 +13,7 @@ POLICY = {"max_retries": 1}
 
 
 def make(limit: int | None = 1) -> Producers:
-    return Producers(lambda: Connection("memory://"), limit, patience_s=0.05)
+    return Producers(lambda: Producer(Connection("memory://")), limit, patience_s=0.05)
 
 
 def test_connection_is_used_again() -> None:

@@ -2,21 +2,22 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, NotFound
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu import Queue
+from kombu import Exchange, Queue
 
-from celery_sagas import Saga
-from celery_sagas.errors import Doubtful, PublishError
+from celery_sagas import Message, Saga, publish
+from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.stores.records import OutboxRow
-from celery_sagas.worker import publisher
+from celery_sagas.worker import later, publisher
+from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of, interposed
@@ -31,6 +32,7 @@ class Interrupted:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+        self.options: dict[str, Any] = {}
         self.connections: list[Any] = []
 
     def apply_async(self, producer: Any, **_: Any) -> None:
@@ -207,6 +209,108 @@ def test_what_rabbitmq_refuses(
     )  # who keeps no count puts it off while it may pass
 
 
+@pytest.mark.usefixtures("patience")
+class TestWhatNoQueueTakes:
+    """RabbitMQ confirms it, and it is gone."""
+
+    @pytest.fixture
+    def app(self, new_app: NewApp, rabbitmq_url: str) -> Iterator[Celery]:
+        app = new_app(broker_url=rabbitmq_url)
+        app.conf.task_default_queue = unique("unroutable")
+        yield app
+        with app.connection_for_read() as connection, connection.channel() as channel:
+            channel.queue_delete(app.conf.task_default_queue)
+
+    @pytest.fixture
+    def confirmed(self, app: Celery) -> Iterator[ConfirmedPublisher]:
+        with closing(ConfirmedPublisher(app)) as confirmed:
+            yield confirmed
+
+    def test_it_is_an_error_that_names_the_route(self, app: Celery, confirmed: ConfirmedPublisher) -> None:
+        """And not a word of it is left on the connection, which takes the next message."""
+        nowhere = app.signature("plain", task_id="m1").set(exchange="amq.topic", routing_key="to.nobody")
+
+        with pytest.raises(Unroutable, match=r"'amq\.topic' with the routing key 'to\.nobody'") as raised:
+            confirmed.publish_signature(nowhere)
+        confirmed.publish_signature(app.signature("plain", task_id="m2"))
+
+        assert not raised.value.connection
+        assert [message.id for message in Worker(app).waiting()] == ["m2"]
+
+    def test_a_message_may_find_nobody_if_it_says_so(self, app: Celery, confirmed: ConfirmedPublisher) -> None:
+        nowhere = app.signature("plain", task_id="m1").set(exchange="amq.fanout", routing_key="", mandatory=False)
+
+        confirmed.publish_signature(nowhere)
+
+    def test_a_queue_that_was_deleted_is_declared_anew(self, app: Celery, confirmed: ConfirmedPublisher) -> None:
+        """The first attempt finds out."""
+        confirmed.publish_signature(app.signature("plain", task_id="m1"))
+        with app.connection_for_read() as connection, connection.channel() as channel:
+            channel.queue_delete(app.conf.task_default_queue)
+
+        confirmed.publish_signature(app.signature("plain", task_id="m2"))
+
+        assert [message.id for message in Worker(app).waiting()] == ["m2"]
+
+    def test_a_queue_that_expired_is_declared_anew(self, app: Celery, confirmed: ConfirmedPublisher) -> None:
+        queue = Queue(app.conf.task_default_queue, expires=1)
+        app.conf.task_queues = [queue]
+        look = app.signature("plain", task_id="look").set(exchange="amq.topic", routing_key=queue.name)
+
+        def is_bound() -> bool:
+            confirmed.publish_signature(app.signature("plain", task_id="m1"))
+            try:
+                with app.connection_for_read() as connection, connection.channel() as channel:
+                    channel.queue_bind(queue.name, "amq.topic", queue.name)
+            except NotFound:  # it has expired already
+                return False
+            return True
+
+        def is_gone() -> bool:
+            try:
+                other.publish_signature(look)  # to declare it would keep it
+            except Unroutable:
+                return True
+            return False
+
+        wait_until(is_bound, "a queue that is bound")
+        with closing(ConfirmedPublisher(app)) as other:
+            wait_until(is_gone, "the end of the queue")
+        app.amqp.queues[queue.name].expires = 600  # what is declared now shall last for as long as the test
+        confirmed.publish_signature(app.signature("plain", task_id="m2"))
+
+        with app.connection_for_read() as connection, connection.channel() as channel:
+            assert channel.queue_declare(queue.name, passive=True).message_count == 1
+
+    def test_the_probe_finds_no_queue_and_is_content(self, confirmed: ConfirmedPublisher) -> None:
+        confirmed.probe()
+
+    def test_who_publishes_an_event_is_told(self, app: Celery) -> None:
+        """It is not taken for published."""
+        app.conf.task_routes = {"celery_sagas.publish": {"exchange": "amq.topic", "routing_key": "to.nobody"}}
+
+        class Placed(Message):
+            order_id: str
+
+        with pytest.raises(Unroutable):
+            publish(Placed(order_id="42"))
+
+    def test_a_retry_that_no_queue_takes_is_given_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The broker keeps the message."""
+        monkeypatch.setattr(later, "HELD_S", 0)
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts(bind=True, default_retry_delay=0)
+        def place(task: Any, order: Order, order_id: str) -> None:
+            raise task.retry(exchange="amq.topic", routing_key="to.nobody")
+
+        place.delay("42")
+
+        assert Worker(app).one().fate == "requeued"
+
+
 def test_silent_broker_has_a_deadline(new_app: NewApp, silent_broker: SilentBroker) -> None:
     """It is asked twice, each time for as long as a socket waits; ``send_task`` blocked for over a minute."""
     options = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
@@ -264,7 +368,7 @@ def test_deadlines_of_each_broker(new_app: NewApp, broker: str, options: dict[st
 
 def test_amqp_confirms_have_a_deadline(new_app: NewApp) -> None:
     """With confirms, and without it, the call blocked."""
-    assert ConfirmedPublisher(new_app(broker_url="amqp://"))._options == {"confirm_timeout": DEADLINE_S}
+    assert ConfirmedPublisher(new_app(broker_url="amqp://"))._options["confirm_timeout"] == DEADLINE_S
 
 
 def test_new_connections_look_for_no_other_driver(new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,3 +484,23 @@ def test_broker_that_refuses_the_probe_is_there(
     else:
         with pytest.raises(PublishError):
             confirmed.probe()
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
+@pytest.mark.parametrize("type", ["direct", "topic"])
+def test_a_row_of_another_app_reaches_its_queue(new_app: NewApp, request: pytest.FixtureRequest, broker: str, type: str) -> None:
+    """Behind an exchange of which this app knows nothing, as this app's relay publishes it."""
+    url, name = request.getfixturevalue(f"{broker}_url"), unique("route")
+    theirs = new_app(broker_url=url, task_queues=[Queue(name, Exchange(f"{name}-exchange", type), routing_key="letter.#")])
+    theirs.conf.task_default_queue = name
+    ours = new_app(broker_url=url)
+    letter = theirs.signature("plain", exchange=f"{name}-exchange", routing_key="letter.#")
+    row = frozen(theirs, letter if type == "direct" else letter.set(routing_key="letter.air"), lambda: "m1", 10_000)
+    with theirs.connection_for_write() as connection, connection.channel() as channel:
+        theirs.amqp.queues[name].bind(channel).declare()
+        with closing(ConfirmedPublisher(ours)) as confirmed:
+            confirmed.publish(UNREADABLE._replace(payload=row.payload))
+
+        assert [message.id for message in Worker(theirs).waiting()] == ["m1"]
+        channel.queue_delete(name)
+        channel.exchange_delete(f"{name}-exchange")

@@ -1,10 +1,11 @@
 """How long a broker may take to deliver a message again."""
 
 import pytest
+from kombu import Queue
 from kombu.transport import redis
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.worker.redelivery import check_retention, longest_redelivery_s
+from celery_sagas.worker.redelivery import check_delivery_limits, check_retention, longest_redelivery_s
 from tests.apps import NewApp
 
 
@@ -38,3 +39,18 @@ def test_journal_must_remember_for_longer(new_app: NewApp, retention_s: float, i
         return
     with pytest.raises(ConfigurationError, match="Set saga_journal_retention to more than 3600"):
         check_retention(app, retention_s)
+
+
+@pytest.mark.parametrize(("limit", "is_enough"), [(None, True), (-1, True), (11, True), (10, False), (0, False)])
+def test_queue_must_keep_a_message_until_it_is_a_dead_letter(new_app: NewApp, limit: int | None, is_enough: bool) -> None:
+    """-1 is no limit; a queue that the worker does not consume is none of its own."""
+    arguments = {} if limit is None else {"x-delivery-limit": limit}
+    app = new_app(
+        task_queues=[Queue("steps", queue_arguments=arguments), Queue("other", queue_arguments={"x-delivery-limit": 0})]
+    )
+    app.amqp.queues.select("steps")
+    if is_enough:
+        check_delivery_limits(app, 10)
+        return
+    with pytest.raises(ConfigurationError, match=f"steps drops .* x-delivery-limit of {limit}.* Set saga_max_deliveries to less"):
+        check_delivery_limits(app, 10)

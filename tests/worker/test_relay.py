@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -16,6 +18,7 @@ from celery_sagas import Saga
 from celery_sagas.engine.relay import Relay
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.testing.samples import letter
 from celery_sagas.worker import control, relay, timeouts
 from celery_sagas.worker.relay import RelayThread, relay_of, terms_of
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
@@ -237,6 +240,11 @@ def test_publishes_through_its_own_app(fast: Celery, thread: RelayThread) -> Non
 class TestInspect:
     """``celery inspect sagas_relay``."""
 
+    @pytest.fixture(autouse=True)
+    def patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Give the store time to answer, however busy the machine is."""
+        monkeypatch.setattr(control, "_COUNT_S", DEADLINE_S)
+
     def ask(self, app: Celery) -> Any:
         answer: Callable[..., Any] = Panel.data["sagas_relay"]
         return answer(SimpleNamespace(app=app))
@@ -253,7 +261,57 @@ class TestInspect:
 
     def test_tells_that_there_is_none(self, fast: Celery) -> None:
         assert relay_of(fast) is None
-        assert self.ask(fast) == {"running": False}
+        assert self.ask(fast) == {"running": False, "dead_letters": 0}
+
+    def test_tells_how_many_dead_letters_the_store_has(self, fast: Celery, thread: RelayThread) -> None:
+        """Whoever kept them: those that this relay could not publish are counted apart."""
+        for _ in range(4):
+            backend_of(fast).dead.add(letter())
+        thread.start()
+        wait_until(lambda: thread.tally.last, "a sweep")
+
+        answer = self.ask(fast)
+
+        assert (answer["dead_letters"], answer["dead_lettered"]) == (4, 0)
+        assert "dead" not in answer
+
+    def test_of_a_process_that_has_opened_no_backend(self, new_app: NewApp, tmp_path: Path) -> None:
+        """It is opened, and closed again."""
+        app = new_app()
+        app.conf.saga_backend = f"sqlite:///{tmp_path}/sagas.sqlite3"
+        runtime_of(app).prepare(processes=1)
+        runtime_of(app).backend.dead.add(letter())
+        close_runtime(app)
+
+        assert self.ask(app)["dead_letters"] == 1
+
+    def test_store_that_fails(self, fast: Celery, thread: RelayThread, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The rest is shown all the same."""
+        monkeypatch.setattr(backend_of(fast).dead, "count", Mock(side_effect=StoreUnavailable("redis://h", "it is loading")))
+        thread.start()
+
+        answer = self.ask(fast)
+
+        assert (answer["running"], answer["dead_letters"]) == (True, None)
+        assert "it is loading" in answer["store_error"]
+
+    def test_store_that_is_silent(self, fast: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The worker's main process waits for a bounded time."""
+        goes_on = threading.Event()
+        monkeypatch.setattr(backend_of(fast).dead, "count", lambda: goes_on.wait(DEADLINE_S))
+        monkeypatch.setattr(control, "_COUNT_S", 0.01)
+
+        answer = self.ask(fast)
+        goes_on.set()
+
+        assert answer["dead_letters"] is None
+        assert answer["store_error"] == "the store has not answered within 0.01 s"
+
+    def test_worker_without_a_backend(self, app: Celery) -> None:
+        """No file is made for it."""
+        plain = Celery("plain", set_as_current=False)
+
+        assert self.ask(plain) == {"running": False}
 
     def test_is_an_inspect_command(self) -> None:
         assert Panel.data["sagas_relay"] is control.sagas_relay

@@ -1,6 +1,7 @@
 """Saga to saga: a step asks a step of another saga, and the answer finds its way back without a key."""
 
 import json
+import logging
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -67,6 +68,16 @@ class Parcels:
 def parcels(shop: Shop) -> Parcels:
     """The other saga."""
     return Parcels()
+
+
+def taking(shop: Shop, kind: Any) -> Any:
+    """Define a step of the order that takes an answer of a type."""
+
+    @shop.saga.handles
+    def came(order: Any, answer: kind) -> None:
+        order.note(f"came {answer}")
+
+    return came
 
 
 def ask(shop: Shop, worker: Worker, step: Any, key: str = "42", **options: Any) -> Any:
@@ -217,6 +228,49 @@ class TestStarter:
 
         assert shop.seen() == ["unpaid deadline", "paid at last late"]
 
+    @pytest.mark.parametrize(
+        ("kind", "seen"), [(int, []), (int | None, ["came None late"]), (Any, ["came None late"])], ids=["value", "none", "any"]
+    )
+    def test_completes_without_a_reply_after_the_deadline(
+        self, worker: Worker, shop: Shop, parcels: Parcels, caplog: pytest.LogCaptureFixture, kind: Any, seen: list[str]
+    ) -> None:
+        """It ends because it was told to: that is no answer of the type that is wanted."""
+        caplog.set_level(logging.INFO)
+        ask(shop, worker, parcels.pack, then=taking(shop, kind), within=timedelta(hours=1))
+        worker.run()
+        shop.fire(*shop.rows())
+        worker.run()
+        parcels.weigh_does = lambda parcel: parcel.complete()
+        parcels.weigh.delay("1")
+        worker.run()
+
+        assert shop.seen() == ["unpaid deadline", *seen]
+        assert backend_of(worker.app).dead.list(10) == []
+        assert ("dropped: order '42' (late, and without a value)" in caplog.text) is not bool(seen)
+
+    def test_completes_without_a_reply_in_time(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
+        """The step that wants a value fails, and the saga is told."""
+        parcels.pack_does = lambda parcel: parcel.complete()
+        ask(shop, worker, parcels.pack, then=taking(shop, int))
+        worker.run()
+
+        assert shop.seen() == ["unpaid unhandled"]
+
+    @pytest.mark.parametrize("door", ["pack_once", "weigh"])
+    def test_is_ignored_after_the_deadline(self, worker: Worker, shop: Shop, parcels: Parcels, door: str) -> None:
+        """The parcel is there already, or is not there."""
+        if door == "pack_once":
+            parcels.pack("1")
+        ask(shop, worker, getattr(parcels, door), then=taking(shop, int), within=timedelta(hours=1))
+        waiting = only(worker)
+        worker.app.control.purge()
+        shop.fire(*shop.rows())
+        worker.run()
+        worker.deliver_again(waiting)
+        worker.run()
+
+        assert (shop.seen(), backend_of(worker.app).dead.list(10)) == (["unpaid deadline"], [])
+
     def test_by_a_direct_call_nobody_has_asked(self, app: Celery, worker: Worker, shop: Shop, parcels: Parcels) -> None:
         """Although a task runs around it that was asked."""
 
@@ -366,6 +420,14 @@ class TestExisting:
         assert "the answer, a object, cannot be encoded" in shop.failure().text
         assert parcels.saga.find("1").count == 1
 
+    def test_answer_that_would_lose_fields(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
+        parcels.weigh_does = lambda parcel: Sealed(inner=Labelled(kg=Decimal(5), label="x"))
+        ask(shop, worker, parcels.weigh)
+        worker.run()
+
+        assert shop.failure().error == "InvalidMessage"
+        assert "inner: a Labelled would arrive as Packed, without label" in shop.failure().text
+
 
 class TestMissing:
     """There is no instance to ask."""
@@ -432,13 +494,26 @@ class TestCorrelation:
         assert shop.seen() == []
 
 
+class Packed(Message):
+    """An answer that is a model."""
+
+    kg: Decimal
+
+
+class Labelled(Packed):
+    """One that has more."""
+
+    label: str
+
+
+class Sealed(Message):
+    """One that holds another."""
+
+    inner: Packed
+
+
 class TestValue:
     """What may be answered."""
-
-    class Packed(Message):
-        """An answer that is a model."""
-
-        kg: Decimal
 
     @pytest.mark.parametrize(
         ("value", "got"),
@@ -477,6 +552,31 @@ class TestValue:
 
         assert len(errors) == 1
         assert shop.seen() == ["unpaid error"]
+
+    @pytest.mark.parametrize("in_list", [False, True])
+    def test_that_would_lose_fields(self, worker: Worker, shop: Shop, parcels: Parcels, in_list: bool) -> None:
+        """What it holds of a subclass is not left out in silence, whoever takes it."""
+        answer = Sealed(inner=Labelled(kg=Decimal(5), label="x"))
+        errors: list[str] = []
+
+        def reply(parcel: Any) -> None:
+            with pytest.raises(InvalidMessage) as caught:
+                parcel.reply([answer] if in_list else answer)
+            errors.append(str(caught.value))
+            parcel.reply([answer.inner])
+
+        parcels.pack_does = reply
+        got: list[Any] = []
+
+        @shop.saga.handles
+        def came(order: Any, answer: Any) -> None:
+            got.append(answer)
+
+        ask(shop, worker, parcels.pack, then=came)
+        worker.run()
+
+        assert f"{'0.' * in_list}inner: a Labelled would arrive as Packed, without label" in errors[0]
+        assert got == [[{"kg": "5", "label": "x"}]]
 
     def test_outside_of_a_step(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
         ask(shop, worker, parcels.pack)

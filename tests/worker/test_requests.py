@@ -2,7 +2,7 @@
 
 import json
 import logging
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,16 +11,17 @@ from celery import Celery, chain, group
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
-from celery_sagas.worker import conversation
+from celery_sagas.worker import burials, conversation
 from celery_sagas.worker.discard import discard_letter
 from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRESS
-from celery_sagas.worker.replay import retry_letter
+from celery_sagas.worker.replay import Retried, new_id_of, retry_letter
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.orders import Boom, Shop, define, only, refused, shop
 
 __all__ = ["shop"]
 
 HOUR = timedelta(hours=1)
+_GIVEN = {"then": "the answer", "otherwise": "the failure"}
 
 
 class TestAnswer:
@@ -216,6 +217,50 @@ class TestAnswer:
         assert shop.seen() == ["paid None"]
 
 
+class TestOpen:
+    """``order.saga.requests``: what an instance waits for."""
+
+    def test_until_it_is_answered(self, worker: Worker, shop: Shop) -> None:
+        shop.place(worker, lambda order: order.send(shop.charge.s(5), then="paid"))
+        charge = only(worker)
+
+        (request,) = shop.order().saga.requests.values()
+        assert (request.id, request.task, request.deadline, request.members) == (charge.id, "charge", None, 0)
+        worker.run()
+        assert shop.order().saga.requests == {}
+
+    def test_deadline(self, worker: Worker, shop: Shop) -> None:
+        shop.place(worker, lambda order: order.send(shop.charge.s(5), then="paid", otherwise="unpaid", within=HOUR))
+
+        (request,) = shop.order().saga.requests.values()
+        (row,) = shop.rows()
+        assert request.deadline == datetime.fromtimestamp(row.due_at / 1000, UTC)
+        worker.app.control.purge()
+        shop.fire(row)
+        worker.run()
+        assert shop.seen() == ["unpaid deadline"]
+        assert shop.order().saga.requests == {}  # an answer may still come, and nobody waits for it
+
+    def test_step_sees_the_others(self, worker: Worker, shop: Shop) -> None:
+        """Not the one that is answered now, nor those that it makes itself."""
+        open_tasks: list[list[str]] = []
+
+        @shop.saga.handles
+        def came(order: Any, answer: Any) -> None:
+            order.send(shop.ship.s())
+            open_tasks.append([request.task for request in order.saga.requests.values()])
+
+        def ask(order: Any) -> None:
+            order.send(shop.charge.s(), then="came")
+            order.send(shop.ship.s(), then="came")
+            open_tasks.append(list(order.saga.requests))
+
+        shop.place(worker, ask)
+        worker.run()
+
+        assert open_tasks == [[], ["ship"], []]
+
+
 class TestOnce:
     """One outcome is handled once, whatever is delivered how often."""
 
@@ -353,8 +398,8 @@ def deploy(shop: Shop, kind: type) -> Any:
     return came
 
 
-class TestWrongAnswer:
-    """An answer that does not fit is a dead letter, and the saga waits for it."""
+class TestUnhandledAnswer:
+    """An answer with which its step fails is a dead letter; the saga is told so, and the answer may be handled later."""
 
     @pytest.fixture
     def letter(self, worker: Worker, shop: Shop) -> Any:
@@ -365,37 +410,132 @@ class TestWrongAnswer:
         return letter
 
     def test_is_kept(self, worker: Worker, shop: Shop, letter: Any) -> None:
-        assert isinstance(worker.done[-1].error, InvalidMessage)
         assert (letter.task, letter.error, letter.key) == ("order.came", "InvalidMessage", "42")
-        assert (shop.seen(), len(shop.pending().requests), len(shop.rows())) == ([], 1, 1)
+
+    def test_is_told_of_at_once(self, worker: Worker, shop: Shop, letter: Any) -> None:
+        assert shop.seen() == ["unpaid unhandled"]
+        failure = shop.failure()
+        assert (failure.task, failure.error, failure.dead_letter) == ("order.came", "InvalidMessage", letter.id)
+        assert "valid integer" in failure.text
+        (request,) = shop.pending().requests.values()
+        assert (request.is_overdue, shop.rows()) == (True, [])
 
     def test_is_handled_once_the_step_can(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
         deploy(shop, str)
+        assert retry_letter(app, letter) == Retried(new_id_of(letter))
+        worker.run()
+
+        assert shop.seen() == ["unpaid unhandled", "came many late"]
+        assert (shop.pending().requests, shop.rows()) == ({}, [])
+
+    def test_that_fails_again_is_told_of_once(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
         retry_letter(app, letter)
         worker.run()
 
-        assert shop.seen() == ["came many"]
-        assert (shop.pending().requests, shop.rows()) == ({}, [])
+        assert [each.task for each in backend_of(app).dead.list(10)] == ["order.came"]
+        assert shop.seen() == ["unpaid unhandled"]
+
+    def test_that_is_delivered_again(self, worker: Worker, shop: Shop, letter: Any) -> None:
+        (answer,) = (delivered for delivered in worker.done if delivered.task == "order.came")
+        worker.deliver_again(answer)
+        worker.run()
+
+        assert shop.seen() == ["unpaid unhandled"]
+
+    def test_whose_worker_died_before_it_told(self, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The message is delivered again, and its worker tells then."""
+        shop.work = lambda task: "many"
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then=deploy(shop, int), otherwise="unpaid"))
+        with monkeypatch.context() as patch:
+            patch.setattr(burials, "report", lambda *_, **__: False)
+            worker.run()
+        worker.deliver_again(worker.done[-1])
+        worker.run()
+
+        (letter,) = backend_of(worker.app).dead.list(10)
+        assert shop.seen() == ["unpaid unhandled"]
+        assert shop.failure().dead_letter == letter.id
+
+    def test_of_a_step(self, worker: Worker, shop: Shop) -> None:
+        """Its answer is committed with it."""
+
+        class Parcel(Saga, correlate_by="parcel_id"):
+            parcel_id: str
+
+        @Parcel.starts
+        def pack(parcel: Parcel, parcel_id: str) -> None:
+            parcel.reply("heavy")
+
+        shop.place(worker, lambda order: order.send(pack.s("p"), then=deploy(shop, int), otherwise="unpaid"))
+        worker.run()
+
+        assert shop.seen() == ["unpaid unhandled"]
+
+    def test_without_otherwise_the_request_stays_open(self, worker: Worker, shop: Shop) -> None:
+        shop.work = lambda task: "many"
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then=deploy(shop, int)))
+        worker.run()
+
+        (request,) = shop.pending().requests.values()
+        assert (request.is_overdue, shop.seen()) == (False, [])
+
+    def test_that_expired(self, app: Celery, worker: Worker, shop: Shop) -> None:
+        """There is no dead letter."""
+        app.conf.task_annotations = {"order.paid": {"expires": -1}}
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise="unpaid"))
+        worker.run()
+
+        assert shop.seen() == ["unpaid unhandled"]
+        assert (shop.failure().error, shop.failure().dead_letter) == ("", "")
 
     def test_that_nobody_waits_for_is_dropped(self, worker: Worker, shop: Shop, letter: Any) -> None:
-        shop.saga.end("42")
-        worker.app.send_task("order.came", ("many",), headers={ADDRESS: worker.done[-1].headers[ADDRESS]})
+        headers = {ADDRESS: {"instance": shop.record().id, "request": "another", "came": "answer"}}
+        worker.app.send_task("order.came", ("many",), headers=headers)
 
         assert (worker.one().error, len(backend_of(worker.app).dead.list(10))) == (None, 1)
 
+    def test_retrying_it_changes_nothing_once_the_instance_has_ended(
+        self, app: Celery, worker: Worker, shop: Shop, letter: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        shop.saga.end("42")
+
+        assert "does not wait for it any more" in retry_letter(app, letter).reason
+        assert (backend_of(app).dead.list(10), worker.waiting()) == ([], [])
+        assert f"the dead letter {letter.id} is not sent again: order.came changes nothing" in caplog.text
+
+    def test_retry_that_comes_too_late(
+        self, app: Celery, worker: Worker, shop: Shop, letter: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The instance ends while it is on its way: its worker says so."""
+        retry_letter(app, letter)
+        shop.saga.end("42")
+        worker.run()
+
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert f"order.came[{new_id_of(letter)}] is the retry of the dead letter {letter.id}, and changes nothing" in "".join(
+            warned
+        )
+
     def test_discarding_it_ends_the_request(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
         assert discard_letter(app, letter)
-        assert (shop.pending().requests, shop.rows(), shop.seen()) == ({}, [], [])
+        assert (shop.pending().requests, shop.rows(), shop.seen()) == ({}, [], ["unpaid unhandled"])
 
-    def test_deadline_is_told_meanwhile(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
-        """And the answer may be handled all the same, late."""
+    def test_after_the_deadline(self, app: Celery, worker: Worker, shop: Shop) -> None:
+        """The saga was told already; and the answer may be handled all the same, late."""
+        shop.work = lambda task: "many"
+        shop.place(worker, lambda order: order.send(shop.charge.s(), then=deploy(shop, int), otherwise="unpaid", within=HOUR))
+        charge = only(worker)
+        app.control.purge()
         shop.fire(*shop.rows())
         worker.run()
+        worker.deliver_again(charge)
+        worker.run()
+        (letter,) = backend_of(app).dead.list(10)
+        assert shop.seen() == ["unpaid deadline"]
 
         deploy(shop, str)
         retry_letter(app, letter)
         worker.run()
-
         assert shop.seen() == ["unpaid deadline", "came many late"]
 
 
@@ -532,15 +672,50 @@ class TestRefused:
     @pytest.mark.parametrize("option", ["then", "otherwise"])
     @pytest.mark.parametrize(
         "target",
-        ["told", "order.told", lambda saga: saga.told, lambda saga: saga.paid.s(1, 2)],
-        ids=["name", "full name", "step", "signature"],
+        [
+            "told",
+            "order.told",
+            lambda saga: saga.told,
+            lambda saga: saga.paid.s(1, 2),
+            lambda saga: saga.counted.s(count=1),
+            lambda saga: saga.named,
+        ],
+        ids=["name", "full name", "step", "signature", "named argument", "keyword-only"],
     )
     def test_no_room(self, worker: Worker, shop: Shop, option: str, target: Any) -> None:
+        @shop.saga.handles
+        def named(order: Any, *, receipt: str) -> None: ...
+
+        shop.saga.named = named
         given = {option: target if isinstance(target, str) else target(shop.saga)}
         error = self.refuse(worker, shop, lambda order: order.send(shop.charge.s(), **given))
 
         assert isinstance(error, InvalidMessage)
-        assert "it has" in str(error)
+        assert f"it is given {_GIVEN[option]} before its arguments, and has no room for it: write def" in str(error)
+
+    def test_no_room_is_told_with_what_to_write(self, worker: Worker, shop: Shop) -> None:
+        error = self.refuse(worker, shop, lambda order: order.send(shop.charge.s(), then=shop.saga.told))
+
+        assert str(error) == (
+            "The message does not fit order.told: it is given the answer before its arguments, and has no room for it: "
+            "write def told(order, answer, …), or name the step as told.si(…), which is not given it. Nothing was stored or sent."
+        )
+
+    @pytest.mark.parametrize("target", ["counted", lambda saga: saga.counted, lambda saga: saga.counted.s()])
+    def test_otherwise_that_takes_no_failure(self, worker: Worker, shop: Shop, target: Any) -> None:
+        given = target if isinstance(target, str) else target(shop.saga)
+        error = self.refuse(worker, shop, lambda order: order.send(shop.charge.s(), otherwise=given))
+
+        assert isinstance(error, InvalidMessage)
+        assert "order.counted: it is given the failure, and 'count' is annotated as something else: " in str(error)
+        assert "write def counted(order, failure: Failure, …), or name the step as counted.si(…)" in str(error)
+
+    def test_bound_step_is_shown_with_its_state(self, worker: Worker, shop: Shop) -> None:
+        @shop.saga.handles(bind=True)
+        def bound(self: Any, state: Any) -> None: ...
+
+        error = self.refuse(worker, shop, lambda order: order.send(shop.charge.s(), then=bound))
+        assert "write def bound(self, state, answer, …)" in str(error)
 
     def test_argument_that_is_missing(self, worker: Worker, shop: Shop) -> None:
         error = self.refuse(worker, shop, lambda order: order.send(shop.charge.s(), then=shop.saga.counted.si()))

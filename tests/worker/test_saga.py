@@ -1,5 +1,6 @@
 """``Saga``: its decorators, and the questions from outside a step."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from celery import Celery
 from celery_sagas import Saga
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError
-from tests.apps import Worker
+from celery_sagas.testing.samples import start
+from tests.apps import Worker, backend_of, interposed
 
 
 class TestDecorators:
@@ -104,6 +106,28 @@ class TestDecorators:
         assert purchase is not None
         assert (purchase.seen, purchase.saga.version) == (1, 2)
 
+    def test_step_whose_instance_is_renamed_meanwhile_runs_again(self, app: Celery) -> None:
+        class Purchase(Saga, correlate_by="order_id", also_by="tracking", formerly="order", schema_version=3):
+            order_id: str
+            tracking: str | None = None
+            seen: int = 0
+
+        runs: list[str] = []
+
+        @Purchase.handles
+        def look(purchase: Purchase, order_id: str) -> None:
+            purchase.tracking, purchase.seen = "T2", purchase.seen + 1
+            runs.append(purchase.saga.key)
+
+        start(backend_of(app), names=("order",), data='{"order_id": "42"}')
+        sagas = interposed(app)
+        sagas.once_before("update", lambda: sagas.inner.rename("purchase", "order", 9) and None)
+        look("42")
+        purchase = Purchase.find(tracking="T2")
+        assert purchase is not None
+        assert (purchase.seen, purchase.saga.version, runs) == (1, 2, ["42", "42"])
+        assert sagas.count(("order", "purchase")) == {"order": 0, "purchase": 1}
+
 
 class TestFindAndOutcome:
     """A fresh read-only copy, or the last journal entry."""
@@ -129,7 +153,8 @@ class TestFindAndOutcome:
     def test_find(self, order: Any) -> None:
         order.place("42", "T1")
 
-        for found in (order.find("42"), order.find(order_id="42"), order.find(tracking="T1")):
+        id = order.find("42").saga.id
+        for found in (order.find("42"), order.find(order_id="42"), order.find(tracking="T1"), order.find(id=id)):
             assert isinstance(found, order)
             assert (found.order_id, found.tracking) == ("42", "T1")
         assert order.find("43") is None
@@ -162,10 +187,11 @@ class TestFindAndOutcome:
         assert order.outcome("42") is None
         order.finish("42")
 
-        entry = order.outcome("42")
-        assert (entry.outcome, entry.step, entry.version, entry.key) == ("completed", "order.finish", 2, "42")
-        assert order.outcome(order_id="42") == entry
-        assert type(entry.outcome) is str
+        outcome = order.outcome("42")
+        assert (outcome.kind, outcome.step, outcome.version, outcome.key) == ("completed", "order.finish", 2, "42")
+        assert order.outcome(order_id="42") == outcome
+        assert str(outcome.kind) == "completed"
+        assert outcome.at.utcoffset() == timedelta(0)
 
     def test_outcome_by_an_alternate_key(self, order: Any) -> None:
         with pytest.raises(DefinitionError):

@@ -509,7 +509,6 @@ class TestDirectCall:
 
         @Order.starts
         def place(order: Order, order_id: str) -> int:
-            assert order.saga.message is not None
             order.ids.append(order.saga.message.id)
             order.send(noted.si())
             return len(order.ids)

@@ -1,6 +1,7 @@
 """Aggregators in memory."""
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from itertools import islice
 
 from celery_sagas.core.gate import taken
@@ -150,10 +151,11 @@ class MemoryBuffers(Buffers):
             first = sorted(group for group in named if not after or group > after)[:limit]
             return [_shown(group, named[group]) for group in first]
 
-    def read(self, name: str, group: str, limit: int) -> list[Item]:
+    def read(self, name: str, group: str, limit: int, after: int = 0) -> list[Item]:
         with self._state.lock:
             buffer = self._buffers.groups.get((name, group), Buffer())
-            return [buffer.shown(number) for number in sorted(buffer.items)[:limit]]
+            first = nsmallest(limit, (number for number in buffer.items if number > after))
+            return [buffer.shown(number) for number in first]
 
     def open(self, rules: Rules, group: str) -> bool:
         with self._state.lock:

@@ -36,7 +36,7 @@ class MemoryBackend(Backend):
         if options:
             raise ConfigurationError(f"{url} knows no options, got {', '.join(sorted(options))}", "Leave them out")
         self.url = url
-        state = _state_of(url, prefix)
+        self._state = state = _state_of(url, prefix)
         clock = clock or wall_clock
         self.sagas = MemorySagaStore(state, clock)
         self.outbox = MemoryOutbox(state, clock)
@@ -54,6 +54,11 @@ class MemoryBackend(Backend):
                 "Set saga_backend to an SQL database, or run the worker with --pool=threads or --pool=solo",
             )
         return []
+
+    def note_app(self, name: str) -> str:
+        with self._state.lock:
+            before, self._state.app = self._state.app, name
+        return before
 
     def schema(self) -> str:
         return ""

@@ -32,6 +32,10 @@ class MemoryDeadLetters(DeadLetters):
         with self._state.lock:
             return self._state.letters.pop(id, None) is not None
 
+    def count(self) -> int:
+        with self._state.lock:
+            return len(self._state.letters)
+
 
 def _age(letter: DeadLetter) -> tuple[int, str]:
     return letter.at, letter.id

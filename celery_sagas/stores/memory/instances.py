@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from celery_sagas.errors import RevisionConflict
 from celery_sagas.stores.memory.state import KeyPath, State
-from celery_sagas.stores.records import KEY, Change, NewRecord, Record
+from celery_sagas.stores.records import KEY, Change, NewRecord, Record, Renamed
 
 #: The kinds of outgoing rows that end with their instance.
 BOUND_KINDS = ("scheduled", "deadline")
@@ -47,10 +47,30 @@ def delete_instance(state: State, record: Record, holder: str, now: int) -> None
             state.outbox.remove(row.message.id)
 
 
+def rename_instances(state: State, name: str, former: str, limit: int, after: str) -> Renamed:
+    """Move instances that follow an id to another name of their saga, unless a key of theirs is taken there."""
+    ids = sorted(id for id, record in state.instances.items() if record.saga == former and id > after)
+    page = ids[:limit]
+    conflicts = tuple((id, state.instances[id].key) for id in page if not _rename(state, state.instances[id], name))
+    return Renamed(len(page) - len(conflicts), conflicts, page[-1] if len(ids) > limit else "")
+
+
+def _rename(state: State, record: Record, name: str) -> bool:
+    paths = [path for path, id in state.keys.items() if id == record.id]
+    keys = [(property, value) for _, property, value in paths]
+    if _taken(state, (name,), keys):
+        return False
+    for path in paths:
+        del state.keys[path]
+    _add_keys(state, name, record.id, keys)
+    state.instances[record.id] = record._replace(saga=name)
+    return True
+
+
 def _unchanged(state: State, record: Record, holder: str, now: int) -> Record:
     """Return the instance, or raise RevisionConflict: it has changed since, or somebody else has reserved it."""
     current = state.instances.get(record.id)
-    if current is None or current.version != record.version:
+    if current is None or (current.version, current.saga) != (record.version, record.saga):
         raise RevisionConflict(record.saga, record.key, "version")
     if state.reserved_by(record.id, now) not in ("", holder):
         raise RevisionConflict(record.saga, record.key, "reserved")

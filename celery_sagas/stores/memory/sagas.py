@@ -1,12 +1,13 @@
 """Saga instances in memory."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from celery_sagas.stores.memory.commits import check_rows, is_replay, write_effects
-from celery_sagas.stores.memory.instances import delete_instance, insert_instance, update_instance
+from celery_sagas.stores.memory.instances import delete_instance, insert_instance, rename_instances, update_instance
 from celery_sagas.stores.memory.state import Clock, Reservation, State
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import ID, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.records import ID, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 
 
 class MemorySagaStore(SagaStore):
@@ -34,11 +35,20 @@ class MemorySagaStore(SagaStore):
 
     def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
         with self._state.lock:
-            now = self._clock()
-            if record.id not in self._state.instances or self._state.reserved_by(record.id, now) not in ("", holder):
+            now, current = self._clock(), self._state.instances.get(record.id)
+            if current is None or current.saga != record.saga or self._state.reserved_by(record.id, now) not in ("", holder):
                 return False
             self._state.reservations[record.id] = Reservation(holder, now + for_ms)
             return True
+
+    def count(self, names: Sequence[str]) -> dict[str, int]:
+        with self._state.lock:
+            counts = Counter(record.saga for record in self._state.instances.values())
+            return {name: counts[name] for name in names}
+
+    def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
+        with self._state.lock:
+            return rename_instances(self._state, name, former, limit, after)
 
     def _commit(self, effects: Effects, change: Callable[[int], None]) -> None:
         """Make a change and write its effects, unless this attempt has committed before."""

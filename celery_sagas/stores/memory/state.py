@@ -37,6 +37,7 @@ class State:
     deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
     letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id
     buffers: Buffers = field(default_factory=Buffers)
+    app: str = ""  #: the name that was noted last
 
     def reserved_by(self, id: str, now: int) -> str:
         """Return the holder of a reservation that lasts, or an empty text."""

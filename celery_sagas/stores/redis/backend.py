@@ -81,6 +81,9 @@ class RedisBackend(Backend):
             if refusal is not exc:
                 raise refusal from exc.__cause__
 
+    def note_app(self, name: str) -> str:
+        return self._placement.note_app(name)
+
     def schema(self) -> str:
         return ""
 

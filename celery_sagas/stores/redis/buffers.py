@@ -56,9 +56,9 @@ class RedisBuffers(Buffers):
             found += [Group(group.decode(), *numbers) for group, *numbers in zip(*[iter(answer)] * 5, strict=True)]
         return sorted(found)[:limit]
 
-    def read(self, name: str, group: str, limit: int) -> list[Item]:
+    def read(self, name: str, group: str, limit: int, after: int = 0) -> list[Item]:
         items: list[Item] = []
-        for part in self._parts(name, group, limit):
+        for part in self._parts(name, group, limit, after):
             items += part
         return items
 
@@ -81,9 +81,9 @@ class RedisBuffers(Buffers):
                 break
         return cleared
 
-    def _parts(self, name: str, group: str, limit: int) -> Iterator[list[Item]]:
+    def _parts(self, name: str, group: str, limit: int, last: int) -> Iterator[list[Item]]:
         """Read a bounded number of items at once, until there are enough or no more."""
-        shard, last = self._placement.of_group(name, group), 0
+        shard = self._placement.of_group(name, group)
         own = shard.buffers.of_group(name, group, "free", "leased", "unread", "fresh")
         keys = [*shard.buffers.of(name, "items", "attempts"), *own, *shard.buffers.of(name, "fresh_ids")]
         while limit > 0:

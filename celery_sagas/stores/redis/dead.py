@@ -15,6 +15,7 @@ _ADD: Final = load("dead_add")
 _LIST: Final = load("dead_list")
 _GET: Final = load("dead_get")
 _REMOVE: Final = load("dead_remove")
+_COUNT: Final = load("dead_count")
 
 
 class RedisDeadLetters(DeadLetters):
@@ -42,6 +43,9 @@ class RedisDeadLetters(DeadLetters):
     def remove(self, id: str) -> bool:
         call = new_call()
         return bool(self._client.run(_REMOVE, self._keys, [call, encode(id)], answer=answer_to(call, self._tag)))
+
+    def count(self) -> int:
+        return int(self._client.run(_COUNT, self._keys[:1], []))
 
     def _unpack(self, id: bytes, packed: bytes) -> DeadLetter:
         try:

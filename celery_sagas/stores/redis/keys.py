@@ -74,7 +74,11 @@ DEAD_KEYS: Final[Mapping[str, Kind]] = {
 #: Behind any hash tag, where ``wait_replicas`` is set.
 WAITS_KEY: Final = Kind("hash", "waits: written with the repeat of a commit, so that WAIT has something to wait for")
 #: The key ``{<prefix>:meta}`` itself.
-META_KEY: Final = Kind("hash", "layout -> <version> <number of shards>; with several, saga:<saga> -> its shard, or spread")
+META_KEY: Final = Kind(
+    "hash",
+    "layout -> <version> <number of shards>; with several, saga:<saga> -> its shard, or spread; "
+    "app -> <call> <the app that has started last>, and app:before -> another that was the last before it",
+)
 
 
 def tag_of(prefix: str, part: str) -> str:

@@ -46,6 +46,8 @@ _HIDDEN = "***"
 _ALIASES: Mapping[str, str] = {"virtual_host": "db"}
 #: Several URLs, as Celery writes the Sentinels; a password may hold a semicolon.
 _BETWEEN_URLS = re.compile(r";(?=[a-z+]+://)")
+#: The values of a query: the only place behind the address where an @ is not the end of a password.
+_VALUES = re.compile("=[^&]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def _split(part: str) -> SplitResult:
         split = urlsplit(part)
     except ValueError:
         raise _malformed() from None
-    if not part.partition("://")[1] or split.fragment or "@" in f"{split.path}{split.query}":  # a #, / or ? in a password
+    beside = split.path + _VALUES.sub("", split.query)
+    if not part.partition("://")[1] or split.fragment or "@" in beside:  # a #, / or ? in a password
         raise _malformed()
     return split
 

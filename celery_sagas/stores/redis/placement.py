@@ -8,7 +8,7 @@ from typing import Final
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
 from celery_sagas.stores.records import ID, Lookup
 from celery_sagas.stores.redis.client import Client
-from celery_sagas.stores.redis.keys import Shard, tag_of
+from celery_sagas.stores.redis.keys import Shard, new_call, tag_of
 from celery_sagas.stores.redis.packing import encode
 from celery_sagas.stores.redis.scripts import load
 
@@ -17,6 +17,7 @@ LAYOUT_VERSION: Final = 2
 #: The place of a saga whose instances are spread over all shards, by their keys.
 SPREAD: Final = "spread"
 
+_NOTE_APP: Final = load("app_note")
 _REGISTER_LAYOUT: Final = load("layout_register")
 _REGISTER_PLACE: Final = load("place_register")
 _TRY_RIGHTS: Final = load("rights_try")
@@ -57,6 +58,10 @@ class Placement:
             raise self._another_layout(stored)
         self._registered_at = losses
 
+    def note_app(self, name: str) -> str:
+        """Note an app in the place of the one that was noted last; return that one."""
+        return _text(self._client.run(_NOTE_APP, [self._meta], [new_call(), name]))
+
     def try_rights(self) -> None:
         """Run each command that the scripts use once, on keys of its own: a right that is missing shows."""
         self._client.run(_TRY_RIGHTS, [f"{self._meta}:{kind}" for kind in ("hash", "zset", "list", "string")], [])
@@ -93,6 +98,11 @@ class Placement:
     def of_group(self, aggregator: str, group: str) -> Shard:
         """Return the shard that keeps everything of a group."""
         return self._only() or self._by_place[self._number(f"{len(aggregator)}:{aggregator}:{group}")]
+
+    def register_name(self, name: str, former: str) -> None:
+        """Register a name of a saga where a former one is: its instances stay in their shards."""
+        if not self._only() and (place := self._place_of((name, former), "")):
+            self._client.run(_REGISTER_PLACE, [self._meta], [place, name, former])
 
     def in_turn(self) -> list[Shard]:
         """Return all shards; each time another one comes first."""

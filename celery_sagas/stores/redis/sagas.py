@@ -5,9 +5,9 @@ from typing import Final
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.redis.client import Client
-from celery_sagas.stores.redis.keys import Shard
+from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import (
     digest_of,
     encode,
@@ -37,6 +37,10 @@ _UPDATE: Final = load("saga_update")
 _DELETE: Final = load("saga_delete")
 _RECORD: Final = load("saga_record")
 _RESERVE: Final = load("saga_reserve")
+_COUNT: Final = load("saga_count")
+_RENAME: Final = load("saga_rename")
+#: How many instances one script moves, with their whole states: it holds up everybody else.
+_RENAMED_AT_ONCE: Final = 20
 
 
 class RedisSagaStore(SagaStore):
@@ -97,6 +101,32 @@ class RedisSagaStore(SagaStore):
         shard = self._placement.of_id(record.id)
         keys = [shard.instances(record.saga), shard.reservations]
         return bool(self._client.run(_RESERVE, keys, [self._now(), record.id, holder, for_ms]))
+
+    def count(self, names: Sequence[str]) -> dict[str, int]:
+        counts = dict.fromkeys(names, 0)
+        for shard in self._placement.in_turn():
+            found = self._client.run(_COUNT, [shard.instances(name) for name in names], [])
+            for name, number in zip(names, found, strict=True):
+                counts[name] += number
+        return counts
+
+    def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
+        if not after:
+            self._placement.register_name(name, former)
+        number, _, cursor = (after or "0:0").partition(":")
+        shard, call = self._placement.shards[int(number)], new_call()
+        keys = [shard.instances(former), shard.keys(former), shard.instances(name), shard.keys(name)]
+        args: _Args = [call, cursor, min(limit, _RENAMED_AT_ONCE)]
+        found, moved, *stay = self._client.run(_RENAME, keys, args, answer=shard.answer(call), commits=True)
+        texts = [text.decode(errors="replace") for text in stay]
+        conflicts = tuple(zip(texts[::2], texts[1::2], strict=True))
+        return Renamed(moved, conflicts, self._next(int(number), found.decode() or cursor, is_over=found == b"0"))
+
+    def _next(self, number: int, cursor: str, *, is_over: bool) -> str:
+        """Return where a rename goes on: in this shard, or in the next one."""
+        if not is_over:
+            return f"{number}:{cursor}"
+        return f"{number + 1}:0" if number + 1 < len(self._placement.shards) else ""
 
     def _commit(
         self,

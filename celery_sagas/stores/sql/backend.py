@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from celery_sagas.errors import UnsafeBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.sql.aggregates import SqlAggregateStore
+from celery_sagas.stores.sql.apps import note_app
 from celery_sagas.stores.sql.buffers import SqlBuffers
 from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
 from celery_sagas.stores.sql.database import Database
@@ -62,6 +63,9 @@ class SqlBackend(Backend):
                 "Let saga_backend name a file (sqlite:////path/to/file), or run the worker with --pool=threads or --pool=solo",
             )
         return warnings
+
+    def note_app(self, name: str) -> str:
+        return note_app(self.database, name)
 
     def schema(self) -> str:
         return ddl(self.database.location)

@@ -37,9 +37,9 @@ class SqlBuffers(Buffers):
         rows = self._database.fetch(_groups, (bool(after),), {"name": name, "limit": limit, "after": after})
         return [Group(*row) for row in rows]
 
-    def read(self, name: str, group: str, limit: int) -> list[Item]:
+    def read(self, name: str, group: str, limit: int, after: int = 0) -> list[Item]:
         place = digest(name, group)
-        return self._database.run(lambda session: first_items(session, place, BUFFERED, limit))
+        return self._database.run(lambda session: first_items(session, place, BUFFERED, limit, after))
 
     def open(self, rules: Rules, group: str) -> bool:
         return in_transaction(self._database, lambda session: open_gate(session, rules, group))

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.sql.connections import Connections, OpenConnection
@@ -18,6 +19,10 @@ from celery_sagas.stores.sql.session import Row, Session
 from celery_sagas.stores.sql.statements import Build, Shape, Statement, Values, compile_statement
 
 T = TypeVar("T")
+
+
+#: Bytes of a statement that every server takes which has its default limit, or a larger one.
+_SMALL = 1_000_000
 
 
 class _StaleConnection(Exception):
@@ -96,6 +101,8 @@ class Database:
             is_sound = opened.has_worked = True
         except self.driver.Error as exc:
             is_lost = self.engine.dialect.is_disconnect(exc, opened.driver_connection, None)
+            if is_lost or self._errors.fault_of(exc) is Fault.REFUSED:
+                self._check_size(session, exc)
             was_stale = opened.has_worked and time.monotonic() - began < self._options["answer_timeout"]  # not a silent server
             if is_lost and may_repeat and was_stale:
                 raise _StaleConnection from exc
@@ -105,6 +112,25 @@ class Database:
             return result
         finally:
             self._give_back(opened, is_sound)
+
+    def _check_size(self, session: Session, error: Exception) -> None:
+        """Check whether a statement failed because the server takes none of its size: it would fail each time.
+
+        Raises:
+            StoreError: So it is; nothing was stored.
+        """
+        if not self.dialect.statement_limit or (size := session.measure()) < _SMALL:
+            return
+        try:
+            with self.engine.connect() as connection:
+                limit = int(connection.exec_driver_sql(self.dialect.statement_limit).scalar_one())
+        except DBAPIError:
+            return  # the server is away
+        if size >= limit:
+            raise StoreError(
+                f"The saga backend {self.location.shown} takes statements of less than {limit:,} bytes, and this one has "
+                f"{size:,}. Nothing was stored. Raise max_allowed_packet on the server, or store and send less at once."
+            ) from error
 
     def _give_back(self, opened: OpenConnection, is_sound: bool) -> None:
         if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
@@ -121,6 +147,10 @@ class Database:
     def gave_way(self, error: StoreError) -> bool:
         """Tell whether a statement was undone for the sake of another that was there first."""
         return self._is_about(error, Fault.LOCKED, Fault.UNIQUE)
+
+    def lacks_table(self, error: StoreError) -> bool:
+        """Tell whether an operation failed because a table is missing."""
+        return self._is_about(error, Fault.NO_TABLE)
 
     def _is_about(self, error: StoreError, *faults: Fault) -> bool:
         return isinstance(error.__cause__, Exception) and self._errors.fault_of(error.__cause__) in faults

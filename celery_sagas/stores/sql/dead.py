@@ -2,7 +2,21 @@
 
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Delete, Insert, Integer, Select, and_, bindparam, delete, insert, or_, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Delete,
+    Insert,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
 from sqlalchemy.dialects import postgresql
 
 from celery_sagas.stores.ports import DeadLetters
@@ -37,6 +51,10 @@ class SqlDeadLetters(DeadLetters):
     def remove(self, id: str) -> bool:
         return self._database.change(_delete, (), {"id": id}) > 0
 
+    def count(self) -> int:
+        ((count,),) = self._database.fetch(_count, (), {})
+        return int(count)
+
 
 def _insert(database: str) -> Insert:
     """Insert a letter unless it is there. MySQL's ``IGNORE`` also keeps a letter that does not fit, cut."""
@@ -66,6 +84,10 @@ def _follows_before() -> ColumnElement[bool]:
 
 def _get() -> Select[Any]:
     return select(*_LETTER).where(dead.c.prefix == PREFIX, dead.c.id == bound(dead.c.id, "id"))
+
+
+def _count() -> Select[Any]:
+    return select(func.count()).select_from(dead).where(dead.c.prefix == PREFIX)
 
 
 def _delete() -> Delete:

@@ -12,10 +12,15 @@ _SCHEMA_WAIT = 60
 #: Any number that nobody else is likely to use for an advisory lock.
 _SCHEMA_LOCK = 7_235_423_791
 
+#: Whatever the default of the role or the database is.
+_ISOLATION = "ISOLATION LEVEL READ COMMITTED"
 #: A plan may be made while a table is nearly empty, and stay in use when it has a million rows, until their statistics come:
 #: what reads a whole table, or sorts, is quick then, and slow ever after. All that runs in a transaction has its index.
 _BEGIN_POSTGRESQL = "; ".join(
-    ("BEGIN", *(f"SET LOCAL enable_{way} = off" for way in ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")))
+    (
+        f"BEGIN {_ISOLATION}",
+        *(f"SET LOCAL enable_{way} = off" for way in ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")),
+    )
 )
 
 
@@ -31,6 +36,8 @@ class SqlDialect:
     begin: str
     lock_schema: tuple[str, ...]
     unlock_schema: tuple[str, ...]
+    #: Asks from how many bytes on the server refuses a statement, which may look as if the connection was lost.
+    statement_limit: str = ""
 
 
 def _postgresql_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,8 +66,17 @@ def _no_patience(options: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _set_up_postgresql(cursor: DBAPICursor) -> None:
-    """Leave the session as it is: every statement is its own transaction."""
+def _set_up_postgresql(cursor: Any) -> None:
+    """Let each statement see what others have committed, whatever the role's default is; change nothing where it does.
+
+    Nor behind a pooler, which lends the connection to other programs: what is set there is set for them. It shows its clients
+    another process id than PostgreSQL does.
+    """
+    name, wanted, shown = "default_transaction_isolation", "read committed", cursor.connection.pgconn.backend_pid
+    cursor.execute(
+        f"SELECT set_config('{name}', '{wanted}', false) "
+        f"WHERE current_setting('{name}') <> '{wanted}' AND pg_backend_pid() = {shown:d}"
+    )
 
 
 def _set_up_mysql(cursor: DBAPICursor) -> None:
@@ -96,7 +112,12 @@ DIALECTS: Mapping[str, SqlDialect] = {
         on_connect=_set_up_postgresql,
         has_clock=True,
         begin=_BEGIN_POSTGRESQL,
-        lock_schema=("BEGIN", f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"),
+        lock_schema=(
+            f"BEGIN {_ISOLATION}",
+            "SET LOCAL statement_timeout = 0",
+            f"SET LOCAL lock_timeout = '{_SCHEMA_WAIT}s'",
+            f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})",
+        ),
         unlock_schema=("COMMIT",),
     ),
     "mysql": SqlDialect(
@@ -108,6 +129,7 @@ DIALECTS: Mapping[str, SqlDialect] = {
         begin="BEGIN",
         lock_schema=(f"SELECT GET_LOCK('celery_sagas', {_SCHEMA_WAIT})",),
         unlock_schema=("SELECT RELEASE_LOCK('celery_sagas')",),
+        statement_limit="SELECT @@max_allowed_packet",
     ),
     "sqlite": SqlDialect(
         paramstyle="named",

@@ -40,13 +40,17 @@ _FAULTS: Mapping[str | int | None, Fault] = {
     1146: Fault.NO_TABLE,  # no such table
     "22": Fault.REFUSED,  # data exception
     "54": Fault.REFUSED,  # program limit exceeded: too long for an index
+    1118: Fault.REFUSED,  # row too large, or too large for the redo log
     1153: Fault.REFUSED,  # larger than max_allowed_packet
+    1197: Fault.REFUSED,  # transaction larger than max_binlog_cache_size
     1366: Fault.REFUSED,  # incorrect string value
 }
 #: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
 _ENCODING_ERRORS = (UnicodeError, OverflowError)
 
 _NO_TABLE = "it has no saga tables: start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
+
+_PATHS = "sqlite:///name is relative to the working directory, sqlite:////name is absolute"
 
 
 class Subject(NamedTuple):
@@ -88,8 +92,11 @@ class Translator:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."
             )
-        problem = _NO_TABLE if fault is Fault.NO_TABLE else self._text(error)
-        return StoreUnavailable(self._location.shown, problem)
+        return StoreUnavailable(self._location.shown, _NO_TABLE if fault is Fault.NO_TABLE else self._unavailable(error))
+
+    def _unavailable(self, error: Exception) -> str:
+        folder = self._location.missing_folder
+        return f"the folder {folder} does not exist: create it, or write another path ({_PATHS})" if folder else self._text(error)
 
     def fault_of(self, error: Exception) -> Fault:
         """Tell what an error means."""

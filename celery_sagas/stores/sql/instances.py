@@ -59,11 +59,16 @@ def reserve_instance() -> Update:
     """Reserve an instance, whatever its version."""
     until = now() + bindparam("for_ms", type_=BigInteger())
     holder = bound(instance.c.reserved_by, "holder")
-    return update(instance).where(_is("id"), _may_be_changed()).values(reserved_by=holder, reserved_until=until)
+    return update(instance).where(_is("id"), has_found_name(), _may_be_changed()).values(reserved_by=holder, reserved_until=until)
 
 
 def _as_found() -> ColumnElement[bool]:
-    return and_(_is("id"), instance.c.version == bound(instance.c.version, "version"), _may_be_changed())
+    return and_(_is("id"), instance.c.version == bound(instance.c.version, "version"), has_found_name(), _may_be_changed())
+
+
+def has_found_name() -> ColumnElement[bool]:
+    """The instance has the name of its saga under which it was found."""
+    return instance.c.saga == bound(instance.c.saga, "found_saga")
 
 
 def _is(name: str) -> ColumnElement[bool]:
@@ -118,7 +123,7 @@ def change_values(record: Record, change: Change, effects: Effects) -> Values:
 
 def found_values(record: Record, effects: Effects) -> Values:
     """Return the parameters of ``delete_instance``."""
-    return {"id": record.id, "version": record.version, "holder": effects.holder}
+    return {"id": record.id, "version": record.version, "found_saga": record.saga, "holder": effects.holder}
 
 
 def _written(change: NewRecord | Change) -> Values:

@@ -81,15 +81,19 @@ def _are_buffered(count: int) -> list[ColumnElement[bool]]:
     return [buffer.c.prefix == PREFIX, any_of(buffer.c.key, "key", count), buffer.c.rejected == literal("0")]
 
 
-def first_items(session: Session, place: str, states: Sequence[str], limit: int) -> list[Item]:
-    """Return the first items of a group that are in these states, in the order of insertion."""
+def first_items(session: Session, place: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
+    """Return the first items of a group that are in these states and follow a number, in the order of insertion."""
     values = {"place": place, "limit": limit, **numbered("state", states)}
-    return [Item(*row) for row in session.fetch(_first, (len(states),), values)]
+    if after:
+        values["after"] = after
+    return [Item(*row) for row in session.fetch(_first, (len(states), bool(after)), values)]
 
 
-def _first(count: int) -> Select[Any]:
+def _first(count: int, has_after: bool) -> Select[Any]:
     """Take the first ones of each state, so that the index by state has them in order."""
-    each = [_of_state(f"state_{number}").order_by(buffer.c.number).limit(_LIMIT).subquery() for number in range(count)]
+    follow = [buffer.c.number > bound(buffer.c.number, "after")] if has_after else []
+    states = [_of_state(f"state_{number}").where(*follow) for number in range(count)]
+    each = [state.order_by(buffer.c.number).limit(_LIMIT).subquery() for state in states]
     items = union_all(*(select(part) for part in each)).subquery("items")
     return select(items).order_by(items.c.number).limit(_LIMIT)
 

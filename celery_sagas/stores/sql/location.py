@@ -1,6 +1,7 @@
 """Which database a URL names, and how the URL may be shown."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -35,6 +36,14 @@ class Location:
         """Whether this is an SQLite database that lives and dies with its connection."""
         database = self.url.database or ":memory:"
         return self.url.get_backend_name() == "sqlite" and (":memory:" in database or self.url.query.get("mode") == "memory")
+
+    @property
+    def missing_folder(self) -> str:
+        """The folder of an SQLite file, if it does not exist; else empty."""
+        database = self.url.database or ""
+        is_file = self.url.get_backend_name() == "sqlite" and not self.in_memory and not database.startswith("file:")
+        folder = Path(database).absolute().parent
+        return str(folder) if is_file and not folder.is_dir() else ""
 
     def hide_secrets(self, text: str) -> str:
         """Replace the URL's secrets, should a driver have repeated one in its text."""

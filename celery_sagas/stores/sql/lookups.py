@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Select, and_, case, literal_column, select
 
 from celery_sagas.stores.records import ID, KEY, Entry, Record
+from celery_sagas.stores.sql.instances import has_found_name
 from celery_sagas.stores.sql.session import Row
 from celery_sagas.stores.sql.statements import PREFIX, bound, now, one_of
 from celery_sagas.stores.sql.tables import instance, journal, key
@@ -74,7 +75,7 @@ def _handled(steps: int) -> ColumnElement[bool]:
 def find_rivals() -> Select[Any]:
     """Select why a commit was refused: the attempt that handled its message, and the instance's version and holder."""
     one = select(literal_column("1").label("one")).subquery("one")
-    is_instance = and_(instance.c.prefix == PREFIX, instance.c.id == bound(instance.c.id, "id"))
+    is_instance = and_(instance.c.prefix == PREFIX, instance.c.id == bound(instance.c.id, "id"), has_found_name())
     source = one.outerjoin(journal, _handled(1)).outerjoin(instance, is_instance)
     return select(journal.c.attempt, instance.c.version, _HOLDER).select_from(source)
 

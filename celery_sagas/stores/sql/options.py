@@ -75,8 +75,24 @@ def make_engine(location: Location, dialect: SqlDialect, options: Mapping[str, A
     )
     if engine.name == "postgresql":
         bound_answers(engine, options["answer_timeout"])
+        if "prepare_threshold" not in options["connect_args"]:
+            event.listen(engine, "connect", _prepare_nothing_in_a_pool)
     event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection, entry))
     return engine
+
+
+def _prepare_nothing_in_a_pool(connection: Any, _: object) -> None:
+    """Have psycopg prepare no statement on a connection that ends at a pooler, such as PgBouncer.
+
+    A pooler may lend each transaction another connection to PostgreSQL, where a statement of that name is missing, or is another
+    one. It gives its clients process ids of its own making, which they need to cancel a statement: PostgreSQL says another one.
+    """
+    cursor = connection.cursor()
+    cursor.execute("SELECT pg_backend_pid()")
+    (pid,) = cursor.fetchone()
+    cursor.close()
+    if pid != connection.pgconn.backend_pid:
+        connection.prepare_threshold = None
 
 
 def _patience(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:

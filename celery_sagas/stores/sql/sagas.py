@@ -1,15 +1,17 @@
 """Instances in SQL."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.sql import postgresql, transactions
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.errors import Subject
 from celery_sagas.stores.sql.instances import reserve_instance
 from celery_sagas.stores.sql.lookups import find, find_rivals, handled_of, record_of
+from celery_sagas.stores.sql.renames import count_instances, rename
 from celery_sagas.stores.sql.statements import Step, numbered
 
 
@@ -55,7 +57,15 @@ class SqlSagaStore(SagaStore):
         self._commit(self._commits.record(effects), subject, effects.entry, _Expected())
 
     def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
-        return self._database.change(reserve_instance, (), {"id": record.id, "holder": holder, "for_ms": for_ms}) > 0
+        values = {"id": record.id, "found_saga": record.saga, "holder": holder, "for_ms": for_ms}
+        return self._database.change(reserve_instance, (), values) > 0
+
+    def count(self, names: Sequence[str]) -> dict[str, int]:
+        rows = self._database.fetch(count_instances, (len(names),), numbered("saga", names))
+        return dict.fromkeys(names, 0) | {name: int(count) for name, count in rows}
+
+    def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
+        return rename(self._database, {"name": name, "former": former, "limit": limit, "after": after})
 
     def _commit(self, steps: list[Step], subject: Subject, entry: Entry, expected: "_Expected") -> None:
         """Commit, and if that was refused look up why: a message that was committed before comes first."""
@@ -65,15 +75,15 @@ class SqlSagaStore(SagaStore):
                 return
         except RevisionConflict as exc:
             conflict = exc
-        attempt, version, holder = self._find_rivals(entry, expected.id)
+        attempt, version, holder = self._find_rivals(entry, expected)
         if attempt == entry.attempt:
             return
         if attempt is not None:
             raise AlreadyHandled(entry.step, entry.message_id) from conflict
         raise conflict or RevisionConflict(*subject, expected.compare(version, holder))
 
-    def _find_rivals(self, entry: Entry, id: str) -> tuple[str | None, int | None, str]:
-        values = {"step_0": entry.step, "message_id": entry.message_id, "id": id}
+    def _find_rivals(self, entry: Entry, expected: "_Expected") -> tuple[str | None, int | None, str]:
+        values = {"step_0": entry.step, "message_id": entry.message_id, "id": expected.id, "found_saga": expected.saga}
         ((attempt, version, holder),) = self._database.fetch(find_rivals, (), values)
         return attempt, version, holder
 
@@ -82,7 +92,7 @@ class _Expected:
     """What a commit expected to find; nothing, if it was no change."""
 
     def __init__(self, record: Record | None = None, holder: str = "", *, adds_keys: bool = False) -> None:
-        self.id = record.id if record else ""
+        self.id, self.saga = (record.id, record.saga) if record else ("", "")
         self._version = record.version if record else None
         self._holder = holder
         self._adds_keys = adds_keys

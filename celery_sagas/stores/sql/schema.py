@@ -1,15 +1,16 @@
 """The tables: created by whichever process is first, checked by all, printed for people."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Dialect, Insert, Table, insert, inspect, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.sql.dialects import SqlDialect
 from celery_sagas.stores.sql.location import Location
-from celery_sagas.stores.sql.tables import LAYOUT, layout, metadata
+from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
 
 
 def prepare_schema(connection: Connection, dialect: SqlDialect, location: Location, *, create: bool) -> None:
@@ -33,6 +34,8 @@ def prepare_schema(connection: Connection, dialect: SqlDialect, location: Locati
             f"the saga tables in {location.shown} have the layout {version}, this release of celery-sagas needs {LAYOUT}",
             "Use the release that made them, or let every saga complete and create new tables in another database",
         )
+    if create:
+        _create_optional(connection, dialect)
 
 
 def _look_at(connection: Connection) -> tuple[bool, int | None]:
@@ -52,7 +55,16 @@ def _is_complete(connection: Connection) -> bool:
     if _stored_layout(connection) is None:
         return False
     there = inspect(connection)
-    return all(there.has_table(name) for name in metadata.tables)
+    return all(there.has_table(name) for name in metadata.tables.keys() - OPTIONAL)
+
+
+def _create_optional(connection: Connection, dialect: SqlDialect) -> None:
+    """Create the tables that have come to complete ones, if this user may: everything works without them."""
+    there = inspect(connection)
+    if missing := [metadata.tables[name] for name in OPTIONAL if not there.has_table(name)]:
+        with suppress(DBAPIError), _locked(connection, dialect):
+            for table in missing:
+                table.create(connection, checkfirst=True)
 
 
 def _create_missing(connection: Connection) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from sqlalchemy.engine.interfaces import DBAPICursor
 
@@ -22,6 +22,7 @@ class Session:
         self._database = database
         self._cursor = cursor
         self._is_open = False
+        self._sent: tuple[str, Sequence[dict[str, object]]] = ("", ())
 
     def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
         """Run a statement and return its rows."""
@@ -36,7 +37,8 @@ class Session:
         """Run a statement with each of several rows: on SQLite without a trip, on MySQL as one ``INSERT`` of them all."""
         statement = self._database.statement(build, shape)
         self._observe(statement.text)
-        self._cursor.executemany(statement.text, [statement.bind(row) for row in rows])
+        self._sent = statement.text, [statement.bind(row) for row in rows]
+        self._cursor.executemany(*self._sent)
 
     def commit_steps(self, steps: Sequence[Step]) -> bool:
         """Run the steps of a commit, all or none.
@@ -65,6 +67,11 @@ class Session:
 
     def _take(self, step: Step) -> bool:
         return self.change(step.build, step.shape, step.values) > 0 or not step.is_required
+
+    def measure(self) -> int:
+        """Return how large the last statement was, as PyMySQL has sent it: with its values. Bytes."""
+        (text, rows), cursor = self._sent, cast(Any, self._cursor)
+        return 1 + max((len(cursor.mogrify(text, row).encode()) for row in rows), default=len(text))  # 1: the command
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -97,6 +104,7 @@ class Session:
 
     def _execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
         self._observe(text)
+        self._sent = text, parameters
         self._cursor.execute(text, *parameters)
         return self._cursor
 

@@ -107,7 +107,7 @@ instance = _table(
     UniqueConstraint("key", "saga", "prefix", name="saga_instance_key"),
 )
 
-#: The alternate keys. ``saga`` is the name that the saga had when the key was added, only there to make the key unique:
+#: The alternate keys. ``saga`` is the name of the saga when the key was added, or moved, only there to make the key unique:
 #: an instance is found by its own saga name, which may be a former one.
 key = _table(
     "saga_key",
@@ -283,6 +283,11 @@ kept = _table(
     Index("saga_kept_place", "place", "prefix", "number"),
     **_GROWS,
 )
+
+#: The app that has started last. It came after the others: a database may be without it.
+app = Table("saga_app", metadata, Column("prefix", _name(64), primary_key=True), _document("name"), **_MYSQL)
+#: The tables without which everything works.
+OPTIONAL = frozenset({app.name})
 
 #: One row. The layout is that of the tables, which all prefixes share.
 layout = Table("saga_layout", metadata, Column("version", Integer, primary_key=True, autoincrement=False), **_MYSQL)

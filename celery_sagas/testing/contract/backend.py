@@ -1,11 +1,13 @@
 """``Backend``: readiness, and the prefix that partitions everything."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Handling
+from celery_sagas.testing.batches import HOURLY, add, flush
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
 from celery_sagas.testing.samples import (
@@ -35,6 +37,8 @@ from celery_sagas.testing.samples import (
 from celery_sagas.testing.view import nothing_written, view
 
 T1 = (("tracking", "T1"),)
+#: A gate that opens an hour after the oldest item, or for three items.
+TIMED = HOURLY._replace(size=3)
 
 
 class BackendContract(StoreFixtures):
@@ -47,9 +51,11 @@ class BackendContract(StoreFixtures):
         other.prepare(create_schema=True, processes=1)
         return other
 
-    def test_prepare_returns_warnings(self, backend: Backend) -> None:
+    def test_prepare_returns_a_list_of_warnings(self, backend: Backend) -> None:
+        """There may be none: what each of them says is for the store's own tests."""
         warnings = backend.prepare(create_schema=True, processes=1)
-        assert all(isinstance(warning, str) and warning for warning in warnings)
+        assert isinstance(warnings, Sequence)
+        assert not isinstance(warnings, str)
 
     def test_prepare_keeps_what_is_stored(self, backend: Backend) -> None:
         """It may be called any number of times."""
@@ -66,6 +72,40 @@ class BackendContract(StoreFixtures):
                 future.result()
         start(workers[0])
         assert is_there(workers[-1], by_key())
+
+    @pytest.fixture
+    def noting(self, backend: Backend) -> Backend:
+        """The backend, if it notes apps: it need not."""
+        if type(backend).note_app is Backend.note_app:
+            pytest.skip("this backend notes no apps")
+        return backend
+
+    def test_app_that_was_noted_last_is_returned(self, noting: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        """To whichever process comes next."""
+        assert noting.note_app("shop") == ""
+        assert noting.note_app("shop") == "shop"
+        assert open_backend(prefix).note_app("Shop") == "shop"
+        assert noting.note_app("shop ") == "Shop"
+        assert noting.note_app("läden\n" * 100) == "shop "
+        assert noting.note_app("shop") == "läden\n" * 100
+
+    def test_app_of_another_prefix_is_not_returned(self, noting: Backend, other: Backend) -> None:
+        noting.note_app("shop")
+        assert other.note_app("billing") == ""
+        assert noting.note_app("shop") == "shop"
+
+    def test_apps_that_are_noted_at_once(self, noting: Backend, open_backend: OpenBackend, prefix: str) -> None:
+        """Each is returned to one other."""
+        names = [f"app {number}" for number in range(4)]
+        opened = [open_backend(prefix) for _ in names]
+        with ThreadPoolExecutor(len(names)) as threads:
+            noted = list(threads.map(lambda each, name: each.note_app(name), opened, names))
+        assert sorted([*noted, noting.note_app("last")]) == ["", *names]
+
+    def test_noted_app_changes_nothing_else(self, noting: Backend) -> None:
+        start(noting, "42", outgoing(), keys=T1)
+        with nothing_written(noting):
+            noting.note_app("shop")
 
     def test_backend_has_its_url(self, backend: Backend) -> None:
         assert "://" in backend.url
@@ -182,6 +222,44 @@ class BackendContract(StoreFixtures):
         kept = letter()
         backend.dead.add(kept)
         assert other.dead.list(9) == []
+        assert (backend.dead.count(), other.dead.count()) == (1, 0)
         assert other.dead.get(kept.id) is None
         assert not other.dead.remove(kept.id)
         assert backend.dead.get(kept.id) is not None
+
+    def test_leases_last_longer_when_the_clock_goes_back(self, backend: Backend, clock: Clock) -> None:
+        """Nothing is leased twice, and who has a lease may end it."""
+        first, second = outgoing(), outgoing()
+        send(backend, first)
+        assert ids(claim(backend, "one")) == [first.id]
+        clock.advance(-HOUR)
+        send(backend, second)
+        assert ids(claim(backend, "two", lease_ms=2 * HOUR)) == [second.id]
+        clock.advance(HOUR - 1)
+        assert claim(backend, "three", lease_ms=1) == []
+        assert backend.outbox.confirm("one", [first.id]) == 1
+        assert backend.outbox.confirm("two", [second.id]) == 1
+
+    def test_commits_are_made_when_the_clock_goes_back(self, backend: Backend, clock: Clock) -> None:
+        """No version is lost, nothing is handled twice, and no entry is purged early; only their order is that of their times."""
+        record = start(backend, keys=T1)
+        clock.advance(-HOUR)
+        changed = update(backend, record)
+        assert (changed.version, changed.id) == (record.version + 1, record.id)
+        line = complete(backend, changed)
+        assert handled(backend, line) is not None
+        assert backend.journal.purge(MINUTE, 9) == 0
+        assert {each.outcome for each in backend.journal.history(["order"], "42", 9)} == {"started", "handled", "completed"}
+        ended = backend.journal.outcome_of(["order"], "42")
+        assert ended is not None
+        assert ended.message_id == line.message_id
+        assert start(backend, keys=T1).id != record.id
+
+    def test_items_keep_their_order_when_the_clock_goes_back(self, backend: Backend, clock: Clock) -> None:
+        """They are counted by their number, and wait for as long as the clock needs."""
+        add(backend, TIMED, "a")
+        clock.advance(-HOUR)
+        add(backend, TIMED, "b")
+        assert backend.aggregates.claim(TIMED, "", "early") is None
+        add(backend, TIMED, "c")
+        assert [item.id for item in flush(backend, TIMED).items] == ["a", "b", "c"]

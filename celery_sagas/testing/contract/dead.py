@@ -68,6 +68,15 @@ class DeadLettersContract(StoreFixtures):
         assert backend.dead.get(gone.id) is None
         assert [left.id for left in backend.dead.list(9)] == [kept.id]
 
+    def test_letters_are_counted(self, backend: Backend) -> None:
+        assert backend.dead.count() == 0
+        letters = [letter() for _ in range(3)]
+        for kept in [*letters, letters[0]]:
+            backend.dead.add(kept)
+        assert backend.dead.count() == 3
+        backend.dead.remove(letters[1].id)
+        assert backend.dead.count() == 2
+
     def test_long_texts_are_kept_whole(self, backend: Backend) -> None:
         kept = letter(text="😀" * 50_000)
         backend.dead.add(kept)

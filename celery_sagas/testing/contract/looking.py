@@ -114,6 +114,21 @@ class LookingContract(StoreFixtures):
         ]
         assert ids_of(backend.buffers.read(NAME, "", 4)) == ["e", "d", "c", "b"]
 
+    def test_items_are_read_page_after_page(self, backend: Backend) -> None:
+        """A page follows the number of the last item, whatever the states, and also where that item is gone."""
+        add(backend, PAIRS, *"edc")
+        add(backend, PAIRS, "b", unread_by="v1")
+        add(backend, PAIRS, *"agf")
+        add(backend, PAIRS, "other", group="other")
+        flush(backend, PAIRS)
+        first = backend.buffers.read(NAME, "", 3)
+        backend.buffers.remove(PAIRS, "", "c")
+        second = backend.buffers.read(NAME, "", 3, after=first[-1].number)
+        third = backend.buffers.read(NAME, "", 3, after=second[-1].number)
+        assert [ids_of(page) for page in (first, second, third)] == [["e", "d", "c"], ["b", "a", "g"], ["f"]]
+        assert ids_of(backend.buffers.read(NAME, "", 9, after=first[0].number)) == ["d", "b", "a", "g", "f"]
+        assert backend.buffers.read(NAME, "", 3, after=third[-1].number) == []
+
     def test_lease_that_has_ended_is_shown_until_it_is_given_up(self, backend: Backend, clock: Clock) -> None:
         """A look does not give it up."""
         add(backend, PAIRS, "a", "b")

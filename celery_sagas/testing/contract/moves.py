@@ -177,6 +177,13 @@ def update_reserved(backend: Backend, world: World) -> None:
     backend.sagas.update(world.record, change(data='"updated by holder"'), made)
 
 
+def rename(backend: Backend, world: World) -> None:
+    """Move all instances to the other name of their saga, also those that are inserted meanwhile."""
+    after, moved = "", 1
+    while after or moved:
+        moved, _, after = backend.sagas.rename("purchase", "order", 99, after)
+
+
 def find(backend: Backend, world: World) -> object:
     """Find "42", and whether the message of ``update`` was handled."""
     return backend.sagas.find(by_key(world("42")), Handling((STEP,), world("message")))
@@ -244,9 +251,12 @@ RIVALS_OF_COMMITS: tuple[Move, ...] = (
     reserve_for_another,
     claim,
     confirm,
+    rename,
 )
+#: An instance that is inserted meanwhile may be missed, so that none takes the place of the one that is moved.
+RIVALS_OF_RENAMES: tuple[Move, ...] = tuple(move for move in RIVALS_OF_COMMITS if move is not restart)
 READS: tuple[Move, ...] = (find, find_by_tracking, reserve)
-RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, reserve_for_another, update_by_another_message)
+RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, reserve_for_another, update_by_another_message, rename)
 LEASES: tuple[Move, ...] = (claim, confirm, release, release_for_later, fail)
 RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, withdraw, delete)
 
@@ -255,5 +265,6 @@ RACES: tuple[tuple[Move, tuple[Move, ...]], ...] = (
     *((operation, RIVALS_OF_COMMITS) for operation in COMMITS),
     *((operation, RIVALS_OF_READS) for operation in READS),
     *((operation, RIVALS_OF_LEASES) for operation in LEASES),
+    (rename, RIVALS_OF_RENAMES),
     (deliver, (deliver,)),
 )

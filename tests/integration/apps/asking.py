@@ -70,6 +70,12 @@ def ask_nobody(quest: Quest, name: str) -> None:
 
 
 @Quest.starts
+def ask_unbound(quest: Quest, name: str) -> None:
+    """Send to an exchange to which no queue is bound."""
+    quest.send(work.s(name).set(exchange="amq.topic", routing_key="to.nobody"), then=answered, otherwise=failed)
+
+
+@Quest.starts
 def ask_often(quest: Quest, name: str, times: int) -> None:
     for number in range(times):
         quest.send(work.s(f"{name}-{number}"), then=answered, otherwise=failed, within=timedelta(hours=1))
@@ -102,6 +108,12 @@ def ask_saga_and_others(quest: Quest, name: str) -> None:
 
 
 @Quest.starts
+def ask_sagas_that_ask_many(quest: Quest, name: str, sagas: int, members: int) -> None:
+    """Gather the answers of sagas that gather others' answers."""
+    quest.gather([scout.s(f"{name}-{number}", members) for number in range(sagas)], then=enough_answered)
+
+
+@Quest.starts
 def begin(quest: Quest, name: str) -> None:
     """Begin what calls ``heard`` in many ways, and knows no key."""
     quest.send(spread.s())
@@ -114,7 +126,6 @@ def heard(quest: Quest, what: str) -> None:
 
 @Quest.handles
 def answered(quest: Quest, answer: str) -> None:
-    assert quest.saga.message is not None
     quest.answers.append(answer)
     quest.late += quest.saga.message.late
 
@@ -159,3 +170,20 @@ def set_out(errand: Errand, name: str) -> None:
 def come_back(errand: Errand) -> None:
     errand.reply(f"{errand.name} is back")
     errand.complete()
+
+
+class Party(Saga, correlate_by="name"):
+    """A saga that answers once everybody whom it has asked has answered."""
+
+    name: str
+
+
+@Party.starts
+def scout(party: Party, name: str, members: int) -> None:
+    party.gather([work.s(f"{name}-{number}") for number in range(members)], then=all_back)
+
+
+@Party.handles
+def all_back(party: Party, gathered: Gathered[str]) -> None:
+    party.reply(f"{party.name}: {len(gathered.answers)} of {gathered.members}")
+    party.complete()

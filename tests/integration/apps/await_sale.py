@@ -11,4 +11,4 @@ if __name__ == "__main__":
     print("it waits", flush=True)
     print("told", Sale.wait(order_id, until=lambda sale: sale.told == 1, timeout=timeout).told)
     close.delay(order_id)
-    print("ended as", Sale.wait(order_id, until="completed", timeout=timeout).outcome)
+    print("ended as", Sale.wait(order_id, until="completed", timeout=timeout).kind)

@@ -6,19 +6,34 @@ import os
 import select
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import whole_files  # noqa: F401 - for its effect
 from celery import Celery, signals
+from kombu.transport import redis
 
+#: By how much this process's clock is off. Seconds.
+CLOCK_OFF_S = float(os.environ.get("CELERY_SAGAS_TEST_CLOCK_OFF_S", "0"))
 FOLDER = Path(os.environ["CELERY_SAGAS_TEST_FOLDER"])
 faulthandler.register(signal.SIGURG, all_threads=True)  # see Worker.stacks; Celery gives others a meaning of their own
 
 
+def set_clock() -> None:
+    """Have this process tell a wrong time, kombu's Redis transport included."""
+    clock, clock_ns = time.time, time.time_ns
+    time.time = redis.time = lambda: clock() + CLOCK_OFF_S  # type: ignore[attr-defined]
+    time.time_ns = lambda: clock_ns() + int(CLOCK_OFF_S * 1e9)
+
+
+if CLOCK_OFF_S:
+    set_clock()
+
+
 def make_app(*, has_sagas: bool = True) -> Celery:
     """Return an app with the settings that the test gave; without sagas, with those of Celery alone."""
-    app = Celery("integration")
+    app = Celery(os.environ.get("CELERY_SAGAS_TEST_APP", "integration"))
     settings = json.loads(os.environ["CELERY_SAGAS_TEST_SETTINGS"])
     app.conf.update({name: value for name, value in settings.items() if has_sagas or not name.startswith("saga_")})
     return app

@@ -25,6 +25,7 @@ class Broken(Exception):
 class Job(Saga, correlate_by="name"):
     name: str
     runs: int = 0
+    load: str = ""
 
 
 def work(job: Job, how: str) -> None:
@@ -54,6 +55,13 @@ def try_twice(self: Any, job: Job, name: str) -> None:
         work(job, "try_twice")
     except Broken as exc:
         raise self.retry(exc=exc) from exc
+
+
+@Job.starts
+def swell(job: Job, name: str, size: int) -> None:
+    """Store more than the database takes."""
+    note("swell", name)
+    job.load = "x" * size
 
 
 class Picky(Task):

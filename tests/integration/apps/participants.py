@@ -14,6 +14,12 @@ def work(name: str) -> str:
     return f"done {name}"
 
 
+@shared_task(name="participant.answer_oddly", acks_late=True)
+def answer_oddly(name: str) -> list[str]:
+    """Answer with what nobody expects."""
+    return [name]
+
+
 @shared_task(name="participant.hold", acks_late=True)
 def hold(name: str) -> str:
     """Answer once the test says so."""

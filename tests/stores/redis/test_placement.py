@@ -32,6 +32,7 @@ _SPOIL = _script("return redis.call('SET', KEYS[1], 'foreign')")
 SPREAD = ("parcel",)
 WHOLE = ("order", "purchase")
 T1 = (("tracking", "T1"),)
+KEYS = tuple(f"{number}" for number in range(9))
 
 
 @pytest.fixture
@@ -59,6 +60,15 @@ def _start(
 
 def _rows(kinds: tuple[str, ...], place: str) -> list[Outgoing]:
     return [outgoing(kind, id=placed_id(new_id(), place)) for kind in kinds]
+
+
+def _rename(backend: RedisBackend, name: str, former: str) -> int:
+    """Rename to the end, and return how many were moved."""
+    moved, _, after = backend.sagas.rename(name, former, 2)
+    while after:
+        more, _, after = backend.sagas.rename(name, former, 2, after)
+        moved += more
+    return moved
 
 
 class TestPrefixes:
@@ -200,6 +210,7 @@ class TestShards:
         for each in letters:
             sharded.dead.add(each)
         assert {each.id for each in sharded.dead.list(9)} == {each.id for each in letters}
+        assert sharded.dead.count() == len(letters)
 
 
 class TestRegistered:
@@ -239,6 +250,20 @@ class TestRegistered:
             later = open_redis(options={"shards": 3})
             assert later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).place == place
             assert len(later.journal.history((f"new_{name}", name), "42", 9)) == 1
+
+    @pytest.mark.parametrize("spread", [True, False])
+    def test_rename_leaves_instances_where_they_live(self, open_redis: Open, spread: bool) -> None:
+        """They are found there by code that knows the new name alone."""
+        backend = open_redis(options={"shards": 3})
+        for key in KEYS:
+            place = backend.sagas.find(Lookup(("one",), KEY, key, spread)).place
+            record = NewRecord(placed_id(new_id(), place), ("one",), key, 1, "{}", "{}", ())
+            backend.sagas.insert(record, effects(record)._replace(place=place))
+        for former, name in (("one", "two"), ("two", "three")):
+            assert _rename(open_redis(options={"shards": 3}), name, former) == len(KEYS)
+            assert backend.sagas.count([former, name]) == {former: 0, name: len(KEYS)}
+        later = open_redis(options={"shards": 3})
+        assert all(later.sagas.find(Lookup(("three",), KEY, key, spread)).record for key in KEYS)
 
     def test_history_of_a_renamed_saga_is_found_by_a_process_that_only_looks(self, open_redis: Open) -> None:
         first = open_redis(options={"shards": 3})

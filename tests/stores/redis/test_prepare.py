@@ -223,6 +223,7 @@ class TestWarned:
             [warning] = prepare(open_at(server.url))
         assert "keeps nothing on disk" in warning
         assert "a restart loses every saga" in warning
+        assert warning.endswith(".")
 
     def test_only_snapshots(self, open_at: OpenAt) -> None:
         with redis_servers.running(save="3600 1") as server:

@@ -86,6 +86,8 @@ BIRTH = effects(BORN, *ROWS, line=entry(BORN, outcome="started", version=1))
 CAUSE = Handling((STEP,), BIRTH.entry.message_id)
 IDS = [row.id for row in ROWS]
 LETTER = letter()
+_RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),)) for key in ("42", "43", "44")]
+FORMER = [(record, effects(record)) for record in (*_RENAMED, new_record("43", names=("order",)))]
 
 
 def nothing(_: Backend) -> None:
@@ -103,6 +105,12 @@ def reserved(backend: Backend) -> Record:
     record = born(backend)
     assert backend.sagas.reserve(record, "me", MINUTE)
     return found(backend, by_key())
+
+
+def former(backend: Backend) -> None:
+    """Let there be instances under a former name of their saga, one of whose keys is taken."""
+    for record, made in FORMER:
+        backend.sagas.insert(record, made)
 
 
 def claimed(backend: Backend) -> None:
@@ -157,6 +165,7 @@ COMMITS = [
 ]
 OTHERS = [
     Play("reserve", born, lambda backend, seen: seen and backend.sagas.reserve(seen, "me", MINUTE)),
+    Play("rename", former, lambda backend, _: backend.sagas.rename("order", "purchase", 9)),
     Play("claim", born, lambda backend, _: backend.outbox.claim_due(RELAY, 3, MINUTE)),
     Play("claim of some", born, lambda backend, _: backend.outbox.claim_due(RELAY, 2, MINUTE)),
     Play("claim of a cause", born, lambda backend, _: backend.outbox.claim_due(RELAY, 9, MINUTE, CAUSE)),
@@ -168,6 +177,7 @@ OTHERS = [
     Play("purge", born, lambda backend, _: backend.journal.purge(-HOUR, 9)),
     Play("count a delivery", delivered, lambda backend, _: backend.deliveries.count(STEP, "two")),
     Play("forget deliveries", delivered, lambda backend, _: backend.deliveries.purge(-HOUR, 1)),
+    Play("note an app", lambda backend: backend.note_app("shop"), lambda backend, _: backend.note_app("billing")),
     Play("add a letter", nothing, lambda backend, _: backend.dead.add(LETTER)),
     Play("remove a letter", kept, lambda backend, _: backend.dead.remove(LETTER.id)),
 ]

@@ -1,7 +1,6 @@
 """Each script alone: it can be repeated, a refused one writes nothing, and it touches the keys that it was given."""
 
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from celery_sagas.testing.samples import (
     start,
     update,
 )
+from tests.servers import unique
 from tests.stores.redis.buffer_plays import BUFFER_PLAYS, claim_items, empty_buffers, keep_items
 from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, OpenAt, urls_of
 from tests.stores.redis.damage import DAMAGE, FORGET, foreign
@@ -50,6 +50,8 @@ T1 = (("tracking", "T1"),)
 T2 = (("tracking", "T2"),)
 #: Does one thing with a backend, for which it may arrange something first.
 Play = Callable[[RedisBackend], object]
+#: A word of a line of ``MONITOR``.
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _FOLDER = files("celery_sagas.stores.redis") / "lua"
 _LUA = [file for folder in (_FOLDER, _FOLDER / "parts") for file in folder.iterdir() if file.name.endswith(".lua")]
 
@@ -119,6 +121,21 @@ def _find(backend: RedisBackend) -> None:
     record = start(backend, keys=T1)
     backend.sagas.reserve(record, "me", MINUTE)
     backend.sagas.find(by_tracking("T1"), Handling(("a", "b"), "message"))
+
+
+def _note_app(backend: RedisBackend) -> None:
+    backend.note_app("shop")
+    backend.note_app("billing")
+
+
+def _rename(backend: RedisBackend) -> None:
+    for key in ("42", "43", "44"):
+        start(backend, key, names=("purchase",), keys=(("email", key), ("tracking", key)))
+    start(backend, "43", names=("order",))
+    renamed = backend.sagas.rename("order", "purchase", 9)
+    while renamed.after:
+        renamed = backend.sagas.rename("order", "purchase", 9, renamed.after)
+    assert backend.sagas.count(NAMES)["purchase"] == 1
 
 
 def _claim(backend: RedisBackend) -> None:
@@ -194,6 +211,7 @@ def _add_letter(backend: RedisBackend) -> None:
     backend.dead.add(kept)
     backend.dead.get(kept.id)
     backend.dead.list(9)
+    backend.dead.count()
 
 
 def _remove_letter(backend: RedisBackend) -> None:
@@ -217,6 +235,7 @@ PLAYS: tuple[Play, ...] = (
     _reserve,
     _end_reservation,
     _find,
+    _rename,
     _claim,
     _claim_by_cause,
     _set_aside,
@@ -232,6 +251,7 @@ PLAYS: tuple[Play, ...] = (
     _add_letter,
     _remove_letter,
     *BUFFER_PLAYS,
+    _note_app,
     _register,
 )
 each_play = pytest.mark.parametrize("play", PLAYS, ids=lambda play: play.__name__[1:])
@@ -462,6 +482,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: backend.deliveries.purge(-MINUTE, 9),
         lambda: backend.dead.add(added),
         lambda: backend.dead.remove(kept.id),
+        lambda: sagas.rename("renamed", "order", 9),
     ]
 
 
@@ -494,6 +515,17 @@ class TestForeignKeys:
                     stopped += 1
                     assert dump() == before
         assert stopped
+
+    @pytest.mark.parametrize("key", ["instances", "keys"])
+    def test_foreign_key_under_the_new_name_stops_a_rename(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump], key: str
+    ) -> None:
+        start(redis_backend, keys=T1)
+        server.set(f"{{{prefix}:0}}:{key}:renamed", "foreign")
+        before = dump()
+        with pytest.raises(StoreError):
+            redis_backend.sagas.rename("renamed", "order", 9)
+        assert dump() == before
 
     def test_error_names_the_key(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
         server.set(f"{{{prefix}:0}}:journal", "foreign")
@@ -557,6 +589,17 @@ class TestDamage:
         before = dump()
         for commit in _all_of(redis_backend, record):
             _refused(commit, "version")
+        assert dump() == before
+
+    def test_instance_that_cannot_be_read_keeps_its_former_name(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump]
+    ) -> None:
+        record, lost = start(redis_backend), start(redis_backend, "43")
+        server.hset(f"{{{prefix}:0}}:instances:order", record.id, "{}")
+        server.hdel(f"{{{prefix}:0}}:keys:order", "$key=43")
+        before = dump()
+        renamed = redis_backend.sagas.rename("renamed", "order", 9)
+        assert (renamed.moved, set(renamed.conflicts)) == (0, {(record.id, ""), (lost.id, "43")})
         assert dump() == before
 
     def test_key_without_its_instance_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
@@ -689,16 +732,18 @@ class TestKeys:
         backend = RedisBackend(redis_url, prefix=prefix)
         client: Any = redis.Redis.from_url(redis_url)
         with closing(backend), closing(client), client.monitor() as monitor:
+            client.script_load(f'-- {prefix}\'s "first", which the server has not seen yet')
             calls = _played(backend)
-            client.echo("the end")
-            commands = list(_until_the_end(monitor))
+            commands = list(_commands_of(client, monitor))
         assert len(calls) > len(PLAYS)
-        given: set[str] = set()
+        given, touched = set[str](), set[str]()
         for words, is_in_script in commands:
             if words[0].upper() == "EVALSHA":
                 given = set(words[3 : 3 + int(words[2])])
             elif is_in_script and words[0].upper() != "TIME" and prefix in words[1]:
                 assert words[1] in given, words[0]
+                touched.add(words[1])
+        assert len(touched) > len(PLAYS)
 
 
 def _pattern(key: str) -> str:
@@ -721,9 +766,18 @@ def _played(backend: RedisBackend) -> list[Any]:
     return calls.made
 
 
-def _until_the_end(monitor: Any) -> Iterator[tuple[list[str], bool]]:
-    while (seen := monitor.next_command())["command"] != "ECHO the end":
-        yield shlex.split(seen["command"]), seen["client_type"] == "lua"
+def _commands_of(client: Any, monitor: Any) -> Iterator[tuple[list[str], bool]]:
+    """Yield what a monitor has seen so far: the words of each command, as the server escapes them, and whether a script ran it.
+
+    redis-py joins the words with spaces, and cannot be asked where one ends: sources of scripts have quotes of every kind.
+    """
+    client.echo(end := unique("end"))
+    while True:
+        line = monitor.connection.read_response().decode("latin-1")
+        words = _WORD.findall(line)
+        if words == ["ECHO", end]:
+            return
+        yield words, " lua] " in line.partition('"')[0]
 
 
 class TestManyRows:
@@ -737,8 +791,8 @@ class TestManyRows:
         def during(call: Callable[[], object]) -> list[str]:
             with client.monitor() as monitor:
                 call()
-                client.echo("the end")
-                return [words[0] for words, is_in_script in _until_the_end(monitor) if is_in_script and prefix in str(words[1:2])]
+                seen = _commands_of(client, monitor)
+                return [words[0] for words, is_in_script in seen if is_in_script and prefix in str(words[1:2])]
 
         with closing(client):
             yield during

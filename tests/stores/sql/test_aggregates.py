@@ -1,5 +1,6 @@
 """What an aggregator costs in SQL, and what it leaves behind."""
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -57,6 +58,18 @@ class TestStatements:
         taken = (len(of_insert), len(of_claim), len(of_removal))
         assert taken == ((4, 7, 9) if sql.database.name == "postgresql" else (7, 8, 11))
 
+    def test_no_call_looks_at_the_schema(self, sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker has made it when it started: neither the first call nor any later one asks for a table or an index."""
+        texts: list[str] = []
+        sql.database.observers.append(texts.append)
+        monkeypatch.setattr(sql.database, "connect", lambda: pytest.fail("a connection for the schema"))
+        for number in numbered(3):
+            add(sql, PAIRS, f"{number} a", f"{number} b")
+            flush(sql, PAIRS, number)
+            sql.aggregates.remove(PAIRS, "", number)
+        assert not [text for text in texts if re.search(r"\b(CREATE|ALTER|SHOW|PRAGMA)\b|information_schema|sqlite_|pg_", text)]
+        assert texts[len(texts) // 3 * 2 :] == texts[len(texts) // 3 : len(texts) // 3 * 2]
+
     def test_one_item_takes_fewer(self, sql: SqlBackend) -> None:
         add(sql, CLOSED, "before")
         with observed(sql) as statements:
@@ -105,13 +118,14 @@ class TestStatements:
 @pytest.mark.parametrize(
     ("build", "shape", "values", "index"),
     [
-        (items._first, (1,), {"place": "p", "state_0": "free", "limit": 9}, "saga_buffer_state"),
+        (items._first, (1, False), {"place": "p", "state_0": "free", "limit": 9}, "saga_buffer_state"),
+        (items._first, (1, True), {"place": "p", "state_0": "free", "limit": 9, "after": 9}, "saga_buffer_state"),
         (items._oldest, (), {"place": "p", "state": "free", "limit": 1}, "saga_buffer_state"),
         (items._leased_numbers, (), {"place": "p", "state": "leased", "token": "t"}, "saga_buffer_state"),
         (items.select_known, (64,), parameters("key", numbered(64)), "saga_buffer_"),
         (due._due, (), {"name": NAME, "limit": 9}, "saga_group_due"),
     ],
-    ids=["first", "oldest", "leased", "known", "due"],
+    ids=["first", "next", "oldest", "leased", "known", "due"],
 )
 def test_nothing_is_searched_or_sorted(
     sql: SqlBackend, build: Build, shape: Shape, values: dict[str, object], index: str

@@ -5,9 +5,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import Engine, NullPool, TextClause, create_engine, text
 from sqlalchemy.exc import TimeoutError as NoConnection
 
+from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connections import Connections
 
 
@@ -124,3 +125,31 @@ def test_lent_connection_is_closed_after_the_others(connections: Connections) ->
     connections.give_back(first)
     assert (connections.lent, connections.idle) == (0, 0)
     assert first.driver_connection is None
+
+
+#: A role finds another function of this name first.
+_POOLED = """
+CREATE SCHEMA IF NOT EXISTS pooled;
+CREATE OR REPLACE FUNCTION pooled.pg_backend_pid() RETURNS integer LANGUAGE sql AS 'SELECT 0';
+"""
+_PATH = {"options": "-c search_path=pooled,pg_catalog,public"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_prepared"),
+    [({}, True), (_PATH, False), ({**_PATH, "prepare_threshold": 3}, True)],
+    ids=["direct", "pooler", "asked for"],
+)
+def test_nothing_is_prepared_in_a_pooler(postgresql_url: str, arguments: dict[str, object], is_prepared: bool) -> None:
+    """It says another process id than the server, and has other statements on its next connection; PgBouncer 1.21 knows them."""
+    with closing(SqlBackend(postgresql_url, prefix="", options={"connect_args": arguments})) as backend:
+        with backend.database.connect() as connection:
+            connection.exec_driver_sql(_POOLED)
+        for _ in range(9):
+            backend.outbox.count()
+        ((prepared,),) = backend.database.fetch(_count_prepared, (), {})
+    assert (prepared > 0) == is_prepared
+
+
+def _count_prepared() -> TextClause:
+    return text("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%saga_outbox%'")

@@ -1,5 +1,6 @@
 """What the SQL backend does with connections, statements and the server's clock."""
 
+import json
 import random
 import signal
 import threading
@@ -421,6 +422,24 @@ class TestErrorsLeaveNothingBehind:
                 backend.sagas.update(record, change(), effects(record))
             connection.exec_driver_sql("ROLLBACK")
         assert update(backend, record).version == 2
+
+    @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+    def test_full_disk_is_unavailable(self, open_sql: Open) -> None:
+        """Nothing is half-written, and the next commit that has room succeeds."""
+        backend = open_sql()
+        record = start(backend)
+
+        opened = backend.database.connections.borrow()
+        opened.cursor.execute("PRAGMA max_page_count = 1")  # it cannot be fewer than there are
+        opened.cursor.fetchall()
+        backend.database.connections.give_back(opened)
+        large = change(data=json.dumps("x" * 1_000_000))
+        with pytest.raises(StoreUnavailable, match="database or disk is full"):
+            backend.sagas.update(record, large, effects(record, outgoing()))
+        assert (found(backend, by_key()), backend.outbox.count()) == (record, 0)
+        backend.database.connections.close_idle()
+        backend.sagas.update(record, large, effects(record, outgoing()))
+        assert backend.outbox.count() == 1
 
     def test_exhausted_pool_is_unavailable(self, open_sql: Open) -> None:
         backend = open_sql(options={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01})

@@ -1,6 +1,7 @@
 """The table that translates drivers' errors, and what the texts may not hold."""
 
 import sqlite3
+from pathlib import Path
 
 import psycopg
 import pymysql
@@ -52,6 +53,11 @@ def test_psycopg(error: Exception, fault: Fault) -> None:
         (pymysql.err.OperationalError(1020, "Record has changed since last read"), Fault.LOCKED),
         (pymysql.err.IntegrityError(1062, "Duplicate entry"), Fault.UNIQUE),
         (pymysql.err.DataError(1406, "Data too long for column"), Fault.REFUSED),
+        (
+            pymysql.err.OperationalError(1118, "The size of BLOB/TEXT data inserted in one transaction is too large"),
+            Fault.REFUSED,
+        ),
+        (pymysql.err.OperationalError(1197, "Multi-statement transaction required more storage"), Fault.REFUSED),
         (pymysql.err.OperationalError(1153, "Got a packet bigger than 'max_allowed_packet' bytes"), Fault.REFUSED),
         (pymysql.err.OperationalError(1366, "Incorrect string value"), Fault.REFUSED),
         (pymysql.err.OperationalError(2006, "MySQL server has gone away"), Fault.UNAVAILABLE),
@@ -128,6 +134,24 @@ def test_unreachable_server_is_unavailable_and_shows_no_secret() -> None:
         for secret in ("s3cret", "hush"):
             assert secret not in f"{caught.value} {caught.value!r} {backend!r} {backend.url}"
     assert backend.url == "postgresql://me:***@127.0.0.1:1/shop?sslpassword=***"
+    backend.close()
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_folder_of_an_sqlite_file_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_relative: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = "sqlite:///data/shop.sqlite3" if is_relative else f"sqlite:///{tmp_path}/data/shop.sqlite3"
+    backend = SqlBackend(url, prefix="")
+    for work in (lambda: backend.prepare(create_schema=True, processes=1), lambda: backend.sagas.find(by_key())):
+        with pytest.raises(StoreUnavailable) as raised:
+            work()
+        assert f"the folder {tmp_path}/data does not exist: create it, or write another path" in str(raised.value)
+
+    (tmp_path / "data").mkdir()
+    backend.prepare(create_schema=True, processes=1)
+    assert backend.sagas.find(by_key()).record is None
     backend.close()
 
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, inspect
+from sqlalchemy import Connection, Table, create_engine, inspect
+from sqlalchemy.exc import ProgrammingError
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
 from celery_sagas.stores.sql import schema
@@ -139,6 +140,29 @@ class TestSchema:
         empty.prepare(create_schema=True, processes=1)
         assert add(empty, CLOSED, "item").added == 1
 
+    def test_table_that_is_not_needed_may_be_missing(self, empty: SqlBackend) -> None:
+        """It came later than the others, and nobody is asked to create it."""
+        empty.prepare(create_schema=True, processes=1)
+        run(empty, "DROP TABLE saga_app")
+        empty.prepare(create_schema=False, processes=1)
+        assert [empty.note_app("shop"), empty.note_app("billing")] == ["", ""]
+        start(empty)
+        empty.prepare(create_schema=True, processes=1)
+        assert [empty.note_app("shop"), empty.note_app("billing")] == ["", "shop"]
+
+    def test_table_that_is_not_needed_need_not_be_allowed(self, empty: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """To a user who may write to the tables that are there, and create none."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise ProgrammingError("CREATE TABLE saga_app", {}, Exception("permission denied"))
+
+        empty.prepare(create_schema=True, processes=1)
+        run(empty, "DROP TABLE saga_app")
+        monkeypatch.setattr(Table, "create", refuse)
+        empty.prepare(create_schema=True, processes=1)
+        update(empty, start(empty))
+        assert empty.note_app("shop") == ""
+
     def test_every_table_is_partitioned_by_prefix(self) -> None:
         assert {name for name, table in metadata.tables.items() if "prefix" not in table.c} == {"saga_layout"}
 
@@ -230,6 +254,7 @@ class TestWarnings:
         backend = SqlBackend(postgresql_url, prefix="", options=options)
         (warning,) = backend.prepare(create_schema=True, processes=1)
         assert "synchronous_commit=off" in warning
+        assert warning.endswith(".")
         backend.close()
 
     def test_mysql_that_flushes_once_a_second(self) -> None:

@@ -1,0 +1,58 @@
+-- uses: answers
+-- Move instances from a former name of their saga to its name, with the keys that they hold.
+-- KEYS: instances and keys of the former name, instances and keys of the name, answer of the call
+-- ARGV: call, cursor (0: from the beginning), how many at most
+-- Answers with: the cursor to go on with (0: that was all; empty: the same, since there were more than were to be moved), how
+-- many were moved; id and key of each instance that stays, since one of its keys is taken under the name, or it cannot be read
+-- (then without a key).
+-- A repeat finds those gone that the first call has moved, and counts them among its own.
+local instances, keys, new_instances, new_keys, limit = KEYS[1], KEYS[2], KEYS[3], KEYS[4], tonumber(ARGV[3])
+local moved, is_cut = answered() or 0, false
+
+-- The key of an instance and everything that it holds, its key first; nothing if it cannot be read.
+local function held(id, record)
+  local bytes, start = string.match(record, '^%d+ %d+ %d+ %d+ (%d+) %d+ %d+\n()')
+  if not bytes then return nil end
+  local key = string.sub(record, start, start + bytes - 1)
+  local list, paths = redis.call('HGET', keys, '#' .. id) or '', { '$key=' .. key }
+  bytes, start = string.match(list, '^(%d+):()')
+  while bytes do
+    paths[#paths + 1] = string.sub(list, start, start + bytes - 1)
+    bytes, start = string.match(list, '^(%d+):()', start + bytes)
+  end
+  return key, paths, list
+end
+
+-- Whether the instance holds each, and nobody has it under the name.
+local function are_free(id, paths)
+  for _, path in ipairs(paths) do
+    if redis.call('HGET', keys, path) ~= id or redis.call('HEXISTS', new_keys, path) == 1 then return false end
+  end
+  return true
+end
+
+local function move(id, record, paths, list)
+  redis.call('HSET', new_instances, id, record)
+  for _, path in ipairs(paths) do redis.call('HSET', new_keys, path, id) end
+  if list ~= '' then redis.call('HSET', new_keys, '#' .. id, list) end
+  redis.call('HDEL', instances, id)
+  redis.call('HDEL', keys, '#' .. id, unpack(paths))
+  moved = moved + 1
+end
+
+for _, key in ipairs({ instances, keys, new_instances, new_keys }) do redis.call('HLEN', key) end
+local scanned, reply = redis.call('HSCAN', instances, ARGV[2], 'COUNT', limit), { '', 0 }
+for at = 1, #scanned[2], 2 do
+  local id, record = scanned[2][at], scanned[2][at + 1]
+  local key, paths, list = held(id, record)
+  if not key or not are_free(id, paths) then
+    reply[#reply + 1], reply[#reply + 2] = id, key or ''
+  elseif moved < limit then
+    move(id, record, paths, list)
+  else
+    is_cut = true
+  end
+end
+if moved > 0 then remember(moved) end
+reply[1], reply[2] = is_cut and '' or scanned[1], moved
+return reply

@@ -1,0 +1,144 @@
+"""Answers of plain tasks: published, and confirmed, before the message that asks for them is acknowledged.
+
+Celery publishes a ``link`` when the task has ended, and confirms nothing. What fails there cannot give the task's message back to
+the broker; an exception of the task can.
+"""
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import signature
+from celery.canvas import Signature
+from celery.exceptions import SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError
+
+from celery_sagas.errors import MessageError, PublishError
+from celery_sagas.worker.conversation import is_asked, take_links
+from celery_sagas.worker.gathering import GatherTask
+from celery_sagas.worker.internals import has_own_call, time_limit_s
+from celery_sagas.worker.later import give_back
+from celery_sagas.worker.runtime import publisher_of
+
+logger = logging.getLogger("celery_sagas")
+
+#: Seconds for which an answer that the broker does not take is published again, before the work is done again.
+_PATIENCE_S = 30.0
+#: Seconds before the first time; each pause is twice as long as the one before.
+_FIRST_PAUSE_S = 1.0
+#: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is given back is held.
+_BEFORE_LIMIT_S = 15.0
+_TRIES_AGAIN = "%s[%s] cannot answer yet, and tries again in %.1f s: %s"
+#: Marks the request of a task that runs, and will answer: it may call its own ``run``.
+_ANSWERING = "_celery_sagas_answering"
+#: Marks what was wrapped.
+_WRAPPED = "_celery_sagas_answers"
+
+
+def confirm_answers(task: Any) -> None:
+    """Have a plain task publish its answers before it ends; again changes nothing.
+
+    What a worker calls is wrapped: the task's ``run``, outside of ``autoretry_for``, or the ``__call__`` of its class.
+    """
+    if hasattr(task, "saga_step"):  # its commit answers
+        return
+    owner, name = (task.__class__, "__call__") if has_own_call(task) else (task, "run")
+    inner = getattr(owner, name)
+    if not hasattr(inner, _WRAPPED):
+        setattr(owner, name, _answering(inner, task if owner is task else None))
+
+
+def _answering(inner: Callable[..., Any], task: Any) -> Callable[..., Any]:
+    """Wrap what a worker calls; a method that is none of one task's gets its task first."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _run(args[0] if task is None else task, functools.partial(inner, *args, **kwargs))
+
+    setattr(run, _WRAPPED, True)
+    return functools.update_wrapper(run, inner, updated=())
+
+
+def _run(task: Any, run: Callable[[], Any]) -> Any:
+    request = task.request
+    if request.called_directly or request.is_eager or not is_asked(request) or getattr(request, _ANSWERING, False):
+        return run()
+    setattr(request, _ANSWERING, True)
+    began = time.monotonic()
+    result = run()
+    until = _patience_ends(task, began)
+    for link in take_links(request):
+        _answer(task, signature(link, app=task.app).clone((result,)), until)
+    return result
+
+
+def _patience_ends(task: Any, began: float) -> float:
+    """Return until when a task that has done its work may try to answer."""
+    limit_s, ends_at = time_limit_s(task), time.monotonic() + _PATIENCE_S
+    return ends_at if limit_s is None else min(ends_at, began + limit_s - _BEFORE_LIMIT_S)
+
+
+def _answer(task: Any, answer: Signature[Any], until: float) -> None:
+    """Publish an answer, unless it is that of a gather's member and can be collected here.
+
+    Raises:
+        Reject: The broker does not confirm it. It keeps the task's message, if that is not acknowledged yet.
+        Exception: The answer cannot be sent; or the task's time is over.
+    """
+    known = task.app.tasks.get(answer.task)
+    if isinstance(known, GatherTask) and known.collects(answer.args, answer.options["headers"]):
+        return
+    error = _refusal(task, answer)
+    if error is not None:
+        error = _publish_again(task, answer, until, error)
+    if error is None:
+        return
+    fate = "comes again: it answers then" if task.acks_late else "was acknowledged early: nothing comes of it"
+    logger.warning("%s[%s] cannot answer, and %s: %s", task.name, task.request.id, fate, error.reason)
+    if task.acks_late:
+        give_back(error)
+
+
+def _publish_again(task: Any, answer: Signature[Any], until: float, error: PublishError) -> PublishError | None:
+    """Publish an answer until the broker takes it, or the time is over; return the last error then.
+
+    The work is not done again for that. A soft time limit ends it, and is no failure: the work is done.
+    """
+    pause_s = _FIRST_PAUSE_S
+    with contextlib.suppress(SoftTimeLimitExceeded):
+        while (left_s := until - time.monotonic()) > 0:
+            pause_s = min(pause_s, left_s)
+            logger.warning(_TRIES_AGAIN, task.name, task.request.id, pause_s, error.reason)
+            time.sleep(pause_s)
+            again = _refusal(task, answer)
+            if again is None:
+                return None
+            error, pause_s = again, 2 * pause_s
+    return error
+
+
+def _refusal(task: Any, answer: Signature[Any]) -> PublishError | None:
+    """Publish an answer; return the error if the broker does not take it now.
+
+    Raises:
+        Exception: It cannot be sent; or the task's time is over.
+    """
+    error = _error_of(task, answer)
+    if error is None:
+        return None
+    cause = error.__cause__ or error
+    if isinstance(cause, EncodeError) and isinstance(cause.__context__, MessageError):  # which says what to write instead
+        cause = cause.__context__
+    if not error.connection or isinstance(cause, SoftTimeLimitExceeded):
+        raise cause
+    return error
+
+
+def _error_of(task: Any, answer: Signature[Any]) -> PublishError | None:
+    try:
+        publisher_of(task.app).publish_signature(answer)
+    except PublishError as exc:
+        return exc
+    return None

@@ -1,0 +1,137 @@
+"""A handler that is called as a function, in a test say: what it sends is collected, and nothing leaves the process."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from celery.canvas import Signature
+
+from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
+from celery_sagas.core.conversation import Conversation
+from celery_sagas.core.pending import Timeouts
+from celery_sagas.core.sending import Frozen, Sending
+from celery_sagas.core.state import State
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.engine.alternates import key_of
+from celery_sagas.engine.instance import attach
+from celery_sagas.engine.session import Session
+from celery_sagas.errors import InvalidState, MisuseError
+from celery_sagas.settings import read_settings
+from celery_sagas.worker.freeze import freezer, restored
+from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.sessions import collecting_session
+
+
+class CollectedMessage(NamedTuple):
+    """A message that a handler has sent, as it would be published."""
+
+    signature: "Signature[Any]"  #: with its options
+    due_at: datetime | None  #: aware, UTC; ``None``: at once
+
+    @property
+    def task(self) -> str:
+        """The name of the task; that of an event is ``celery_sagas.publish``."""
+        return str(self.signature.task)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments, in values of JSON; those of an event are its name and its fields."""
+        return tuple(self.signature.args)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The named arguments, in values of JSON."""
+        return dict(self.signature.kwargs)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What handlers have done beside changing a state, since that was made."""
+
+    messages: tuple[CollectedMessage, ...]  #: of ``send``, ``gather`` and ``publish``, in the order of the calls
+    timeouts: Mapping[str, CollectedMessage]  #: of ``schedule``, by name; one without a name is known by its id
+    completed: bool  #: whether ``complete`` was called
+
+
+def collected(state: State) -> Collected:
+    """Return what the handlers have sent that a test has called on a state: ``place.handler(order, …); collected(order)``.
+
+    Raises:
+        MisuseError: None was called on it.
+    """
+    context = state._context
+    if context is None or context.sending is None or not context.collects:
+        raise MisuseError(f"no handler was called on this {type(state).__name__}", "Call step.handler(state, …) first")
+    sent = tuple(map(_read, context.sending.messages))
+    timeouts = {name: _read(message, at) for name, (message, at) in context.timeouts.added.items()}
+    return Collected(sent, timeouts, context.completed)
+
+
+def handler_of(step: StepDefinition) -> Callable[..., Any]:
+    """Return the function of a step, which collects what it sends where its state is none of an instance."""
+    function = step.function
+    signature = inspect.signature(function)
+    name = list(signature.parameters)[step.state_position]
+
+    @functools.wraps(function)
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        state = _argument(signature, name, args, kwargs)
+        if not isinstance(state, State):
+            return function(*args, **kwargs)
+        if state._context is None or state._context.collects:
+            with _collecting(step, state):
+                return function(*args, **kwargs)
+        if state._context.sending is None:  # what it publishes would really be sent
+            problem = f"the {type(state).__name__} that find() returned is read-only, and no handler can be called on it"
+            raise MisuseError(problem, f"Call the handler on a state of the test's own: {type(state).__name__}(…)")
+        return function(*args, **kwargs)
+
+    return handler
+
+
+def _argument(signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return an argument of a call; ``None`` if the call does not fit, whose own error names the function."""
+    try:
+        return signature.bind(*args, **kwargs).arguments[name]
+    except TypeError:
+        return None
+
+
+@contextmanager
+def _collecting(step: StepDefinition, state: State) -> Iterator[None]:
+    """Collect what is sent meanwhile, beside what was collected before."""
+    message_id = str(uuid4())
+    context = state._context or _new_context(step, state)
+    context.view = context.view._replace(message=MessageView(message_id, step.name), key=_key(step, state))
+    sending = Sending(step.name, message_id, freezer(current_app(), read_settings(current_app().conf).max_state_bytes))
+    if context.sending is not None:
+        sending.messages = context.sending.messages
+    context.sending = sending
+    session = Session(message_id)
+    with collecting_session(session), session.running(sending):
+        yield
+
+
+def _new_context(step: StepDefinition, state: State) -> StepContext:
+    view = SagaView(str(uuid4()), step.saga.name, "", 0, step.starts, None, None, NO_MESSAGE)
+    context = attach(state, view, None, Timeouts({}), Conversation())
+    context.collects = True
+    return context
+
+
+def _key(step: StepDefinition, state: State) -> str:
+    try:
+        return key_of(step.saga, "", state)
+    except InvalidState:  # it has none yet
+        return ""
+
+
+def _read(message: Frozen, at: int = 0) -> CollectedMessage:
+    due_at = at or message.due_at
+    when = datetime.fromtimestamp(due_at / 1000, UTC) if due_at else None
+    return CollectedMessage(restored(current_app(), message.payload), when)

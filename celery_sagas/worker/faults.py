@@ -1,0 +1,136 @@
+"""Whose fault it is that a worker fails over a message: a check of the message alone, by Celery's own code and nobody else's."""
+
+import pickle
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from celery.exceptions import InvalidTaskError
+from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
+
+#: What a message of an odd form raises, in Celery or here. Nothing that a broker, a store, a result backend or the process itself
+#: raises is among them: a RuntimeError may say that no thread can be started. Whoever catches them lets an OSError pass first:
+#: some of them, such as those of TLS, are a ValueError, too. A project's own code raises them as well: see ``fault_of``.
+UNREADABLE = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+    *(ContentDisallowed, DecodeError, EncodeError, pickle.PicklingError),
+)
+
+#: Longer than any task runs: some thirty years.
+_LONGEST_LIMIT_S = 1e9
+#: Whatever the time zone, Celery can count with what lies between. Years.
+_LAST_BEFORE, _FIRST_AFTER = 1970, 9999
+#: By how many levels a message may be nested less here than where it is passed to a pool, which other calls lead to.
+_SPARE_LEVELS = 100
+#: What is embedded in a body: the messages that follow the task. Each is a signature with these parts.
+_FOLLOWS = frozenset({"callbacks", "errbacks", "chain", "chord"})
+_PARTS: dict[str, Any] = {"args": list | tuple, "kwargs": dict, "options": dict}
+#: In place of those of a project.
+_APP = SimpleNamespace(conf=SimpleNamespace(timezone="UTC"))
+_TASK = SimpleNamespace(ignore_result=True)
+
+
+def fault_of(message: Any) -> Exception | None:
+    """Return what is wrong with a message that a worker has failed over; ``None`` if it is the worker that is at fault.
+
+    Nothing of a project runs for that, such as its tasks' own ``Request``; a message without fault makes no worker fail that runs
+    nothing but Celery.
+    """
+    try:
+        request = _request_of(message)
+        check_request(request)
+        _check_texts(request)
+        _check_moments(request.eta, request.expires)
+        pickle.dumps(_nested([request.request_dict, request.body]))
+    except (*UNREADABLE, InvalidTaskError) as exc:
+        return exc
+    return None
+
+
+def check_request(request: Any) -> None:
+    """Refuse what would fail in Celery or its pool, where it could not be told from a failure of theirs.
+
+    Raises:
+        Exception: One of those that are unreadable.
+    """
+    _check_body(*request._payload)
+    _check_time_limits(*request.time_limits)
+    hash(request.name)  # by which Celery counts tasks, before it acknowledges one
+    hash(request.id)
+    _ = request.stamps  # by which Celery revokes tasks
+
+
+def _request_of(message: Any) -> Any:
+    """Return what a worker's strategy makes of a message, in any of Celery's protocols: see ``celery.worker.strategy``."""
+    strategy, request = import_module("celery.worker.strategy"), import_module("celery.worker.request")
+    payload = message.payload
+    if "args" in payload:
+        body, headers, is_decoded, _ = strategy.hybrid_to_proto2(message, payload)
+    elif "task" in message.headers:
+        body, headers, is_decoded = message.body, message.headers, False
+    else:
+        body, headers, is_decoded, _ = strategy.proto1_to_proto2(message, dict(payload))
+    return request.Request(message, app=_APP, task=_TASK, hostname="-", body=body, headers=headers, decoded=is_decoded)
+
+
+def _check_body(args: Any, kwargs: Any, embedded: Any) -> None:
+    """Refuse a body that Celery would drop without a word, or over which a pool of threads would keep the message.
+
+    Raises:
+        TypeError: It does not hold arguments.
+    """
+    if not (isinstance(args, list | tuple) and isinstance(kwargs, dict) and isinstance(embedded, dict | None)):
+        raise TypeError("the body is no list of arguments by position, arguments by name, and what follows the task")
+    for name, value in (embedded or {}).items():
+        if value and name in _FOLLOWS and not _may_follow(name, value):
+            raise TypeError(f"what follows the task is no signature: {name!r}")
+
+
+def _may_follow(name: str, value: Any) -> bool:
+    if name == "chord":
+        return _is_signature(value)
+    return isinstance(value, list | tuple) and all(isinstance(each, str) or _is_signature(each) for each in value)
+
+
+def _is_signature(value: Any) -> bool:
+    """Whether a value is a signature, or what pickle has read: a task, say. ``link_error`` also takes the name of a task."""
+    if not isinstance(value, dict):
+        return not isinstance(value, str | int | float | list | tuple | None)
+    return isinstance(value.get("task"), str) and all(isinstance(value.get(name), type | None) for name, type in _PARTS.items())
+
+
+def _check_time_limits(hard: Any, soft: Any) -> None:
+    """Refuse what billiard would fail to count down, long after it has begun the task, in the middle of the worker's loop.
+
+    Raises:
+        ValueError: They are no numbers of seconds.
+    """
+    for limit in (hard, soft):
+        if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= _LONGEST_LIMIT_S):
+            raise ValueError(f"the time limits are {hard!r} and {soft!r}, which are no numbers of seconds")
+
+
+def _check_texts(request: Any) -> None:
+    """Refuse what a result backend could not keep, or find.
+
+    Raises:
+        ValueError: Some of it is no text, or none that can be written.
+    """
+    if not (request.type and request.id):
+        raise ValueError("it has no name, or no id")
+    for text in (request.type, request.id, request.root_id, request.parent_id, request.reply_to, request.correlation_id):
+        if text is not None and not (isinstance(text, str) and "\0" not in text):
+            raise ValueError(f"{text!r} is no name or id")
+        (text or "").encode()
+
+
+def _check_moments(*moments: Any) -> None:
+    for moment in moments:
+        if moment is not None and not _LAST_BEFORE < moment.year < _FIRST_AFTER:
+            raise OverflowError(f"Celery cannot count with {moment}")
+
+
+def _nested(value: Any) -> Any:
+    for _ in range(_SPARE_LEVELS):
+        value = [value]
+    return value

@@ -1,0 +1,177 @@
+"""Messages that cannot be read: each of them ends, where Celery would end the worker, or hold the message for ever."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NoReturn
+
+from billiard.einfo import ExceptionInfo
+from celery.app.task import Context
+
+from celery_sagas.worker.faults import UNREADABLE, check_request, fault_of
+from celery_sagas.worker.letters import UNDECODED
+
+logger = logging.getLogger("celery_sagas")
+
+#: Names by which a header, or what is embedded in a body, would hide what a request can do.
+_METHODS = frozenset(name for name, value in vars(Context).items() if callable(value) or isinstance(value, property))
+#: Is given a consumer, a message, and what that has raised; says whether the message is to be rejected now.
+Refuse = Callable[[Any, Any, Exception], bool]
+
+
+def guard_consumer(consumer: Any, refuse: Refuse) -> None:
+    """Have a consumer refuse the messages that it fails to read, and go on; what is no fault of theirs passes."""
+    create = consumer.create_task_handler
+
+    def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], None]:
+        receive = create(*args, **kwargs)
+
+        def on_task_received(message: Any) -> None:
+            try:
+                receive(message)
+            except OSError:
+                raise
+            except UNREADABLE as exc:
+                if fault_of(message) is None:
+                    _end_worker(consumer, exc)
+                if refuse(consumer, message, exc) and not message.acknowledged:
+                    message.reject_log_error(logger, consumer.connection_errors)
+
+        return on_task_received
+
+    consumer.create_task_handler = create_task_handler
+
+
+def guard_pool(worker: Any, refuse: Refuse) -> None:
+    """Have a worker refuse the messages that it fails to hand over to its pool, which may be long after they came."""
+    process, state = worker._process_task, import_module("celery.worker.state")  # which whoever only sends does without
+
+    def end(request: Any, error: Exception) -> None:
+        with suppress(TypeError):  # of an id that is no key: under such a one Celery has noted nothing
+            state.task_ready(request)
+        with suppress(AttributeError):  # a pool that takes any number, as Celery does for a task that was revoked
+            worker._quick_release()
+        if request.acknowledged:  # it has ended, or begun: without processes, a task runs here
+            logger.error("%s[%s] has ended in a way that cannot be read", request.name, request.id, exc_info=error)
+        elif refuse(worker.consumer, request.message, error):
+            request.reject(requeue=False)
+
+    def process_task(request: Any) -> None:
+        try:
+            check_request(request)
+        except UNREADABLE as exc:
+            if fault_of(request.message) is not None:  # else what a project has put around it fails, and Celery is to see it
+                end(request, exc)
+                return
+        try:
+            process(request)
+        except OSError:
+            raise
+        except UNREADABLE as exc:
+            _forget_job(worker.pool, request)
+            if fault_of(request.message) is None:
+                with suppress(AttributeError):  # of a message with an eta, a timer hands it over, which only logs the error
+                    worker._quick_release()
+                _end_worker(worker.consumer, exc)
+            end(request, exc)
+
+    worker._process_task = process_task
+
+
+def guard_targets(pool: Any) -> None:
+    """Have a pool without processes take what Celery raises around a task for the task's failure, as a pool of processes does.
+
+    It would drop the error, and keep the message.
+    """
+    apply = pool.on_apply
+
+    def on_apply(target: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        is_celerys = getattr(target, "__module__", "") == "celery.app.trace"  # others have results of their own
+        return apply(_answering(target) if is_celerys else target, *args, **options)
+
+    pool.on_apply = on_apply
+
+
+def _answering(target: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(target)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return target(*args, **kwargs)
+        except Exception:
+            return 1, ExceptionInfo(), 0.0  # what Celery's tracer returns of a task that has failed
+
+    return run
+
+
+def _end_worker(consumer: Any, error: Exception) -> NoReturn:
+    """Raise an error that is no message's fault: it ends the worker, as without this library, and the message comes again.
+
+    Raises:
+        Exception: It; or what names it, if a worker would take it for the loss of the connection, and connect again and again: on
+            Redis a KeyError.
+    """
+    as_if_lost: tuple[type[Exception], ...] = consumer.connection_errors
+    if not isinstance(error, as_if_lost):
+        raise error
+    raise RuntimeError(f"the worker ends: it fails over a message that is not at fault, with {error!r}") from error
+
+
+def _forget_job(pool: Any, request: Any) -> None:
+    """Remove what a pool of processes remembers of a task that it could not send to any: it would wait for that at its end."""
+    cache = getattr(getattr(pool, "_pool", None), "_cache", None) or {}
+    for job in list(cache.values()):
+        if getattr(job._callback, "__self__", None) is request:  # an id, anybody may have given to several
+            job.discard()
+
+
+def refusing(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate what a pool calls of a request: if it fails over the message, the pool would drop the error, and keep the message.
+
+    What is about the process passes: the message comes again once the worker has ended.
+    """
+
+    @functools.wraps(callback)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return callback(self, *args, **kwargs)
+        except OSError:
+            raise
+        except UNREADABLE:
+            logger.exception("%s[%s] is rejected, since what follows its end cannot be read", self.name, self.id)
+            self.reject(requeue=False)
+
+    return wrapped
+
+
+def context_of(request: Any) -> Context:
+    """Return what a task sees of its request, in a worker's main process; as far as can be read, where no task could run."""
+    try:
+        fields = _fields_of(request._context.__dict__)
+        return Context({**fields, "args": request.args, "kwargs": request.kwargs, "called_directly": False})
+    except UNREADABLE:
+        return request_of(request.message)
+
+
+def request_of(message: Any) -> Context:
+    """Return what a task of this message would have had as its request, in either of Celery's protocols."""
+    headers = _fields_of(message.headers)
+    own = {"delivery_info": {"priority": message.properties.get("priority")}, "called_directly": False, "is_eager": False}
+    if "task" in headers:
+        return Context({**headers, **_body_of(message), **own, "headers": None})  # it finds them itself
+    return Context({**_fields_of(message.payload), "headers": headers, **own})
+
+
+def _body_of(message: Any) -> dict[str, Any]:
+    try:
+        args, kwargs, embedded = message.payload
+        return {**(_fields_of(embedded) if isinstance(embedded, Mapping) else {}), "args": args, "kwargs": kwargs}
+    except Exception as exc:  # what cannot be read is not lost either
+        logger.warning("%s[%s] cannot be decoded: %r", message.headers["task"], message.headers.get("id"), exc)
+        return {"args": None, "kwargs": None, UNDECODED: repr(exc)}
+
+
+def _fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may stand in a request: nothing that hides one of its methods."""
+    return {name: value for name, value in given.items() if name not in _METHODS}

@@ -1,0 +1,66 @@
+"""``celery report``, which users paste into bug reports: it shows no secret of ours."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+APP = """
+from celery import Celery
+
+import celery_sagas
+
+app = Celery("shop", broker="memory://")
+app.conf.update({settings!r})
+"""
+
+
+def report(folder: Path, **settings: object) -> tuple[int, str]:
+    """Return the exit code of the command in a process of its own, and everything that it prints."""
+    (folder / "shop.py").write_text(APP.format(settings=settings))
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "shop", "report"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@host/shop",
+        "db+mysql://me:s3cret@host/shop?charset=utf8mb4",
+        "rediss://:s3cret@host:6380/1",
+        "unix://me:s3cret@/run/redis.sock?db=1",
+        "celery_sagas.stores.sql.backend:SqlBackend+postgresql://me:s3cret@host/shop",
+        "sentinel://:s3cret@one:26379/1;sentinel://two:26379/1",
+    ],
+)
+def test_passwords_are_masked(tmp_path: Path, url: str) -> None:
+    """Those before the host, and those in the options."""
+    options = {"connect_args": {"sslpassword": "s3cret"}, "ssl_password": "s3cret", "sentinel_kwargs": {"password": "s3cret"}}
+    code, text = report(tmp_path, saga_backend=url, saga_aggregator_backend=url, saga_backend_options=options)
+
+    assert code == 0, text
+    assert f"saga_backend: '{url.replace('s3cret', '********')[:20]}" in text
+    assert "saga_aggregator_backend: " in text
+    assert "s3cret" not in text
+
+
+@pytest.mark.parametrize("setting", ["saga_backend", "saga_aggregator_backend"])
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("postgresql://me@host/shop?sslpassword=s3cret", "has sslpassword in its query"),
+        ("redis://host/1?password=s3cret", "has password in its query"),
+        ("sentinel://:s3cret@one;sentinel://:s3cret@two", "more than once"),
+        ("postgresql://me:x/s3cret@host/shop", "%-escaped"),
+    ],
+)
+def test_secrets_that_it_would_show_are_refused(tmp_path: Path, setting: str, url: str, problem: str) -> None:
+    """By the name of what holds them."""
+    code, text = report(tmp_path, **{setting: url})
+
+    assert code != 0
+    assert problem in text
+    assert "s3cret" not in text

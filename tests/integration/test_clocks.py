@@ -1,0 +1,40 @@
+"""Workers and relays whose clocks are hours off: the store's own clock decides."""
+
+import pytest
+
+from tests.integration.conftest import Deploy
+from tests.integration.counting import ADD_AND_TELL, assert_conserved, increments, send_all
+from tests.waiting import wait_until
+
+FAST, SLOW = {"CELERY_SAGAS_TEST_CLOCK_OFF_S": "10800"}, {"CELERY_SAGAS_TEST_CLOCK_OFF_S": "-10800"}
+REMIND, REMINDED = "reminder.remind", "reminder.reminded"
+
+
+@pytest.mark.parametrize(("engine", "broker"), [("postgresql", "rabbitmq"), ("redis", "redis")])
+def test_workers_that_disagree_lose_and_double_nothing(deploy: Deploy, engine: str, broker: str) -> None:
+    """On a Redis broker the fast one may take a message of the other for one that was left behind: it comes again."""
+    options = {"visibility_timeout": 3_600, "unacked_restore_interval": 0.5, "unacked_mutex_expire": 1}
+    deployment = deploy("counters", broker, engine, broker_transport_options=options if broker == "redis" else {})
+    for off in (FAST, SLOW):
+        deployment.start("prefork", 2, **off).wait_ready()
+    wanted = increments(100, counters=10)
+    send_all(deployment, ADD_AND_TELL, wanted)
+    assert_conserved(deployment, wanted)
+    assert deployment.backend.dead.count() == 0
+
+
+@pytest.mark.parametrize("off", [FAST, SLOW], ids=["fast", "slow"])
+def test_relay_sends_what_is_due_by_the_clock_of_the_store(deploy: Deploy, off: dict[str, str]) -> None:
+    """Neither earlier nor later, however wrong its own clock is."""
+    deployment = deploy("reminders", "redis", "postgresql", saga_relay=False, saga_relay_interval=0.1)
+    deployment.start("prefork", 1).wait_ready()
+    deployment.send(REMIND, name="later", seconds=3_600)
+    deployment.wait_handled(REMIND, 1)
+    relay = deployment.start_relay(**off)
+    relay.wait_written("The relay runs.")
+    deployment.send(REMIND, name="soon", seconds=0.5)
+
+    deployment.wait_handled(REMINDED, 1)
+    assert deployment.state("reminder", "soon") == {"name": "soon", "count": 1}
+    assert deployment.state("reminder", "later") == {"name": "later", "count": 0}
+    wait_until(lambda: deployment.backend.outbox.count() == 1, deployment.describe)

@@ -1,0 +1,107 @@
+"""A statement larger than MariaDB takes: the server closes the connection, as if it were away, and would do so each time."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from celery_sagas.engine.burial import add_letter
+from celery_sagas.errors import Retry, StoreError, StoreUnavailable
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.testing.samples import by_key, change, effects, entry, is_there, letter, outgoing, start
+from tests.stores.sql.conftest import Open
+
+pytestmark = pytest.mark.parametrize("url", ["mariadb"], indirect=True)
+
+
+@pytest.fixture
+def limit(sql: SqlBackend) -> int:
+    """What the server takes. Bytes."""
+    with sql.database.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+
+
+@pytest.fixture(params=["a bit", "far"])
+def beyond(request: pytest.FixtureRequest, limit: int) -> str:
+    """Text that is larger: by little, which the server says; by so much that it reads no further, and resets the connection."""
+    return "x" * (limit if request.param == "a bit" else limit + 2**24 + 2**20)
+
+
+WRITES: dict[str, Callable[[SqlBackend, str], Any]] = {
+    "insert": lambda sql, text: start(sql, "43", data=text),
+    "update": lambda sql, text: sql.sagas.update(record := start(sql, "44"), change(data=text), effects(record)),
+    "outgoing": lambda sql, text: start(sql, "45", outgoing(payload=text)),
+    "record": lambda sql, text: sql.sagas.record(effects(None, outgoing(payload=text), line=entry())),
+    "letter": lambda sql, text: sql.dead.add(letter()._replace(payload=text)),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_is_refused_for_good(sql: SqlBackend, beyond: str, limit: int, write: str) -> None:
+    """With what to do; nothing of it is stored, and what comes next is."""
+    start(sql)
+    with pytest.raises(StoreError, match="max_allowed_packet") as caught:
+        WRITES[write](sql, beyond)
+
+    assert caught.value.retry is Retry.NEVER
+    assert f"{limit:,} bytes" in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert (sql.outbox.count(), sql.dead.count()) == (0, 0)
+    assert [is_there(sql, by_key(key)) for key in ("43", "45")] == [False, False]
+    start(sql, "46")
+    assert is_there(sql, by_key("46"))
+
+
+def test_on_a_new_connection(open_sql: Open, beyond: str) -> None:
+    """It has not worked yet, so that nothing is repeated."""
+    with pytest.raises(StoreError, match="max_allowed_packet"):
+        start(open_sql(), data=beyond)
+
+
+def test_escapes_count(sql: SqlBackend, limit: int) -> None:
+    """The driver writes a quote as two characters."""
+    with pytest.raises(StoreError, match="max_allowed_packet"):
+        start(sql, data="'" * (limit // 2 + 1))
+
+
+def test_letter_is_kept_without_its_message(sql: SqlBackend, beyond: str) -> None:
+    kept = letter()
+    add_letter(sql, kept._replace(payload=beyond))
+
+    found = sql.dead.get(kept.id)
+    assert found is not None
+    assert found.payload == '{"unreadable":"the store refused it: StoreError"}'
+
+
+def test_large_statement_whose_connection_is_lost_is_unavailable(
+    sql: SqlBackend, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have fitted."""
+    for server_is_back in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(sql.database.connections, "borrow", _losing(sql))
+            if not server_is_back:
+                patch.setattr(sql.database.engine, "connect", _refusing(sql))
+            with pytest.raises(StoreUnavailable):
+                start(sql, data="x" * (limit // 2))
+
+
+def _losing(sql: SqlBackend) -> Callable[[], Any]:
+    """Return connections that are lost when their first statement is run."""
+    borrow = sql.database.connections.borrow
+
+    def borrow_one() -> Any:
+        opened = borrow()
+        opened.driver_connection._sock.shutdown(socket.SHUT_RDWR)
+        return opened
+
+    return borrow_one
+
+
+def _refusing(sql: SqlBackend) -> Callable[[], Any]:
+    def connect() -> Any:
+        raise OperationalError("", {}, sql.database.driver.OperationalError(2003, "Can't connect to MySQL server"))
+
+    return connect

@@ -1,0 +1,161 @@
+"""What plain tasks send is the same in each delivery of their message, and another in each publication of it."""
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sagas import Saga
+from celery_sagas.worker.headers import CAUSE, PUBLICATION
+from tests.apps import Worker
+
+
+@pytest.fixture
+def counted() -> Any:
+    """A saga that counts its messages."""
+
+    class Counted(Saga, correlate_by="name"):
+        name: str
+        count: int = 0
+
+    @Counted.starts
+    def add(counted: Counted, name: str) -> None:
+        counted.count += 1
+
+    Counted.add = add  # type: ignore[attr-defined]
+    return Counted
+
+
+@pytest.fixture
+def nightly(app: Celery, counted: Any) -> Any:
+    """A job that a schedule sends under the same id each night."""
+
+    @app.task
+    def nightly() -> None:
+        counted.add.delay("a")
+
+    return nightly
+
+
+def test_each_night_has_an_effect(worker: Worker, counted: Any, nightly: Any) -> None:
+    for _ in range(2):
+        nightly.apply_async(task_id="nightly")
+        worker.run()
+
+    assert counted.find("a").count == 2
+
+
+def test_each_delivery_has_one(worker: Worker, counted: Any, nightly: Any) -> None:
+    nightly.apply_async(task_id="nightly")
+    delivered, _ = worker.run()
+    worker.deliver_again(delivered)
+    worker.run()
+
+    assert counted.find("a").count == 1
+
+
+def test_what_it_sends_to_another_plain_task(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
+    """It has a fixed id, too."""
+
+    @app.task
+    def evening() -> None:
+        nightly.apply_async(task_id="nightly")
+
+    for _ in range(2):
+        evening.apply_async(task_id="evening")
+        delivered, *_ = worker.run()
+        worker.deliver_again(delivered)
+        worker.run()
+
+    assert counted.find("a").count == 2
+
+
+def test_task_that_publishes_it_each_time_that_it_looks(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
+    """It retries itself, and is one publication."""
+
+    @app.task(bind=True)
+    def poll(self: Any) -> None:
+        nightly.apply_async(task_id="nightly")
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+
+    poll.delay()
+    worker.run()
+
+    assert counted.find("a").count == 3
+
+
+def test_task_that_a_saga_has_sent(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
+    """It publishes the job twice, in each delivery."""
+
+    @app.task
+    def work() -> None:
+        for _ in range(2):
+            nightly.apply_async(task_id="nightly")
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.send(work.s())
+
+    place.delay("42")
+    _, sent, *_ = worker.run()
+    worker.deliver_again(sent)
+    worker.run()
+
+    assert counted.find("a").count == 2
+
+
+def test_message_that_is_retried_is_the_same_publication(app: Celery, worker: Worker) -> None:
+    @app.task(bind=True)
+    def unsteady(self: Any) -> None:
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    unsteady.apply_async(task_id="nightly")
+    delivered = worker.run()
+
+    assert len(delivered) == 2
+    assert len({each.headers[PUBLICATION] for each in delivered}) == 1
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["published", "sent by a commit"])
+def test_message_in_the_place_of_another_is_another_publication(app: Celery, worker: Worker, counted: Any, named: bool) -> None:
+    """A task that replaces itself, to poll, publishes anew each time; but the same if it is delivered again."""
+
+    @app.task(bind=True)
+    def poll(self: Any, left: int) -> None:
+        counted.add.delay(name="a")
+        if left:
+            raise self.replace(self.si(left - 1))
+
+    poll.apply_async((4,), task_id="nightly", headers={} if named else {CAUSE: "m1"})
+    worker.run()
+    for each in [each for each in worker.done if each.task == poll.name]:
+        headers = {name: value for name, value in each.headers.items() if name.startswith("saga_")}
+        poll.apply_async(each.args, task_id=each.id, headers=headers)
+        worker.run()
+
+    assert counted.find("a").count == 5
+
+
+def test_producer_without_the_library(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
+    """Only the task's id says which message it is."""
+    with app.amqp.producer_pool.acquire() as producer:
+        body = ([], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+        headers = {"task": nightly.name, "id": "nightly", "lang": "py"}
+        for _ in range(2):
+            producer.publish(body, routing_key=app.conf.task_default_queue, headers=headers, serializer="json")
+            worker.run()
+
+    assert counted.find("a").count == 1
+
+
+@pytest.mark.parametrize("odd", ["", "a" * 256, 7, None, ["a"]])
+def test_publication_that_is_none(app: Celery, worker: Worker, counted: Any, nightly: Any, odd: Any) -> None:
+    nightly.apply_async(headers={PUBLICATION: odd})
+    worker.run()
+
+    assert counted.find("a").count == 1
