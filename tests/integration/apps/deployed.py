@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import whole_files  # noqa: F401 - for its effect
+from billiard.pool import Worker
 from celery import Celery, signals
 from kombu.transport import redis
 
@@ -29,6 +30,21 @@ def set_clock() -> None:
 
 if CLOCK_OFF_S:
     set_clock()
+
+_ensure_messages_consumed = Worker._ensure_messages_consumed
+
+
+def ensure_messages_consumed(process: Any, completed: int) -> bool:
+    """Have a pool's process that ends look without a lock whether its results were read.
+
+    The main process shares that lock, and waits for it for ever if the process is killed while it holds it. The process looks
+    every tenth of a second, and a hard time limit sends SIGKILL a tenth of a second after SIGTERM.
+    """
+    process.on_ready_counter = process.on_ready_counter and process.on_ready_counter.get_obj()
+    return bool(_ensure_messages_consumed(process, completed))
+
+
+Worker._ensure_messages_consumed = ensure_messages_consumed
 
 
 def make_app(*, has_sagas: bool = True) -> Celery:
