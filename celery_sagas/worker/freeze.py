@@ -13,6 +13,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
+from celery_sagas.core.arguments import is_native
 from celery_sagas.core.sending import Frozen, TypeOfFreeze
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.headers import causation_headers
@@ -36,10 +37,13 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
 
     Raises:
         TypeError: It is neither, or holds a group or chord.
-        InvalidMessage: It cannot be encoded, or is too large; or the task, if it is known here, does not take these arguments.
+        InvalidMessage: It cannot be encoded, or is too large; or the task, if it is known here, does not take these arguments, or
+            would not get them whole.
     """
     sent = checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
+    for member in members:
+        _encode_arguments(app, member, are_complete=member is members[0])
     _check_arguments(app, members[0])  # those of the next of a chain are not complete yet
     headers, parents = _headers_and_parents(app)
     of_chain = (sent.options.pop("headers", None) or {}) if isinstance(sent, _chain) else {}
@@ -165,6 +169,20 @@ def checked(message: object) -> Signature[Any]:
         for member in message.tasks:
             checked(member)
     return message
+
+
+def _encode_arguments(app: Celery, sent: Signature[Any], *, are_complete: bool) -> None:
+    """Encode the arguments of a signature that was made by the name of a step or an aggregator, as that does itself.
+
+    Raises:
+        InvalidMessage: They cannot be encoded, or would not arrive whole.
+    """
+    if is_native([*sent["args"], sent["kwargs"]]):
+        return
+    known: Any = app.tasks.get(str(sent.task))
+    if hasattr(known, "saga_step") or hasattr(known, "saga_aggregator"):
+        encoded = known.signature(sent.args, sent.kwargs, immutable=are_complete or sent.immutable)
+        sent.update(args=encoded.args, kwargs=encoded.kwargs)
 
 
 def _check_arguments(app: Celery, sent: Signature[Any]) -> None:

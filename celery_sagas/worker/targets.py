@@ -79,14 +79,16 @@ def target_of(saga: SagaDefinition, step_or_signature: Any, given: Given) -> Tar
     Raises:
         TypeError: It is no step, signature or name.
         MisuseError: It is no step of this saga.
-        InvalidMessage: It has no room for what it is given, cannot take it, or lacks an argument.
+        InvalidMessage: It has no room for what it is given, cannot take it, or lacks an argument; or one cannot be encoded, or
+            would not arrive whole.
     """
     step, signature = step_of(saga, step_or_signature, given.what)
     if signature is None:
         target = Target(step.name)
     else:
-        args, kwargs = tuple(signature.args or ()), dict(signature.kwargs or {})
-        target = Target(step.name, args, kwargs, takes=not signature.immutable)
+        encode = step.arguments.encode if signature.immutable else step.arguments.encode_partial
+        args, kwargs = encode(tuple(signature.args or ()), signature.kwargs or {})  # it may have been made by the step's name
+        target = Target(step.name, tuple(args), kwargs, takes=not signature.immutable)
     if target.takes:
         _check_given(step, target, given)
     _check_arguments(step, target)
