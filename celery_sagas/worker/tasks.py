@@ -131,13 +131,14 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     _tell(task, outcome, read_retry_of(request))
     if asked_by is not None:
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
-    if address is not None and address.came == Came.GATHERED and outcome.reason != "withdrawn":  # which may be about another step
-        gathering_of(task.app).forget(step.saga, address.instance_id, address.id)
     if outcome.kind is Kind.FAILED:
         # whoever buried it may have told nobody
         letter, text = letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
         report(task.app, request, text, letter=letter, may_be_answered=True)
-        raise Ignore()  # what follows a success, ``link`` or the next of a chain, does not follow it
+        # what follows a success, ``link`` or the next of a chain, does not follow it; what was gathered is kept for a deadline
+        raise Ignore()
+    if address is not None and address.came == Came.GATHERED and outcome.reason != "withdrawn":  # which may be about another step
+        gathering_of(task.app).forget(step.saga, address.instance_id, address.id)
     return outcome.result
 
 

@@ -29,6 +29,7 @@ from tests.worker.quotes import (
     collected,
     define,
     failing,
+    fire,
     found,
     record_of,
     request_of,
@@ -517,6 +518,35 @@ class TestBadInput:
         (letter,) = backend_of(app).dead.list(10)
         assert (letter.task, letter.error) == ("order.quoted", "InvalidMessage")
         assert request_of(app)
+
+    def test_answers_that_their_step_cannot_handle_are_no_silence(self, app: Celery, shop: Any, worker: Worker) -> None:
+        """However often it is told of them: they wait for the retry of the letter, also when the time is over."""
+        broken = [True]
+
+        @app.task(name="chat")
+        def chat() -> int:
+            return 5
+
+        @shop.saga.handles
+        def came(order: Any, answers: Gathered[int]) -> None:
+            if broken:
+                raise ValueError
+            order.note("came", answers)
+
+        start(shop, worker, lambda order: order.gather([chat.s()], then=came, otherwise=shop.too_few, within=3600))
+        worker.run()
+        (deadline,) = rows(app)
+        for _ in range(3):
+            fire(app, deadline)
+            worker.run()
+
+        (letter,) = backend_of(app).dead.list(10)
+        assert (letter.task, found(shop).seen) == ("order.came", [])
+        broken.clear()
+        retry_letter(app, letter)
+        worker.run()
+        assert (found(shop).seen, found(shop).values) == (["came"], [5])
+        assert (collected(app), read_pending(record_of(app).pending).requests) == (0, {})
 
 
 class TestJournal:

@@ -16,6 +16,7 @@ from celery_sagas.engine.gathering import Gather, Member
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
+from celery_sagas.worker.discard import discard_letter
 from celery_sagas.worker.gathering import GATHER, gathering_of
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.relay import RelayThread
@@ -112,8 +113,8 @@ class TestRepeats:
 
         assert found(shop).seen == ["quoted"]
 
-    def test_step_that_fails_keeps_what_has_come(self, app: Celery, shop: Any, worker: Worker) -> None:
-        """So that the relay tells it again if its message is lost; its dead letter can be retried."""
+    def test_step_that_fails_keeps_what_has_come(self, app: Celery, shop: Any, worker: Worker, clock: Clock) -> None:
+        """So that the relay tells it again if its message is lost, and a deadline finds it; its dead letter can be retried."""
 
         @shop.saga.handles
         def bad(order: Any, came: Gathered[int]) -> None:
@@ -121,13 +122,15 @@ class TestRepeats:
 
         start(shop, worker, lambda order: order.gather([shop.quote.s(3)], then=bad))
         failed = worker.run()[-1]
-        assert len(backend_of(app).dead.list(10)) == 1
-        assert collected(app) == 1
-
+        (letter,) = backend_of(app).dead.list(10)
         worker.deliver_again(failed)
 
-        assert collected(app) == 0
+        assert collected(app) == 1
         assert request_of(app)
+        assert discard_letter(app, letter)
+        clock.advance(LEASE_MS)
+        sweep(app)
+        assert collected(app) == 0
 
 
 @pytest.mark.usefixtures("way")
