@@ -912,6 +912,45 @@ class TestRetry:
         assert second.id != letter.id
         assert second.message_id == new_id_of(letter)
 
+    @pytest.mark.parametrize("why", ["completed", "duplicate"])
+    def test_that_changes_nothing_any_more_is_warned_of(
+        self, app: Celery, worker: Worker, mended: list[bool], caplog: pytest.LogCaptureFixture, why: str
+    ) -> None:
+        """Its worker says so, since nothing is known of it before it comes there."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def begin(order: Order, order_id: str) -> None: ...
+
+        @Order.handles
+        def tell(order: Order, order_id: str) -> None:
+            if not mended:
+                raise Boom
+
+        @Order.handles
+        def end(order: Order, order_id: str) -> None:
+            order.complete()
+
+        begin.delay("42")
+        tell.delay("42")
+        worker.run()
+        (letter,) = letters(app)
+        mended.append(True)
+        if why == "completed":
+            end("42")
+        else:
+            retry_letter(app, letter)
+        retry_letter(app, letter)
+        worker.run()
+
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        told = (
+            f"order.tell[{new_id_of(letter)}] is the retry of the dead letter {letter.id}, and changes nothing: order '42' {why}"
+        )
+        assert warned.count(told) == 1
+
     def test_message_id_of_the_producer_is_not_used_again(
         self, app: Celery, worker: Worker, order: Any, mended: list[bool]
     ) -> None:
