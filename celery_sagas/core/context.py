@@ -53,6 +53,11 @@ class StepContext:
     completed: bool = False
     collects: bool = False  #: the state belongs to no instance: a handler was called on it as a function
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the handler has not ended."""
+        return self.sending is not None and not self.sending.closed
+
     def require_sending(self, what: str) -> Sending:
         """Return the place where messages go, unless the state is a read-only copy or its step has ended."""
         if self.sending is None or self.sending.closed:

@@ -83,7 +83,7 @@ def handler_of(step: StepDefinition) -> Callable[..., Any]:
         state = _argument(signature, name, args, kwargs)
         if not isinstance(state, State):
             return function(*args, **kwargs)
-        if state._context is None or state._context.collects:
+        if state._context is None or (state._context.collects and not state._context.is_running):
             with _collecting(step, state):
                 return function(*args, **kwargs)
         if state._context.sending is None:  # what it publishes would really be sent

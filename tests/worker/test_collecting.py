@@ -180,6 +180,36 @@ def test_within_a_step_a_handler_is_a_part_of_it(app: Celery, worker: Worker) ->
     assert [message.task for message in worker.waiting()] == [charge.name]
 
 
+def test_within_a_handler_another_one_is_a_part_of_it(app: Celery, worker: Worker) -> None:
+    """As in a worker: what the outer one sends afterwards is collected, too."""
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    @app.task(acks_late=True)
+    def charge(card: str) -> None: ...
+
+    @Order.handles
+    def again(order: Order) -> None:
+        order.send(charge.s("b"))
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None:
+        order.send(charge.s("a"))
+        again.handler(order)
+        order.send(charge.s("c"))
+        publish(Placed(order_id=order_id))
+
+    order = Order(order_id="42")
+    place.handler(order, "42")
+
+    messages = collected(order).messages
+    assert [message.args[0] for message in messages[:3]] == ["a", "b", "c"]
+    assert [message.task for message in messages[3:]] == ["celery_sagas.publish"]
+    assert len({message.signature.options["task_id"] for message in messages}) == 4
+    assert (order.saga.message.step, worker.waiting()) == ("order.place", [])
+
+
 def test_call_that_does_not_fit(shop: Shop) -> None:
     """The error names the handler, as Python's own does."""
     order = shop.saga(order_id="42")
