@@ -203,38 +203,6 @@ class TestLooking:
         with pytest.raises(ValueError, match="key"):
             collect.count(group)
 
-    def test_remove(self, app: Celery) -> None:
-        """What was removed by hand is remembered too."""
-        collect, _ = collector(size=9)
-        with pytest.raises(NothingBuffered):
-            collect.remove("a")
-        collect.add(D1, id="a")
-        with pytest.raises(ItemNotBuffered):
-            collect.remove("b")
-        collect.remove("a")
-        collect.add(D1, id="a")
-
-        assert ids(app) == []
-
-    def test_what_cannot_be_read(self, app: Celery, worker: Worker) -> None:
-        """It counts, is listed, and is never left out in silence."""
-        collect, _ = collector(size=9, group_by="device")
-        collect.add(D1, id="a")
-        app.send_task("shop.collect", ({"device": "d1", "celsius": "hot"},), headers={"saga_message_id": "b"})
-        worker.run()
-        collect.add(D1, id="c")
-        listed = list(collect.items("d1"))
-
-        assert (collect.count(), collect.read("d1", limit=1)) == (3, [D1])
-        assert [(each.id, each.state) for each in listed] == [("a", "free"), ("b", "unresolved"), ("c", "free")]
-        assert json.loads(listed[1].payload) == {"device": "d1", "celsius": "hot"}
-        for look in (lambda: listed[1].item, lambda: collect.read("d1"), collect.read):
-            with pytest.raises(UnreadableItem) as caught:
-                look()
-            error = caught.value
-            assert (error.aggregator, error.group, error.id) == ("shop.collect", "d1", "b")
-            assert [path for path, _ in error.problems] == ["celsius"]
-
     def test_flush_of_all_groups(self, app: Celery, worker: Worker) -> None:
         collect, collected = collector(size=9, group_by="device")
         collect.add_many([D1, D2, D1])
@@ -245,24 +213,6 @@ class TestLooking:
             ("d1", "asked", 2),
             ("d2", "asked", 1),
         ]
-
-    def test_all_groups(self, app: Celery) -> None:
-        """Each item comes with its group; a text that ``groups`` returns names the group elsewhere."""
-        collect, _ = collector(dict, size=9, group_by=("shop", "key"))
-        one, two, three = {"shop": "s", "key": 2}, {"shop": "s", "key": 1}, {"shop": "s", "key": 2, "more": None}
-        collect.add_many([one, two, three], ids=["a", "b", "c"])
-        groups = list(collect.groups())
-
-        assert groups == ['["s","1"]', '["s","2"]']
-        assert [(each.group, each.id, each.item) for each in collect.items()] == [
-            (groups[0], "b", two),
-            (groups[1], "a", one),
-            (groups[1], "c", three),
-        ]
-        assert [collect.count(group) for group in groups] == [1, 2]
-        assert collect.read() == [two, one, three]
-        assert collect.read(limit=2) == [two, one]
-        assert collect.read(groups[1]) == collect.read(("s", 2)) == [one, three]
 
     def test_facts_of_an_item(self, app: Celery) -> None:
         """The time is that of the store, in UTC."""
@@ -275,12 +225,6 @@ class TestLooking:
         assert listed.buffered_at.tzinfo is UTC
         assert (listed.group, listed.id, listed.state, listed.attempts, listed.item) == ("", "a", "free", 0, D1)
         assert (listed.payload, "celsius" in repr(listed)) == (stored.payload, False)
-
-    def test_nothing_buffered(self, app: Celery) -> None:
-        collect, _ = collector(group_by="device")
-
-        assert (list(collect.groups()), list(collect.items()), list(collect.items("d1"))) == ([], [], [])
-        assert (collect.read(), collect.clear_all()) == ([], 0)
 
     def test_no_more_than_a_page_is_read_at_once(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """However many items there are."""
@@ -319,6 +263,71 @@ class TestLooking:
 
         with pytest.raises(PublishError):
             collect.flush()
+
+
+class TestListing:
+    """What is buffered, all of it or by group, on every store."""
+
+    @pytest.fixture
+    def app(self, stored_app: Celery) -> Celery:
+        """An app on each store."""
+        return stored_app
+
+    def test_all_groups(self, app: Celery) -> None:
+        """Each item comes with its group; a text that ``groups`` returns names the group elsewhere."""
+        collect, _ = collector(dict, size=9, group_by=("shop", "key"))
+        one, two, three = {"shop": "s", "key": 2}, {"shop": "s", "key": 1}, {"shop": "s", "key": 2, "more": None}
+        collect.add_many([one, two, three], ids=["a", "b", "c"])
+        groups = list(collect.groups())
+
+        assert groups == ['["s","1"]', '["s","2"]']
+        assert [(each.group, each.id, each.item) for each in collect.items()] == [
+            (groups[0], "b", two),
+            (groups[1], "a", one),
+            (groups[1], "c", three),
+        ]
+        assert [collect.count(group) for group in groups] == [1, 2]
+        assert collect.read() == [two, one, three]
+        assert collect.read(limit=2) == [two, one]
+        assert collect.read(groups[1]) == collect.read(("s", 2)) == [one, three]
+
+    def test_nothing_buffered(self, app: Celery) -> None:
+        collect, _ = collector(group_by="device")
+
+        assert (list(collect.groups()), list(collect.items()), list(collect.items("d1"))) == ([], [], [])
+        assert (collect.read(), collect.clear_all()) == ([], 0)
+
+    def test_what_cannot_be_read(self, app: Celery, worker: Worker) -> None:
+        """It counts, is listed, and is never left out in silence."""
+        collect, _ = collector(size=9, group_by="device")
+        collect.add(D1, id="a")
+        app.send_task("shop.collect", ({"device": "d1", "celsius": "hot"},), headers={"saga_message_id": "b"})
+        worker.run()
+        collect.add(D1, id="c")
+        listed = list(collect.items("d1"))
+
+        assert (collect.count(), collect.read("d1", limit=1)) == (3, [D1])
+        assert [(each.id, each.state) for each in listed] == [("a", "free"), ("b", "unresolved"), ("c", "free")]
+        assert json.loads(listed[1].payload) == {"device": "d1", "celsius": "hot"}
+        for look in (lambda: listed[1].item, lambda: collect.read("d1"), collect.read):
+            with pytest.raises(UnreadableItem) as caught:
+                look()
+            error = caught.value
+            assert (error.aggregator, error.group, error.id) == ("shop.collect", "d1", "b")
+            assert [path for path, _ in error.problems] == ["celsius"]
+
+    def test_remove(self, app: Celery) -> None:
+        """What was removed by hand is remembered too."""
+        collect, _ = collector(size=9)
+        with pytest.raises(NothingBuffered):
+            collect.remove("a")
+        collect.add(D1, id="a")
+        with pytest.raises(ItemNotBuffered):
+            collect.remove("b")
+        collect.remove("a")
+        collect.add(D1, id="a")
+
+        assert ids(app) == []
 
 
 class TestRemoving:
@@ -377,7 +386,12 @@ class TestRemoving:
 
 
 class TestRemovingByCorrelation:
-    """What is not removed by it, and why."""
+    """What is not removed by it, and why, on every store."""
+
+    @pytest.fixture
+    def app(self, stored_app: Celery) -> Celery:
+        """An app on each store."""
+        return stored_app
 
     def test_nothing_at_all_and_nothing_that_matches(self, app: Celery) -> None:
         """Two errors of one base."""

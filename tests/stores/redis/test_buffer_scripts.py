@@ -136,6 +136,22 @@ def _kinds(dump: Dump) -> set[str]:
     return {key.partition(":buffer:")[2].partition(":")[0] for key in dump if ":buffer:" in key}
 
 
+class TestTrips:
+    """What a call costs."""
+
+    def test_each_call_is_one_trip_once_its_script_is_there(self, redis_backend: RedisBackend) -> None:
+        """Nothing is prepared for a name or a group, neither at first nor again."""
+        aggregates, trips = redis_backend.aggregates, list[str]()
+        redis_backend.client.observers.append(trips.append)
+        for number in range(3):
+            aggregates.insert(RULES, [addition("", "ab"), addition(f"group {number}", "ab")])
+            aggregates.claim(RULES._replace(size=2), "", f"{number}")
+            aggregates.remove(RULES._replace(size=2, remember_ms=0), "", f"{number}")
+        calls = ["aggregate_insert", "aggregate_claim", "aggregate_remove"]
+        # a connection that was lost, which fakeredis's server does now and then, has the layout looked at again
+        assert [trip for trip in trips if trip not in ("layout_register", "SCRIPT")][-6:] == calls * 2
+
+
 class TestFresh:
     """Items that no flush has taken stand in a list, beside those that come back, and those that were removed by their ids."""
 
