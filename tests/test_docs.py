@@ -1,14 +1,19 @@
 """What the documentation must say."""
 
 import re
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import celery_sagas
 from celery_sagas.settings import PREFIX, Settings
+from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.options import DEFAULTS
 from celery_sagas.stores.sql.tables import metadata
+from celery_sagas.testing.samples import HOUR, outgoing, start
+from tests import servers
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -64,3 +69,18 @@ def test_hooks_page_names_every_signal_of_celery_that_is_used():
 def test_every_page_is_in_the_table_of_contents():
     listed = re.findall(r"^([\w-]+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
     assert set(listed) >= {page.stem for page in DOCS.glob("*.md")} - {"index"}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("page", "found"), [("runbook.md", "shop.ship"), ("stores.md", "started")])
+def test_query_of_a_page_finds_what_it_is_for(page, found):
+    """A message that should have left the outbox an hour ago; what an order has met."""
+    query = (DOCS / page).read_text().partition("```sql\n")[2].partition(";")[0]
+    with servers.database("postgresql") as url:
+        an_hour_ago = time.time_ns() // 1_000_000 - HOUR
+        with closing(SqlBackend(url, prefix="", clock=lambda: an_hour_ago)) as backend:
+            backend.prepare(create_schema=True, processes=1)
+            start(backend, "42", outgoing())
+            with backend.database.connect() as connection:
+                (row,) = connection.exec_driver_sql(query)
+    assert found in row
