@@ -298,7 +298,7 @@ class TestListing:
         assert (collect.read(), collect.clear_all()) == ([], 0)
 
     def test_what_cannot_be_read(self, app: Celery, worker: Worker) -> None:
-        """It counts, is listed, and is never left out in silence."""
+        """It counts, is listed, and is never left out in silence; the error says why, and what of its type has refused it."""
         collect, _ = collector(size=9, group_by="device")
         collect.add(D1, id="a")
         app.send_task("shop.collect", ({"device": "d1", "celsius": "hot"},), headers={"saga_message_id": "b"})
@@ -315,6 +315,7 @@ class TestListing:
             error = caught.value
             assert (error.aggregator, error.group, error.id) == ("shop.collect", "d1", "b")
             assert [path for path, _ in error.problems] == ["celsius"]
+            assert isinstance(error.__cause__, InvalidMessage)
 
     def test_remove(self, app: Celery) -> None:
         """What was removed by hand is remembered too."""
