@@ -22,6 +22,7 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.items import Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
+from celery_sagas.worker import buffered
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
 from tests.every_store import stored_app, url
@@ -296,6 +297,16 @@ class TestListing:
 
         assert (list(collect.groups()), list(collect.items()), list(collect.items("d1"))) == ([], [], [])
         assert (collect.read(), collect.clear_all()) == ([], 0)
+
+    def test_pages_of_groups_follow_each_other(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(buffered, "_GROUPS", 2)
+        collect, _ = collector(size=9, group_by="device")
+        collect.add_many([D3, D1, D2, D1])
+
+        assert list(collect.groups()) == ["d1", "d2", "d3"]
+        assert collect.read() == [D1, D1, D2, D3]
+        assert collect.flush() == 3
+        assert (collect.clear_all(), collect.count()) == (4, 0)
 
     def test_what_cannot_be_read(self, app: Celery, worker: Worker) -> None:
         """It counts, is listed, and is never left out in silence; the error says why, and what of its type has refused it."""

@@ -194,7 +194,10 @@ def test_policies_say_what_becomes_of_a_message(app: Celery, worker: Worker) -> 
 
 
 def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Celery, worker: Worker) -> None:
-    """Also one whose step is a starter: a later instance of the key does not get it, and it begins none."""
+    """Also one whose step is a starter: a later instance of the key does not get it, and it begins none.
+
+    One that is withdrawn does not run, although it is on its way.
+    """
 
     class Order(Saga, correlate_by="order_id"):
         order_id: str
@@ -214,27 +217,33 @@ def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Ce
         order.reminders.append(text)
 
     @Order.handles
+    def withdraw(order: Order, order_id: str) -> None:
+        order.unschedule("reminder")
+
+    @Order.handles
     def close(order: Order, order_id: str) -> None:
         order.complete()
 
-    for key in ("42", "43", "44"):
+    for key in ("42", "43", "44", "45"):
         place.delay(key, due=True)
     worker.run()
     rows: list[Any] = []
-    wait_until(lambda: rows.extend(backend_of(app).outbox.claim_due("relay", 9, 60_000)) or len(rows) == 6, "the timeouts")
+    wait_until(lambda: rows.extend(backend_of(app).outbox.claim_due("relay", 9, 60_000)) or len(rows) == 8, "the timeouts")
     for key in ("43", "44"):
         close.delay(key)
     place.delay("44")
+    withdraw.delay("45")
     worker.run()
     for row in rows:
         runtime_of(app).publisher.publish(row)
     assert errors(worker) == []
 
     assert Order.find("43") is None
-    found = {key: Order.find(key) for key in ("42", "44")}
+    found = {key: Order.find(key) for key in ("42", "44", "45")}
     assert {key: (order.reminders, order.saga.version) for key, order in found.items() if order} == {
         "42": (["second"], 3),
         "44": ([], 1),
+        "45": ([], 3),
     }
 
 
