@@ -196,7 +196,7 @@ def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
 
 def test_what_is_larger_than_the_database_takes(deploy: Deploy) -> None:
     """A commit, and a message: the one is kept whole, the other without its arguments, and the worker goes on."""
-    deployment = deploy("failing", "redis", "mariadb", saga_max_state_bytes=100_000_000, **BROKERS["redis"])
+    deployment = deploy("failing", "redis", "mariadb", saga_max_state_bytes=100_000_000)
     size = _statement_limit(deployment) + 2**24 + 2**20
     deployment.start("prefork", 1).wait_ready()
     too_much = deployment.send("job.swell", name="a", size=size)
