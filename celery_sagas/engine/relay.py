@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from celery_sagas.core.registry import registry
 from celery_sagas.core.text import storable
-from celery_sagas.engine.burial import letter_of
+from celery_sagas.engine.burial import add_letter, letter_of
 from celery_sagas.engine.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.gathers import Gathers
 from celery_sagas.engine.groups import Groups
@@ -290,7 +290,7 @@ class _Batch:
             if not (isinstance(exc, Doubtful) and self._takes_messages()):
                 self._put_off(row, exc)
                 return
-        self.relay.backend.dead.add(letter)
+        add_letter(self.relay.backend, letter)
         logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
         with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
             self.relay.announce(letter, error)

@@ -10,7 +10,7 @@ import pytest
 
 from celery_sagas.engine.relay import BATCH, Receipt, Relay, Terms
 from celery_sagas.engine.sweeps import Sweep
-from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
+from celery_sagas.errors import Doubtful, PublishError, StoreError, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
@@ -597,6 +597,27 @@ class TestPoison:
         assert [(sweep.failed, sweep.dead_lettered) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
         assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
         assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then people; then the row goes
+
+    def test_is_kept_without_its_message_if_the_store_refuses_the_letter(
+        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Which is larger than the row; else that would hold up the others for ever."""
+        add = deployment.backend.dead.add
+
+        def small(letter: DeadLetter) -> None:
+            if letter.payload == "{}":
+                raise StoreError("too large")
+            add(letter)
+
+        monkeypatch.setattr(deployment.backend.dead, "add", small)
+        deployment.add("a")
+        deployment.publisher.errors = [POISON]
+
+        sweep = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0)).sweep()
+
+        (letter,) = deployment.backend.dead.list(10)
+        assert (sweep.dead_lettered, sweep.error, deployment.backend.outbox.count()) == (1, "", 0)
+        assert letter.payload == '{"unreadable":"the store refused it: StoreError"}'
 
     def test_stays_while_the_broker_does_not_even_take_that_it_has_failed(
         self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
