@@ -307,11 +307,13 @@ class TestInspect:
         assert answer["dead_letters"] is None
         assert answer["store_error"] == "the store has not answered within 0.01 s"
 
-    def test_worker_without_a_backend(self, app: Celery) -> None:
+    def test_worker_without_a_backend(self, app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """No file is made for it."""
+        monkeypatch.chdir(tmp_path)
         plain = Celery("plain", set_as_current=False)
 
         assert self.ask(plain) == {"running": False}
+        assert list(tmp_path.iterdir()) == []
 
     def test_is_an_inspect_command(self) -> None:
         assert Panel.data["sagas_relay"] is control.sagas_relay
