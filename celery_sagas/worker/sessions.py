@@ -74,7 +74,7 @@ def session_of(request: Any) -> Session:
     session = _session_in(request)
     if session is None:
         session = request.__dict__[_SESSION] = Session(
-            read_message_id(request), _causation_of(request), str(request.id), read_publication(request)
+            read_message_id(request), _causation_of(request), str(request.id), _publication_of(request)
         )
     return session
 
@@ -136,6 +136,17 @@ def _causation_of(request: Any) -> dict[str, str]:
         around = _first_session(_requests_around(request))
         return dict(around.causation) if around else {}
     return stamped_causation(request)
+
+
+def _publication_of(request: Any) -> str:
+    """Return which publication a task's message is; of ``apply`` and eager mode, where nothing is published, each call is one.
+
+    But not of what a commit sends: its id is that of no other message.
+    """
+    publication = read_publication(request)
+    if not publication and request.is_eager and not is_stamped(headers_of(request)):
+        return new_publication(_first_session(_requests_around(request)))
+    return publication
 
 
 def _requests_around(inner: Any) -> list[Any]:

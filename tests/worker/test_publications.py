@@ -141,6 +141,37 @@ def test_message_in_the_place_of_another_is_another_publication(app: Celery, wor
     assert counted.find("a").count == 5
 
 
+@pytest.mark.parametrize(("headers", "count"), [({}, 4), ({CAUSE: "m1"}, 2)], ids=["sent by hand", "sent by a commit"])
+def test_eager_mode(eager: Celery, counted: Any, headers: dict[str, str], count: int) -> None:
+    """Nothing is published there: each run is a publication, unless the id is one that a commit has made."""
+
+    @eager.task
+    def nightly() -> None:
+        for _ in range(2):
+            counted.add.delay("a")
+
+    for _ in range(2):
+        nightly.apply_async(task_id="nightly", headers=headers)
+
+    assert counted.find("a").count == count
+
+
+def test_task_that_another_one_applies(app: Celery, worker: Worker, nightly: Any, counted: Any) -> None:
+    """It is the same in each delivery of that one."""
+
+    @app.task
+    def evening() -> None:
+        nightly.apply(task_id="nightly")
+
+    for _ in range(2):
+        evening.apply_async(task_id="evening")
+        delivered, *_ = worker.run()
+        worker.deliver_again(delivered)
+        worker.run()
+
+    assert counted.find("a").count == 2
+
+
 def test_producer_without_the_library(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
     """Only the task's id says which message it is."""
     with app.amqp.producer_pool.acquire() as producer:
