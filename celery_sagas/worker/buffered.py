@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -154,10 +155,10 @@ class Buffered:
         try:
             return items.correlation_of(each.item)
         except UnreadableItem:
-            text = items.correlation_of(json.loads(each.payload))
-            if text is None:
-                raise
-            return text
+            with suppress(ValueError, RecursionError):  # it is no JSON, as after a change by hand
+                if (text := items.correlation_of(json.loads(each.payload))) is not None:
+                    return text
+            raise
 
     def _remove_if_free(self, group: str, id: str) -> bool:
         """Remove an item unless it is gone, or a flush has it; return whether it was removed."""

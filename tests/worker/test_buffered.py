@@ -20,11 +20,11 @@ from celery_sagas.errors import (
     PublishError,
     UnreadableItem,
 )
-from celery_sagas.stores.items import Rules
+from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
 from celery_sagas.worker import buffered
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import NewApp, Worker
+from tests.apps import NewApp, Worker, backend_of
 from tests.every_store import stored_app, url
 from tests.worker.collectors import Reading, aggregators, collector, counts, ids
 
@@ -433,6 +433,16 @@ class TestRemovingByCorrelation:
         assert caught.value.id == "b"
         collect.remove("b")
         assert collect.remove_correlated(1) == 1
+
+    def test_item_that_is_no_json_raises(self, app: Celery) -> None:
+        """As after a change by hand."""
+        collect, _ = collector(Sold, size=9, correlate_by="order.id")
+        collect.add(sold(1), id="a")
+        backend_of(app).aggregates.insert(Rules("shop.collect", size=9), [Addition("", (NewItem("b", "[" * 9),))])
+
+        with pytest.raises(UnreadableItem) as caught:
+            collect.remove_correlated(1)
+        assert (caught.value.id, collect.count()) == ("b", 2)
 
     @pytest.mark.parametrize("value", [None, True, 1.5, ""])
     def test_value_that_is_no_id(self, app: Celery, value: Any) -> None:
