@@ -18,13 +18,16 @@ from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
 from celery.utils.dispatch import Signal
 from celery.worker import WorkController
-from celery.worker.consumer import Consumer
+from celery.worker.consumer import Consumer, Gossip
 from celery.worker.request import Request
 from celery.worker.strategy import default as default_strategy
+from kombu import Connection
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.worker import internals
 from tests.apps import NewApp, Worker
+from tests.servers import unique
+from tests.waiting import wait_until
 
 
 class Failure(Exception):
@@ -624,3 +627,33 @@ class TestFailures:
         Consumer.create_task_handler(consumer)(message)
 
         assert [given[:2] for given in seen] == [(None, message)]
+
+    @pytest.mark.parametrize(("payload", "error"), [({}, KeyError), ([], TypeError)], ids=repr)
+    def test_gossip_survives_no_event_that_names_no_host(self, payload: object, error: type[Exception]) -> None:
+        """It ends the worker: the docs say so, and how to do without."""
+        message = SimpleNamespace(delivery_info={"routing_key": "worker.online"}, headers={}, payload=payload)
+
+        with pytest.raises(error):
+            Gossip.on_message(Mock(event_handlers={}), Mock(), message)
+
+
+class TestRedis:
+    """What kombu does with a list."""
+
+    def test_while_a_message_is_taken_it_is_nowhere(self, redis_url: str) -> None:
+        """Whoever dies then loses it: the gap of which *guarantees* tells."""
+        name = unique("taken")
+        with Connection(redis_url, transport_options={"unacked_key": f"{name}-unacked"}) as connection:
+            channel: Any = connection.default_channel
+            connection.Producer().publish("", routing_key=name)
+            channel.basic_consume(name, no_ack=False, callback=Mock(), consumer_tag=name)
+            channel.connection.cycle._client_registered(channel, channel.client, "BRPOP")  # which gives it a connection
+            channel._brpop_start()
+            with channel._create_client() as other:
+                wait_until(lambda: other.llen(name) == 0, "the end of the list")
+                noted = [other.hlen(channel.unacked_key)]
+                channel._brpop_read()
+                noted.append(other.hlen(channel.unacked_key))
+            channel.qos.ack(next(iter(channel.qos._delivered)))
+
+        assert noted == [0, 1]
