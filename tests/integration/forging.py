@@ -7,6 +7,8 @@ by right, such as a message whose eta is far away.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -27,6 +29,8 @@ ODD: tuple[Any, ...] = (
     *({}, {"": ""}, {"\ud800": "\ud800"}, {"a": {"b": {"c": [1]}}}),
     *([{}], [{"task": 5}], {"task": "forged.work", "options": []}, [{"task": "forged.work", "args": {}}]),
 )
+#: What else AMQP has: a text that is no UTF-8 comes as bytes.
+TYPED: tuple[Any, ...] = (b"", b"\xff\0", Decimal("0.5"), datetime(2026, 1, 1), [b"\xff"], {"a": b"\xff"}, {b"\xff": Decimal(-1)})
 #: Celery's headers, and names by which a header hides what a request has, or what is kept there.
 CELERY = (
     *(name for name in vars(Context) if name not in ("eta", "expires")),
@@ -60,7 +64,7 @@ ROUTING = ("exchange", "exchange_type", "routing_key", "priority", "serializer",
 class Forged:
     """A message as it is published."""
 
-    headers: dict[str, Any]
+    headers: dict[Any, Any]
     body: bytes
     content_type: str = "application/json"
     content_encoding: str = "utf-8"
@@ -72,9 +76,11 @@ class Forged:
         producer.publish(self.body, routing_key=queue, exchange="", headers=self.headers, **written, **self.properties)
 
 
-def forged(chance: Random) -> Forged:
+def forged(chance: Random, *, is_amqp: bool = False) -> Forged:
     """Return a message whose task is known or not, and of which some part is not as it should be."""
     message = Forged(_headers(chance), _body(chance))
+    if is_amqp and _one_in(chance, 3):
+        message.headers[chance.choice((*CELERY, *OURS, "expires", b"\xff"))] = chance.choice(TYPED)
     if _one_in(chance, 10):
         message.content_type = chance.choice(TYPES)
     if _one_in(chance, 10):

@@ -28,7 +28,7 @@ def publish_forged(deployment: Deployment, chance: Random, count: int) -> None:
         deployment.client.amqp.queues[deployment.name](channel).declare()
         producer = Producer(channel)
         for _ in range(count):
-            forged(chance).publish(producer, deployment.name)
+            forged(chance, is_amqp=deployment.broker.startswith("amqp")).publish(producer, deployment.name)
 
 
 def is_idle(deployment: Deployment) -> bool:
