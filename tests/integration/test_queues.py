@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, ADD_AND_TELL, assert_conserved, increments, send_all
+from tests.integration.ledgers import SOON
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
@@ -21,11 +22,17 @@ def _declare(deployment: Deployment, arguments: dict[str, Any]) -> None:
 
 
 def test_quorum_queue_loses_and_doubles_nothing(deploy: Deploy) -> None:
-    deployment = deploy("counters", "rabbitmq", "postgresql", saga_max_deliveries=LIMIT - 1)
+    """Although workers are killed, less often than its limit says: each time counts for all messages that the worker had."""
+    settings = {"saga_max_deliveries": LIMIT - 1, "worker_prefetch_multiplier": 20, **SOON}
+    deployment = deploy("counters", "rabbitmq", "postgresql", **settings)
     _declare(deployment, QUORUM)
-    deployment.start("prefork", 2).wait_ready()
-    wanted = increments(40, counters=6)
+    wanted = increments(150, counters=6)
     send_all(deployment, ADD_AND_TELL, wanted)
+    for number in range(1, LIMIT):
+        worker = deployment.start("prefork", 2).wait_ready()
+        deployment.wait_handled(ADD_AND_TELL, number * 20)
+        worker.kill()
+    deployment.start("prefork", 2).wait_ready()
     assert_conserved(deployment, wanted)
 
 
