@@ -38,3 +38,29 @@ def test_relay_sends_what_is_due_by_the_clock_of_the_store(deploy: Deploy, off: 
     assert deployment.state("reminder", "soon") == {"name": "soon", "count": 1}
     assert deployment.state("reminder", "later") == {"name": "later", "count": 0}
     wait_until(lambda: deployment.backend.outbox.count() == 1, deployment.describe)
+
+
+@pytest.mark.parametrize(
+    ("off", "step", "told"), [(FAST, "failed", ([], ["revoked"])), (SLOW, "answered", (["done a"], []))], ids=["fast", "slow"]
+)
+def test_participant_goes_by_its_own_clock(deploy: Deploy, off: dict[str, str], step: str, told: tuple[list[str], ...]) -> None:
+    """It leaves a request whose time is over by that clock, and its instance is told so at once."""
+    deployment = deploy("asking", "rabbitmq", "postgresql")
+    queue = deployment.route("participant.work")
+    deployment.start("prefork", 1).wait_ready()
+    deployment.start("prefork", 1, queue=queue, **off).wait_ready()
+    deployment.send("quest.ask", name="a", how="work", within=3_600)
+    deployment.wait_handled(f"quest.{step}", 1)
+    state = deployment.state("quest", "a") or {}
+    assert (state["answers"], state["failures"]) == told
+    assert deployment.failures() == []
+
+
+@pytest.mark.parametrize(("off", "waits"), [(FAST, 1), (SLOW, 0)], ids=["fast", "slow"])
+def test_timeout_is_as_late_or_early_as_its_workers_clock_is_off(deploy: Deploy, off: dict[str, str], waits: int) -> None:
+    deployment = deploy("reminders", "rabbitmq", "postgresql", saga_relay_interval=0.1)
+    deployment.start("prefork", 1, **off).wait_ready()
+    deployment.send(REMIND, name="a", seconds=3_600)
+    deployment.wait_handled(REMIND if waits else REMINDED, 1)
+    assert deployment.state("reminder", "a") == {"name": "a", "count": 1 - waits}
+    wait_until(lambda: deployment.backend.outbox.count() == waits, deployment.describe)

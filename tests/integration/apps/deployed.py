@@ -7,12 +7,14 @@ import select
 import signal
 import threading
 import time
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
 import whole_files  # noqa: F401 - for its effect
 from billiard.pool import Worker
 from celery import Celery, signals
+from celery.worker import request
 from kombu.transport import redis
 
 #: By how much this process's clock is off. Seconds.
@@ -21,11 +23,20 @@ FOLDER = Path(os.environ["CELERY_SAGAS_TEST_FOLDER"])
 faulthandler.register(signal.SIGURG, all_threads=True)  # see Worker.stacks; Celery gives others a meaning of their own
 
 
+class WrongDatetime(datetime):
+    """Tells the wrong time, too."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "WrongDatetime":
+        return cls.fromtimestamp(time.time(), tz)
+
+
 def set_clock() -> None:
-    """Have this process tell a wrong time, kombu's Redis transport included."""
+    """Have this process tell a wrong time, kombu's Redis transport and what looks whether a message has expired included."""
     clock, clock_ns = time.time, time.time_ns
     time.time = redis.time = lambda: clock() + CLOCK_OFF_S  # type: ignore[attr-defined]
     time.time_ns = lambda: clock_ns() + int(CLOCK_OFF_S * 1e9)
+    request.datetime = WrongDatetime  # type: ignore[misc]
 
 
 if CLOCK_OFF_S:
