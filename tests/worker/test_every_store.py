@@ -294,19 +294,51 @@ def test_what_comes_late_for_an_instance_that_was_deleted_by_hand_changes_nothin
     assert backend_of(app).dead.count() == 0
 
 
-def _delete_by_hand(backend: Backend, instance_id: str) -> None:
-    """Do what the runbook says, and nothing else."""
+@pytest.mark.parametrize("url", STORES[1:], indirect=True)
+def test_key_that_is_left_behind_by_hand_makes_a_dead_letter(
+    app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error says what to delete; once that is gone, the key is free."""
+    monkeypatch.setattr("celery_sagas.engine.conflicts._LONGEST_PAUSE_S", 0.0)
+
+    class Order(Saga, correlate_by="order_id", also_by="parcel"):
+        order_id: str
+        parcel: str | None = None
+
+    @Order.starts
+    def place(order: Order, order_id: str, parcel: str) -> None:
+        order.parcel = parcel
+
+    place.delay("42", "p")
+    worker.one()
+    order = Order.find("42")
+    assert order is not None
+    _delete_by_hand(backend_of(app), order.saga.id, with_keys=False)
+    place.delay("42", "p")
+    assert "gone" in str(worker.one().error)
+    assert [letter.error for letter in backend_of(app).dead.list(9)] == ["UnreadableState"]
+
+    _delete_by_hand(backend_of(app), order.saga.id)
+    place.delay("42", "p")
+    assert worker.one().error is None
+    assert Order.find(parcel="p") is not None
+
+
+def _delete_by_hand(backend: Backend, instance_id: str, *, with_keys: bool = True) -> None:
+    """Do what the runbook says, and nothing else; or forget the keys."""
     if isinstance(backend, SqlBackend):
         values = {"prefix": backend.database._prefix, "id": instance_id}
         with backend.database.connect() as connection:
             connection.execute(text("BEGIN"))
             connection.execute(text("DELETE FROM saga_instance WHERE prefix = :prefix AND id = :id"), values)
-            connection.execute(text("DELETE FROM saga_key WHERE prefix = :prefix AND instance_id = :id"), values)
+            if with_keys:
+                connection.execute(text("DELETE FROM saga_key WHERE prefix = :prefix AND instance_id = :id"), values)
             connection.execute(text("COMMIT"))
     else:
         assert isinstance(backend, RedisBackend)
         for shard in backend._placement.shards:
-            backend.client.run(_DELETE, [shard.instances("order"), shard.keys("order")], [instance_id])
+            keys = shard.keys("order" if with_keys else "nothing")
+            backend.client.run(_DELETE, [shard.instances("order"), keys], [instance_id])
 
 
 #: As atomic as ``MULTI``.
