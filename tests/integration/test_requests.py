@@ -422,7 +422,7 @@ def test_thousand_members(deployment: Deployment) -> None:
     deployment.start("prefork", 2, level="WARNING").wait_ready()
     deployment.send("quest.ask_many", name="a", members=1_000)
 
-    wait_until(lambda: quest(deployment).get("gathered") == 1_000, deployment.describe, deadline_s=120)
+    wait_until(lambda: quest(deployment).get("gathered") == 1_000, deployment.describe, deadline_s=240)
     assert (quest(deployment)["failures"], deployment.failures(), pending(deployment)) == ([], [], {})
 
 
@@ -441,7 +441,7 @@ def test_thousand_members_whose_workers_are_killed(deploy: Deploy) -> None:
 
     (deployment.folder / "answer").touch()
     deployment.start("prefork", 1, queue=held, level="WARNING")
-    wait_until(lambda: quest(deployment).get("gathered"), deployment.describe, deadline_s=120)
+    wait_until(lambda: quest(deployment).get("gathered"), deployment.describe, deadline_s=240)
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
     found = quest(deployment)
     assert sorted(found["answers"]) == sorted(f"{position}: done a" for position in range(1_000))
