@@ -213,13 +213,13 @@ def stamp(headers: dict[str, Any], session: Session) -> None:
         headers.update(causation_headers(session))
 
 
-def stamp_publication(headers: dict[str, Any], new: Callable[[], str]) -> None:
+def stamp_publication(headers: dict[str, Any], new: Callable[[str], str]) -> None:
     """Say which publication a message is, unless it has come from a commit: its task may be sent again under the same id.
 
     To a step the id alone says which message it is, and so does one that a producer names.
     """
     if headers.keys().isdisjoint((PUBLICATION, MESSAGE_ID, STEP, CAUSE, CAUSATION)):
-        headers[PUBLICATION] = new()
+        headers[PUBLICATION] = new(str(headers.get("id")))
 
 
 def hand_over(headers: dict[str, Any], request: Any, publication: str) -> None:

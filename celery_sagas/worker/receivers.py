@@ -38,7 +38,7 @@ def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, *
     if headers.get("id") == session.task_id:
         _hand_over(headers, session)
         return
-    stamp_publication(headers, partial(new_publication, session))
+    stamp_publication(headers, partial(new_publication, session=session))
     stamp(headers, session)
     if session.sending is not None:
         _report_raw_send(session.sending.step, str(sender))

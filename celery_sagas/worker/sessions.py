@@ -4,7 +4,7 @@ So a task costs nothing unless it is a step or publishes something, and sessions
 calls.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +14,15 @@ from kombu.utils.json import dumps
 
 from celery_sagas.core.ids import derived_id
 from celery_sagas.engine.session import Session
-from celery_sagas.worker.headers import headers_of, is_stamped, read_message_id, read_publication, read_retries, stamped_causation
+from celery_sagas.worker.headers import (
+    headers_of,
+    id_of,
+    is_stamped,
+    read_message_id,
+    read_publication,
+    read_retries,
+    stamped_causation,
+)
 from celery_sagas.worker.internals import current_app, running_requests
 
 _SESSION = "_celery_sagas_session"
@@ -98,12 +106,39 @@ def new_message_id(session: Session | None, task: str, arguments: object) -> str
     return derived_id(session.message_id + session.publication, f"{task}/{_retries()}/{session.published}/{dumps(arguments)}")
 
 
-def new_publication(session: Session | None = None) -> str:
-    """Return what tells a message from others of the same id; in a task, the same each time the task is delivered again."""
+def new_publication(id: str, session: Session | None = None) -> str:
+    """Return what tells a message from others of the same id; in a task, the same each time the task is delivered again.
+
+    Whatever else the task publishes, which may be less then. What follows it is published once, however often it is retried.
+    """
     if session is None:
         return uuid4().hex
-    session.publications += 1
-    return derived_id(session.message_id + session.publication, f"publication/{_retries()}/{session.publications}")
+    if id in _following(session):
+        return derived_id(session.message_id + session.publication, f"publication/{id}")
+    count = session.publications[id] = session.publications.get(id, 0) + 1
+    return derived_id(session.message_id + session.publication, f"publication/{_retries()}/{id}/{count}")
+
+
+def _following(session: Session) -> Iterator[object]:
+    """Yield the ids of the messages that follow the task of a session: the next of its chain, and its callbacks."""
+    for request in running_requests():
+        if _session_in(request) is session:
+            for follows in ((request.chain or [])[-1:], request.callbacks, request.errbacks):
+                yield from _ids_of(follows)
+            return
+
+
+def _ids_of(sent: Any) -> Iterator[object]:
+    """Yield the ids of the messages that begin a signature: of a group or chord, those of all its members."""
+    if isinstance(sent, Mapping):
+        options, kwargs = sent.get("options"), sent.get("kwargs")
+        if isinstance(options, Mapping):
+            yield options.get("task_id")
+        if isinstance(kwargs, Mapping):
+            yield from _ids_of([kwargs.get("tasks"), kwargs.get("header")])
+    elif isinstance(sent, list | tuple):
+        for each in sent:
+            yield from _ids_of(each)
 
 
 def replacing_publication(session: Session) -> str:
@@ -145,7 +180,7 @@ def _publication_of(request: Any) -> str:
     """
     publication = read_publication(request)
     if not publication and request.is_eager and not is_stamped(headers_of(request)):
-        return new_publication(_first_session(_requests_around(request)))
+        return new_publication(id_of(request), _first_session(_requests_around(request)))
     return publication
 
 

@@ -1,9 +1,10 @@
 """What plain tasks send is the same in each delivery of their message, and another in each publication of it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, group
 
 from celery_sagas import Saga
 from celery_sagas.worker.headers import CAUSE, PUBLICATION
@@ -170,6 +171,47 @@ def test_task_that_another_one_applies(app: Celery, worker: Worker, nightly: Any
         worker.run()
 
     assert counted.find("a").count == 2
+
+
+#: What follows a task, and has its id from when the whole was made.
+FOLLOWING: dict[str, Callable[[Any, Any], Any]] = {
+    "chain": lambda first, second: (first.si() | second.si()).apply_async(),
+    "group": lambda first, second: (first.si() | group(second.si(), second.si())).apply_async(),
+    "link": lambda first, second: first.apply_async(link=second.si().set(task_id="second")),
+}
+
+
+@pytest.mark.parametrize("again", ["sends less", "is not retried"])
+@pytest.mark.parametrize("how", FOLLOWING)
+def test_what_follows_a_task_is_the_same_in_each_delivery(
+    app: Celery, worker: Worker, counted: Any, how: str, again: str
+) -> None:
+    """Also if the task then does less, as one does that finds its work done."""
+    runs: list[str] = []
+
+    @app.task
+    def other() -> None: ...
+
+    @app.task(bind=True)
+    def first(self: Any) -> None:
+        runs.append(self.request.id)
+        if len(runs) > 1:
+            return
+        other.delay()
+        if again == "is not retried":
+            raise self.retry(countdown=0)
+
+    @app.task
+    def second() -> None:
+        counted.add.delay("a")
+
+    FOLLOWING[how](first, second)
+    delivered, *_ = worker.run()
+    worker.deliver_again(delivered)
+    worker.run()
+
+    assert len(runs) >= 2
+    assert counted.find("a").count == (2 if how == "group" else 1)
 
 
 def test_producer_without_the_library(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
