@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import signature
@@ -32,6 +32,8 @@ _FIRST_PAUSE_S = 1.0
 #: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is given back is held.
 _BEFORE_LIMIT_S = 15.0
 _TRIES_AGAIN = "%s[%s] cannot answer yet, and tries again in %.1f s: %s"
+#: Marks the error of a task that may have answered before it; it comes to the main process with it.
+MAY_BE_ANSWERED = "_celery_sagas_may_be_answered"
 #: Marks the request of a task that runs, and will answer: it may call its own ``run``.
 _ANSWERING = "_celery_sagas_answering"
 #: Marks what was wrapped.
@@ -69,9 +71,20 @@ def _run(task: Any, run: Callable[[], Any]) -> Any:
     began = time.monotonic()
     result = run()
     until = _patience_ends(task, began)
-    for link in take_links(request):
-        _answer(task, signature(link, app=task.app).clone((result,)), until)
+    with _in_doubt(SoftTimeLimitExceeded):  # an answer may be on its way
+        for link in take_links(request):
+            _answer(task, signature(link, app=task.app).clone((result,)), until)
     return result
+
+
+@contextlib.contextmanager
+def _in_doubt(*errors: type[Exception]) -> Iterator[None]:
+    """Mark these errors: whoever waits for an answer is told of the failure, and may get an answer all the same."""
+    try:
+        yield
+    except errors as exc:
+        exc.__dict__[MAY_BE_ANSWERED] = True
+        raise
 
 
 def _patience_ends(task: Any, began: float) -> float:
@@ -112,7 +125,8 @@ def _publish_again(task: Any, answer: Signature[Any], until: float, error: Publi
             pause_s = min(pause_s, left_s)
             logger.warning(_TRIES_AGAIN, task.name, task.request.id, pause_s, error.reason)
             time.sleep(pause_s)
-            again = _refusal(task, answer)
+            with _in_doubt(Exception):  # the one before may have arrived
+                again = _refusal(task, answer)
             if again is None:
                 return None
             error, pause_s = again, 2 * pause_s

@@ -8,6 +8,7 @@ from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceed
 from celery.utils.imports import symbol_by_name
 
 from celery_sagas.core.answers import FailureKind
+from celery_sagas.worker.answers import MAY_BE_ANSWERED
 from celery_sagas.worker.failures import report_in_time
 from celery_sagas.worker.headers import read_retries
 from celery_sagas.worker.internals import is_terminating
@@ -51,8 +52,9 @@ class Reporting:
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Tell of what a task has raised, or of its lost process."""
         error = exc_info.exception
+        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
         # an error of Celery's own, such as of its result backend, may come after the answer was sent
-        self._report_of(error.exc if isinstance(error, ExceptionWithTraceback) else error, may_be_answered=exc_info.internal)
+        self._report_of(error, may_be_answered=exc_info.internal or hasattr(error, MAY_BE_ANSWERED))
         with session_of_failed(context_of(self)):
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
 

@@ -203,6 +203,32 @@ def test_an_answer_that_cannot_be_sent_is_a_failure(
     assert asked.failure().error == type(error).__name__
 
 
+@pytest.mark.parametrize("later", [None, Unroutable("", "gone")], ids=["interrupted", "refused later"])
+def test_an_answer_that_arrives_although_its_task_has_failed_is_late(
+    worker: Worker, asked: Shop, later: Unroutable | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written when the task's time was over, or before it was published again."""
+    asked.charge.acks_late = True
+    publish, written = ConfirmedPublisher.publish_signature, list[tuple[ConfirmedPublisher, Any]]()
+
+    def interrupted(publisher: ConfirmedPublisher, sent: Any) -> None:
+        if sent.task != asked.saga.paid.name:
+            publish(publisher, sent)
+        elif written:
+            raise later or AssertionError
+        else:
+            written.append((publisher, sent))
+            raise AWAY if later else PublishError("in time", connection=True) from SoftTimeLimitExceeded()
+
+    monkeypatch.setattr(ConfirmedPublisher, "publish_signature", interrupted)
+    monkeypatch.setattr(answers.time, "sleep", lambda _: None)
+    worker.run()
+    publish(*written[0])
+    worker.run()
+
+    assert asked.seen() == ["unpaid error", "paid receipt late"]
+
+
 def test_what_celery_cannot_send_is_a_failure(worker: Worker, asked: Shop) -> None:
     asked.work = lambda task, cents: object()
     worker.run()
