@@ -26,8 +26,13 @@ _HOSTS_AND_QUERY = r"(?:(?:\[[^]/?#@]*\]|[^][:/?#@,]+)(?::\d{1,5})?(?:,|(?=[/?])
 #: me:12/s3cret@host they begin a password, and are taken for that wherever the @ does not stand in the query: one that is
 #: meant in a path can be written as %40, and a password that was shown cannot be taken back.
 _UNESCAPED = re.compile(rf"://(?!{_HOSTS_AND_QUERY})[^:/?#]*:[^@/?#]*[/?#].*@", re.DOTALL)
+#: A password before a host.
+_PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 #: The name of a secret in a query; PostgreSQL's passfile is a path.
-_SECRET = re.compile(r"pass(?!file)|pwd|secret|token|(api|access)[_-]?key(?!_?id)|credential|signature|^auth$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"passw|passphrase|(?:^|[_-])pass(?!file)|pwd|secret|token|(api|access)[_-]?key(?!_?id)|credential|signature|^auth$",
+    re.IGNORECASE,
+)
 
 
 class OpenBackend(Protocol):
@@ -136,6 +141,11 @@ def check_secrets(url: str) -> None:
         raise ConfigurationError(
             "the URL of the saga backend is malformed",
             "Write it as scheme://user:password@host:port/database, with special characters in the password %-escaped",
+        )
+    if _IMPORT_PATH.match(first) and _PASSWORD.search(first):
+        raise ConfigurationError(
+            "the URL of the saga backend has an import path and a password, which celery report shows before Celery 5.7",
+            "Write the password into saga_backend_options, or register the backend under a scheme of its own: register_backend()",
         )
     if any("@" in other.partition("?")[0] for other in others):
         raise ConfigurationError(

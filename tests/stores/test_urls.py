@@ -105,6 +105,11 @@ def test_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
         ("postgresql://me:123456?a=s3cret@host/shop", "%-escaped"),
         ("postgresql://me:12x?a=s3cret@host/shop", "%-escaped"),
         ("redis://:12?a=s3cret@host", "%-escaped"),
+        ("own.backends:Shelf+shelf://me:s3cret@host/shop", "import path and a password"),
+        (
+            "own://host/shop?key_pass=s3cret&passphrase=s3cret&PGPASSWORD=s3cret",
+            "has key_pass, passphrase, PGPASSWORD in its query",
+        ),
     ],
 )
 def test_url_whose_secret_celery_would_show_is_refused(url: str, text: str) -> None:
@@ -130,6 +135,11 @@ def test_url_whose_secret_celery_would_show_is_refused(url: str, text: str) -> N
 )
 def test_url_without_a_secret_that_celery_would_show(url: str) -> None:
     open_backend(url, prefix="", options={}).close()
+
+
+@pytest.mark.parametrize("url", ["own://host/shop?bypass_cache=1&compass=north", "own.backends:Shelf+shelf://me@host/shop"])
+def test_url_of_ones_own_without_a_secret(url: str) -> None:
+    urls.check_secrets(url)
 
 
 @pytest.mark.parametrize("url", ["postgresql+psycopg2://me@host/shop", "mysql+aiomysql://me@host/shop"])
@@ -234,9 +244,9 @@ class TestImportPath:
     @pytest.mark.parametrize(
         ("url", "text"),
         [
-            ("no_such_package.stores:Own+own://me:s3cret@host", r"no_such_package\.stores:Own cannot be .* install the package"),
-            ("shop_stores:Own+own://me:s3cret@host", r"cannot be imported .* Name what shop_stores defines"),
-            ("shop_stores:number+own://me:s3cret@host", r"shop_stores:number cannot be called\. Name a class"),
+            ("no_such_package.stores:Own+own://me@host", r"no_such_package\.stores:Own cannot be .* install the package"),
+            ("shop_stores:Own+own://me@host", r"cannot be imported .* Name what shop_stores defines"),
+            ("shop_stores:number+own://me@host", r"shop_stores:number cannot be called\. Name a class"),
             ("shop_stores:open_shelf+s3cret", "has no scheme"),
             ("shop_stores:open_shelf+own://host?password=s3cret", "has password in its query"),
             ("shop_stores.open_shelf+own://me:s3cret@host", "no saga backend serves the scheme"),
