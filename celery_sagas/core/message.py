@@ -52,13 +52,25 @@ class Message(BaseModel):
 _DUMP: Final[dict[str, Any]] = {"mode": "json", "by_alias": True, "round_trip": True}
 
 
-def _check_whole(message: Message, dumped: dict[str, Any]) -> None:
-    kind = type(message)
-    try:
-        read: object = kind.model_validate_json(to_json(dumped))
-    except BUGS:  # its reader, whoever that is, takes what was sent
-        read = dumped
-    if problems := list(cut_off(message, read)):
+def encode_event(event: Message) -> dict[str, Any]:
+    """Return an event in values of JSON, for those who read it by its class.
+
+    Raises:
+        InvalidMessage: A field holds an object of a subclass, which would be left out, or read as its base.
+    """
+    dumped = event.__json__()
+    if not is_exact(event, ANY):
+        try:
+            read = type(event).model_validate_json(to_json(dumped))
+        except BUGS:  # its readers say so
+            return dumped
+        _check_whole(event, read)
+    return dumped
+
+
+def _check_whole(message: Message, arrived: object) -> None:
+    if problems := list(cut_off(message, arrived)):
+        kind = type(message)
         raise InvalidMessage(f"{kind.__module__}.{kind.__qualname__}", problems)
 
 

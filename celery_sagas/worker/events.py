@@ -11,9 +11,9 @@ from kombu.utils.json import dumps
 
 from celery_sagas import signals
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.message import Message
+from celery_sagas.core.message import Message, encode_event
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.burial import letter_of
+from celery_sagas.engine.burial import add_letter, letter_of
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.internals import add_task, current_app, on_finalise
@@ -50,7 +50,7 @@ def publish(event: Message) -> str:
     if not isinstance(event, Message):
         raise TypeError(f"publish() takes a Message, not {type(event).__name__}")
     app = current_app()
-    message = app.tasks[PUBLISH].si(event_name(type(event)), event.__json__())
+    message = app.tasks[PUBLISH].si(event_name(type(event)), encode_event(event))
     session = current_session()
     if session is not None and session.sending is not None:
         return session.sending.send(message)
@@ -130,7 +130,7 @@ def _keep_one(task: "Task[Any, Any]", sent: Signature[Any], error: PublishError)
     cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
     letter = letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
-    runtime_of(task.app).backend.dead.add(letter)
+    add_letter(runtime_of(task.app).backend, letter)
     logger.error("%s[%s] was refused and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
     signals.step_failed.send(sender=task.app.tasks.get(name, task), letter=letter, exception=cause)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_origin
 
 import pytest
-from kombu.utils.json import dumps
+from kombu.utils.json import dumps, loads
 from pydantic import (
     BaseModel,
     Field,
@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from celery_sagas.core.arguments import arguments_of
 from celery_sagas.core.items import ItemType
-from celery_sagas.core.message import Message
+from celery_sagas.core.message import Message, encode_event
 from celery_sagas.errors import InvalidMessage
 
 
@@ -350,6 +350,21 @@ class TestPartial:
         step.__annotations__ |= dict(zip("ab", annotations, strict=False))
         step.__annotations__ |= {"b": int} if len(annotations) == 1 else {}
         return arguments_of("order.step", step, leading=1)
+
+
+class Whole(Message):
+    """An event that is written whole, and read as what it is annotated with."""
+
+    reading: SerializeAsAny[Reading]
+
+
+def test_event_that_is_written_whole() -> None:
+    """A plain task gets what was written; who reads it by its class would lose a field."""
+    event = Whole(reading=SPECIAL)
+    assert loads(dumps(event)) == {"reading": {"device": "d1", "extra": 8}}
+    with pytest.raises(InvalidMessage, match=r"Whole: reading: a Special would arrive as Reading"):
+        encode_event(event)
+    assert encode_event(Whole(reading=PLAIN)) == {"reading": {"device": PLAIN.device}}
 
 
 def test_event() -> None:

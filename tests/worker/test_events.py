@@ -14,7 +14,7 @@ from celery.exceptions import Ignore
 
 from celery_sagas import Message, Saga, SagaKey, publish, signals
 from celery_sagas.core.ids import derived_id
-from celery_sagas.errors import PublishError, SagaError, StoreUnavailable
+from celery_sagas.errors import PublishError, SagaError, StoreError, StoreUnavailable
 from celery_sagas.worker.events import PUBLISH
 from celery_sagas.worker.replay import retry_letter
 from celery_sagas.worker.runtime import runtime_of
@@ -410,6 +410,26 @@ class TestFanOut:
         retry_letter(app, letter)
         worker.run()
         assert len(order.find("42").seen) == 1
+
+    def test_letter_that_the_store_refuses_is_kept_without_the_event(
+        self, app: Celery, worker: Worker, sagas: Any, refused: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the event would be published again for ever."""
+        dead = backend_of(app).dead
+        add = dead.add
+
+        def small(letter: Any) -> None:
+            if "unreadable" not in letter.payload:
+                raise StoreError("too large")
+            add(letter)
+
+        monkeypatch.setattr(dead, "add", small)
+        refused.append("order.order_shipped")
+        publish(EVENT)
+        worker.run()
+
+        (letter,) = dead.list(10)
+        assert (letter.task, letter.error) == ("order.order_shipped", "LookupError")
 
     def test_each_subscriber_has_a_letter_of_its_own(self, app: Celery, worker: Worker, sagas: Any, refused: list[str]) -> None:
         """And the signal tells of each, as of other letters."""
