@@ -91,5 +91,6 @@ def may_take(annotation: Any, kind: type[Message]) -> bool:
     if taken is Any or not isinstance(taken, type) or is_typeddict(taken):
         return taken is not Literal
     if issubclass(taken, BaseModel):
-        return issubclass(taken, kind) or issubclass(kind, taken)
+        needed = {info.alias or name for name, info in taken.model_fields.items() if info.is_required()}
+        return issubclass(taken, kind) or (not issubclass(taken, Failure | Gathered) and needed <= kind.model_fields.keys())
     return issubclass(taken, Mapping) or issubclass(kind, taken) or hasattr(taken, "__get_pydantic_core_schema__")

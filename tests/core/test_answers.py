@@ -97,9 +97,25 @@ class Late(Failure):
     """A failure of one's own."""
 
 
+class Told(BaseModel):
+    """A model of one's own, of some of a failure's fields."""
+
+    kind: str
+    text: str
+    seen: bool = False
+
+
+class Counted(BaseModel):
+    """A model of one's own, of some of the fields of what was gathered."""
+
+    members: int
+
+
 T = TypeVar("T")
 ANYTHING = [Any, object, T, dict, dict[str, Any], Mapping[str, Any], Sums, BaseModel, Message, Any | None, str | dict[str, Any]]
 ANYTHING += [Annotated[str, BeforeValidator(str)], Annotated[Any, Field(description="what came")]]
+FAILURES = [Failure, Failure | None, int | Failure, Annotated[Failure, "told"]]
+GATHERED = [Gathered, Gathered[int], Gathered[Any] | None, str | Gathered[Receipt]]
 NEITHER = [
     int,
     str,
@@ -119,18 +135,18 @@ NEITHER = [
 class TestMayTake:
     """Which annotations may take a failure, or what was gathered."""
 
-    @pytest.mark.parametrize("annotation", [Failure, Failure | None, int | Failure, Annotated[Failure, "told"], Late, *ANYTHING])
+    @pytest.mark.parametrize("annotation", [*FAILURES, Late, Told, *ANYTHING])
     def test_failure(self, annotation: Any) -> None:
         assert may_take(annotation, Failure)
 
-    @pytest.mark.parametrize("annotation", [Gathered, Gathered[int], Gathered[Any] | None, str | Gathered[Receipt], *ANYTHING])
+    @pytest.mark.parametrize("annotation", [*GATHERED, Counted, *ANYTHING])
     def test_gathered(self, annotation: Any) -> None:
         assert may_take(annotation, Gathered)
 
-    @pytest.mark.parametrize("annotation", [Gathered, Gathered[int], *NEITHER])
+    @pytest.mark.parametrize("annotation", [Gathered, Gathered[int], Counted, *NEITHER])
     def test_no_failure(self, annotation: Any) -> None:
         assert not may_take(annotation, Failure)
 
-    @pytest.mark.parametrize("annotation", [Failure, Late, *NEITHER])
+    @pytest.mark.parametrize("annotation", [Failure, Late, Told, *NEITHER])
     def test_not_gathered(self, annotation: Any) -> None:
         assert not may_take(annotation, Gathered)
