@@ -385,6 +385,8 @@ def test_gather_whose_workers_are_killed(deployment: Deployment) -> None:
     hows = ["hold", "crash_once", "work", "hold", "hold"]
     deployment.send("quest.ask_all_ways", name="a", hows=hows, at_least=5, within=3_600.0)
     wait_until(lambda: len(deployment.noted("held")) >= 3 and len(deployment.noted("worked")) >= 2, deployment.describe)
+    # nothing is left that a relay could publish again, but for the deadline
+    wait_until(lambda: deployment.backend.outbox.count() == 1, deployment.describe)
     participant.kill()
     steps.kill()
     (deployment.folder / "answer").touch()
@@ -427,20 +429,27 @@ def test_thousand_members(deployment: Deployment) -> None:
 
 
 def test_thousand_members_whose_workers_are_killed(deploy: Deploy) -> None:
-    """Nobody's answer is lost, and none counts twice."""
+    """Nobody's answer is lost, and none counts twice: what a worker had when it was killed is done again, by the broker alone."""
     deployment = deploy("asking", "rabbitmq", "postgresql", **SOON)
-    held = deployment.route("participant.hold")  # which nobody takes yet: the gather does not end before the last kill
-    workers = [deployment.start("prefork", 2, level="WARNING").wait_ready() for _ in range(2)]
-    hows = ["work"] * 999 + ["hold"]
+    work, hold = deployment.route("participant.work"), deployment.route("participant.hold")
+    deployment.start("prefork", 2, level="WARNING").wait_ready()
+    hows = ["work"] * 998 + ["hold"] * 2
     deployment.send("quest.ask_all_ways", name="a", hows=hows, at_least=1, within=3_600.0)
+    deployment.wait_handled("quest.ask_all_ways", 1)
+    # all are published, and nothing is left that a relay could publish again, but for the deadline
+    wait_until(lambda: deployment.backend.outbox.count() == 1, deployment.describe)
+    holders = deployment.start("prefork", 2, queue=hold, level="WARNING").wait_ready()
+    workers = [deployment.start("prefork", 2, queue=work, level="WARNING").wait_ready() for _ in range(2)]
     buffer = buffer_of("quest")
     for number in (100, 500):
         wait_until(lambda number=number: deployment.backend.buffers.count(buffer).buffered >= number, deployment.describe)
         workers.pop(0).kill()
-        workers.append(deployment.start("prefork", 2, level="WARNING"))
+        workers.append(deployment.start("prefork", 2, queue=work, level="WARNING"))
+    wait_until(lambda: len(deployment.noted("held")) == 2, deployment.describe)  # these are in its hands, for sure
+    holders.kill()
 
     (deployment.folder / "answer").touch()
-    deployment.start("prefork", 1, queue=held, level="WARNING")
+    deployment.start("prefork", 2, queue=hold, level="WARNING")
     wait_until(lambda: quest(deployment).get("gathered"), deployment.describe, deadline_s=240)
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
     found = quest(deployment)
