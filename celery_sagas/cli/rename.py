@@ -95,7 +95,8 @@ def _why(name: str, former: str, conflicts: dict[str, str]) -> str:
     more = [f"  and {len(conflicts) - _LISTED:,} more"] if len(conflicts) > _LISTED else []
     reason = (
         f"another instance under {name} has one of the keys of each of these, or they cannot be read. Have the other one "
-        "complete (find() returns it by the key, and the one that is left by id=), and run this again:"
+        "complete (find() returns it by the key, and the one that is left by id=), or deploy code that can read these, and run "
+        "this again:"
     )
     return "\n".join([reason, *shown, *more])
 

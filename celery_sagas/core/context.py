@@ -17,7 +17,7 @@ class MessageView(NamedTuple):
 
     id: str  #: under which it is remembered: the task's id, unless its producer has named another
     step: str  #: the step's name
-    late: bool = False  #: it answers a request whose deadline has passed
+    late: bool = False  #: it answers a request of which a failure was told before, such as that its deadline has passed
 
 
 #: That of a copy that ``find`` returned.

@@ -19,7 +19,7 @@ class Kind(StrEnum):
     COMPLETED = "completed"
     IGNORED = "ignored"
     MISSING = "missing"  #: the ``if_missing`` function ran
-    DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone
+    DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone; or a late answer without a value
     FAILED = "failed"  #: this very message failed for good before, and is a dead letter, or was one
     DUPLICATE = "duplicate"  #: this very message was handled before
 

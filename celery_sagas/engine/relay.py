@@ -291,7 +291,8 @@ class _Batch:
                 self._put_off(row, exc)
                 return
         add_letter(self.relay.backend, letter)
-        logger.error("%s %s could not be published %d times and is a dead letter: %s", *_named(row, error))
+        task, message_id, attempts, reason = _named(row, error)
+        logger.error("%s %s failed %d times and is kept as the dead letter %s: %s", task, message_id, attempts, letter.id, reason)
         with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
             self.relay.announce(letter, error)
         self.outbox.confirm(self.token, [row.id])

@@ -595,7 +595,7 @@ class TestPoison:
         assert "\0" not in letter.traceback
         assert deployment.backend.outbox.count() == 0
         assert [(sweep.failed, sweep.dead_lettered) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
-        assert "charge id-a could not be published 3 times and is a dead letter" in caplog.text
+        assert f"charge id-a failed 3 times and is kept as the dead letter {letter.id}: " in caplog.text
         assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then people; then the row goes
 
     def test_is_kept_without_its_message_if_the_store_refuses_the_letter(

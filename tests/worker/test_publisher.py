@@ -486,6 +486,7 @@ def test_broker_that_refuses_the_probe_is_there(
             confirmed.probe()
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
 @pytest.mark.parametrize("type", ["direct", "topic"])
 def test_a_row_of_another_app_reaches_its_queue(new_app: NewApp, request: pytest.FixtureRequest, broker: str, type: str) -> None:

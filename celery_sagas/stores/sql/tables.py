@@ -19,7 +19,7 @@ from sqlalchemy.dialects.mysql import LONGTEXT, VARBINARY
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-#: The version of everything in this module, raised with every change of it.
+#: The version of everything in this module but what is optional, raised with every change of it.
 LAYOUT = 3
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
