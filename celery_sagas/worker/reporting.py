@@ -1,6 +1,7 @@
 """Requests, in a worker's main process, that tell of their failures whoever waits for their answers."""
 
 import functools
+import logging
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -14,6 +15,8 @@ from celery_sagas.worker.headers import read_retries
 from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.sessions import session_of_failed
 from celery_sagas.worker.unreadable import context_of, refusing
+
+logger = logging.getLogger("celery_sagas")
 
 #: They are no end of a message, or are told of as a revocation.
 _NO_END = (Ignore, Retry, Terminated)
@@ -61,8 +64,14 @@ class Reporting:
     @refusing
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Tell of a revocation, or of a message that expired, before Celery acknowledges it."""
+        request: Any = self
         self._report("it expired before a worker began it" if expired else f"it was {reason}", "revoked")
-        super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        try:
+            super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        except Exception:  # of the result backend, over the message perhaps: the worker would end, and the next one that gets it
+            logger.exception("%s[%s] was revoked or has expired, and the result backend cannot say so", request.name, request.id)
+            request.acknowledge()
+            request._already_revoked = True
 
     def _report_of(self, error: BaseException, *, may_be_answered: bool = False) -> None:
         if isinstance(error, SystemExit | KeyboardInterrupt):

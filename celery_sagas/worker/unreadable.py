@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
+from celery.platforms import EX_FAILURE
 
 from celery_sagas.worker.faults import UNREADABLE, check_request, fault_of
 from celery_sagas.worker.letters import UNDECODED
@@ -48,11 +49,13 @@ def guard_pool(worker: Any, refuse: Refuse) -> None:
     """Have a worker refuse the messages that it fails to hand over to its pool, which may be long after they came."""
     process, state = worker._process_task, import_module("celery.worker.state")  # which whoever only sends does without
 
+    def free_place() -> None:
+        with suppress(AttributeError):  # a pool that takes any number, as Celery does for a task that was revoked
+            worker._quick_release()
+
     def end(request: Any, error: Exception) -> None:
         with suppress(TypeError):  # of an id that is no key: under such a one Celery has noted nothing
             state.task_ready(request)
-        with suppress(AttributeError):  # a pool that takes any number, as Celery does for a task that was revoked
-            worker._quick_release()
         if request.acknowledged:  # it has ended, or begun: without processes, a task runs here
             logger.error("%s[%s] has ended in a way that cannot be read", request.name, request.id, exc_info=error)
         elif refuse(worker.consumer, request.message, error):
@@ -63,17 +66,17 @@ def guard_pool(worker: Any, refuse: Refuse) -> None:
             check_request(request)
         except UNREADABLE as exc:
             if fault_of(request.message) is not None:  # else what a project has put around it fails, and Celery is to see it
+                free_place()
                 end(request, exc)
                 return
         try:
             process(request)
-        except OSError:
-            raise
-        except UNREADABLE as exc:
+        except Exception as exc:
+            free_place()  # of a message with an eta, a timer hands it over, which only logs the error
+            if isinstance(exc, OSError) or not isinstance(exc, UNREADABLE):
+                raise
             _forget_job(worker.pool, request)
             if fault_of(request.message) is None:
-                with suppress(AttributeError):  # of a message with an eta, a timer hands it over, which only logs the error
-                    worker._quick_release()
                 _end_worker(worker.consumer, exc)
             end(request, exc)
 
@@ -108,10 +111,15 @@ def _answering(target: Callable[..., Any]) -> Callable[..., Any]:
 def _end_worker(consumer: Any, error: Exception) -> NoReturn:
     """Raise an error that is no message's fault: it ends the worker, as without this library, and the message comes again.
 
+    Celery swallows it where a message comes in the moment in which the worker begins, and in a timer: the worker then ends by
+    what its loop looks at in each turn.
+
     Raises:
         Exception: It; or what names it, if a worker would take it for the loss of the connection, and connect again and again: on
             Redis a KeyError.
     """
+    logger.critical("the worker ends: it fails over a message that is not at fault", exc_info=error)
+    import_module("celery.worker.state").should_stop = EX_FAILURE
     as_if_lost: tuple[type[Exception], ...] = consumer.connection_errors
     if not isinstance(error, as_if_lost):
         raise error

@@ -1,5 +1,7 @@
 """Forged messages: no worker ends, and none of them is left, whatever stands in headers, properties and bodies."""
 
+import json
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -8,9 +10,10 @@ from kombu import Producer
 
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import UNHURRIED
-from tests.integration.forging import MARK, forged
+from tests.integration.forging import MARK, Forged, forged
 from tests.integration.matrices import IS_FULL
 from tests.integration.worker import Deployment
+from tests.servers import unique
 from tests.waiting import DEADLINE_S, wait_until
 
 #: Each with what only its transport has.
@@ -47,6 +50,41 @@ def left(deployment: Deployment) -> list[Any]:
             taken.append(queue.get(timeout=DEADLINE_S))
             taken[-1].ack()
     return [message.headers for message in taken if MARK in message.headers]
+
+
+#: What follows a chord's member: over an odd place in the chord Redis raises an error as a result backend.
+MEMBER = {"task": "forged.work", "args": [], "kwargs": {}, "options": {}, "subtask_type": None, "immutable": False}
+
+
+@pytest.mark.parametrize(
+    ("pool", "task", "later_s"),
+    [
+        *(("prefork", "target.hit", None), ("prefork", "forged.work_late", 0.5)),
+        *(("threads", "forged.work_late", None), ("threads", "target.hit", 0.5)),
+    ],
+)
+def test_result_backend_that_fails_over_what_has_expired_ends_no_worker(
+    deploy: Deploy, redis_url: str, pool: str, task: str, later_s: float | None
+) -> None:
+    """Nor does it take a place of the pool for good."""
+    deployment = deploy("forged", "rabbitmq", "postgresql", result_backend=redis_url)
+    worker = deployment.start(pool, 1).wait_ready()
+    now = datetime.now(UTC)
+    headers = {"lang": "py", "task": task, "id": unique("forged"), "retries": 0, "group": unique("forged"), "group_index": "abc"}
+    headers["expires"] = (now + timedelta(seconds=0.2 if later_s else -60)).isoformat()
+    if later_s:
+        headers["eta"] = (now + timedelta(seconds=later_s)).isoformat()
+    body = json.dumps([["a"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": MEMBER}])
+    with deployment.client.connection_for_write() as connection, connection.channel() as channel:
+        deployment.client.amqp.queues[deployment.name](channel).declare()
+        Forged(headers, body.encode()).publish(Producer(channel), deployment.name)
+    worker.wait_logged("the result backend cannot say so")
+    deployment.send("forged.tell_good", name="next")
+    wait_until(lambda: deployment.noted("good") or not worker.is_running, deployment.describe)
+
+    assert worker.is_running, deployment.describe()
+    assert worker.stop() == 0
+    assert deployment.queued() == 0
 
 
 @pytest.mark.parametrize(

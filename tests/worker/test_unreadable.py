@@ -81,6 +81,12 @@ PASSING = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_worker_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have none of this process end because of what a test has met."""
+    monkeypatch.setattr(state, "should_stop", None)
+
+
 class TestConsumer:
     """What the consumer raises over a message."""
 
@@ -102,6 +108,7 @@ class TestConsumer:
         assert repr(error) in repr(raised.value)
         assert not message.acknowledged
         assert refused == []
+        assert state.should_stop == 1  # where Celery swallows it
 
     @pytest.mark.parametrize("error", PASSING, ids=repr)
     def test_lets_others_pass(self, error: BaseException) -> None:
@@ -259,6 +266,8 @@ class TestPool:
             worker._process_task(request := Request())
         assert repr(error) in repr(raised.value)
         assert (refused, request.rejected) == ([], [])
+        assert worker.released == ([None] if isinstance(error, Exception) else [])
+        assert state.should_stop == (1 if error in UNREADABLE else None)
 
 
 def test_failing_callback_rejects_the_message() -> None:
