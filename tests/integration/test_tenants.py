@@ -26,3 +26,18 @@ def test_error_of_a_project_ends_the_worker_and_loses_nothing(deploy: Deploy, br
     (deployment.folder / "mended").touch()
     deployment.start("prefork", 1, CELERY_SAGAS_TEST_FAILS=fails)
     wait_until(lambda: sorted(deployment.noted("worked")) == NAMES, deployment.describe)
+
+
+@pytest.mark.parametrize("countdown", [None, 0.5], ids=["as it begins", "by a timer"])
+def test_error_that_celery_swallows_ends_the_worker_too(deploy: Deploy, countdown: float | None) -> None:
+    """Over a message that comes in the moment in which the worker begins, or that a timer hands over."""
+    deployment = deploy("tenants", "rabbitmq", "sqlite")
+    failed = deployment.start("prefork", 1, CELERY_SAGAS_TEST_FAILS="handed over").wait_ready()
+    deployment.client.send_task("tenant.work", kwargs={"name": "a"}, countdown=countdown)
+    assert failed.wait_ended() == 1
+    assert "it fails over a message that is not at fault" in failed.log
+    wait_until(lambda: deployment.queued() == 1, deployment.describe)
+
+    (deployment.folder / "mended").touch()
+    deployment.start("prefork", 1, CELERY_SAGAS_TEST_FAILS="handed over")
+    wait_until(lambda: deployment.noted("worked") == ["a"], deployment.describe)
