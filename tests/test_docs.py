@@ -74,13 +74,21 @@ def test_every_page_is_in_the_table_of_contents():
 @pytest.mark.server
 @pytest.mark.parametrize(("page", "found"), [("runbook.md", "shop.ship"), ("stores.md", "started")])
 def test_query_of_a_page_finds_what_it_is_for(page, found):
-    """A message that should have left the outbox an hour ago; what an order has met."""
+    """A message that should have left the outbox an hour ago; what an order has met. Nothing else."""
     query = (DOCS / page).read_text().partition("```sql\n")[2].partition(";")[0]
     with servers.database("postgresql") as url:
         an_hour_ago = time.time_ns() // 1_000_000 - HOUR
-        with closing(SqlBackend(url, prefix="", clock=lambda: an_hour_ago)) as backend:
+        with (
+            closing(SqlBackend(url, prefix="", clock=lambda: an_hour_ago)) as backend,
+            closing(SqlBackend(url, prefix="other", clock=lambda: an_hour_ago)) as other,
+            closing(SqlBackend(url, prefix="")) as now,
+        ):
             backend.prepare(create_schema=True, processes=1)
             start(backend, "42", outgoing())
+            fresh, timeout = outgoing(), outgoing(due_at=time.time_ns() // 1_000_000 + HOUR)
+            start(now, "43", fresh._replace(task="shop.bill"), timeout._replace(task="shop.remind"))
+            start(now, "42", names=("invoice",))
+            start(other, "42", outgoing()._replace(task="shop.ship_elsewhere"))
             with backend.database.connect() as connection:
                 (row,) = connection.exec_driver_sql(query)
     assert found in row
