@@ -43,7 +43,7 @@ def test_greenlets_lose_and_double_nothing(deploy: Deploy, engine: str, broker: 
 
 
 def test_pool_that_is_restarted_loses_nothing(deploy: Deploy) -> None:
-    """By remote control, in the middle of its work."""
+    """By remote control, in the middle of its work: messages come all the while, and when the new processes are there."""
     settings = {"worker_enable_remote_control": True, "worker_pool_restarts": True}
     deployment = deploy("counters", "rabbitmq", "postgresql", **settings)
     worker = deployment.start("prefork", 2).wait_ready()
@@ -51,7 +51,13 @@ def test_pool_that_is_restarted_loses_nothing(deploy: Deploy) -> None:
     wanted = _send(deployment, MESSAGES)
     deployment.wait_handled(ADD_AND_TELL, 10)
     deployment.client.control.broadcast("pool_restart", destination=[f"{worker.name}@localhost"])
-    wait_until(lambda: worker.children() and not before & set(worker.children()), worker.describe)
+
+    def is_restarted() -> bool:
+        children = set(worker.children())
+        wanted.extend(_send(deployment, 10))
+        return bool(children) and not before & children
+
+    wait_until(is_restarted, worker.describe)
     assert_conserved(deployment, wanted)
 
 
