@@ -77,7 +77,9 @@ def test_a_pooler_gives_other_programs_what_their_role_wants(make_role: MakeRole
         backend = open_backend(server.url, prefix=servers.unique("pooled"), options={})
         backend.prepare(create_schema=True, processes=1)
         assert backend.dead.count() == 0
-        with create_engine(servers.driven(server.url), poolclass=NullPool).connect() as other:
+        # each statement is a transaction, so that each may be on another connection to the server
+        engine = create_engine(servers.driven(server.url), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        with engine.connect() as other:
             seen = {other.execute(text("SHOW transaction_isolation")).scalar_one() for _ in range(10)}
         backend.close()
     assert seen == {"serializable"}
