@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from celery_sagas.engine.burial import add_letter
 from celery_sagas.errors import Retry, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.testing.samples import by_key, change, effects, entry, is_there, letter, outgoing, start
+from celery_sagas.testing.samples import by_key, change, effects, entry, found, is_there, letter, outgoing, start
 from tests.stores.sql.conftest import Open
 
 pytestmark = pytest.mark.parametrize("url", ["mariadb"], indirect=True)
@@ -31,7 +31,7 @@ def beyond(request: pytest.FixtureRequest, limit: int) -> str:
 
 WRITES: dict[str, Callable[[SqlBackend, str], Any]] = {
     "insert": lambda sql, text: start(sql, "43", data=text),
-    "update": lambda sql, text: sql.sagas.update(record := start(sql, "44"), change(data=text), effects(record)),
+    "update": lambda sql, text: sql.sagas.update(record := found(sql, by_key("44")), change(data=text), effects(record)),
     "outgoing": lambda sql, text: start(sql, "45", outgoing(payload=text)),
     "record": lambda sql, text: sql.sagas.record(effects(None, outgoing(payload=text), line=entry())),
     "letter": lambda sql, text: sql.dead.add(letter()._replace(payload=text)),
@@ -41,7 +41,7 @@ WRITES: dict[str, Callable[[SqlBackend, str], Any]] = {
 @pytest.mark.parametrize("write", WRITES)
 def test_is_refused_for_good(sql: SqlBackend, beyond: str, limit: int, write: str) -> None:
     """With what to do; nothing of it is stored, and what comes next is."""
-    start(sql)
+    before = start(sql, "44")
     with pytest.raises(StoreError, match="max_allowed_packet") as caught:
         WRITES[write](sql, beyond)
 
@@ -50,6 +50,7 @@ def test_is_refused_for_good(sql: SqlBackend, beyond: str, limit: int, write: st
     assert len(str(caught.value)) < 500
     assert (sql.outbox.count(), sql.dead.count()) == (0, 0)
     assert [is_there(sql, by_key(key)) for key in ("43", "45")] == [False, False]
+    assert found(sql, by_key("44")) == before
     start(sql, "46")
     assert is_there(sql, by_key("46"))
 
@@ -70,9 +71,9 @@ def test_letter_is_kept_without_its_message(sql: SqlBackend, beyond: str) -> Non
     kept = letter()
     add_letter(sql, kept._replace(payload=beyond))
 
-    found = sql.dead.get(kept.id)
-    assert found is not None
-    assert found.payload == '{"unreadable":"the store refused it: StoreError"}'
+    stored = sql.dead.get(kept.id)
+    assert stored is not None
+    assert stored.payload == '{"unreadable":"the store refused it: StoreError"}'
 
 
 def test_large_statement_whose_connection_is_lost_is_unavailable(
