@@ -56,6 +56,7 @@ class BackendContract(StoreFixtures):
         warnings = backend.prepare(create_schema=True, processes=1)
         assert isinstance(warnings, Sequence)
         assert not isinstance(warnings, str)
+        assert all(isinstance(warning, str) for warning in warnings)
 
     def test_prepare_keeps_what_is_stored(self, backend: Backend) -> None:
         """It may be called any number of times."""
