@@ -6,6 +6,8 @@ from typing import TypeVar
 
 #: Seconds that anything may take at most: generous, since it is only waited for by a test that is about to fail.
 DEADLINE_S = 60.0
+#: Seconds that a program may take at most which a test runs in a process of its own.
+PROGRAM_S = 240.0
 #: Seconds between two looks: few at first, since much comes at once, and twice as many each time.
 _SHORTEST_S, _LONGEST_S = 0.005, 0.1
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PROGRAM_S
+
 APP = """
 from celery import Celery
 
@@ -20,7 +22,7 @@ def report(folder: Path, **settings: object) -> tuple[int, str]:
     """Return the exit code of the command in a process of its own, and everything that it prints."""
     (folder / "shop.py").write_text(APP.format(settings=settings))
     done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "shop", "report"], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "celery", "-A", "shop", "report"], cwd=folder, capture_output=True, text=True, timeout=PROGRAM_S
     )
     return done.returncode, done.stdout + done.stderr
 

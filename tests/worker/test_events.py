@@ -20,6 +20,7 @@ from celery_sagas.worker.replay import retry_letter
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.subscribers import event_name, subscribers
 from tests.apps import NewApp, Worker, backend_of
+from tests.waiting import PROGRAM_S
 
 
 class Shipped(Message):
@@ -97,7 +98,7 @@ def _run(program: str, path: Path, *arguments: str) -> str:
     """Run a program in a process of its own, beside the modules in a folder; return what it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=PROGRAM_S)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

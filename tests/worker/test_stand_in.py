@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PROGRAM_S
+
 _SAGA = """
 import json, sys, threading
 from celery import Celery, current_app
@@ -74,7 +76,7 @@ CALLS += ["aggregator's delay", "aggregator's signature"]
 
 def _run(program: str) -> Any:
     """Run a program in a process of its own; return what it prints."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=PROGRAM_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -36,7 +36,7 @@ from tests import redis_servers
 from tests.integration.proxy import Proxy
 from tests.redis_servers import RedisServer
 from tests.stores.redis.conftest import PATIENT
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import DEADLINE_S, PROGRAM_S, wait_until
 
 T = TypeVar("T")
 
@@ -250,7 +250,7 @@ with opened({shared.url!r}, max_connections=10) as client:
     assert server.pool.lent == 0
     assert server.pool.idle <= 10
 """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROGRAM_S)
         assert done.returncode == 0, done.stderr
 
 

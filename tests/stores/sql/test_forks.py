@@ -11,7 +11,7 @@ from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.forks import FILES, ForkGate
 from celery_sagas.testing.samples import by_key, found, outgoing, send, start
 from tests.stores.sql.conftest import Open
-from tests.waiting import wait_until
+from tests.waiting import PROGRAM_S, wait_until
 
 only_files = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
@@ -22,7 +22,7 @@ def test_no_commit_is_lost_while_threads_write_and_the_process_forks(url: str) -
     script = Path(__file__).with_name("forking.py")
     forks_on_purpose = ["-W", "ignore:This process:DeprecationWarning"]  # of which Python 3.12 and later warn
     command = [sys.executable, *forks_on_purpose, str(script), url, "3", "16", "3"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     assert run.stderr == ""
     failed, committed, there = map(int, run.stdout.split())
     assert (failed, there) == (0, committed)

@@ -23,6 +23,7 @@ from celery_sagas.testing.batches import CLOSED, add
 from celery_sagas.testing.samples import by_key, found, start, update
 from tests import servers
 from tests.stores.sql.conftest import DATABASES
+from tests.waiting import PROGRAM_S
 
 #: Forks processes that have imported everything, so that they come to the database at once.
 _PREPARE_IN_TEN_PROCESSES = """
@@ -74,7 +75,7 @@ class TestSchema:
 
     def test_ten_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
         command = [sys.executable, "-c", _PREPARE_IN_TEN_PROCESSES, empty_url]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
         assert ended.stdout == f"{[0] * 10}\n", ended.stderr
         empty.prepare(create_schema=False, processes=1)
         start(empty)
