@@ -11,7 +11,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from billiard.pool import ApplyResult, TimeoutHandler
+from billiard.pool import ApplyResult, Pool, ResultHandler, TimeoutHandler
+from billiard.pool import Worker as PoolProcess
+from billiard.sharedctypes import Value
 from celery import Celery, Task, _state, shared_task, signals
 from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
@@ -570,6 +572,22 @@ class TestFailures:
         handler.on_hard_timeout(result)
 
         assert calls == ["on_failure", "on_timeout", "kill"]
+
+    def test_process_of_a_pool_that_ends_takes_a_lock_that_the_pool_takes(self) -> None:
+        """Killed while it holds that, it has the pool wait for ever.
+
+        The runbook tells of it ("A worker does not end"), and ``tests/integration/apps/deployed.py`` works around it: once this
+        fails since a process looks without the lock, both can go.
+        """
+        taken: list[str] = []
+        lock = Mock(acquire=lambda *_: taken.append("acquired"), release=lambda: taken.append("released"))
+
+        counter = Value("i", 1, lock=lock)
+
+        assert PoolProcess._ensure_messages_consumed(Mock(on_ready_counter=counter), completed=1)
+        assert taken == ["acquired", "released"]
+        assert "on_ready_counter = self._ctx.Value('i')" in inspect.getsource(Pool)
+        assert "with on_ready_counter.get_lock()" in inspect.getsource(ResultHandler)
 
     def test_request_that_was_settled_is_settled_once(self, app: Celery) -> None:
         """What a subclass has acknowledged, ``on_failure`` and ``on_timeout`` do not reject, and the other way round."""
