@@ -119,7 +119,8 @@ def _end_worker(consumer: Any, error: Exception) -> NoReturn:
             Redis a KeyError.
     """
     logger.critical("the worker ends: it fails over a message that is not at fault", exc_info=error)
-    import_module("celery.worker.state").should_stop = EX_FAILURE
+    state: Any = import_module("celery.worker.state")
+    state.should_stop = EX_FAILURE
     as_if_lost: tuple[type[Exception], ...] = consumer.connection_errors
     if not isinstance(error, as_if_lost):
         raise error
