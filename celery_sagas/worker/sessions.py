@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from kombu.utils.json import dumps
 
@@ -109,14 +109,22 @@ def new_message_id(session: Session | None, task: str, arguments: object) -> str
 def new_publication(id: str, session: Session | None = None) -> str:
     """Return what tells a message from others of the same id; in a task, the same each time the task is delivered again.
 
-    Whatever else the task publishes, which may be less then. What follows it is published once, however often it is retried.
+    Whatever else the task publishes, which may be less then. What follows it is published once, however often it is retried; and
+    an id that Celery has made is that of one message: older releases forget what follows before they publish it.
     """
     if session is None:
         return uuid4().hex
-    if id in _following(session):
+    if _is_random(id) or id in _following(session):
         return derived_id(session.message_id + session.publication, f"publication/{id}")
     count = session.publications[id] = session.publications.get(id, 0) + 1
     return derived_id(session.message_id + session.publication, f"publication/{_retries()}/{id}/{count}")
+
+
+def _is_random(id: str) -> bool:
+    try:
+        return UUID(id).version == 4
+    except ValueError:
+        return False
 
 
 def _following(session: Session) -> Iterator[object]:
