@@ -28,8 +28,6 @@ from celery_sagas.worker.internals import current_app, running_requests
 _SESSION = "_celery_sagas_session"
 #: The request of a task that has failed outside of its process, while Celery does what follows a failure.
 _failed: ContextVar[Any] = ContextVar("failed", default=None)
-
-
 #: That of a handler which is called as a function, and whose messages are collected.
 _collecting: ContextVar[Session | None] = ContextVar("collecting", default=None)
 
@@ -127,26 +125,13 @@ def _is_random(id: str) -> bool:
         return False
 
 
-def _following(session: Session) -> Iterator[object]:
-    """Yield the ids of the messages that follow the task of a session: the next of its chain, and its callbacks."""
+def _following(session: Session) -> list[object]:
+    """Return the ids of the messages that follow the task of a session: the next of its chain, and its callbacks."""
     for request in running_requests():
         if _session_in(request) is session:
-            for follows in ((request.chain or [])[-1:], request.callbacks, request.errbacks):
-                yield from _ids_of(follows)
-            return
-
-
-def _ids_of(sent: Any) -> Iterator[object]:
-    """Yield the ids of the messages that begin a signature: of a group or chord, those of all its members."""
-    if isinstance(sent, Mapping):
-        options, kwargs = sent.get("options"), sent.get("kwargs")
-        if isinstance(options, Mapping):
-            yield options.get("task_id")
-        if isinstance(kwargs, Mapping):
-            yield from _ids_of([kwargs.get("tasks"), kwargs.get("header")])
-    elif isinstance(sent, list | tuple):
-        for each in sent:
-            yield from _ids_of(each)
+            follows = [*(request.chain or ())[-1:], *(request.callbacks or ()), *(request.errbacks or ())]
+            return [(each.get("options") or {}).get("task_id") for each in follows if isinstance(each, Mapping)]
+    return []
 
 
 def replacing_publication(session: Session) -> str:
