@@ -5,11 +5,11 @@ from enum import Enum
 from types import UnionType
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, WrapValidator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, RootModel, WrapValidator
 from typing_extensions import is_typeddict
 
 from celery_sagas.core.keys import unwrap
-from celery_sagas.core.message import Message
+from celery_sagas.core.message import Message, accepted_names
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -90,7 +90,15 @@ def may_take(annotation: Any, kind: type[Message]) -> bool:
         return any(may_take(member, kind) for member in get_args(bare))
     if taken is Any or not isinstance(taken, type) or is_typeddict(taken):
         return taken is not Literal
-    if issubclass(taken, BaseModel):
-        needed = {info.alias or name for name, info in taken.model_fields.items() if info.is_required()}
-        return issubclass(taken, kind) or (not issubclass(taken, Failure | Gathered) and needed <= kind.model_fields.keys())
+    if issubclass(taken, BaseModel) and not issubclass(taken, RootModel):
+        return issubclass(taken, kind) or issubclass(kind, taken) or _reads(taken, kind)
     return issubclass(taken, Mapping) or issubclass(kind, taken) or hasattr(taken, "__get_pydantic_core_schema__")
+
+
+def _reads(model: type[BaseModel], kind: type[Message]) -> bool:
+    """Whether a model reads some field of another, and needs none that this does not have."""
+    fields = list(kind.model_fields)
+    names = {name: accepted_names(model, name, info) for name, info in model.model_fields.items()}
+    read = {name for name, accepted in names.items() if any(each in fields for each in accepted)}
+    needed = {name for name, info in model.model_fields.items() if info.is_required()}
+    return bool(read) and needed <= read and model.model_config.get("extra") != "forbid"

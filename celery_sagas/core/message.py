@@ -32,9 +32,8 @@ class Message(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a field that is dumped under a name under which it could not be loaded again."""
         super().__pydantic_init_subclass__(**kwargs)
-        by_name = bool(cls.model_config.get("populate_by_name") or cls.model_config.get("validate_by_name"))
         for name, info in cls.model_fields.items():
-            if (info.serialization_alias or name) not in _accepted_names(name, info, by_name=by_name):
+            if (info.serialization_alias or name) not in accepted_names(cls, name, info):
                 raise DefinitionError(f"{cls.__module__}.{cls.__qualname__}.{name}", _ONE_WAY, _BOTH_WAYS)
 
     def __json__(self) -> dict[str, Any]:
@@ -134,7 +133,9 @@ def _properties(kind: type) -> dict[str, Any]:
     return {name: Any for name in names if isinstance(getattr_static(kind, name, None), property | cached_property)}
 
 
-def _accepted_names(name: str, info: FieldInfo, *, by_name: bool) -> list[object]:
+def accepted_names(model: type[BaseModel], name: str, info: FieldInfo) -> list[object]:
+    """Return by which names a model reads one of its fields."""
+    by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
     alias = info.validation_alias
     accepted: list[object] = list(alias.choices) if isinstance(alias, AliasChoices) else [alias]
     return [name, *accepted] if by_name or alias is None else accepted

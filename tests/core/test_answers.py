@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, RootModel, ValidationError
 
 from celery_sagas import Failure, Gathered, Message
 from celery_sagas.core.answers import may_take
@@ -105,6 +105,34 @@ class Told(BaseModel):
     seen: bool = False
 
 
+class Alias(Message):
+    """Reads a field by its own name, too."""
+
+    task_id: str = Field(alias="taskId")
+
+
+class Choice(BaseModel):
+    """Reads a field by another name."""
+
+    sort: str = Field(validation_alias=AliasChoices("type", "kind"))
+
+
+class Whole(RootModel[dict[str, Any]]):
+    """Reads everything."""
+
+
+class Defaults(BaseModel):
+    """Has nothing of a failure, and would take one all the same."""
+
+    amount: int = 0
+
+
+class Strict(BaseModel, extra="forbid"):
+    """Refuses the other fields of a failure."""
+
+    kind: str
+
+
 class Counted(BaseModel):
     """A model of one's own, of some of the fields of what was gathered."""
 
@@ -113,7 +141,7 @@ class Counted(BaseModel):
 
 T = TypeVar("T")
 ANYTHING = [Any, object, T, dict, dict[str, Any], Mapping[str, Any], Sums, BaseModel, Message, Any | None, str | dict[str, Any]]
-ANYTHING += [Annotated[str, BeforeValidator(str)], Annotated[Any, Field(description="what came")]]
+ANYTHING += [Whole, Annotated[str, BeforeValidator(str)], Annotated[Any, Field(description="what came")]]
 FAILURES = [Failure, Failure | None, int | Failure, Annotated[Failure, "told"]]
 GATHERED = [Gathered, Gathered[int], Gathered[Any] | None, str | Gathered[Receipt]]
 NEITHER = [
@@ -123,6 +151,8 @@ NEITHER = [
     datetime,
     Receipt,
     Price,
+    Defaults,
+    Strict,
     NoneType,
     list[Failure],
     list[Gathered[int]],
@@ -135,7 +165,7 @@ NEITHER = [
 class TestMayTake:
     """Which annotations may take a failure, or what was gathered."""
 
-    @pytest.mark.parametrize("annotation", [*FAILURES, Late, Told, *ANYTHING])
+    @pytest.mark.parametrize("annotation", [*FAILURES, Late, Told, Alias, Choice, *ANYTHING])
     def test_failure(self, annotation: Any) -> None:
         assert may_take(annotation, Failure)
 
