@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_sagas import Gathered, Message
 from celery_sagas.core.registry import registry
@@ -227,6 +228,37 @@ def test_an_answer_that_arrives_although_its_task_has_failed_is_late(
     worker.run()
 
     assert asked.seen() == ["unpaid error", "paid receipt late"]
+
+
+@pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")  # of Celery before 5.7
+@pytest.mark.parametrize("error", [EncodeError("no JSON"), OperationalError("away")], ids=repr)
+def test_an_answer_that_arrives_although_celery_has_failed_is_late(
+    app: Celery, worker: Worker, shop: Shop, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the task has answered Celery publishes what follows, and encodes its result."""
+    publish, written = ConfirmedPublisher.publish_signature, list[tuple[ConfirmedPublisher, Any]]()
+
+    def hold_back(publisher: ConfirmedPublisher, sent: Any) -> None:
+        if sent.task == shop.saga.paid.name:
+            written.append((publisher, sent))
+        else:
+            publish(publisher, sent)
+
+    def fail_next(*_: object, **__: object) -> None:
+        raise error
+
+    @app.task(acks_late=True)
+    def other(receipt: str) -> None: ...
+
+    monkeypatch.setattr(other, "apply_async", fail_next)
+    charge = shop.charge.s(5).set(link=other.s())
+    shop.place(worker, lambda order: order.send(charge, then=shop.saga.paid, otherwise=shop.saga.unpaid))
+    monkeypatch.setattr(ConfirmedPublisher, "publish_signature", hold_back)
+    worker.run()
+    publish(*written[0])
+    worker.run()
+
+    assert shop.seen() == ["unpaid error", "paid receipt late"]
 
 
 def test_what_celery_cannot_send_is_a_failure(worker: Worker, asked: Shop) -> None:
