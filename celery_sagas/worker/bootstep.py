@@ -137,6 +137,8 @@ def add_bootstep(sender: Any = None, **_: object) -> None:
     import_module("celery_sagas.worker.control")  # needs celery.worker, which whoever only sends does without
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)
+    state: Any = import_module("celery.worker.state")
+    state.should_stop = None  # an earlier worker of this process may have ended by itself
     guard_pool(sender, refuse)
     for task in sender.app.tasks.values():
         task.Request = reporting(task.Request)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 from celery.concurrency import prefork, solo, thread
+from celery.worker import state
 
 from celery_sagas import Saga
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreUnavailable, UnsafeBackend
@@ -47,6 +48,14 @@ def test_is_added_to_a_worker_that_begins(app: Celery) -> None:
 
     assert app.steps["worker"] == {PrepareBackend, RunRelay}
     assert any("celery_sagas.bootstep" in str(key) for key, _ in [receiver[:2] for receiver in signals.worker_init.receivers])
+
+
+def test_an_earlier_worker_that_has_ended_by_itself_ends_no_other(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, as in tests."""
+    monkeypatch.setattr(state, "should_stop", 1)
+    add_bootstep(sender=SimpleNamespace(app=app, _process_task=print))
+
+    assert state.should_stop is None
 
 
 def test_creates_the_tables(new_app: NewApp, saga: Any, tmp_path: Path) -> None:
