@@ -18,6 +18,7 @@ from kombu import pools
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.ports import Backend, SagaStore
+from celery_sagas.worker.answers import confirm_answers
 from celery_sagas.worker.reporting import reporting
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session
@@ -157,6 +158,7 @@ class Worker:
 
     def _execute(self, message: Any, delivered: Delivered) -> None:
         self.app.set_current()
+        confirm_answers(self.app.tasks[delivered.task])
 
         def ack(*_: object) -> None:
             message.ack()

@@ -21,7 +21,7 @@ class Session:
     publication: str = ""  #: which one it is: the id of a plain task's message may be fixed, and be another night's too
     sending: Sending | None = None  #: where messages go while a step's handler runs
     published: int = 0  #: events, and messages to steps, that its task has published itself
-    publications: dict[str, int] = field(default_factory=dict)  #: messages to plain tasks that it has published, by their ids
+    publications: dict[str, int] = field(default_factory=dict)  #: messages to plain tasks that it has published, by ids
 
     def belongs_to(self, saga: str, instance_id: str) -> None:
         """Let what this message causes be correlated with an instance."""

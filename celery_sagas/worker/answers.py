@@ -1,4 +1,4 @@
-"""Answers of plain tasks: published, and confirmed, before the message that asks for them is acknowledged.
+"""What a worker does around a plain task: its answers are published, and confirmed, before their message is acknowledged.
 
 Celery publishes a ``link`` when the task has ended, and confirms nothing. What fails there cannot give the task's message back to
 the broker; an exception of the task can.
@@ -22,6 +22,7 @@ from celery_sagas.worker.gathering import GatherTask
 from celery_sagas.worker.internals import has_own_call, time_limit_s
 from celery_sagas.worker.later import give_back
 from celery_sagas.worker.runtime import publisher_of
+from celery_sagas.worker.sessions import working
 
 logger = logging.getLogger("celery_sagas")
 
@@ -34,14 +35,14 @@ _BEFORE_LIMIT_S = 15.0
 _TRIES_AGAIN = "%s[%s] cannot answer yet, and tries again in %.1f s: %s"
 #: Marks the error of a task that may have answered before it; it comes to the main process with it.
 MAY_BE_ANSWERED = "_celery_sagas_may_be_answered"
-#: Marks the request of a task that runs, and will answer: it may call its own ``run``.
-_ANSWERING = "_celery_sagas_answering"
+#: Marks the request of a task that runs: it may call its own ``run``.
+_RUNNING = "_celery_sagas_running"
 #: Marks what was wrapped.
 _WRAPPED = "_celery_sagas_answers"
 
 
 def confirm_answers(task: Any) -> None:
-    """Have a plain task publish its answers before it ends; again changes nothing.
+    """Have a plain task publish its answers before it ends, and note when it has done its work; again changes nothing.
 
     What a worker calls is wrapped: the task's ``run``, outside of ``autoretry_for``, or the ``__call__`` of its class.
     """
@@ -57,22 +58,26 @@ def _answering(inner: Callable[..., Any], task: Any) -> Callable[..., Any]:
     """Wrap what a worker calls; a method that is none of one task's gets its task first."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return _run(args[0] if task is None else task, functools.partial(inner, *args, **kwargs))
+        running = args[0] if task is None else task
+        request = running.request
+        if request.called_directly or request.is_eager or _RUNNING in request.__dict__:
+            return inner(*args, **kwargs)
+        request.__dict__[_RUNNING] = True
+        with working(request):
+            return _run(running, functools.partial(inner, *args, **kwargs))
 
     setattr(run, _WRAPPED, True)
     return functools.update_wrapper(run, inner, updated=())
 
 
 def _run(task: Any, run: Callable[[], Any]) -> Any:
-    request = task.request
-    if request.called_directly or request.is_eager or not is_asked(request) or getattr(request, _ANSWERING, False):
+    if not is_asked(task.request):
         return run()
-    setattr(request, _ANSWERING, True)
     began = time.monotonic()
     result = run()
     until = _patience_ends(task, began)
     with _in_doubt(SoftTimeLimitExceeded):  # an answer may be on its way
-        for link in take_links(request):
+        for link in take_links(task.request):
             _answer(task, signature(link, app=task.app).clone((result,)), until)
     return result
 

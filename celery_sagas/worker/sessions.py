@@ -4,12 +4,13 @@ So a task costs nothing unless it is a step or publishes something, and sessions
 calls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
+from celery.exceptions import Retry
 from kombu.utils.json import dumps
 
 from celery_sagas.core.ids import derived_id
@@ -26,6 +27,8 @@ from celery_sagas.worker.headers import (
 from celery_sagas.worker.internals import current_app, running_requests
 
 _SESSION = "_celery_sagas_session"
+#: Marks the request of a task that has done its work.
+_OVER = "_celery_sagas_over"
 #: The request of a task that has failed outside of its process, while Celery does what follows a failure.
 _failed: ContextVar[Any] = ContextVar("failed", default=None)
 #: That of a handler which is called as a function, and whose messages are collected.
@@ -48,6 +51,7 @@ def current_session() -> Session | None:
 @contextmanager
 def session_of_failed(request: Any) -> Iterator[None]:
     """Have what is published meanwhile, such as a ``link_error``, published in the name of a task that runs no more."""
+    request.__dict__[_OVER] = True
     token = _failed.set(request)
     try:
         yield
@@ -107,31 +111,32 @@ def new_message_id(session: Session | None, task: str, arguments: object) -> str
 def new_publication(id: str, session: Session | None = None) -> str:
     """Return what tells a message from others of the same id; in a task, the same each time the task is delivered again.
 
-    Whatever else the task publishes, which may be less then. What follows it is published once, however often it is retried; and
-    an id that Celery has made is that of one message: older releases forget what follows before they publish it.
+    Whatever else the task publishes, which may be less then. What follows it is published once, however often it was retried.
     """
     if session is None:
         return uuid4().hex
-    if _is_random(id) or id in _following(session):
-        return derived_id(session.message_id + session.publication, f"publication/{id}")
-    count = session.publications[id] = session.publications.get(id, 0) + 1
-    return derived_id(session.message_id + session.publication, f"publication/{_retries()}/{id}/{count}")
+    which = f"{'next' if _is_over(session) else _retries()}/{id}"
+    count = session.publications[which] = session.publications.get(which, 0) + 1
+    return derived_id(session.message_id + session.publication, f"publication/{which}/{count}")
 
 
-def _is_random(id: str) -> bool:
+@contextmanager
+def working(request: Any) -> Iterator[None]:
+    """Have what is published once a task has returned, or has failed for good, be what follows it: a ``link``, for instance."""
     try:
-        return UUID(id).version == 4
-    except ValueError:
-        return False
+        yield
+    except Retry:
+        raise
+    except Exception:
+        request.__dict__[_OVER] = True
+        raise
+    request.__dict__[_OVER] = True
 
 
-def _following(session: Session) -> list[object]:
-    """Return the ids of the messages that follow the task of a session: the next of its chain, and its callbacks."""
-    for request in running_requests():
-        if _session_in(request) is session:
-            follows = [*(request.chain or ())[-1:], *(request.callbacks or ()), *(request.errbacks or ())]
-            return [(each.get("options") or {}).get("task_id") for each in follows if isinstance(each, Mapping)]
-    return []
+def _is_over(session: Session) -> bool:
+    failed = _failed.get()
+    requests = running_requests() if failed is None else (failed,)
+    return any(_OVER in request.__dict__ for request in requests if _session_in(request) is session)
 
 
 def replacing_publication(session: Session) -> str:

@@ -1,7 +1,7 @@
 """What plain tasks send is the same in each delivery of their message, and another in each publication of it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery, group
@@ -71,12 +71,17 @@ def test_what_it_sends_to_another_plain_task(app: Celery, worker: Worker, counte
     assert counted.find("a").count == 2
 
 
-def test_task_that_publishes_it_each_time_that_it_looks(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
+#: Also one that looks as if Celery had made it, such as the key of a row.
+IDS = ["nightly", "0b7cf4e6-6f5e-4f0f-9a53-3f8f5d1f6f0e"]
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_task_that_publishes_it_each_time_that_it_looks(app: Celery, worker: Worker, counted: Any, nightly: Any, id: str) -> None:
     """It retries itself, and is one publication."""
 
     @app.task(bind=True)
     def poll(self: Any) -> None:
-        nightly.apply_async(task_id="nightly")
+        nightly.apply_async(task_id=id)
         if self.request.retries < 2:
             raise self.retry(countdown=0)
 
@@ -86,13 +91,14 @@ def test_task_that_publishes_it_each_time_that_it_looks(app: Celery, worker: Wor
     assert counted.find("a").count == 3
 
 
-def test_task_that_a_saga_has_sent(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
+@pytest.mark.parametrize("id", IDS)
+def test_task_that_a_saga_has_sent(app: Celery, worker: Worker, counted: Any, nightly: Any, id: str) -> None:
     """It publishes the job twice, in each delivery."""
 
     @app.task
     def work() -> None:
         for _ in range(2):
-            nightly.apply_async(task_id="nightly")
+            nightly.apply_async(task_id=id)
 
     class Order(Saga, correlate_by="order_id"):
         order_id: str
@@ -178,6 +184,10 @@ FOLLOWING: dict[str, Callable[[Any, Any], Any]] = {
     "chain": lambda first, second: (first.si() | second.si()).apply_async(),
     "group": lambda first, second: (first.si() | group(second.si(), second.si())).apply_async(),
     "link": lambda first, second: first.apply_async(link=second.si().set(task_id="second")),
+    "chain of ids of its own": lambda first, second: (first.si() | second.si().set(task_id="second")).apply_async(),
+    "group of ids of its own": lambda first, second: (
+        first.si() | group(second.si().set(task_id="second"), second.si().set(task_id="third"))
+    ).apply_async(),
 }
 
 
@@ -197,7 +207,7 @@ def test_what_follows_a_task_is_the_same_in_each_delivery(
         runs.append(self.request.id)
         if len(runs) > 1:
             return
-        other.delay()
+        other.apply_async(task_id="second")
         if again == "is not retried":
             raise self.retry(countdown=0)
 
@@ -211,7 +221,7 @@ def test_what_follows_a_task_is_the_same_in_each_delivery(
     worker.run()
 
     assert len(runs) >= 2
-    assert counted.find("a").count == (2 if how == "group" else 1)
+    assert counted.find("a").count == (2 if how.startswith("group") else 1)
 
 
 def test_producer_without_the_library(app: Celery, worker: Worker, counted: Any, nightly: Any) -> None:
@@ -231,4 +241,31 @@ def test_publication_that_is_none(app: Celery, worker: Worker, counted: Any, nig
     nightly.apply_async(headers={PUBLICATION: odd})
     worker.run()
 
+    assert counted.find("a").count == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_follows_a_step_is_the_same_in_each_delivery(app: Celery, worker: Worker, counted: Any, fails: bool) -> None:
+    """Also if the second one finds that the message was handled after a retry."""
+
+    class Steady(Saga, correlate_by="name"):
+        name: str
+        runs: ClassVar[int] = 0
+
+    @Steady.starts(autoretry_for=(OSError,), max_retries=1, default_retry_delay=0)
+    def begin(steady: Steady, name: str) -> None:
+        Steady.runs += 1
+        if fails and Steady.runs == 1:
+            raise OSError
+
+    @app.task
+    def second() -> None:
+        counted.add.delay("a")
+
+    begin.apply_async(("1",), link=second.si().set(task_id="second"))
+    delivered, *_ = worker.run()
+    worker.deliver_again(delivered)
+    worker.run()
+
+    assert Steady.runs == 1 + fails
     assert counted.find("a").count == 1
