@@ -1,11 +1,12 @@
 """What comes back to an instance from whom it has asked: answers, failures, and both of many."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import UnionType
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, RootModel, WrapValidator
+from pydantic import AliasPath, BaseModel, BeforeValidator, Field, PlainValidator, RootModel, WrapValidator
+from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 from celery_sagas.core.keys import unwrap
@@ -96,9 +97,16 @@ def may_take(annotation: Any, kind: type[Message]) -> bool:
 
 
 def _reads(model: type[BaseModel], kind: type[Message]) -> bool:
-    """Whether a model reads some field of another, and needs none that this does not have."""
-    fields = list(kind.model_fields)
-    names = {name: accepted_names(model, name, info) for name, info in model.model_fields.items()}
-    read = {name for name, accepted in names.items() if any(each in fields for each in accepted)}
+    """Whether a model reads some field of another, and needs none that this does not have; in doubt it does."""
+    extra, fields = model.model_config.get("extra"), set(kind.model_fields)
+    if extra == "allow" or model.__pydantic_decorators__.model_validators:  # these may make of it what they like
+        return True
+    names = {name: set(_first_names(model, name, info)) for name, info in model.model_fields.items()}
+    read = {name for name, accepted in names.items() if accepted & fields}
     needed = {name for name, info in model.model_fields.items() if info.is_required()}
-    return bool(read) and needed <= read and model.model_config.get("extra") != "forbid"
+    return bool(read) and needed <= read and (extra != "forbid" or fields <= set().union(*names.values()))
+
+
+def _first_names(model: type[BaseModel], name: str, info: FieldInfo) -> Iterator[object]:
+    for accepted in accepted_names(model, name, info):
+        yield accepted.path[0] if isinstance(accepted, AliasPath) else accepted

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import pytest
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, RootModel, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, RootModel, ValidationError, model_validator
 
 from celery_sagas import Failure, Gathered, Message
 from celery_sagas.core.answers import may_take
@@ -117,8 +117,41 @@ class Choice(BaseModel):
     sort: str = Field(validation_alias=AliasChoices("type", "kind"))
 
 
+class Path(BaseModel):
+    """Reads a part of a field."""
+
+    first: str = Field("", validation_alias=AliasPath("text", 0))
+
+
 class Whole(RootModel[dict[str, Any]]):
     """Reads everything."""
+
+
+class Open(BaseModel, extra="allow"):
+    """Reads everything, too."""
+
+
+class Made(BaseModel):
+    """Makes of it what it likes."""
+
+    amount: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def make(cls, given: object) -> object:
+        return {"amount": 0}
+
+
+class Exact(BaseModel, extra="forbid"):
+    """Has each field of a failure, and takes no others."""
+
+    kind: str
+    task: str
+    task_id: str
+    error: str
+    text: str
+    retries: int
+    dead_letter: str
 
 
 class Defaults(BaseModel):
@@ -141,7 +174,7 @@ class Counted(BaseModel):
 
 T = TypeVar("T")
 ANYTHING = [Any, object, T, dict, dict[str, Any], Mapping[str, Any], Sums, BaseModel, Message, Any | None, str | dict[str, Any]]
-ANYTHING += [Whole, Annotated[str, BeforeValidator(str)], Annotated[Any, Field(description="what came")]]
+ANYTHING += [Whole, Open, Made, Annotated[str, BeforeValidator(str)], Annotated[Any, Field(description="what came")]]
 FAILURES = [Failure, Failure | None, int | Failure, Annotated[Failure, "told"]]
 GATHERED = [Gathered, Gathered[int], Gathered[Any] | None, str | Gathered[Receipt]]
 NEITHER = [
@@ -165,7 +198,7 @@ NEITHER = [
 class TestMayTake:
     """Which annotations may take a failure, or what was gathered."""
 
-    @pytest.mark.parametrize("annotation", [*FAILURES, Late, Told, Alias, Choice, *ANYTHING])
+    @pytest.mark.parametrize("annotation", [*FAILURES, Late, Told, Alias, Choice, Path, Exact, *ANYTHING])
     def test_failure(self, annotation: Any) -> None:
         assert may_take(annotation, Failure)
 
