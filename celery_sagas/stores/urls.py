@@ -30,7 +30,7 @@ _UNESCAPED = re.compile(rf"://(?!{_HOSTS_AND_QUERY})[^:/?#]*:[^@/?#]*[/?#].*@", 
 _PASSWORD = re.compile(r"://[^/?#@]*:[^/?#@]+@")
 #: The name of a secret in a query; PostgreSQL's passfile is a path.
 _SECRET = re.compile(
-    r"(?<!by)(?<!com)pass(?:$|w|phrase|code|[_-])|pwd|secret|token|(api|access)[_-]?key(?!_?id)|credential|signature|^auth$",
+    r"passw|passphrase|(?:^|[_-])pass(?!file|ive)|(?<!by)(?<!com)pass$|pwd|secret|token|(api|access)[_-]?key(?!_?id)|credential|signature|^auth$",
     re.IGNORECASE,
 )
 

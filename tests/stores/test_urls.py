@@ -107,8 +107,8 @@ def test_unknown_scheme_is_refused_with_the_known_ones(url: str) -> None:
         ("redis://:12?a=s3cret@host", "%-escaped"),
         ("own.backends:Shelf+shelf://me:s3cret@host/shop", "import path and a password"),
         (
-            "own://host/shop?key_pass=s3cret&dbpass=s3cret&passphrase=s3cret&PGPASSWORD=s3cret",
-            "has key_pass, dbpass, passphrase, PGPASSWORD in its query",
+            "own://host/shop?key_pass=s3cret&dbpass=s3cret&pass1=s3cret&passphrase=s3cret&standbypassword=s3cret",
+            "has key_pass, dbpass, pass1, passphrase, standbypassword in its query",
         ),
     ],
 )
