@@ -14,7 +14,7 @@ from typing import Any
 from celery import signature
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu.exceptions import EncodeError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_sagas.errors import MessageError, PublishError
 from celery_sagas.worker.conversation import is_asked, take_links
@@ -22,7 +22,7 @@ from celery_sagas.worker.gathering import GatherTask
 from celery_sagas.worker.internals import has_own_call, time_limit_s
 from celery_sagas.worker.later import give_back
 from celery_sagas.worker.runtime import publisher_of
-from celery_sagas.worker.sessions import working
+from celery_sagas.worker.sessions import mark_over
 
 logger = logging.getLogger("celery_sagas")
 
@@ -33,10 +33,12 @@ _FIRST_PAUSE_S = 1.0
 #: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is given back is held.
 _BEFORE_LIMIT_S = 15.0
 _TRIES_AGAIN = "%s[%s] cannot answer yet, and tries again in %.1f s: %s"
-#: Marks the error of a task that may have answered before it; it comes to the main process with it.
-MAY_BE_ANSWERED = "_celery_sagas_may_be_answered"
-#: Marks the request of a task that runs: it may call its own ``run``.
-_RUNNING = "_celery_sagas_running"
+#: Mark the error of a task that may have answered before it, or cannot have; they come to the main process with it.
+_MAY_BE_ANSWERED, _NOT_ANSWERED = "_celery_sagas_may_be_answered", "_celery_sagas_not_answered"
+#: Celery raises them, too, as if the task had, once it has returned: over its result, and over what follows it.
+_OF_CELERY = (EncodeError, OperationalError)
+#: Marks the request of a task that runs, and may call its own ``run``; a header may have this name, and no such value.
+_RUNNING, _IS_RUNNING = "_celery_sagas_running", object()
 #: Marks what was wrapped.
 _WRAPPED = "_celery_sagas_answers"
 
@@ -60,11 +62,12 @@ def _answering(inner: Callable[..., Any], task: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         running = args[0] if task is None else task
         request = running.request
-        if request.called_directly or request.is_eager or _RUNNING in request.__dict__:
+        if request.called_directly or request.is_eager or request.__dict__.get(_RUNNING) is _IS_RUNNING:
             return inner(*args, **kwargs)
-        request.__dict__[_RUNNING] = True
-        with working(request):
-            return _run(running, functools.partial(inner, *args, **kwargs))
+        request.__dict__[_RUNNING] = _IS_RUNNING
+        result = _run(running, functools.partial(inner, *args, **kwargs))
+        mark_over(request)
+        return result
 
     setattr(run, _WRAPPED, True)
     return functools.update_wrapper(run, inner, updated=())
@@ -74,22 +77,27 @@ def _run(task: Any, run: Callable[[], Any]) -> Any:
     if not is_asked(task.request):
         return run()
     began = time.monotonic()
-    result = run()
-    until = _patience_ends(task, began)
-    with _in_doubt(SoftTimeLimitExceeded):  # an answer may be on its way
-        for link in take_links(task.request):
-            _answer(task, signature(link, app=task.app).clone((result,)), until)
+    with _marking(_NOT_ANSWERED, *_OF_CELERY):
+        result = run()
+        until = _patience_ends(task, began)
+        with _marking(_MAY_BE_ANSWERED, SoftTimeLimitExceeded):  # an answer may be on its way
+            for link in take_links(task.request):
+                _answer(task, signature(link, app=task.app).clone((result,)), until)
     return result
 
 
 @contextlib.contextmanager
-def _in_doubt(*errors: type[Exception]) -> Iterator[None]:
-    """Mark these errors: whoever waits for an answer is told of the failure, and may get an answer all the same."""
+def _marking(mark: str, *errors: type[Exception]) -> Iterator[None]:
     try:
         yield
     except errors as exc:
-        exc.__dict__[MAY_BE_ANSWERED] = True
+        exc.__dict__[mark] = True
         raise
+
+
+def may_be_answered(error: BaseException) -> bool:
+    """Whether a task of which a worker's main process gets this error may have answered all the same."""
+    return hasattr(error, _MAY_BE_ANSWERED) or (isinstance(error, _OF_CELERY) and not hasattr(error, _NOT_ANSWERED))
 
 
 def _patience_ends(task: Any, began: float) -> float:
@@ -130,7 +138,7 @@ def _publish_again(task: Any, answer: Signature[Any], until: float, error: Publi
             pause_s = min(pause_s, left_s)
             logger.warning(_TRIES_AGAIN, task.name, task.request.id, pause_s, error.reason)
             time.sleep(pause_s)
-            with _in_doubt(Exception):  # the one before may have arrived
+            with _marking(_MAY_BE_ANSWERED, Exception):  # the one before may have arrived
                 again = _refusal(task, answer)
             if again is None:
                 return None

@@ -138,7 +138,7 @@ def add_bootstep(sender: Any = None, **_: object) -> None:
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)
     state: Any = import_module("celery.worker.state")
-    state.should_stop = None  # an earlier worker of this process may have ended by itself
+    state.should_stop = None  # an earlier worker of this process may have ended by itself; two at once share it anyway
     guard_pool(sender, refuse)
     for task in sender.app.tasks.values():
         task.Request = reporting(task.Request)

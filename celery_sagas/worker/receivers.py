@@ -16,7 +16,7 @@ from celery_sagas.engine.session import Session
 from celery_sagas.settings import backend_urls
 from celery_sagas.stores.urls import check_secrets
 from celery_sagas.worker.failures import report_eager_failure
-from celery_sagas.worker.headers import hand_over, read_retries, stamp, stamp_publication
+from celery_sagas.worker.headers import hand_over, stamp, stamp_publication
 from celery_sagas.worker.internals import current_app, running_requests
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session, new_publication, replacing_publication
@@ -47,8 +47,7 @@ def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, *
 def _hand_over(headers: dict[str, Any], session: Session) -> None:
     for request in running_requests():
         if request.id == session.task_id:
-            is_retry = (headers.get("retries") or 0) > read_retries(request)
-            hand_over(headers, request, "" if is_retry else replacing_publication(session))
+            hand_over(headers, request, replacing_publication(session))
             return
 
 

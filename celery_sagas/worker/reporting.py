@@ -7,10 +7,9 @@ from typing import Any
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.exceptions import Ignore, Reject, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
-from kombu.exceptions import EncodeError, OperationalError
 
 from celery_sagas.core.answers import FailureKind
-from celery_sagas.worker.answers import MAY_BE_ANSWERED
+from celery_sagas.worker.answers import may_be_answered
 from celery_sagas.worker.failures import report_in_time
 from celery_sagas.worker.headers import read_retries
 from celery_sagas.worker.internals import is_terminating
@@ -19,8 +18,6 @@ from celery_sagas.worker.unreadable import context_of, refusing
 
 logger = logging.getLogger("celery_sagas")
 
-#: Celery raises them, as if the task had, once it has returned: of a result, and of a ``link``. A task may raise them, too.
-_AFTER_THE_WORK = (EncodeError, OperationalError)
 #: They are no end of a message, or are told of as a revocation.
 _NO_END = (Ignore, Retry, Terminated)
 
@@ -59,9 +56,8 @@ class Reporting:
         """Tell of what a task has raised, or of its lost process."""
         error = exc_info.exception
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
-        # what fails in Celery, the result or what follows the task, may come after the answer was sent
-        in_doubt = exc_info.internal or hasattr(error, MAY_BE_ANSWERED) or isinstance(error, _AFTER_THE_WORK)
-        self._report_of(error, may_be_answered=in_doubt)
+        # an error of Celery's own, such as of its result backend, may come after the answer was sent
+        self._report_of(error, may_be_answered=exc_info.internal or may_be_answered(error))
         with session_of_failed(context_of(self)):
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
 

@@ -10,7 +10,6 @@ from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
 
-from celery.exceptions import Retry
 from kombu.utils.json import dumps
 
 from celery_sagas.core.ids import derived_id
@@ -23,12 +22,15 @@ from celery_sagas.worker.headers import (
     read_publication,
     read_retries,
     stamped_causation,
+    task_of,
 )
 from celery_sagas.worker.internals import current_app, running_requests
 
 _SESSION = "_celery_sagas_session"
-#: Marks the request of a task that has done its work.
-_OVER = "_celery_sagas_over"
+#: Marks the request of a task that has returned; a header may have this name, and no such value.
+_OVER, _IS_OVER = "_celery_sagas_over", object()
+#: The task of Celery's that publishes what follows a chord, once it was retried often enough.
+_CHORD_UNLOCK = "celery.chord_unlock"
 #: The request of a task that has failed outside of its process, while Celery does what follows a failure.
 _failed: ContextVar[Any] = ContextVar("failed", default=None)
 #: That of a handler which is called as a function, and whose messages are collected.
@@ -51,7 +53,6 @@ def current_session() -> Session | None:
 @contextmanager
 def session_of_failed(request: Any) -> Iterator[None]:
     """Have what is published meanwhile, such as a ``link_error``, published in the name of a task that runs no more."""
-    request.__dict__[_OVER] = True
     token = _failed.set(request)
     try:
         yield
@@ -104,6 +105,8 @@ def new_message_id(session: Session | None, task: str, arguments: object) -> str
     """
     if session is None:
         return str(uuid4())
+    if _is_over(session):
+        return new_publication(f"{task}/{dumps(arguments)}", session)
     session.published += 1
     return derived_id(session.message_id + session.publication, f"{task}/{_retries()}/{session.published}/{dumps(arguments)}")
 
@@ -120,23 +123,16 @@ def new_publication(id: str, session: Session | None = None) -> str:
     return derived_id(session.message_id + session.publication, f"publication/{which}/{count}")
 
 
-@contextmanager
-def working(request: Any) -> Iterator[None]:
-    """Have what is published once a task has returned, or has failed for good, be what follows it: a ``link``, for instance."""
-    try:
-        yield
-    except Retry:
-        raise
-    except Exception:
-        request.__dict__[_OVER] = True
-        raise
-    request.__dict__[_OVER] = True
+def mark_over(request: Any) -> None:
+    """Note that a task has returned: what is published from now on follows it, as the next of its chain does, or a ``link``."""
+    request.__dict__[_OVER] = _IS_OVER
 
 
 def _is_over(session: Session) -> bool:
-    failed = _failed.get()
-    requests = running_requests() if failed is None else (failed,)
-    return any(_OVER in request.__dict__ for request in requests if _session_in(request) is session)
+    for request in running_requests():
+        if _session_in(request) is session:
+            return request.__dict__.get(_OVER) is _IS_OVER or task_of(request) == _CHORD_UNLOCK
+    return False
 
 
 def replacing_publication(session: Session) -> str:

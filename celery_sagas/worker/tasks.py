@@ -49,7 +49,7 @@ from celery_sagas.worker.internals import add_task, registered, unregister
 from celery_sagas.worker.later import put_off_if_it_helps, retry_missing
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
-from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of, working
+from celery_sagas.worker.sessions import current_session, direct_session, mark_over, new_message_id, open_sessions, session_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -103,8 +103,9 @@ def handle_message(task: StepTask, args: Sequence[Any], kwargs: Mapping[str, Any
     if request.called_directly or request.is_eager:
         args, kwargs = step.arguments.encode(args, kwargs)  # what came through a broker is encoded
     if not request.called_directly:
-        with working(request):
-            return _handle(task, request, session_of(request), step.arguments.bind(args, kwargs))
+        result = _handle(task, request, session_of(request), step.arguments.bind(args, kwargs))
+        mark_over(request)
+        return result
     with direct_session(request) as session:
         return _handle(task, request, session, step.arguments.bind(args, kwargs))
 

@@ -261,6 +261,38 @@ def test_an_answer_that_arrives_although_celery_has_failed_is_late(
     assert shop.seen() == ["unpaid error", "paid receipt late"]
 
 
+def test_failure_over_what_the_task_publishes_itself_is_certain(worker: Worker, asked: Shop) -> None:
+    """It has the same error, and has not answered."""
+
+    def away(task: Any, cents: int) -> str:
+        raise OperationalError("away")
+
+    asked.work = away
+    worker.run()
+
+    assert asked.failure().error == "OperationalError"
+    assert asked.pending().requests == {}
+
+
+def test_task_that_calls_its_own_run_answers_once(worker: Worker, asked: Shop) -> None:
+    """With what it returns itself."""
+    asked.work = lambda task, cents: f"outer {task.run(0)}" if cents else "inner"
+    worker.run()
+
+    assert asked.seen() == ["paid outer inner"]
+
+
+@pytest.mark.parametrize("name", ["_celery_sagas_over", "_celery_sagas_running"])
+def test_header_with_the_name_of_a_mark(worker: Worker, shop: Shop, published: list[str], name: str) -> None:
+    """It means nothing: the answer is confirmed."""
+    charge = shop.charge.s(5).set(headers={name: True})
+    shop.place(worker, lambda order: order.send(charge, then=shop.saga.paid))
+    published.clear()
+    worker.run()
+
+    assert published == ["order.paid"]
+
+
 def test_what_celery_cannot_send_is_a_failure(worker: Worker, asked: Shop) -> None:
     asked.work = lambda task, cents: object()
     worker.run()

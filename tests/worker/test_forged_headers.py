@@ -27,7 +27,8 @@ ANYTHING = st.recursive(
 )
 NAMES = [value for name, value in vars(headers).items() if name.isupper() and isinstance(value, str)]
 #: Of Celery's headers, those that are read here; and names by which a header hides what a request can do, or this library keeps.
-CELERY = ["id", "task", "retries", "headers", "get", "update", "as_execution_options", "__dict__", "_celery_sagas_session"]
+CELERY = ["id", "task", "retries", "headers", "get", "update", "as_execution_options", "__dict__"]
+CELERY += ["_celery_sagas_session", "_celery_sagas_over", "_celery_sagas_running"]
 ADDRESSES = st.fixed_dictionaries(
     {}, optional={name: st.just("a") | ANYTHING for name in ("instance", "timeout", "request", "came")}
 )

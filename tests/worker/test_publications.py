@@ -1,14 +1,17 @@
 """What plain tasks send is the same in each delivery of their message, and another in each publication of it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from celery import Celery, group
+from celery import Celery, Task, group
 
 from celery_sagas import Saga
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.worker import tasks
 from celery_sagas.worker.headers import CAUSE, PUBLICATION
-from tests.apps import Worker
+from tests.apps import NewApp, Worker
 
 
 @pytest.fixture
@@ -244,28 +247,151 @@ def test_publication_that_is_none(app: Celery, worker: Worker, counted: Any, nig
     assert counted.find("a").count == 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_follows_a_step_is_the_same_in_each_delivery(app: Celery, worker: Worker, counted: Any, fails: bool) -> None:
-    """Also if the second one finds that the message was handled after a retry."""
+@pytest.fixture
+def unsteady() -> Any:
+    """A saga whose step fails the first time, and is retried then."""
 
-    class Steady(Saga, correlate_by="name"):
+    class Unsteady(Saga, correlate_by="name"):
         name: str
         runs: ClassVar[int] = 0
 
-    @Steady.starts(autoretry_for=(OSError,), max_retries=1, default_retry_delay=0)
-    def begin(steady: Steady, name: str) -> None:
-        Steady.runs += 1
-        if fails and Steady.runs == 1:
+    @Unsteady.starts(autoretry_for=(OSError,), max_retries=1, default_retry_delay=0)
+    def begin(unsteady: Unsteady, name: str) -> None:
+        Unsteady.runs += 1
+        if Unsteady.runs == 1:
             raise OSError
 
-    @app.task
-    def second() -> None:
-        counted.add.delay("a")
+    Unsteady.begin = begin  # type: ignore[attr-defined]
+    return Unsteady
 
-    begin.apply_async(("1",), link=second.si().set(task_id="second"))
+
+def test_what_follows_a_step_that_was_retried(worker: Worker, counted: Any, nightly: Any, unsteady: Any) -> None:
+    """It is the same in a delivery that finds the message handled."""
+    unsteady.begin.apply_async(("1",), link=nightly.si().set(task_id="second"))
     delivered, *_ = worker.run()
     worker.deliver_again(delivered)
     worker.run()
 
-    assert Steady.runs == 1 + fails
+    assert unsteady.runs == 2
     assert counted.find("a").count == 1
+
+
+def test_what_follows_a_step_that_was_put_off(
+    worker: Worker, counted: Any, nightly: Any, unsteady: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store was away."""
+    handle, errors = tasks.handle, [StoreUnavailable("memory://", "away")]
+
+    def handle_later(*args: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return handle(*args)
+
+    monkeypatch.setattr(tasks, "handle", handle_later)
+    unsteady.runs = 1
+    unsteady.begin.apply_async(("1",), link=nightly.si().set(task_id="second"))
+    delivered, *_ = worker.run()
+    worker.deliver_again(delivered)
+    worker.run()
+
+    assert unsteady.runs == 2
+    assert counted.find("a").count == 1
+
+
+@pytest.mark.parametrize("again", ["sends less", "is not retried"])
+def test_link_to_a_step_is_the_same_in_each_delivery(app: Celery, worker: Worker, counted: Any, again: str) -> None:
+    """Though it has no id."""
+    runs: list[str] = []
+
+    @app.task(bind=True)
+    def first(self: Any) -> None:
+        runs.append(self.request.id)
+        if len(runs) > 1:
+            return
+        counted.add.delay("b")
+        if again == "is not retried":
+            raise self.retry(countdown=0)
+
+    first.apply_async(link=counted.add.si("a"))
+    delivered, *_ = worker.run()
+    worker.deliver_again(delivered)
+    worker.run()
+
+    assert counted.find("a").count == 1
+
+
+@pytest.mark.parametrize("kind", ["task", "step"])
+def test_what_a_retry_publishes_is_another_publication_each_time(
+    app: Celery, worker: Worker, counted: Any, nightly: Any, kind: str
+) -> None:
+    """It does not follow the task, which has not ended."""
+
+    class Telling(Task):  # type: ignore[type-arg]
+        def on_retry(self, *_: object) -> None:
+            nightly.apply_async(task_id="nightly")
+
+    runs: list[str] = []
+
+    def run(name: str) -> None:
+        runs.append(name)
+        if len(runs) < 4:
+            raise OSError
+
+    class Polling(Saga, correlate_by="name"):
+        name: str
+
+    options: dict[str, Any] = {"base": Telling, "autoretry_for": (OSError,), "max_retries": 3, "default_retry_delay": 0}
+
+    @Polling.starts(**options)
+    def step(polling: Polling, name: str) -> None:
+        run(name)
+
+    polled: Any = step if kind == "step" else app.task(**options)(run)
+    polled.delay("1")
+    worker.run()
+
+    assert len(runs) == 4
+    assert counted.find("a").count == 3
+
+
+def test_body_of_a_chord_without_a_native_join(new_app: NewApp, counted: Any, tmp_path: Path) -> None:
+    """Celery's task that looks whether all members are done is retried, and may be delivered twice."""
+    app = new_app(result_backend=f"file://{tmp_path}", result_chord_retry_interval=0)
+    worker = Worker(app)
+
+    @app.task
+    def member() -> None: ...
+
+    @app.task
+    def body(results: list[None]) -> None:
+        counted.add.delay("a")
+
+    unlock = app.tasks["celery.chord_unlock"]
+    unlock.acks_late = True
+    members = group(member.s(), member.s())
+    waiting = members.freeze()
+    unlock.apply_async((waiting.id, body.s().set(task_id="body")), {"result": [each.as_tuple() for each in waiting.results]})
+    delivered = worker.one()
+    members.apply_async()
+    worker.run()
+    worker.deliver_again(delivered)
+    worker.run()
+
+    assert delivered.headers["retries"] == 0
+    assert counted.find("a").count == 1
+
+
+@pytest.mark.parametrize("name", ["_celery_sagas_over", "_celery_sagas_running"])
+def test_header_with_the_name_of_a_mark(app: Celery, worker: Worker, counted: Any, nightly: Any, name: str) -> None:
+    """It means nothing."""
+
+    @app.task(bind=True)
+    def poll(self: Any) -> None:
+        nightly.apply_async(task_id="nightly")
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+
+    poll.apply_async(headers={name: True})
+    worker.run()
+
+    assert counted.find("a").count == 3
