@@ -120,7 +120,7 @@ def test_redis_database_is_our_own_and_emptied():
         with servers._redis(first) as client:
             client.set("a", "b")
     with servers._redis(first) as client:
-        assert client.dbsize() == 0
+        assert client.get("a") is None  # another test process may have it by now
 
 
 def test_redis_database_of_somebody_else_is_left_alone():
