@@ -225,15 +225,16 @@ def stamp_publication(headers: dict[str, Any], new: Callable[[str], str]) -> Non
 def hand_over(headers: dict[str, Any], request: Any, publication: str) -> None:
     """Put what a task's message bears on one that is sent in its place: by ``replace``, which does not; ``retry`` does.
 
-    To a plain task it is another publication under the same id: what it publishes itself is not what the task had published. A
-    step's message that is retried, or put off, is the same one.
+    To a plain task it is another publication under the same id: what it publishes itself is not what the task had published. What
+    is retried, or is a step's, is the same one.
     """
+    is_same = STEP in headers or _count_of(headers.get("retries")) > read_retries(request)
     cause, address = _header(request, CAUSE), _header(request, RETURN_ADDRESS)
     given = {
         CAUSE: cause[:_MAX_CHARACTERS] if isinstance(cause, str) else None,
         CAUSATION: stamped_causation(request) or None,
         RETURN_ADDRESS: address if isinstance(address, str) else None,
-        PUBLICATION: None if STEP in headers else publication,
+        PUBLICATION: None if is_same else publication,
     }
     for name, value in given.items():
         if value is not None:
