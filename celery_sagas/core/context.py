@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from celery_sagas.core.conversation import Conversation
-from celery_sagas.core.pending import RequestView, Timeouts
+from celery_sagas.core.pending import Pending, RequestView
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
 
@@ -48,8 +47,8 @@ class StepContext:
 
     view: SagaView
     sending: Sending | None  #: ``None`` on a read-only copy
-    timeouts: Timeouts = field(default_factory=lambda: Timeouts({}))
-    conversation: Conversation = field(default_factory=Conversation)
+    pending: Pending = field(default_factory=Pending)
+    unknown: dict[str, Any] = field(default_factory=dict)  #: stored fields that this code does not know
     completed: bool = False
     collects: bool = False  #: the state belongs to no instance: a handler was called on it as a function
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from celery_sagas.core.sending import Frozen
-
 #: How many requests an instance may wait for; of those that are overdue it keeps as many, the newest.
 REQUESTS = 1_000
 #: Ends the name of the step that gets an answer for which none was named; no function can be named like it.
@@ -97,6 +95,9 @@ def read_return_address(noted: object) -> ReturnAddress | None:
     return ReturnAddress(str(saga), str(instance), str(request), then, otherwise)
 
 
+_FAILURES = frozenset({Came.FAILURE, Came.DOUBT, Came.DEADLINE})
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What an instance has asked for."""
@@ -117,6 +118,13 @@ class Request:
     def target(self, answers: int) -> Target | None:
         """Return the step to which a gather goes that has ended with so many answers; ``None`` if nobody here can read it."""
         return self.to_otherwise if self.otherwise and answers < self.at_least else self.to_then
+
+    def is_handled_by(self, steps: Collection[str], came: str) -> bool:
+        """Whether a step, known by one of its names, handles what came of it; a second failure nobody does."""
+        if self.is_overdue and came in _FAILURES:
+            return False
+        is_then = came in (Came.ANSWER, Came.GATHERED) and self.then in steps
+        return is_then or (came != Came.ANSWER and self.otherwise in steps)
 
     def noted(self) -> dict[str, Any]:
         """Return what is noted of it, in values of JSON; its id is noted beside it."""
@@ -152,62 +160,3 @@ def read_request(id: str, noted: dict[str, Any]) -> Request:
     read = {"to_then": to_then, "to_otherwise": to_otherwise}
     more = {name: value for name, value in noted.items() if not read.get(name)}  # also a target in a form of newer code
     return replace(Request(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=more)
-
-
-@dataclass(slots=True)
-class Conversation:
-    """What an instance waits for, and whom it is to answer, while a step runs on it."""
-
-    kept: dict[str, Request] = field(default_factory=dict)  #: stored, by id; what is answered now is not among them
-    added: dict[str, tuple[Request, Frozen | None]] = field(default_factory=dict)  #: by this step, with the deadline's message
-    withdrawn: list[str] = field(default_factory=list)  #: rows of the outbox
-    #: The return address of the message that started the instance, until it is answered.
-    originator: dict[str, Any] | None = None
-    about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
-
-    def take(self, id: str, came: str, steps: Collection[str]) -> Request | None:
-        """Take out the request of which something came; one that may be answered all the same stays for a late answer.
-
-        Args:
-            id: Of the request.
-            came: What came of it.
-            steps: The names of the step that handles that.
-
-        Returns:
-            The request as it was; ``None`` if nothing is waited for any more, or not by this step.
-        """
-        request = self.kept.get(id)
-        if request is None or not any(name in steps for name in _steps_of(request, came)):
-            return None
-        if request.is_overdue and came in _FAILURES:
-            return None
-        del self.kept[id]
-        if came in (Came.DEADLINE, Came.DOUBT) and not request.then.endswith(ANSWERED):
-            self.kept[id] = replace(request, is_overdue=True, row="")
-        if request.row and came != Came.DEADLINE:
-            self.withdrawn.append(request.row)
-        self.about = {"request": id, "came": came} | ({"late": True} if request.is_overdue else {})
-        return request
-
-    def told(self) -> dict[str, object]:
-        """Return what the journal says of this step: what came, and what it has asked for."""
-        asked = [request.told() for request, _ in self.added.values()]
-        return {**self.about, "asked": asked} if asked else self.about
-
-    def remembered(self) -> dict[str, Request]:
-        """Return what is kept; of overdue requests only the newest."""
-        overdue = [id for id, request in self.kept.items() if request.is_overdue]
-        forgotten = set(overdue[:-REQUESTS])
-        return {id: request for id, request in self.kept.items() if id not in forgotten}
-
-
-_FAILURES = frozenset({Came.FAILURE, Came.DOUBT, Came.DEADLINE})
-
-
-def _steps_of(request: Request, came: str) -> tuple[str, ...]:
-    """Return the steps that may handle what came of a request."""
-    if came == Came.ANSWER:
-        return (request.then,)
-    if came == Came.GATHERED:
-        return (request.then, request.otherwise)
-    return (request.otherwise,)

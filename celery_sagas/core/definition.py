@@ -40,11 +40,6 @@ class SagaDefinition:
         return (self.name, *self.formerly)
 
     @property
-    def is_spread(self) -> bool:
-        """Whether a store of several parts may keep the instances in different ones: no alternate key spans them."""
-        return not self.also_by
-
-    @property
     def location(self) -> tuple[str, str]:
         """Module and qualified name: defining a saga again at the same place replaces it."""
         return self.cls.__module__, self.cls.__qualname__

@@ -1,6 +1,6 @@
-"""Ids: derived from the message that causes something, and ending in the part of the store where something is kept."""
+"""Ids: new ones, and those that are derived from the message that causes something."""
 
-from uuid import NAMESPACE_OID, UUID, uuid5
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 
 def derived_id(message_id: str, name: str) -> str:
@@ -22,6 +22,6 @@ def _namespace(message_id: str) -> UUID:
     return namespace if namespace is not None and str(namespace) == message_id else uuid5(NAMESPACE_OID, message_id)
 
 
-def placed_id(id: str, place: str) -> str:
-    """Return an id that tells in which part of the store its bearer is kept; a store of one part has no ``place``."""
-    return f"{id}.{place}" if place else id
+def new_id() -> str:
+    """Return a new id."""
+    return str(uuid4())

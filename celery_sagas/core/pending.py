@@ -5,15 +5,15 @@ withdraws it takes it out. So it does not matter where its message is at that mo
 broker's queue.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.conversation import Request, read_request
+from celery_sagas.core.conversation import ANSWERED, REQUESTS, Addressed, Came, Request, read_request
 from celery_sagas.core.sending import Frozen
 
 Keys = dict[str, str]
@@ -42,7 +42,7 @@ class Timeout:
 
 @dataclass(slots=True)
 class Pending:
-    """What is kept with a record beside its state."""
+    """What is kept with a record beside its state; and, while a step runs on the instance, what that changes of it."""
 
     #: The alternate keys that the store has indexed for it: ``also_by`` may have changed since then.
     keys: Keys = field(default_factory=dict)
@@ -51,6 +51,74 @@ class Pending:
     #: The return address of the message that started the instance, until it is answered.
     originator: dict[str, Any] | None = None
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
+    new_timeouts: dict[str, tuple[Frozen, int]] = field(default_factory=dict)  #: by name: the message, and when it is due
+    new_requests: dict[str, tuple[Request, Frozen | None]] = field(default_factory=dict)  #: with the deadline's message
+    cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
+    about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
+
+    def schedule(self, name: str, message: Frozen, at: int) -> None:
+        """Add a timeout, in the place of the one with its name."""
+        self.unschedule(name)
+        self.new_timeouts[name] = message, at
+
+    def unschedule(self, name: str) -> None:
+        """Cancel the timeout of a name, if there is one."""
+        self.new_timeouts.pop(name, None)
+        timeout = self.timeouts.pop(name, None)
+        if timeout is not None:
+            self.cancelled.append(timeout.row)
+
+    def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
+        """Take out what is handled.
+
+        Args:
+            addressed: The timeout, or what came of a request.
+            steps: The names of the step that handles it.
+
+        Returns:
+            Whether it is still waited for, and whether it comes late.
+        """
+        if not addressed.came:
+            return self._take_timeout(addressed.id), False
+        request = self.take_request(addressed.id, addressed.came, steps)
+        return request is not None, request is not None and request.is_overdue
+
+    def _take_timeout(self, id: str) -> bool:
+        name = next((name for name, timeout in self.timeouts.items() if timeout.id == id), None)
+        return name is not None and self.timeouts.pop(name) is not None
+
+    def take_request(self, id: str, came: str, steps: Collection[str]) -> Request | None:
+        """Take out the request of which something came; one that may be answered all the same stays for a late answer.
+
+        Args:
+            id: Of the request.
+            came: What came of it.
+            steps: The names of the step that handles that.
+
+        Returns:
+            The request as it was; ``None`` if nothing is waited for any more, or not by this step.
+        """
+        request = self.requests.get(id)
+        if request is None or not request.is_handled_by(steps, came):
+            return None
+        del self.requests[id]
+        if came in (Came.DEADLINE, Came.DOUBT) and not request.then.endswith(ANSWERED):
+            self.requests[id] = replace(request, is_overdue=True, row="")
+        if request.row and came != Came.DEADLINE:
+            self.cancelled.append(request.row)
+        self.about = {"request": id, "came": came} | ({"late": True} if request.is_overdue else {})
+        return request
+
+    def forget_oldest(self) -> None:
+        """Keep only the newest of the overdue requests."""
+        overdue = [id for id, request in self.requests.items() if request.is_overdue]
+        for id in overdue[:-REQUESTS]:
+            del self.requests[id]
+
+    def told(self) -> dict[str, object]:
+        """Return what the journal says of this step: what came, and what it has asked for."""
+        asked = [request.told() for request, _ in self.new_requests.values()]
+        return {**self.about, "asked": asked} if asked else self.about
 
     def text(self) -> str:
         """Return the map as JSON text, which a person can read."""
@@ -88,36 +156,6 @@ def read_pending(text: str) -> Pending:
 def _timeout(noted: dict[str, Any]) -> Timeout:
     id, row, step, at = (noted.pop(name) for name in ("id", "row", "step", "at"))
     return Timeout(id, row, step, at, noted)
-
-
-@dataclass(slots=True)
-class Timeouts:
-    """The timeouts of an instance while a step runs on it."""
-
-    kept: dict[str, Timeout]  #: stored, by name; the one that is being handled is not among them
-    added: dict[str, tuple[Frozen, int]] = field(default_factory=dict)  #: by this step: the message, and when it is due
-    withdrawn: list[str] = field(default_factory=list)  #: rows of the outbox
-    more: dict[str, Any] = field(default_factory=dict)  #: see ``Pending``
-
-    def add(self, name: str, message: Frozen, at: int) -> None:
-        """Add a timeout, in the place of the one with its name."""
-        self.withdraw(name)
-        self.added[name] = message, at
-
-    def withdraw(self, name: str) -> None:
-        """Withdraw the timeout of a name, if there is one."""
-        self.added.pop(name, None)
-        timeout = self.kept.pop(name, None)
-        if timeout is not None:
-            self.withdrawn.append(timeout.row)
-
-    def take(self, id: str) -> bool:
-        """Take out the timeout that is being handled; return whether it was there."""
-        for name, timeout in self.kept.items():
-            if timeout.id == id:
-                del self.kept[name]
-                return True
-        return False
 
 
 def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:

@@ -4,7 +4,6 @@ import logging
 import sys
 import traceback
 from collections.abc import Mapping
-from secrets import token_hex
 from typing import Any
 
 from pydantic_core import to_json
@@ -13,10 +12,12 @@ from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.core.text import storable
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.unit_of_work import correlate
 from celery_sagas.errors import AlreadyHandled, Retry, StoreError
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, KEY, DeadLetter, Effects, Entry, Found, Handling, Lookup
+from celery_sagas.stores.records import KEY, DeadLetter, Effects, Entry, Found, Handling, Lookup
 
 logger = logging.getLogger("celery_sagas")
 
@@ -62,10 +63,8 @@ def locate(
     Raises:
         MessageError: It does not fit, or names no instance: it fails in the same way each time.
     """
-    if addressed:
-        return Lookup(step.saga.names, ID, addressed.instance_id, step.saga.is_spread)
-    address = step.rule.correlate(step.arguments.validate(bound), causation)
-    return Lookup(step.saga.names, address.property, address.text, step.saga.is_spread)
+    address, _ = correlate(step, bound, causation, addressed)
+    return lookup_in(step.saga, address.property, address.text)
 
 
 def bury(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup | None, named: str = "") -> DeadLetter | None:
@@ -113,7 +112,7 @@ def close(
     found = found or _find(backend, step, letter, lookup)
     if found is not None and found.handled is None:
         try:
-            backend.sagas.record(Effects(_entry(step, letter, found, named), place=found.place))
+            backend.sagas.record(Effects(_entry(step, letter, found, named)))
         except AlreadyHandled:
             found = _find(backend, step, letter, lookup)
     if found is None or found.handled is None or found.handled.outcome == Kind.FAILED:
@@ -160,7 +159,7 @@ def _entry(step: StepDefinition, letter: DeadLetter, found: Found, named: str) -
     return Entry(
         step=named or step.name,
         message_id=letter.message_id,
-        attempt=token_hex(16),
+        attempt=found.new_id,
         outcome=Kind.FAILED.value,
         saga=step.saga.name,
         key=letter.key,

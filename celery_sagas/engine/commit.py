@@ -1,10 +1,7 @@
-"""The commit of one run: what is written, made ready and handed to the store in one call."""
+"""The commit of one run: what is written, made ready as one operation of the store."""
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from secrets import token_hex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -12,15 +9,14 @@ from pydantic_core import to_json
 
 from celery_sagas.core.codec import dump
 from celery_sagas.core.conversation import REQUESTS
-from celery_sagas.core.ids import placed_id
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
-from celery_sagas.core.sending import Frozen, Sending
+from celery_sagas.core.sending import Frozen, Sending, TypeOfFreeze
+from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.alternates import alternates_of, difference, key_of
-from celery_sagas.engine.instance import Instance
-from celery_sagas.engine.outcomes import Kind, Outcome
+from celery_sagas.engine.instance import alternate_keys_of, context_of, difference, key_of
+from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import InvalidState
-from celery_sagas.stores.ports import SagaStore
+from celery_sagas.stores.operations import Commit, Delete, Insert, Update, Write
 from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
 
 #: How many messages one commit sends: more would hold up everybody else who uses the store.
@@ -29,188 +25,147 @@ MESSAGES = 1_000
 STATES_IN_MESSAGES = 8
 NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
+#: Encodes the message that answers a request, given its return address.
+TypeOfAnswer = Callable[[Mapping[str, Any], object], Frozen | None]
+
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The bounds of one commit."""
+class Terms:
+    """What every unit of work of a process keeps to."""
 
-    state_bytes: int
+    freeze: TypeOfFreeze
+    answer: TypeOfAnswer
+    state_bytes: int  #: how large a state may be
+    owner: str  #: the lease token of this process
     grace_ms: int  #: how long this process has to publish the outgoing rows
 
 
-@dataclass(slots=True)
-class Commit:
-    """What one run of one message writes; its attempt id tells a replay of it from another run."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one message."""
 
+    id: str  #: tells a repeated call of the store from another run; also that of an instance that it creates
     step: StepDefinition
     named: str  #: as the message names the step: in the journal it is found by old code too
+    terms: Terms
     sending: Sending
-    limits: Limits
-    owner: str  #: the lease token of this process
     holder: str  #: of the reservation, if there is one
-    place: str  #: where the store keeps all of it
-    scheduled: list[Outgoing] = field(default_factory=list)  #: the rows of new timeouts
-    outgoing: tuple[Outgoing, ...] = ()
-    attempt: str = field(default_factory=partial(token_hex, 16))
-    began: float = 0.0  #: when the store was called: the lease on the outgoing rows began later
 
-    def instance(self, store: SagaStore, instance: Instance, result: Any) -> Outcome:
-        """Write the instance as its handler left it: insert, update, delete, or nothing of it."""
-        self._check_key(instance)
-        if instance.context.completed:
-            kind = Kind.COMPLETED
-            self._complete(store, instance)
-        elif instance.record is None:
-            kind = Kind.STARTED
-            self._insert(store, instance)
-        else:
-            kind = Kind.HANDLED
-            self._update(store, instance, instance.record)
-        return self._outcome(kind, instance.key, instance.id, _next_version(instance), instance.record is None, result=result)
+    def refuse(self, key: str, problem: str, path: str = "") -> InvalidState:
+        """Return the error for what cannot be committed."""
+        return InvalidState(self.step.saga.name, key, [(path, problem)])
 
-    def without_instance(
-        self, store: SagaStore, kind: Kind, key: str, instance_id: str, reason: str, result: Any = None
-    ) -> Outcome:
-        """Write that the message was handled, and what it sends, without a handler having run."""
-        store.record(self._effects(kind, key, instance_id, 0, reason))
-        return self._outcome(kind, key, instance_id, 0, False, reason, result)
 
-    def _insert(self, store: SagaStore, instance: Instance) -> None:
-        keys = alternates_of(instance.saga, instance.key, instance.state)
-        pending = self._pending(instance, keys)
-        record = NewRecord(
-            id=instance.id,
-            names=instance.saga.names,
-            key=instance.key,
-            schema_version=instance.saga.schema_version,
-            data=self._data(instance),
-            pending=pending,
-            keys=tuple(sorted(keys.items())),
-        )
-        store.insert(record, self._effects_of(Kind.STARTED, instance))
+def commit_of(run: Run, record: Record | None, state: State) -> Commit:
+    """Return what writes an instance as its handler left it.
 
-    def _update(self, store: SagaStore, instance: Instance, record: Record) -> None:
-        keys = alternates_of(instance.saga, instance.key, instance.state)
-        added, removed = difference(instance.indexed, keys)
-        change = Change(
-            names=instance.saga.names,
-            schema_version=instance.saga.schema_version,
-            data=self._data(instance),
-            pending=self._pending(instance, keys),
-            added_keys=added,
-            removed_keys=removed,
-            withdrawn=(*instance.context.timeouts.withdrawn, *instance.context.conversation.withdrawn),
-        )
-        store.update(record, change, self._effects_of(Kind.HANDLED, instance))
+    Raises:
+        InvalidState: It cannot be stored, or sends too much.
+    """
+    context = context_of(state)
+    key, is_born = context.view.key, record is None
+    if context.completed:
+        if record is None:
+            return Write(_effects_of(run, Kind.COMPLETED, state, []))
+        _check_key(run, key, state)
+        return Delete(record, _effects_of(run, Kind.COMPLETED, state, []))
+    _check_key(run, key, state)
+    rows: list[Outgoing] = []
+    keys = alternate_keys_of(run.step.saga, key, state)
+    indexed, pending = context.pending.keys, _pending(run, key, context.pending, keys, rows)
+    data = _data(run, key, state, context.unknown)
+    effects = _effects_of(run, Kind.STARTED if is_born else Kind.HANDLED, state, rows)
+    names, version = run.step.saga.names, run.step.saga.schema_version
+    if record is None:
+        return Insert(NewRecord(context.view.id, names, key, version, data, pending, tuple(sorted(keys.items()))), effects)
+    added, removed = difference(indexed, keys)
+    return Update(record, Change(names, version, data, pending, added, removed, tuple(context.pending.cancelled)), effects)
 
-    def _complete(self, store: SagaStore, instance: Instance) -> None:
-        effects = self._effects_of(Kind.COMPLETED, instance)
-        if instance.record is None:
-            store.record(effects)
-        else:
-            store.delete(instance.record, effects)
 
-    def _pending(self, instance: Instance, keys: Keys) -> str:
-        """Return the text of the pending map, and add the rows of new timeouts to those that are sent."""
-        timeouts = instance.context.timeouts
-        if len(timeouts.kept) + len(timeouts.added) > TIMEOUTS:
-            problem = f"it has {len(timeouts.kept) + len(timeouts.added)} timeouts, and {TIMEOUTS:,} are allowed"
-            raise InvalidState(instance.saga.name, instance.key, [("", problem)])
-        conversation = instance.context.conversation
-        pending = Pending(keys, timeouts.kept, conversation.remembered(), conversation.originator, timeouts.more)
-        for name, (message, at) in timeouts.added.items():
-            row = self._schedule("scheduled", message)
-            pending.timeouts[name] = Timeout(message.message_id, row, message.task, at)
-        for id, (request, deadline) in conversation.added.items():
-            row = self._schedule("deadline", deadline) if deadline else ""
-            pending.requests[id] = replace(request, row=row)
-        self._check_requests(instance, pending)
-        return pending.text()
+def write_of(run: Run, kind: Kind, key: str, instance_id: str, reason: str) -> Write:
+    """Return what writes that a message was handled, and what it sends, without an instance."""
+    return Write(_effects(run, kind, key, instance_id, 0, [], {"reason": reason} if reason else NOTHING_ELSE))
 
-    def _schedule(self, kind: str, message: Frozen) -> str:
-        """Add a row that ends with the instance; return its id."""
-        row = self._row_id(len(self.sending.messages) + len(self.scheduled))
-        self.scheduled.append(_row(row, kind, message))
-        return row
 
-    def _check_requests(self, instance: Instance, pending: Pending) -> None:
-        count = sum(not request.is_overdue for request in pending.requests.values())
-        if count > REQUESTS:
-            problem = f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind"
-            raise InvalidState(instance.saga.name, instance.key, [("", problem)])
-
-    def _data(self, instance: Instance) -> str:
-        data = dump(instance.saga, instance.key, instance.state, instance.unknown)
-        size = len(data.encode())
-        if size > self.limits.state_bytes:
-            problem = f"it has {size} bytes, saga_max_state_bytes allows {self.limits.state_bytes}"
-            raise InvalidState(instance.saga.name, instance.key, [("", problem)])
-        return data
-
-    def _check_key(self, instance: Instance) -> None:
-        if instance.context.completed and instance.record is None:
-            return
-        if key_of(instance.saga, instance.key, instance.state) != instance.key:
-            problem = "the correlation key was changed; it is the instance's for life"
-            raise InvalidState(instance.saga.name, instance.key, [(", ".join(instance.saga.correlate_by), problem)])
-
-    def _effects_of(self, kind: Kind, instance: Instance) -> Effects:
-        version, about = _next_version(instance), instance.context.conversation.told()
-        return self._effects(kind, instance.key, instance.id, version, about=about)
-
-    def _check_size_of_messages(self, key: str) -> None:
-        """A commit that no database takes would be put off for ever."""
-        if not self.outgoing:
-            return
-        if len(self.sending.messages) > MESSAGES:  # timeouts and requests have bounds of their own
-            problem = f"it sends {len(self.sending.messages)} messages, and {MESSAGES:,} are allowed: send a task that sends them"
-            raise InvalidState(self.step.saga.name, key, [("", problem)])
-        size = sum(len(message.payload.encode()) for message in self.outgoing)
-        allowed = self.limits.state_bytes * STATES_IN_MESSAGES
-        if size > allowed:
-            problem = (
-                f"its messages have {size} bytes in all; {STATES_IN_MESSAGES} times saga_max_state_bytes, {allowed}, are allowed"
-            )
-            raise InvalidState(self.step.saga.name, key, [("", problem)])
-
-    def _effects(
-        self, kind: Kind, key: str, instance_id: str, version: int, reason: str = "", about: Mapping[str, object] = NOTHING_ELSE
-    ) -> Effects:
-        sent = [_row(self._row_id(number), "sent", message) for number, message in enumerate(self.sending.messages)]
-        self.outgoing = (*sent, *self.scheduled)
-        self._check_size_of_messages(key)
-        entry = Entry(
-            step=self.named,
-            message_id=self.sending.message_id,
-            attempt=self.attempt,
-            outcome=kind.value,
-            saga=self.step.saga.name,
-            key=key,
-            instance_id=instance_id,
-            version=version,
-            detail=_detail(self.outgoing, {**about, "reason": reason} if reason else about),
-        )
-        self.began = time.monotonic()
-        return Effects(entry, self.outgoing, self.owner, self.limits.grace_ms, self.holder, self.place)
-
-    def _row_id(self, number: int) -> str:
-        """Return an id that stands in the order of the calls, in which rows are claimed."""
-        return placed_id(f"{self.attempt}-{number:05}", self.place)
-
-    def _outcome(
-        self, kind: Kind, key: str, instance_id: str, version: int, is_new: bool, reason: str = "", result: Any = None
-    ) -> Outcome:
-        return Outcome(
-            kind, self.step.saga.name, self.step.name, self.sending.message_id, key, instance_id, version, is_new, reason, result
+def _check_key(run: Run, key: str, state: State) -> None:
+    if key_of(run.step.saga, key, state) != key:
+        raise run.refuse(
+            key, "the correlation key was changed; it is the instance's for life", ", ".join(run.step.saga.correlate_by)
         )
 
 
-def _row(id: str, kind: str, message: Frozen) -> Outgoing:
-    return Outgoing(id, kind, message.message_id, message.task, message.payload, message.due_at)
+def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoing]) -> str:
+    """Return the text of the pending map, and add the rows of what this step has added to it."""
+    pending.forget_oldest()
+    count = len(pending.timeouts) + len(pending.new_timeouts)
+    if count > TIMEOUTS:
+        raise run.refuse(key, f"it has {count} timeouts, and {TIMEOUTS:,} are allowed")
+    timeouts, requests = dict(pending.timeouts), dict(pending.requests)
+    for name, (message, at) in pending.new_timeouts.items():
+        timeouts[name] = Timeout(message.message_id, _schedule(run, rows, "scheduled", message), message.task, at)
+    for id, (request, deadline) in pending.new_requests.items():
+        requests[id] = replace(request, row=_schedule(run, rows, "deadline", deadline) if deadline else "")
+    count = sum(not request.is_overdue for request in requests.values())
+    if count > REQUESTS:
+        raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
+    return Pending(keys, timeouts, requests, pending.originator, pending.more).text()
 
 
-def _next_version(instance: Instance) -> int:
-    return 1 if instance.record is None else instance.record.version + 1
+def _schedule(run: Run, rows: list[Outgoing], kind: str, message: Frozen) -> str:
+    """Add a row that ends with the instance, behind those that are sent; return its id."""
+    rows.append(_row(run, len(run.sending.messages) + len(rows), kind, message))
+    return rows[-1].id
+
+
+def _data(run: Run, key: str, state: State, unknown: Mapping[str, Any]) -> str:
+    data = dump(run.step.saga, key, state, unknown)
+    size = len(data.encode())
+    if size > run.terms.state_bytes:
+        raise run.refuse(key, f"it has {size} bytes, saga_max_state_bytes allows {run.terms.state_bytes}")
+    return data
+
+
+def _effects_of(run: Run, kind: Kind, state: State, rows: Sequence[Outgoing]) -> Effects:
+    context = context_of(state)
+    view = context.view
+    return _effects(run, kind, view.key, view.id, view.version + 1, rows, context.pending.told())
+
+
+def _effects(
+    run: Run, kind: Kind, key: str, instance_id: str, version: int, rows: Sequence[Outgoing], about: Mapping[str, object]
+) -> Effects:
+    sent = [_row(run, number, "sent", message) for number, message in enumerate(run.sending.messages)]
+    outgoing = (*sent, *rows)
+    _check_messages(run, key, outgoing)
+    entry = Entry(
+        step=run.named,
+        message_id=run.sending.message_id,
+        attempt=run.id,
+        outcome=kind.value,
+        saga=run.step.saga.name,
+        key=key,
+        instance_id=instance_id,
+        version=version,
+        detail=_detail(outgoing, about),
+    )
+    return Effects(entry, outgoing, run.terms.owner, run.terms.grace_ms, run.holder)
+
+
+def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
+    """A commit that no database takes would be delivered again and again."""
+    if not outgoing:
+        return
+    if (count := len(run.sending.messages)) > MESSAGES:  # timeouts and requests have bounds of their own
+        raise run.refuse(key, f"it sends {count} messages, and {MESSAGES:,} are allowed: send a task that sends them")
+    size, allowed = sum(len(row.payload.encode()) for row in outgoing), run.terms.state_bytes * STATES_IN_MESSAGES
+    if size > allowed:
+        bound = f"{STATES_IN_MESSAGES} times saga_max_state_bytes, {allowed}, are allowed"
+        raise run.refuse(key, f"its messages have {size} bytes in all; {bound}")
+
+
+def _row(run: Run, number: int, kind: str, message: Frozen) -> Outgoing:
+    """Return a row, whose id stands in the order of the calls, in which rows are claimed."""
+    return Outgoing(f"{run.id}-{number:05}", kind, message.message_id, message.task, message.payload, message.due_at)
 
 
 def _detail(outgoing: Sequence[Outgoing], about: Mapping[str, object]) -> str:

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from secrets import token_hex
 
+from celery_sagas.engine.unit_of_work import Attempt
 from celery_sagas.errors import RevisionConflict
 
 #: How long a reservation lasts at least if its holder dies. Milliseconds.
 RESERVATION_MS = 30_000
 #: Runs after the first reservation, before the message is put off.
 RESERVED_RUNS = 25
-#: Conflicts over a key that nobody holds, before it is taken for one that an edit by hand has left behind.
-ORPHANED_AFTER = 10
 _FIRST_PAUSE_S = 0.004
 _LONGEST_PAUSE_S = 0.25
 
@@ -37,6 +36,11 @@ class Conflicts:
     def holder(self) -> str:
         """The name under which the instance is reserved; empty before it has to be."""
         return self._token if self.reserving else ""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The next attempt to handle the message."""
+        return Attempt(self.holder, self.reservation_ms, self.unique)
 
     @cached_property
     def _token(self) -> str:

@@ -12,7 +12,7 @@ from celery_sagas.engine.confirmations import Confirmations
 from celery_sagas.engine.publishing import Message, Postbox, Publisher
 from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Handling
+from celery_sagas.stores.records import Entry
 
 logger = logging.getLogger("celery_sagas")
 
@@ -65,23 +65,23 @@ class Dispatcher:
         for row in rows:
             self.publisher.publish(row)
 
-    def dispatch_leftovers(self, handling: Handling) -> None:
-        """Publish what an earlier run of the same message committed and did not publish.
+    def dispatch_leftovers(self, entry: Entry) -> None:
+        """Publish what the commit of an entry decided to send, and its process has not published.
 
         Raises:
             StillUnsent: Some of it is leased: whoever committed it may be publishing it at this moment, or has died.
         """
         self.confirmations.settle()  # what this process has published is not left over
         while True:
-            leased, started = self.outbox.count_leased(handling), self.clock()  # counted first: a lease may end in between
-            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)
+            leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between
+            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)
             if not rows:
                 break
-            logger.info("%s: publishing %d messages that message %s left", handling.steps[0], len(rows), handling.message_id)
+            logger.info("%s: publishing %d messages that message %s left", entry.step, len(rows), entry.message_id)
             self._dispatch(rows, started, None)  # whoever is told that nothing is left acknowledges the message
             self.confirmations.flush()
         if leased:
-            raise StillUnsent(handling.steps[0], handling.message_id, leased)
+            raise StillUnsent(entry.step, entry.message_id, leased)
 
     def _post(self, postbox: Postbox, rows: deque[Message], until: float) -> bool:
         """Take away the rows that can be written without waiting; return whether it makes sense to publish the rest."""

@@ -159,7 +159,7 @@ class Gathering:
             StoreError: The store is away.
         """
         saga = gather.saga
-        record = self.backend.sagas.find(Lookup(saga.names, ID, gather.instance_id, saga.is_spread)).record
+        record = self.backend.sagas.find(Lookup(saga.names, ID, gather.instance_id)).record
         if record is None:
             return None
         try:

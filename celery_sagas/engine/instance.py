@@ -1,125 +1,130 @@
-"""A live instance during one run: its record, its state, and what the store has indexed of it."""
+"""An instance while a step runs on it: its state, made for the first message or loaded from its record; and its keys."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
-from uuid import uuid4
 
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
-from celery_sagas.core.conversation import Addressed, Conversation
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.core.ids import placed_id
-from celery_sagas.core.pending import Keys, OpenRequests, Pending, Timeouts, due_times, read_pending
+from celery_sagas.core.keys import key_text
+from celery_sagas.core.pending import Keys, OpenRequests, Pending, due_times, read_pending
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
-from celery_sagas.errors import UnreadableState
-from celery_sagas.stores.records import Record
+from celery_sagas.errors import InvalidState, UnreadableState
+from celery_sagas.stores.records import Lookup, Record
 
 
-@dataclass(slots=True)
-class Instance:
-    """One instance while a handler runs on it."""
-
-    saga: SagaDefinition
-    id: str
-    key: str
-    record: Record | None  #: as it was found; ``None`` for one that this message creates
-    state: State
-    context: StepContext
-    unknown: dict[str, Any]  #: stored fields that this code does not know
-    indexed: Keys  #: the alternate keys that the store has indexed for it
-    is_withdrawn: bool = False  #: what it is addressed by was handled, replaced or withdrawn
-    is_late: bool = False  #: what came of a request comes after its deadline
-
-
-def begin(
-    saga: SagaDefinition,
-    address: Address,
-    message: MessageView,
-    sending: Sending,
-    place: str,
-    originator: dict[str, Any] | None = None,
-) -> Instance:
-    """Make an instance for its first message: its key is set, and every field that has a default.
+def create(
+    saga: SagaDefinition, id: str, address: Address, message: MessageView, sending: Sending, originator: Mapping[str, Any] | None
+) -> State:
+    """Make the state of an instance for its first message: its key is set, and every field that has a default.
 
     Args:
         saga: Its definition.
+        id: The new instance's.
         address: Its key.
         message: The one that is handled.
         sending: Where its step's messages go.
-        place: Where the store will keep it.
         originator: The return address of the message, if it asks for an answer.
     """
-    instance_id = placed_id(str(uuid4()), place)
-    conversation = Conversation(originator=originator)
-    asked = originator["request"] if originator else None
-    view = SagaView(instance_id, saga.name, address.text, 0, True, None, None, message, originator=asked)
-    state = saga.cls.model_construct(None, **address.values)
-    context = attach(state, view, sending, Timeouts({}), conversation)
-    return Instance(saga, instance_id, address.text, None, state, context, {}, {})
+    pending = Pending(originator=dict(originator) if originator else None)
+    view = SagaView(id, saga.name, address.text, 0, True, None, None, message, originator=_request_of(pending))
+    return attach(saga.cls.model_construct(None, **address.values), StepContext(view, sending, pending))
 
 
-def revive(
+def load_instance(
     saga: SagaDefinition,
     record: Record,
     message: MessageView = NO_MESSAGE,
     sending: Sending | None = None,
-    addressed: Addressed | None = None,
-    steps: Collection[str] = (),
-) -> Instance:
-    """Make an instance from its record; without ``sending`` it is a read-only copy.
+    pending: Pending | None = None,
+) -> State:
+    """Return the state of a record; without ``sending`` it is a read-only copy.
 
     Args:
         saga: Its definition.
         record: As it was found.
         message: The one that is handled, if one is.
         sending: Where its step's messages go.
-        addressed: What is handled, if that is a timeout, or came of a request; ``is_withdrawn`` says whether it is waited for.
-        steps: The names of the step that handles it.
+        pending: Its pending map, if that has been read already.
 
     Raises:
         NewerState: Newer code wrote it.
         UnreadableState: It cannot be decoded.
     """
-    pending = _pending(record)
-    timeouts = Timeouts(dict(pending.timeouts), more=pending.more)
-    conversation = Conversation(dict(pending.requests), originator=pending.originator)
-    is_withdrawn = is_late = False
-    if addressed:
-        is_withdrawn, is_late = _take(timeouts, conversation, addressed, steps)
-        message = message._replace(late=is_late)
+    pending = pending or pending_of(record)
     state, unknown = load(saga, record.key, record.data, record.schema_version)
     created, updated = _aware(record.created_at), _aware(record.updated_at)
-    asked = pending.originator["request"] if pending.originator else None
-    due, requests = due_times(timeouts.kept), OpenRequests(conversation.kept)
+    due, requests, asked = due_times(pending.timeouts), OpenRequests(pending.requests), _request_of(pending)
     view = SagaView(record.id, saga.name, record.key, record.version, False, created, updated, message, due, requests, asked)
-    context = attach(state, view, sending, timeouts, conversation)
-    return Instance(saga, record.id, record.key, record, state, context, unknown, pending.keys, is_withdrawn, is_late)
+    return attach(state, StepContext(view, sending, pending, unknown))
 
 
-def _take(timeouts: Timeouts, conversation: Conversation, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
-    """Take out what is handled; return whether it is not waited for any more, and whether it is late."""
-    if not addressed.came:
-        return not timeouts.take(addressed.id), False
-    request = conversation.take(addressed.id, addressed.came, steps)
-    return request is None, request is not None and request.is_overdue
-
-
-def attach(state: State, view: SagaView, sending: Sending | None, timeouts: Timeouts, conversation: Conversation) -> StepContext:
+def attach(state: State, context: StepContext) -> State:
     """Give a state its context."""
-    context = StepContext(view, sending, timeouts, conversation)
     object.__setattr__(state, "_context", context)  # a slot: no need to ask pydantic
+    return state
+
+
+def context_of(state: State) -> StepContext:
+    """Return the context that a state was given."""
+    context = state._context
+    assert context is not None, "a state of an instance has a context"  # noqa: S101
     return context
 
 
-def _pending(record: Record) -> Pending:
+def pending_of(record: Record) -> Pending:
+    """Return the pending map of a record.
+
+    Raises:
+        UnreadableState: It cannot be decoded.
+    """
     try:
         return read_pending(record.pending)
     except ValueError as exc:
         raise UnreadableState(record.saga, record.key, str(exc)) from exc
+
+
+def lookup_in(saga: SagaDefinition, property: str, value: str) -> Lookup:
+    """Return where to look for an instance of a saga."""
+    return Lookup(saga.names, property, value, has_alternates=bool(saga.also_by))
+
+
+def key_of(saga: SagaDefinition, key: str, state: State) -> str:
+    """Return the canonical text of the correlation key that the state has now."""
+    try:
+        return key_text([part.text(part.convert(getattr(state, part.field))) for part in saga.keys.key])
+    except (ValueError, AttributeError) as exc:
+        raise InvalidState(saga.name, key, [(", ".join(saga.correlate_by), str(exc))]) from exc
+
+
+def alternate_keys_of(saga: SagaDefinition, key: str, state: State) -> Keys:
+    """Return property and canonical text of the alternate keys that the state has now; a null one has none."""
+    keys: Keys = {}
+    for name, part in saga.keys.alternates.items():
+        value = getattr(state, name, None)
+        if value is None:
+            continue
+        try:
+            keys[name] = part.text(part.convert(value))
+        except ValueError as exc:
+            raise InvalidState(saga.name, key, [(name, str(exc))]) from exc
+    return keys
+
+
+def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+    """Return the keys to add and those to remove, sorted, so that two commits lock them in one order."""
+    if before == after:
+        return (), ()
+    old, new = set(before.items()), set(after.items())
+    return tuple(sorted(new - old)), tuple(sorted(old - new))
+
+
+def _request_of(pending: Pending) -> str | None:
+    """Return the id of the message that started the instance, if that waits for an answer."""
+    return str(pending.originator["request"]) if pending.originator else None
 
 
 def _aware(milliseconds: int) -> datetime:

@@ -5,7 +5,7 @@ from typing import Any
 
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
-from celery_sagas.engine.instance import revive
+from celery_sagas.engine.instance import load_instance, lookup_in
 from celery_sagas.engine.outcomes import Outcome, read_entry
 from celery_sagas.errors import CorrelationError, DefinitionError
 from celery_sagas.stores.ports import Backend
@@ -15,7 +15,7 @@ from celery_sagas.stores.records import ID, KEY, Lookup
 def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Any:
     """Return a fresh read-only copy of an instance, or ``None``."""
     record = backend.sagas.find(lookup_of(saga, key, by)).record
-    return None if record is None else revive(saga, record).state
+    return None if record is None else load_instance(saga, record)
 
 
 def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Outcome | None:
@@ -52,14 +52,14 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
     if key is not None and not by:
         values = key if len(parts) > 1 and isinstance(key, tuple) else (key,)
         if len(values) == len(parts):
-            return Lookup(saga.names, KEY, _text(saga, parts, dict(zip(parts, values, strict=True))), saga.is_spread)
+            return lookup_in(saga, KEY, _text(saga, parts, dict(zip(parts, values, strict=True))))
     elif key is None and by.keys() == parts.keys():
-        return Lookup(saga.names, KEY, _text(saga, parts, by), saga.is_spread)
+        return lookup_in(saga, KEY, _text(saga, parts, by))
     elif key is None and len(by) == 1 and by.keys() <= saga.keys.alternates.keys():
         (name,) = by
-        return Lookup(saga.names, name, _text(saga, {name: saga.keys.alternates[name]}, by))
+        return lookup_in(saga, name, _text(saga, {name: saga.keys.alternates[name]}, by))
     elif key is None and by.keys() == {"id"}:
-        return Lookup(saga.names, ID, _instance_id(saga, by["id"]))
+        return lookup_in(saga, ID, _instance_id(saga, by["id"]))
     if key is None and not by:
         raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", "the key is null")
     given = ", ".join([*([repr(key)] if key is not None else []), *by])

@@ -31,6 +31,18 @@ class Session:
             del self.causation[oldest]
 
     @contextmanager
+    def on_behalf_of(self, saga: str, instance_id: str) -> Iterator[None]:
+        """Have what this message causes belong to an instance, unless what is done for that fails."""
+        inherited, is_done = dict(self.causation), False
+        self.belongs_to(saga, instance_id)
+        try:
+            yield
+            is_done = True
+        finally:
+            if not is_done:
+                self.causation = inherited
+
+    @contextmanager
     def running(self, sending: Sending) -> Iterator[None]:
         """Collect what a handler sends, and nothing once it has ended."""
         self.sending = sending

@@ -1,29 +1,322 @@
-"""The unit of work: a message's effect, committed once, whatever else runs at the same time."""
+"""The unit of work: find, policy, handler, commit, and what is to be published. It performs nothing by itself.
+
+It is a generator that yields the operations it wants of the backend, and is sent their answers, or thrown their errors. It knows
+no store, no clock and no thread, so that whoever drives it may perform the operations of one message or of many, and a test may
+interrupt it at any of them. Nothing but the last operation leaves a trace.
+"""
 
 import logging
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.conflicts import Conflicts
-from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.run import Delivery, Run, Services
-from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.core.answers import NO_VALUE
+from celery_sagas.core.comparison import parts_of
+from celery_sagas.core.context import MessageView
+from celery_sagas.core.conversation import Addressed, ReturnAddress
+from celery_sagas.core.correlation import Address, check_own_key
+from celery_sagas.core.sending import Sending
+from celery_sagas.core.state import State
+from celery_sagas.core.steps import Decision, StepDefinition
+from celery_sagas.engine.commit import Run, Terms, commit_of, write_of
+from celery_sagas.engine.instance import alternate_keys_of, context_of, create, difference, load_instance, lookup_in, pending_of
+from celery_sagas.engine.outcomes import Kind, Missing, Outcome
+from celery_sagas.engine.session import Session
+from celery_sagas.errors import (
+    InvalidMessage,
+    InvalidState,
+    KeyTaken,
+    RevisionConflict,
+    SagaAlreadyExists,
+    SagaNotFound,
+    TooManyDeliveries,
+    UnreadableState,
+)
+from celery_sagas.stores.operations import Commit, CountDelivery, Find, Operation, OutcomeOf, Reserve
+from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Outgoing, Record
+
+#: Why the answer of an instance that ends without a reply is dropped, if it comes late to a step that takes no ``None``.
+NO_VALUE_LATE = "late, and without a value"
+#: Conflicts over a key that nobody holds, before it is taken for one that an edit by hand has left behind.
+ORPHANED_AFTER = 10
 
 logger = logging.getLogger("celery_sagas")
 
+T = TypeVar("T")
+#: Yields operations, is sent their answers, and returns a value.
+Steps: TypeAlias = Generator[Operation, Any, T]
 
-def handle(services: Services, step: StepDefinition, delivery: Delivery) -> Outcome:
-    """Handle a message; its effect is committed when this returns.
+
+class Delivery(NamedTuple):
+    """One delivery of a message to a step."""
+
+    step: StepDefinition
+    message_id: str
+    bound: Mapping[str, Any]  #: the arguments by name, as they came
+    session: Session
+    call: Callable[..., Any]  #: calls a function with what comes first, and the arguments by name
+    addressed: Addressed | None = None  #: for a timeout, or what came of a request
+    max_deliveries: int | None = None  #: if the broker has delivered it before
+    task: str = ""  #: the name of the step that it bears, if that is a former one
+    return_address: ReturnAddress | None = None  #: if it asks for an answer
+
+    @property
+    def asked_by(self) -> dict[str, Any] | None:
+        """Where the message's answer goes, if it asks for one."""
+        return self.return_address.noted() if self.return_address and self.return_address.then else None
+
+
+class Attempt(NamedTuple):
+    """What the attempts before it have brought an attempt to handle a message."""
+
+    holder: str = ""  #: under which it reserves the instance, since there were many conflicts
+    reservation_ms: int = 0
+    unique: int = 0  #: how many of the conflicts were about a key
+
+
+class Handled(NamedTuple):
+    """What is to be done when a message was handled."""
+
+    outcome: Outcome
+    outgoing: tuple[Outgoing, ...] = ()  #: what was committed to be sent; what is due at once is to be published
+    handled_before: Entry | None = None  #: what this has left in the outbox is to be published
+
+
+def handle_once(delivery: Delivery, terms: Terms, attempt: Attempt) -> Steps[Handled]:
+    """Handle a message.
 
     Raises:
-        SagaError: Nothing was written; its ``retry`` says when the message may run again.
+        RevisionConflict: Another message of the instance committed first: make another attempt.
+        AlreadyHandled: Another attempt of this message committed.
+        SagaError: See the class; nothing was written.
         Exception: What the handler raised; nothing was written.
     """
-    conflicts = Conflicts(services.conflict_retries)
-    while True:
+    step, addressed = delivery.step, delivery.addressed
+    address, arguments = correlate(step, delivery.bound, delivery.session.causation, addressed)
+    lookup = lookup_in(step.saga, address.property, address.text)
+    found = yield from _find(delivery, attempt, lookup)
+    if found.handled is not None:
+        return _repeated(delivery, found.handled)
+    sending = Sending(step.name, delivery.message_id, terms.freeze)
+    run = Run(found.new_id, step, delivery.task or step.name, terms, sending, attempt.holder)
+    message = MessageView(delivery.message_id, step.name)
+    if addressed:
+        return (yield from _handle_addressed(run, delivery, attempt, found.record, message, addressed))
+    decision = step.decide(found.record is not None)
+    if decision is Decision.BEGIN:
+        state = create(step.saga, run.id, address, message, sending, delivery.asked_by)
+    elif decision is Decision.CONTINUE and found.record is not None:
+        state = load_instance(step.saga, found.record, message, sending)
+    else:
+        return (yield from _without_instance(run, delivery, decision, found.record, lookup, arguments))
+    return (yield from _handle(run, delivery, attempt, found.record, state, arguments))
+
+
+def correlate(
+    step: StepDefinition, bound: Mapping[str, Any], causation: Mapping[str, str], addressed: Addressed | None = None
+) -> tuple[Address, dict[str, Any]]:
+    """Return where the instance of a message is, and its validated arguments, which nobody need read of what is addressed.
+
+    Raises:
+        MessageError: It does not fit, or names no instance: it fails in the same way each time.
+    """
+    if addressed:
+        return Address(ID, addressed.instance_id, {}), {}
+    arguments = step.arguments.validate(bound)
+    return step.rule.correlate(arguments, causation), arguments
+
+
+def _find(delivery: Delivery, attempt: Attempt, lookup: Lookup) -> Steps[Found]:
+    """Find the instance, and reserve it if it is to be written after many conflicts."""
+    find = Find(lookup, Handling(delivery.step.names, delivery.message_id))
+    found: Found = yield find
+    record, writes = found.record, delivery.addressed or delivery.step.decide(exists=True) is Decision.CONTINUE
+    if record is None or found.handled is not None or not writes:
+        return found
+    if attempt.holder and record.reserved_by != attempt.holder:
+        if not (yield Reserve(record, attempt.holder, attempt.reservation_ms)):
+            raise RevisionConflict(record.saga, record.key, "reserved")
+        found = yield find
+    elif record.reserved_by not in ("", attempt.holder):
+        raise RevisionConflict(record.saga, record.key, "reserved")
+    return found
+
+
+def _repeated(delivery: Delivery, entry: Entry) -> Handled:
+    """Answer a message that was handled before.
+
+    What follows its task (``link``, the next of a chain) may not have been sent yet: it belongs to the same instance.
+    """
+    step = delivery.step
+    if entry.instance_id:
+        delivery.session.belongs_to(step.saga.name, entry.instance_id)
+    kind = Kind.FAILED if entry.outcome == Kind.FAILED else Kind.DUPLICATE
+    outcome = Outcome(kind, step.saga.name, step.name, delivery.message_id, entry.key, entry.instance_id, entry.version)
+    return Handled(outcome, handled_before=entry)
+
+
+def _handle_addressed(
+    run: Run, delivery: Delivery, attempt: Attempt, record: Record | None, message: MessageView, addressed: Addressed
+) -> Steps[Handled]:
+    """Run the handler if the instance still waits for the message; policies are not asked."""
+    step = run.step
+    if record is None:
+        return _dropped(delivery, addressed, "", "completed")
+    pending = pending_of(record)
+    is_awaited, is_late = pending.take(addressed, step.names)
+    if not is_awaited:
+        return _dropped(delivery, addressed, record.key, "withdrawn")
+    state = load_instance(step.saga, record, message._replace(late=is_late), run.sending, pending)
+    try:
+        arguments = step.arguments.validate(delivery.bound)
+    except InvalidMessage:
+        if addressed.has_value or not is_late:
+            raise
+        return _dropped(delivery, addressed, record.key, NO_VALUE_LATE)
+    check_own_key(step.rule, arguments, record.saga, record.key)
+    return (yield from _handle(run, delivery, attempt, record, state, arguments))
+
+
+def _dropped(delivery: Delivery, addressed: Addressed, key: str, reason: str) -> Handled:
+    step = delivery.step
+    instance_id = addressed.instance_id
+    return Handled(Outcome(Kind.DROPPED, step.saga.name, step.name, delivery.message_id, key, instance_id, reason=reason))
+
+
+def _handle(
+    run: Run, delivery: Delivery, attempt: Attempt, record: Record | None, state: State, arguments: Mapping[str, Any]
+) -> Steps[Handled]:
+    """Run the handler, and commit what it has made of the instance."""
+    session, step = delivery.session, run.step
+    with session.on_behalf_of(step.saga.name, context_of(state).view.id):
+        yield from _check_deliveries(delivery)
+        with session.running(run.sending):
+            result = delivery.call(step.function, state, **arguments)
+        _answer(run, delivery, state, result, is_born=record is None)
+        commit = _commit_of(run, record, state, arguments)
         try:
-            return Run(services, step, delivery, conflicts).execute()
+            yield commit
         except RevisionConflict as conflict:
-            logger.debug("%s: %s", step.name, conflict)
-            conflicts.wait(conflict)
-        except AlreadyHandled as handled:
-            logger.debug("%s: %s", step.name, handled)  # the next find sees it
+            if conflict.reason == "unique" and attempt.unique:
+                yield from _refuse_taken_keys(run, attempt, state)
+            raise
+    return _handled(run, commit, result, is_new=record is None)
+
+
+def _check_deliveries(delivery: Delivery) -> Steps[None]:
+    """Count a delivery whose function is about to run: one that cannot come so far ends no worker, however often it comes.
+
+    Raises:
+        TooManyDeliveries: There were more than are allowed.
+    """
+    if delivery.max_deliveries is None:
+        return
+    count = 1 + (yield CountDelivery(delivery.step.name, delivery.message_id))  # the first one nobody counted
+    if count > delivery.max_deliveries:
+        raise TooManyDeliveries(delivery.step.name, delivery.message_id, count, delivery.max_deliveries)
+
+
+def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born: bool) -> None:
+    """Answer the message, unless the instance that it creates does so by itself; and whom that leaves unanswered."""
+    context = context_of(state)
+    if not is_born:
+        _send_answer(run, delivery.asked_by, result)
+    if context.completed:
+        _send_last_answer(run, context.pending.originator)
+        context.pending.originator = None
+
+
+def _send_last_answer(run: Run, to: Mapping[str, Any] | None) -> None:
+    """Answer with nothing whoever has none yet; who cannot be answered does not keep the instance from its end."""
+    try:
+        _send_answer(run, to, NO_VALUE)
+    except InvalidMessage as exc:
+        logger.warning("%s completes, and whoever started it gets no answer: %s", run.step.saga.name, exc)
+
+
+def _send_answer(run: Run, to: Mapping[str, Any] | None, value: Any) -> None:
+    """Send an answer with the commit: what follows a task in Celery would be sent for a repeat, too, which has no result."""
+    message = run.terms.answer(to, value) if to else None
+    if message is not None:
+        run.sending.messages.append(message)
+
+
+def _commit_of(run: Run, record: Record | None, state: State, arguments: Mapping[str, Any]) -> Commit:
+    try:
+        return commit_of(run, record, state)
+    except InvalidState as exc:
+        if not (names := _unannotated_in(run.step, state, arguments, exc)):
+            raise
+        has, come, them = ("has", "comes", "it") if len(names) == 1 else ("have", "come", "them")
+        remedy = f"{' and '.join(names)} of {run.step.name} {has} no annotation, and {come} as JSON has it: annotate {them}"
+        raise InvalidState(exc.saga, exc.key, exc.problems, remedy) from exc
+
+
+def _unannotated_in(step: StepDefinition, state: State, arguments: Mapping[str, Any], error: InvalidState) -> list[str]:
+    """Return the arguments without annotation that the handler has put where the state cannot be stored."""
+    paths = {path.partition(".")[0] for path, _ in error.problems}
+    fields = [value for name, value in state.__dict__.items() if name in paths]
+    parts = [part for field in fields for part in (parts_of(field) or {}).values()]
+    unannotated = sorted(step.arguments.unannotated & arguments.keys())
+    for held in (fields, parts):  # another argument may be the same object by chance as a part, a short text above all
+        if names := [name for name in unannotated if any(value is arguments[name] for value in held)]:
+            return names
+    return []
+
+
+def _refuse_taken_keys(run: Run, attempt: Attempt, state: State) -> Steps[None]:
+    """Raise ``KeyTaken`` if a key that could not be inserted twice belongs to another live instance."""
+    saga, context = run.step.saga, context_of(state)
+    added, _ = difference(context.pending.keys, alternate_keys_of(saga, context.view.key, state))
+    for name, value in added:
+        holder = (yield Find(Lookup(saga.names, name, value))).record
+        if holder is not None and holder.id != context.view.id:
+            raise KeyTaken(saga.name, name, value, holder.id, holder.key)
+        if holder is None and attempt.unique >= ORPHANED_AFTER:
+            problem = f"the store keeps {name}={value!r} for an instance that is gone: delete what it keeps"
+            raise UnreadableState(saga.name, context.view.key, problem)
+
+
+def _without_instance(
+    run: Run, delivery: Delivery, decision: Decision, record: Record | None, lookup: Lookup, arguments: Mapping[str, Any]
+) -> Steps[Handled]:
+    """Do what the step's policy says of an instance that is missing, or that is there already."""
+    saga, shown = run.step.saga, (lookup_property(delivery.step, lookup), lookup.value)
+    if record is not None:
+        if decision is Decision.ALREADY_EXISTS:
+            raise SagaAlreadyExists(saga.name, *shown, record.id)
+        return (yield from _ignore(run, delivery, record.key, record.id, "exists"))
+    key = lookup.value if lookup.property == KEY else ""
+    instance_id = lookup.value if lookup.property == ID else ""
+    completed = bool(key) and (yield OutcomeOf(saga.names, key)) is not None
+    if decision is Decision.NOT_FOUND:
+        raise SagaNotFound(saga.name, *shown, completed)
+    reason = "completed" if completed else "missing"
+    if run.step.if_missing is None:
+        return (yield from _ignore(run, delivery, key, instance_id, reason))
+    missing = Missing(saga.name, *shown, completed, run.sending)
+    yield from _check_deliveries(delivery)
+    with delivery.session.running(run.sending):
+        result = delivery.call(run.step.if_missing, missing, **arguments)
+    _send_answer(run, delivery.asked_by, result)
+    write = write_of(run, Kind.MISSING, key, instance_id, reason)
+    yield write
+    return _handled(run, write, result, reason)
+
+
+def _ignore(run: Run, delivery: Delivery, key: str, instance_id: str, reason: str) -> Steps[Handled]:
+    _send_answer(run, delivery.asked_by, NO_VALUE)
+    write = write_of(run, Kind.IGNORED, key, instance_id, reason)
+    yield write
+    return _handled(run, write, reason=reason)
+
+
+def _handled(run: Run, commit: Commit, result: Any = None, reason: str = "", *, is_new: bool = False) -> Handled:
+    entry: Entry = commit.effects.entry
+    kind, name = Kind(entry.outcome), run.step.name
+    about = (entry.message_id, entry.key, entry.instance_id, entry.version)
+    return Handled(Outcome(kind, entry.saga, name, *about, is_new, reason, result), commit.effects.outgoing)
+
+
+def lookup_property(step: StepDefinition, lookup: Lookup) -> str:
+    """Return what the message was correlated by, as the user wrote it."""
+    return {KEY: ", ".join(step.saga.correlate_by), ID: "id"}.get(lookup.property, lookup.property)

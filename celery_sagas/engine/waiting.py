@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.engine.instance import revive
+from celery_sagas.engine.instance import load_instance
 from celery_sagas.engine.outcomes import Outcome, read_entry
 from celery_sagas.engine.query import journal_key, lookup_of, shown_property
 from celery_sagas.engine.session import Session
@@ -85,7 +85,7 @@ class Wait:
             if self.seen is not None:
                 raise SagaNotFound(self.saga.name, *self._subject, True)
             return None
-        copy = revive(self.saga, record).state
+        copy = load_instance(self.saga, record)
         return copy if until(copy) else None
 
     def completed(self, key: str) -> Outcome | None:

@@ -2,11 +2,10 @@
 
 import logging
 from dataclasses import dataclass
-from secrets import token_hex
 
 from pydantic_core import to_json
 
-from celery_sagas.core.conversation import Addressed, Conversation
+from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.pending import Pending, read_pending
 from celery_sagas.engine.conflicts import Conflicts
@@ -61,7 +60,7 @@ class Withdrawal:
             return False
         record, (text, row) = found.record, pending
         change = Change(self.names, record.schema_version, record.data, text, withdrawn=(row,) if row else ())
-        sagas.update(record, change, Effects(self._entry(record), place=found.place))
+        sagas.update(record, change, Effects(self._entry(record, found.new_id)))
         return True
 
     def _find(self, sagas: SagaStore) -> Found | None:
@@ -83,28 +82,22 @@ class Withdrawal:
         return self._without(pending)
 
     def _without(self, pending: Pending) -> tuple[str, str] | None:
-        if self.addressed.came:
-            return self._without_request(pending)
-        for name, timeout in pending.timeouts.items():
-            if timeout.id == self.addressed.id:
-                del pending.timeouts[name]
-                return pending.text(), timeout.row
-        return None
-
-    def _without_request(self, pending: Pending) -> tuple[str, str] | None:
-        """Do as if what came had been handled: after a deadline the instance still waits for a late answer."""
-        request, conversation = pending.requests.get(self.addressed.id), Conversation(pending.requests)
-        if request is None or not conversation.take(request.id, self.addressed.came, (request.then, request.otherwise)):
+        """Do as if it had been handled: after a deadline the instance still waits for a late answer."""
+        timeout = next((each for each in pending.timeouts.values() if each.id == self.addressed.id), None)
+        request = pending.requests.get(self.addressed.id)
+        steps = (request.then, request.otherwise) if request else ()
+        is_awaited, _ = pending.take(self.addressed, steps)
+        if not is_awaited:
             return None
-        pending.requests = conversation.remembered()
-        return pending.text(), "".join(conversation.withdrawn)
+        pending.forget_oldest()
+        return pending.text(), timeout.row if timeout else "".join(pending.cancelled)
 
-    def _entry(self, record: Record) -> Entry:
+    def _entry(self, record: Record, attempt: str) -> Entry:
         """Return the journal's entry: its id is the letter's, so that a withdrawal which is repeated writes nothing."""
         return Entry(
             step=self.letter.task,
             message_id=derived_id(self.letter.id, "withdrawal"),
-            attempt=token_hex(16),
+            attempt=attempt,
             outcome=Kind.IGNORED.value,
             saga=self.names[0],
             key=record.key,

@@ -40,9 +40,9 @@ class SagaStore(ABC):
     saga) or ``"locked"`` (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already
     committed, that comes first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
 
-    A store of several parts, between which nothing is atomic, keeps all that one commit writes in one of them: where its find
-    looked. ``find`` says which (``Found.place``), the commit hands it back (``Effects.place``), and the ids of new instances
-    and of outgoing rows end in it (``placed_id``), so that a call which knows only an id finds its way.
+    Each ``find`` returns an id that no other has (``Found.new_id``). The attempt that follows has it, and so has an instance that
+    it inserts; the ids of its outgoing rows begin with it. So a store of several parts, between which nothing is atomic, keeps
+    all of it where the find looked, and finds again what it is given the id of.
 
     An outgoing row without a due time is written under the lease ``effects.owner`` for ``effects.grace_ms``; one with a due time
     under no lease: it is due when its time comes.
@@ -135,13 +135,13 @@ class Outbox(ABC):
     """
 
     @abstractmethod
-    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
         """Lease at most ``limit`` due rows to ``token``, the longest due first, and commit that before returning.
 
         A store of several parts takes the longest due of one part after the other, each time beginning with another.
 
-        Two claims at once never return the same row. With ``cause``: only rows that this message decided, under any of
-        ``cause.steps``. Claiming costs the same however many rows are not due.
+        Two claims at once never return the same row. With ``cause``: only rows that the commit of this entry
+        decided. Claiming costs the same however many rows are not due.
         """
 
     @abstractmethod
@@ -161,9 +161,9 @@ class Outbox(ABC):
         """Count the rows, due or not."""
 
     @abstractmethod
-    def count_leased(self, cause: Handling) -> int:
-        """Count the rows under a lease that this message decided, under any of ``cause.steps``, and that somebody may be
-        publishing: their due time has come, and no attempt has failed.
+    def count_leased(self, cause: Entry) -> int:
+        """Count the rows under a lease that the commit of this entry decided, and that somebody may be publishing: their due time
+        has come, and no attempt has failed.
         """
 
 

@@ -32,7 +32,7 @@ class Lookup(NamedTuple):
     names: tuple[str, ...]  #: the saga's stored name first, then its former names
     property: str  #: ``KEY``, ``ID`` or the name of an alternate key
     value: str  #: the canonical text
-    spread: bool = False  #: the saga has no alternate keys: a store of several parts may keep its instances in different ones
+    has_alternates: bool = True  #: whether the saga has alternate keys, or may have some
 
 
 class Renamed(NamedTuple):
@@ -48,7 +48,6 @@ class Handling(NamedTuple):
 
     steps: tuple[str, ...]  #: the step's name first, then its former names
     message_id: str
-    place: str = ""  #: ``Found.place`` of the find that found it handled; empty if it is not known
 
 
 class Record(NamedTuple):
@@ -124,7 +123,6 @@ class Effects(NamedTuple):
     owner: str = ""  #: the lease token under which this process will publish the outgoing rows
     grace_ms: int = 0  #: how long that first lease lasts
     holder: str = ""  #: the reservation under which the commit runs, else empty
-    place: str = ""  #: ``Found.place`` of the find before it
 
 
 class OutboxRow(NamedTuple):
@@ -147,7 +145,7 @@ class Found(NamedTuple):
 
     record: Record | None
     handled: Entry | None  #: the journal's entry of this very message, if it was handled before
-    place: str = ""  #: in which of its parts the store looked, where it has several; passed back verbatim
+    new_id: str  #: for what the message writes: its attempt, its outgoing rows, and the instance that it creates
 
 
 class DeadLetter(NamedTuple):

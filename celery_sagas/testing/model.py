@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, OutboxRow, Record
+from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Handling, Lookup, NewRecord, OutboxRow, Record
 from celery_sagas.testing.clock import Clock
 
 #: What a commit comes to, beside the reasons of a RevisionConflict. An empty set of answers: nothing stands in its way.
@@ -45,13 +45,13 @@ class Model:
         self.rows: dict[str, Row] = {}
         self.deliveries: dict[tuple[str, str], tuple[int, int]] = {}  #: count and time
 
-    def find(self, lookup: Lookup, handling: Handling) -> Found:
-        """Answer as ``SagaStore.find``."""
+    def find(self, lookup: Lookup, handling: Handling) -> tuple[Record | None, Entry | None]:
+        """Answer as ``SagaStore.find``, but for the new id."""
         found = [self._shown(instance) for instance in self.instances.values() if _matches(instance, lookup)]
         entries = [
             self.journal[step, handling.message_id] for step in handling.steps if (step, handling.message_id) in self.journal
         ]
-        return Found(found[0] if found else None, entries[0] if entries else None)
+        return found[0] if found else None, entries[0] if entries else None
 
     def insert(self, record: NewRecord, effects: Effects) -> set[str]:
         """Answer as ``SagaStore.insert``."""
@@ -107,7 +107,7 @@ class Model:
         instance.holder, instance.until = holder, self._clock() + for_ms
         return True
 
-    def due(self, cause: Handling | None = None) -> list[Row]:
+    def due(self, cause: Entry | None = None) -> list[Row]:
         """Return the rows that are due, the longest due first."""
         due = [row for row in self.rows.values() if row.due_since <= self._clock() and _decided(row, cause)]
         return sorted(due, key=lambda row: row.due_since)
@@ -119,7 +119,7 @@ class Model:
             row.token, row.leased_until = token, self._clock() + lease_ms
             row.due_since = row.leased_until
 
-    def leased(self, cause: Handling) -> int:
+    def leased(self, cause: Entry) -> int:
         """Answer as ``Outbox.count_leased``."""
         leased = [row for row in self.rows.values() if row.leased_until > self._clock() and _decided(row, cause)]
         return sum(not row.message.attempts for row in leased)
@@ -224,5 +224,5 @@ def _matches(instance: Instance, lookup: Lookup) -> bool:
     return any((name, lookup.property, lookup.value) in instance.paths() for name in lookup.names)
 
 
-def _decided(row: Row, cause: Handling | None) -> bool:
-    return cause is None or (row.message.step in cause.steps and row.message.cause == cause.message_id)
+def _decided(row: Row, cause: Entry | None) -> bool:
+    return cause is None or (row.message.step == cause.step and row.message.cause == cause.message_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from celery_sagas.stores.records import Effects, Handling, NewRecord, Outgoing, Record
+from celery_sagas.stores.records import Effects, Entry, NewRecord, Outgoing, Record
 from celery_sagas.testing.samples import NAMES, Keys, entry, outgoing
 
 KEYS = ("a", "b")
@@ -80,7 +80,7 @@ class Claim:
     token: str
     limit: int
     lease_ms: int
-    cause: Handling | None
+    cause: Entry | None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ _due_times = _delays | _delays.map(operator.neg)
 _rows = st.integers(0, 8)
 _message_ids = st.integers(1, 12).map("message {}".format)
 _subjects = st.builds(Subject, key=st.sampled_from(KEYS), age=st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
-_handlings = _message_ids.map(lambda message_id: Handling(STEPS, message_id))
+_causes = st.builds(entry, step=st.sampled_from(STEPS), message_id=_message_ids)
 _values = st.tuples(*(st.none() | st.sampled_from(VALUES) for _ in PROPERTIES))
 _alternates = _values.map(lambda drawn: tuple((name, value) for name, value in zip(PROPERTIES, drawn, strict=True) if value))
 _messages = st.builds(
@@ -141,7 +141,7 @@ _handles = st.builds(
     message=_messages,
 )
 _reserves = st.builds(Reserve, subject=_subjects, holder=st.sampled_from(HOLDERS), for_ms=_durations)
-_claims = st.builds(Claim, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _handlings)
+_claims = st.builds(Claim, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _causes)
 _settles = st.builds(
     Settle,
     how=st.sampled_from(["confirm", "release", "fail"]),

@@ -9,8 +9,9 @@ from celery import Celery, bootsteps, signals
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
+from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreError
-from celery_sagas.stores.records import KEY, Lookup
+from celery_sagas.stores.records import KEY
 from celery_sagas.worker.answers import confirm_answers
 from celery_sagas.worker.internals import name_of
 from celery_sagas.worker.redelivery import check_delivery_limits, check_retention
@@ -102,7 +103,7 @@ def prepare(app: Celery, processes: int) -> None:
     runtime.prepare(processes=processes)
     warn_of_other_apps(app, runtime)
     for saga in registry.sagas.values():  # a store of several parts tells whether it would find this one's instances
-        runtime.backend.sagas.find(Lookup(saga.names, KEY, "", saga.is_spread))
+        runtime.backend.sagas.find(lookup_in(saga, KEY, ""))
 
 
 def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:

@@ -12,13 +12,10 @@ from uuid import uuid4
 from celery.canvas import Signature
 
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
-from celery_sagas.core.conversation import Conversation
-from celery_sagas.core.pending import Timeouts
 from celery_sagas.core.sending import Frozen, Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.alternates import key_of
-from celery_sagas.engine.instance import attach
+from celery_sagas.engine.instance import attach, key_of
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidState, MisuseError
 from celery_sagas.settings import read_settings
@@ -68,7 +65,7 @@ def collected(state: State) -> Collected:
     if context is None or context.sending is None or not context.collects:
         raise MisuseError(f"no handler was called on this {type(state).__name__}", "Call step.handler(state, …) first")
     sent = tuple(map(_read, context.sending.messages))
-    timeouts = {name: _read(message, at) for name, (message, at) in context.timeouts.added.items()}
+    timeouts = {name: _read(message, at) for name, (message, at) in context.pending.new_timeouts.items()}
     return Collected(sent, timeouts, context.completed)
 
 
@@ -119,8 +116,8 @@ def _collecting(step: StepDefinition, state: State) -> Iterator[None]:
 
 def _new_context(step: StepDefinition, state: State) -> StepContext:
     view = SagaView(str(uuid4()), step.saga.name, "", 0, step.starts, None, None, NO_MESSAGE)
-    context = attach(state, view, None, Timeouts({}), Conversation())
-    context.collects = True
+    context = StepContext(view, None, collects=True)
+    attach(state, context)
     return context
 
 

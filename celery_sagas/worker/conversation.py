@@ -26,7 +26,7 @@ from celery_sagas.worker.targets import AnyStep, signature_to, target_named, tar
 from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
 
 if TYPE_CHECKING:
-    from celery_sagas.engine.run import TypeOfAnswer
+    from celery_sagas.engine.commit import TypeOfAnswer
 
 logger = logging.getLogger("celery_sagas")
 
@@ -60,7 +60,7 @@ def request(
         warn_of_early_acknowledgement(app, members)
     asked = Request(ids[-1], str(members[-1].task), to_then.task, to_otherwise.task if to_otherwise else "", at=deadline)
     sending.send(asking(app, sent, address, derived_id(asked.id, Came.ANSWER), deadline), due_at, ids)
-    context.conversation.added[asked.id] = asked, _deadline(context, asked, to_otherwise)
+    context.pending.new_requests[asked.id] = asked, _deadline(context, asked, to_otherwise)
     return asked.id
 
 
@@ -163,12 +163,12 @@ def _request_of(link: Any) -> object:
 
 def reply(context: StepContext, answer: "TypeOfAnswer", value: object) -> bool:
     """Send the answer to the message that started an instance; return whether it waits for one."""
-    conversation, sending = context.conversation, context.require_sending("reply")
-    message = answer(conversation.originator, value) if conversation.originator else None
+    pending, sending = context.pending, context.require_sending("reply")
+    message = answer(pending.originator, value) if pending.originator else None
     if message is None:
         return False
     sending.messages.append(message)
-    conversation.originator = None
+    pending.originator = None
     return True
 
 

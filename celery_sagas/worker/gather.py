@@ -64,7 +64,7 @@ def gather(
     sent = [_member(context, saga, asked, position, *member) for position, member in enumerate(members)]
     over = _deadline(context, saga, asked) if deadline else None
     sending.messages += sent
-    context.conversation.added[asked.id] = asked, over
+    context.pending.new_requests[asked.id] = asked, over
     return asked.id
 
 

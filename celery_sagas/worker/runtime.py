@@ -13,9 +13,9 @@ from celery import Celery
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.gate import Rules
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.commit import Limits
+from celery_sagas.engine.commit import Terms
 from celery_sagas.engine.dispatch import Dispatcher
-from celery_sagas.engine.run import Services
+from celery_sagas.engine.handling import Services
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
@@ -39,16 +39,11 @@ class Runtime:
         self.backend = open_app_backend(app, self.settings)
         self.batches = self._open_batches()
         self.publisher = _publisher_for(app)
-        self.services = Services(
-            backend=self.backend,
-            dispatcher=Dispatcher(
-                self.backend.outbox, self.publisher, self.settings.dispatch_grace, postbox_of(app, self.publisher)
-            ),
-            freeze=freezer(app, self.settings.max_state_bytes),
-            answer=answering(app, self.settings.max_state_bytes),
-            limits=Limits(self.settings.max_state_bytes, int(self.settings.dispatch_grace * 1000)),
-            conflict_retries=self.settings.conflict_retries,
-        )
+        grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
+        dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s, postbox_of(app, self.publisher))
+        freeze, answer = freezer(app, most_bytes), answering(app, most_bytes)
+        terms = Terms(freeze, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
+        self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 

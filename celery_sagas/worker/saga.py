@@ -247,9 +247,9 @@ class Saga(State):
             MisuseError: No step runs on this object.
         """
         context = self._in_step("reply")
-        if context.conversation.originator is None:
+        if context.pending.originator is None:
             return False
-        return reply(context, runtime_of(current_app()).services.answer, answer)
+        return reply(context, runtime_of(current_app()).services.terms.answer, answer)
 
     def schedule(
         self,
@@ -288,7 +288,7 @@ class Saga(State):
         Raises:
             MisuseError: No step runs on this object.
         """
-        self._in_step("unschedule").timeouts.withdraw(name)
+        self._in_step("unschedule").pending.unschedule(name)
 
     @overload
     @classmethod

@@ -14,11 +14,10 @@ from celery_sagas import signals
 from celery_sagas.core.conversation import Addressed, Came
 from celery_sagas.core.steps import IfMissing, StepDefinition
 from celery_sagas.engine.burial import letter_id_of
-from celery_sagas.engine.deliveries import Redelivery
+from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind, Outcome
-from celery_sagas.engine.run import NO_VALUE_LATE, Delivery
 from celery_sagas.engine.session import Session, refuse_inline
-from celery_sagas.engine.unit_of_work import handle
+from celery_sagas.engine.unit_of_work import NO_VALUE_LATE, Delivery
 from celery_sagas.errors import (
     ConfigurationError,
     DefinitionError,
@@ -123,10 +122,10 @@ def _refuse_inline(step: StepDefinition, request: Any) -> None:
 def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, Any]) -> Any:
     step, runtime = task.saga_step, runtime_of(task.app)
     try:
-        address, redelivery = _address_of(task, request), _redelivery_of(request, runtime)
+        address, most = _address_of(task, request), _max_deliveries_of(request, runtime)
         asked_by = None if request.called_directly else read_return_address_of(request)
-        delivery = Delivery(session.message_id, bound, session, _caller(task, step), address, redelivery, task.name, asked_by)
-        outcome = handle(runtime.services, step, delivery)
+        delivery = Delivery(step, session.message_id, bound, session, _caller(task, step), address, most, task.name, asked_by)
+        outcome = handle(runtime.services, delivery)
     except (StoreError, SagaNotFound) as exc:
         _later(task, request, runtime, exc)
         raise
@@ -152,11 +151,11 @@ def _address_of(task: StepTask, request: Any) -> Addressed | None:
     return read_address(request)
 
 
-def _redelivery_of(request: Any, runtime: Runtime) -> Redelivery | None:
-    """Return what counts this delivery, if the broker has delivered the message before; its headers may say so for too long."""
+def _max_deliveries_of(request: Any, runtime: Runtime) -> int | None:
+    """Return how many deliveries are allowed, if the broker has delivered the message before; its headers may say so for long."""
     if request.called_directly or not (request.delivery_info or {}).get("redelivered"):
         return None
-    return Redelivery(runtime.settings.max_deliveries)
+    return runtime.settings.max_deliveries
 
 
 def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:

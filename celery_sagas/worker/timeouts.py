@@ -78,7 +78,7 @@ def schedule(context: StepContext, saga: SagaDefinition, target: AnyStep, at: in
     is_eager = current_app().conf.task_always_eager
     if is_eager:
         tell_eager(step.name)
-    context.timeouts.add(name or id, replace(message, due_at=at if is_eager else waiting(at)), at)
+    context.pending.schedule(name or id, replace(message, due_at=at if is_eager else waiting(at)), at)
     return id
 
 

@@ -15,7 +15,6 @@ from celery_sagas.core.conversation import (
     REQUESTS,
     ROUTING,
     Came,
-    Conversation,
     Request,
     ReturnAddress,
     Target,
@@ -67,10 +66,10 @@ class TestTake:
         ids=str,
     )
     def test_of_what_is_waited_for(self, request_: Request, came: Came, step: str, left: Request | None) -> None:
-        conversation = Conversation({"r0": REQUEST, "r1": request_})
+        pending = Pending(requests={"r0": REQUEST, "r1": request_})
 
-        assert conversation.take("r1", came, [step]) == request_
-        assert conversation.kept == {"r0": REQUEST} | ({"r1": left} if left else {})
+        assert pending.take_request("r1", came, [step]) == request_
+        assert pending.requests == {"r0": REQUEST} | ({"r1": left} if left else {})
 
     @pytest.mark.parametrize(
         ("request_", "came", "step"),
@@ -88,21 +87,21 @@ class TestTake:
         ids=str,
     )
     def test_of_what_is_not(self, request_: Request, came: str, step: str) -> None:
-        conversation = Conversation({"r1": request_})
+        pending = Pending(requests={"r1": request_})
 
-        assert conversation.take("r1", came, [step]) is None
-        assert (conversation.kept, conversation.withdrawn, conversation.told()) == ({"r1": request_}, [], {})
+        assert pending.take_request("r1", came, [step]) is None
+        assert (pending.requests, pending.cancelled, pending.told()) == ({"r1": request_}, [], {})
 
     def test_of_nothing(self) -> None:
-        assert Conversation().take("r1", Came.ANSWER, ["order.paid"]) is None
+        assert Pending().take_request("r1", Came.ANSWER, ["order.paid"]) is None
 
     def test_step_under_an_earlier_name(self) -> None:
-        assert Conversation({"r1": REQUEST}).take("r1", Came.ANSWER, ["order.charged", "order.paid"])
+        assert Pending(requests={"r1": REQUEST}).take_request("r1", Came.ANSWER, ["order.charged", "order.paid"])
 
     def test_takes_once(self) -> None:
-        conversation = Conversation({"r1": REQUEST})
-        assert conversation.take("r1", Came.ANSWER, ["order.paid"])
-        assert not conversation.take("r1", Came.ANSWER, ["order.paid"])
+        pending = Pending(requests={"r1": REQUEST})
+        assert pending.take_request("r1", Came.ANSWER, ["order.paid"])
+        assert not pending.take_request("r1", Came.ANSWER, ["order.paid"])
 
     @pytest.mark.parametrize(
         ("request_", "came", "withdrawn"),
@@ -118,10 +117,10 @@ class TestTake:
     )
     def test_withdraws_the_deadline(self, request_: Request, came: Came, withdrawn: list[str]) -> None:
         """One that is handled has left the outbox."""
-        conversation = Conversation({"r1": request_})
-        conversation.take("r1", came, ["order.paid", "order.unpaid"])
+        pending = Pending(requests={"r1": request_})
+        pending.take_request("r1", came, ["order.paid", "order.unpaid"])
 
-        assert conversation.withdrawn == withdrawn
+        assert pending.cancelled == withdrawn
 
 
 class TestBounds:
@@ -129,43 +128,47 @@ class TestBounds:
 
     def test_of_overdue_requests_the_newest_are_kept(self) -> None:
         kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS + 2)}
-        remembered = Conversation({"w": REQUEST, **kept}).remembered()
+        pending = Pending(requests={"w": REQUEST, **kept})
+        pending.forget_oldest()
 
-        assert "w" in remembered
-        assert [id for id in kept if id not in remembered] == ["o0", "o1"]
+        assert "w" in pending.requests
+        assert [id for id in kept if id not in pending.requests] == ["o0", "o1"]
 
     def test_one_becomes_the_newest_when_its_time_is_over(self) -> None:
         kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS)}
-        conversation = Conversation({"r1": REQUEST, **kept})
-        conversation.take("r1", Came.DEADLINE, ["order.unpaid"])
+        pending = Pending(requests={"r1": REQUEST, **kept})
+        pending.take_request("r1", Came.DEADLINE, ["order.unpaid"])
 
-        assert list(conversation.remembered())[-1] == "r1"
-        assert "o0" not in conversation.remembered()
+        pending.forget_oldest()
+        assert list(pending.requests)[-1] == "r1"
+        assert "o0" not in pending.requests
 
     def test_what_is_waited_for_is_never_forgotten(self) -> None:
         kept = {f"w{number}": replace(REQUEST, id=f"w{number}") for number in range(REQUESTS + 2)}
 
-        assert Conversation(dict(kept)).remembered() == kept
+        pending = Pending(requests=dict(kept))
+        pending.forget_oldest()
+        assert pending.requests == kept
 
 
 class TestJournal:
     """What the journal says."""
 
     def test_of_what_is_asked(self) -> None:
-        conversation = Conversation(added={"r1": (REQUEST, Frozen("d", "d", "order.unpaid", "{}"))})
+        pending = Pending(new_requests={"r1": (REQUEST, Frozen("d", "d", "order.unpaid", "{}"))})
         told = {"request": "r1", "task": "charge", "then": "order.paid", "otherwise": "order.unpaid", "until": 1_000}
 
-        assert conversation.told() == {"asked": [told]}
+        assert pending.told() == {"asked": [told]}
 
     def test_leaves_out_what_is_not(self) -> None:
         assert replace(REQUEST, otherwise="", at=0).told() == {"request": "r1", "task": "charge", "then": "order.paid"}
 
     @pytest.mark.parametrize("request_", [REQUEST, OVERDUE], ids=str)
     def test_of_what_came(self, request_: Request) -> None:
-        conversation = Conversation({"r1": request_})
-        conversation.take("r1", Came.ANSWER, ["order.paid"])
+        pending = Pending(requests={"r1": request_})
+        pending.take_request("r1", Came.ANSWER, ["order.paid"])
 
-        assert conversation.told() == {"request": "r1", "came": "answer"} | ({"late": True} if request_.is_overdue else {})
+        assert pending.told() == {"request": "r1", "came": "answer"} | ({"late": True} if request_.is_overdue else {})
 
 
 class TestNotes:

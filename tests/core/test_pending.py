@@ -1,4 +1,4 @@
-"""The pending map, and the timeouts of a run."""
+"""The pending map, and what a run changes of it."""
 
 import json
 from datetime import UTC, datetime
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sagas.core.conversation import Request
-from celery_sagas.core.pending import NOTHING, OpenRequests, Pending, RequestView, Timeout, Timeouts, due_times, read_pending
+from celery_sagas.core.conversation import Addressed, Request
+from celery_sagas.core.pending import NOTHING, OpenRequests, Pending, RequestView, Timeout, due_times, read_pending
 from celery_sagas.core.sending import Frozen
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)
@@ -57,38 +57,38 @@ def test_text_that_holds_no_map(text):
 
 
 def test_a_name_replaces():
-    timeouts = Timeouts({"a": A, "b": B})
-    timeouts.add("a", MESSAGE, 3_000)
-    assert timeouts.kept == {"b": B}
-    assert timeouts.added == {"a": (MESSAGE, 3_000)}
-    assert timeouts.withdrawn == ["row-a"]
+    pending = Pending(timeouts={"a": A, "b": B})
+    pending.schedule("a", MESSAGE, 3_000)
+    assert pending.timeouts == {"b": B}
+    assert pending.new_timeouts == {"a": (MESSAGE, 3_000)}
+    assert pending.cancelled == ["row-a"]
 
 
 def test_what_this_run_added_is_withdrawn_without_a_trace():
-    timeouts = Timeouts({})
-    timeouts.add("a", MESSAGE, 3_000)
-    timeouts.withdraw("a")
-    assert (timeouts.added, timeouts.withdrawn) == ({}, [])
+    pending = Pending(timeouts={})
+    pending.schedule("a", MESSAGE, 3_000)
+    pending.unschedule("a")
+    assert (pending.new_timeouts, pending.cancelled) == ({}, [])
 
 
 def test_withdrawing_what_is_not_there():
-    timeouts = Timeouts({"a": A})
-    timeouts.withdraw("b")
-    assert (timeouts.kept, timeouts.withdrawn) == ({"a": A}, [])
+    pending = Pending(timeouts={"a": A})
+    pending.unschedule("b")
+    assert (pending.timeouts, pending.cancelled) == ({"a": A}, [])
 
 
 def test_the_handled_one_is_taken_once_and_its_row_left_to_its_sender():
-    timeouts = Timeouts({"a": A, "b": B})
-    assert timeouts.take("id-a")
-    assert not timeouts.take("id-a")
-    assert (timeouts.kept, timeouts.withdrawn) == ({"b": B}, [])
+    pending = Pending(timeouts={"a": A, "b": B})
+    assert pending.take(Addressed("1", "id-a"), ()) == (True, False)
+    assert pending.take(Addressed("1", "id-a"), ()) == (False, False)
+    assert (pending.timeouts, pending.cancelled) == ({"b": B}, [])
 
 
 def test_rescheduling_the_handled_one_keeps_the_new_one():
-    timeouts = Timeouts({"a": A})
-    assert timeouts.take("id-a")
-    timeouts.add("a", MESSAGE, 3_000)
-    assert (timeouts.added, timeouts.withdrawn) == ({"a": (MESSAGE, 3_000)}, [])
+    pending = Pending(timeouts={"a": A})
+    assert pending.take(Addressed("1", "id-a"), ()) == (True, False)
+    pending.schedule("a", MESSAGE, 3_000)
+    assert (pending.new_timeouts, pending.cancelled) == ({"a": (MESSAGE, 3_000)}, [])
 
 
 def test_due_times_are_aware():

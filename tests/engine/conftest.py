@@ -15,13 +15,13 @@ from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition, define_step
 from celery_sagas.engine import conflicts
-from celery_sagas.engine.commit import Limits
+from celery_sagas.engine.commit import Terms
 from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.handling import Services, handle
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.publishing import Message
-from celery_sagas.engine.run import Delivery, Services
 from celery_sagas.engine.session import Session
-from celery_sagas.engine.unit_of_work import handle
+from celery_sagas.engine.unit_of_work import Delivery
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import KEY, Change, Entry, Handling, Lookup, Record
@@ -112,8 +112,8 @@ class Engine:
         self.publisher = Recorder()
         self.session: Session | None = None  #: of the last message, as it ended
         dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
-        limits = Limits(state_bytes, int(GRACE_S * 1000))
-        self.services = Services(backend, dispatcher, _freeze, _answer, limits, conflict_retries)
+        terms = Terms(_freeze, _answer, state_bytes, dispatcher.owner, int(GRACE_S * 1000))
+        self.services = Services(backend, dispatcher, terms, conflict_retries)
 
     def handle(
         self,
@@ -127,8 +127,8 @@ class Engine:
     ) -> Outcome:
         """Handle a message, under a new id if none is given."""
         self.session = session = Session(id or str(uuid4()), dict(causation or {}))
-        delivery = Delivery(session.message_id, arguments, session, _call, addressed, return_address=asked_by)
-        outcome = handle(self.services, step, delivery)
+        delivery = Delivery(step, session.message_id, arguments, session, _call, addressed, return_address=asked_by)
+        outcome = handle(self.services, delivery)
         self.services.dispatcher.confirmations.flush()  # as happens a moment later
         return outcome
 

@@ -11,11 +11,10 @@ from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.state import State
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.burial import TEXT_CHARACTERS, TRACEBACK_CHARACTERS, bury, close, letter_of, locate
-from celery_sagas.engine.deliveries import Redelivery
+from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.run import Delivery
 from celery_sagas.engine.session import Session
-from celery_sagas.engine.unit_of_work import handle
+from celery_sagas.engine.unit_of_work import Delivery
 from celery_sagas.errors import (
     CorrelationError,
     InvalidMessage,
@@ -42,7 +41,7 @@ def pay(order: State, order_id: str) -> None:
 
 
 PLACE, PAY = starter(place), handler(pay)
-HERE = Lookup(("order",), KEY, "42", False)
+HERE = Lookup(("order",), KEY, "42")
 
 
 def letter(message_id: str = "m1", step: StepDefinition = PLACE, error: Exception | None = None) -> DeadLetter:
@@ -305,12 +304,11 @@ class TestRedelivery:
     def deliver(self, engine: Engine, step: StepDefinition, allowed: int | None) -> Any:
         """Deliver the message m1, for the first time or again."""
         session = Session("m1")
-        redelivery = None if allowed is None else Redelivery(allowed)
 
         def call(function: Any, first: Any, **arguments: Any) -> Any:
             return function(first, **arguments)
 
-        return handle(engine.services, step, Delivery("m1", {"order_id": "42"}, session, call, redelivery=redelivery))
+        return handle(engine.services, Delivery(step, "m1", {"order_id": "42"}, session, call, max_deliveries=allowed))
 
     def test_too_many(self, engine: Engine) -> None:
         """The first delivery counts too, though nobody knew then that it would."""

@@ -231,7 +231,7 @@ class TestAlternateKeys:
         find = engine.backend.sagas.find
 
         def find_nobody(lookup: Any, handling: Any = None) -> Any:
-            return Found(None, None) if lookup.property == "tracking" else find(lookup, handling)
+            return Found(None, None, "new") if lookup.property == "tracking" else find(lookup, handling)
 
         monkeypatch.setattr(engine.backend.sagas, "find", find_nobody)
         with pytest.raises(UnreadableState, match="tracking='T1' for an instance that is gone"):

@@ -28,7 +28,7 @@ def place(order: State, order_id: str, ask: bool = True) -> None:
     assert order._context is not None
     if ask:
         request = Request("r1", "charge", "order.paid", "order.unpaid", at=DUE)
-        order._context.conversation.added["r1"] = request, Frozen("d1", "d1", "order.unpaid", "{}", DUE)
+        order._context.pending.new_requests["r1"] = request, Frozen("d1", "d1", "order.unpaid", "{}", DUE)
 
 
 def paid(order: State, receipt: Any, order_id: str | None = None) -> str:
@@ -144,7 +144,7 @@ class TestRequest:
         def ask(order: State, order_id: str, count: int) -> None:
             assert order._context is not None
             for number in range(count):
-                order._context.conversation.added[f"r{number}"] = Request(f"r{number}", "charge", "order.paid"), None
+                order._context.pending.new_requests[f"r{number}"] = Request(f"r{number}", "charge", "order.paid"), None
 
         engine.handle(starter(ask), order_id="42", count=1_000)
         with pytest.raises(InvalidState, match="it waits for 1001 answers"):
@@ -375,7 +375,8 @@ class TestReply:
         def refuse(*_: object) -> None:
             raise InvalidMessage("cart.done", [("", "no")])
 
-        asking.services = replace(asking.services, answer=refuse)  # type: ignore[arg-type]
+        terms = replace(asking.services.terms, answer=refuse)  # type: ignore[arg-type]
+        asking.services = replace(asking.services, terms=terms)
         before = asking.record()
         with pytest.raises(InvalidMessage):
             asking.handle(PLACE, asked_by=ASKER, order_id="42")

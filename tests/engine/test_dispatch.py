@@ -9,8 +9,9 @@ import pytest
 from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.records import Effects, Entry, Handling, OutboxRow, Outgoing
+from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 from celery_sagas.testing.clock import Clock
+from celery_sagas.testing.samples import entry
 from tests.engine.conftest import GRACE_S, Boom, Box, Engine, Order, Recorder, send, starter
 
 ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
@@ -107,7 +108,7 @@ def test_stops_at_half_the_grace(dispatcher: Dispatcher, publisher: Recorder, ag
 def test_grace_counts_from_before_the_commit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's reply may have been slow: the lease began when the store wrote."""
     now = [100.0]
-    monkeypatch.setattr("celery_sagas.engine.commit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("celery_sagas.engine.handling.time", SimpleNamespace(monotonic=lambda: now[0]))
     seen: list[float] = []
     monkeypatch.setattr(Dispatcher, "dispatch", lambda self, rows, began: seen.append(began))
 
@@ -201,12 +202,12 @@ class TestInline:
 class TestLeftovers:
     """Of an earlier run of a message."""
 
-    HANDLING = Handling(("order.place",), "m1")
+    ENTRY = entry(step="order.place", message_id="m1")
 
     def test_lease_that_lasts(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
         """Its holder may be publishing, or dead: the repeat comes again later."""
         with pytest.raises(StillUnsent, match="3 messages"):
-            dispatcher.dispatch_leftovers(self.HANDLING)
+            dispatcher.dispatch_leftovers(self.ENTRY)
 
         assert publisher.published == []
 
@@ -223,7 +224,7 @@ class TestLeftovers:
 
         backend.outbox.claim_due = claim_and_wait  # type: ignore[method-assign]
         with pytest.raises(StillUnsent, match="3 messages"):
-            dispatcher.dispatch_leftovers(self.HANDLING)
+            dispatcher.dispatch_leftovers(self.ENTRY)
 
         assert publisher.published == []
 
@@ -233,7 +234,7 @@ class TestLeftovers:
         backend.sagas.record(Effects(entry, rows, "another process", 1_000))
         clock.advance(1_000)
 
-        dispatcher.dispatch_leftovers(Handling(("order.place",), "m2"))
+        dispatcher.dispatch_leftovers(entry)
 
         assert publisher.ids == [row.message_id for row in rows]
 
@@ -244,8 +245,8 @@ class TestLeftovers:
         publisher.errors = [PublishError("it contains \0", False), None, None]
         clock.advance(int(GRACE_S * 1000))
 
-        dispatcher.dispatch_leftovers(self.HANDLING)
-        dispatcher.dispatch_leftovers(self.HANDLING)
+        dispatcher.dispatch_leftovers(self.ENTRY)
+        dispatcher.dispatch_leftovers(self.ENTRY)
 
         assert publisher.ids == ["id-b", "id-c"]
         assert backend.outbox.count() == 1
@@ -256,7 +257,7 @@ class TestLeftovers:
         clock.advance(int(GRACE_S * 1000))
         caplog.set_level("INFO", "celery_sagas")
 
-        dispatcher.dispatch_leftovers(self.HANDLING)
+        dispatcher.dispatch_leftovers(self.ENTRY)
 
         assert publisher.ids == ["id-a", "id-b", "id-c"]
         assert backend.outbox.count() == 0
@@ -368,7 +369,7 @@ class TestPosting:
         """The repeat is acknowledged when nothing is left."""
         clock.advance(int(GRACE_S * 1000))
 
-        dispatcher.dispatch_leftovers(Handling(("order.place",), "m1"))
+        dispatcher.dispatch_leftovers(entry(step="order.place", message_id="m1"))
 
         assert box.posted == []
         assert publisher.ids == ["id-a", "id-b", "id-c"]

@@ -48,7 +48,7 @@ class Shop:
 
         def place(order: Order, order_id: str) -> None:
             assert order._context is not None
-            order._context.conversation.added[request] = asked, None
+            order._context.pending.new_requests[request] = asked, None
 
         self.engine.handle(starter(place), order_id=key)
         record = self.engine.record(key)

@@ -981,7 +981,7 @@ class TestRetry:
     def test_chain(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
         """As the relay keeps one: its first task gets the new id."""
         mended.append(True)
-        frozen = runtime_of(app).services.freeze(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
+        frozen = runtime_of(app).services.terms.freeze(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
         letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
         backend_of(app).dead.add(letter)
 

@@ -59,8 +59,8 @@ def test_settings_reach_the_services(new_app: NewApp) -> None:
     """In the units that they want."""
     runtime = runtime_of(new_app(saga_dispatch_grace=7, saga_max_state_bytes=5_000, saga_conflict_retries=0))
 
-    assert (runtime.services.limits.grace_ms, runtime.services.dispatcher.grace_s) == (7_000, 7.0)
-    assert runtime.services.limits.state_bytes == 5_000
+    assert (runtime.services.terms.grace_ms, runtime.services.dispatcher.grace_s) == (7_000, 7.0)
+    assert runtime.services.terms.state_bytes == 5_000
 
 
 def test_threads_share_one(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

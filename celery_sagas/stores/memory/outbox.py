@@ -7,7 +7,7 @@ from itertools import islice
 from celery_sagas.stores.memory.rows import Row, leased, unleased
 from celery_sagas.stores.memory.state import Clock, State
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Handling, OutboxRow
+from celery_sagas.stores.records import Entry, OutboxRow
 
 #: How many characters of an error are kept.
 ERROR_CHARACTERS = 2_000
@@ -20,7 +20,7 @@ class MemoryOutbox(Outbox):
         self._state = state
         self._clock = clock
 
-    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
         with self._state.lock:
             now = self._clock()
             due = (row for row in self._state.outbox.due(now) if _decided_by(row, cause))
@@ -57,7 +57,7 @@ class MemoryOutbox(Outbox):
         with self._state.lock:
             return len(self._state.outbox)
 
-    def count_leased(self, cause: Handling) -> int:
+    def count_leased(self, cause: Entry) -> int:
         with self._state.lock:
             rows = (row for row in self._state.outbox.leased(self._clock()) if _decided_by(row, cause))
             return sum(not row.message.attempts for row in rows)
@@ -68,5 +68,5 @@ class MemoryOutbox(Outbox):
         return [row for row in rows if row is not None]
 
 
-def _decided_by(row: Row, cause: Handling | None) -> bool:
-    return cause is None or (row.message.cause == cause.message_id and row.message.step in cause.steps)
+def _decided_by(row: Row, cause: Entry | None) -> bool:
+    return cause is None or (row.message.cause == cause.message_id and row.message.step == cause.step)

@@ -102,7 +102,7 @@ class Shard:
     Args:
         prefix: The setting ``saga_prefix``.
         number: From 0.
-        place: ``Found.place`` of what is kept here.
+        place: What ids of what is kept here end in; empty where there is one shard.
     """
 
     def __init__(self, prefix: str, number: int, place: str) -> None:
@@ -120,6 +120,10 @@ class Shard:
         self.buffers = BufferKeys(tag)
         self._of_find: dict[tuple[str, ...], list[str]] = {}
         self._of_commits: dict[tuple[str, ...], list[str]] = {}
+
+    def id(self, id: str) -> str:
+        """Return an id by which what it is given to is found here."""
+        return f"{id}.{self.place}" if self.place else id
 
     def answer(self, call: str) -> str:
         """Return the key of what a call was answered."""

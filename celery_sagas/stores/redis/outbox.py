@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Handling, OutboxRow
+from celery_sagas.stores.records import Entry, OutboxRow
 from celery_sagas.stores.redis.claims import AT_ONCE, Claims
 from celery_sagas.stores.redis.client import Client
 from celery_sagas.stores.redis.keys import Shard, new_call
@@ -34,7 +34,7 @@ class RedisOutbox(Outbox):
         self._now = now
         self._claims = Claims(client, now)
 
-    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
         return self._claims.claim(self._shards(cause), token, limit, lease_ms, _digests(cause))
 
     def confirm(self, token: str, ids: Sequence[str]) -> int:
@@ -52,7 +52,7 @@ class RedisOutbox(Outbox):
     def count(self) -> int:
         return sum(self._client.run(_COUNT, shard.rows[:1], []) for shard in self._placement.in_turn())
 
-    def count_leased(self, cause: Handling) -> int:
+    def count_leased(self, cause: Entry) -> int:
         args = [self._now(), *_digests(cause)]
         return sum(self._client.run(_COUNT_LEASED, shard.rows, args) for shard in self._shards(cause))
 
@@ -72,10 +72,10 @@ class RedisOutbox(Outbox):
             for start in range(0, len(own), AT_ONCE):
                 yield shard, own[start : start + AT_ONCE]
 
-    def _shards(self, cause: Handling | None) -> list[Shard]:
+    def _shards(self, cause: Entry | None) -> list[Shard]:
         """Return the shards that may have rows: all, unless it is known where the message that decided them is kept."""
-        return [self._placement.of_place(cause.place, "")] if cause and cause.place else self._placement.in_turn()
+        return [self._placement.of_id(cause.attempt)] if cause else self._placement.in_turn()
 
 
-def _digests(cause: Handling | None) -> list[bytes]:
-    return [digest_of(step, cause.message_id) for step in cause.steps] if cause else []
+def _digests(cause: Entry | None) -> list[bytes]:
+    return [digest_of(cause.step, cause.message_id)] if cause else []

@@ -72,21 +72,12 @@ class Placement:
             return only
         if lookup.property == ID:
             return self.of_id(lookup.value)
-        place = self._place_of(lookup.names, SPREAD if lookup.spread else self._number(lookup.names[0]))
+        place = self._place_of(lookup.names, self._number(lookup.names[0]) if lookup.has_alternates else SPREAD)
         return self._by_place[self._number(lookup.value) if place == SPREAD else place]
 
-    def of_place(self, place: str, id: str) -> Shard:
-        """Return the shard to which a commit goes.
-
-        Args:
-            place: ``Effects.place``; empty, if no find was before it.
-            id: Of the instance.
-        """
-        return self._only() or self._by_place.get(place) or self.of_id(id)
-
     def of_id(self, id: str) -> Shard:
-        """Return the shard that keeps the instance or row with an id; for a strange id any, but always the same."""
-        return self._only() or self._by_place.get(id.rpartition(".")[2]) or self._by_place[self._number(id)]
+        """Return the shard that keeps what has an id, or one that begins with it; for a strange id any, but always the same."""
+        return self._only() or self._by_place.get(id.rpartition(".")[2].partition("-")[0]) or self._by_place[self._number(id)]
 
     def of_key(self, names: Sequence[str], key: str) -> list[Shard]:
         """Return the shards that may keep entries of a key."""

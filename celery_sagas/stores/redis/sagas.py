@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from celery_sagas.core.ids import new_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
@@ -63,11 +64,11 @@ class RedisSagaStore(SagaStore):
         return Found(
             _record(shard, lookup, lookup.names[number - 1], id, packed, holder) if number else None,
             _entry(shard, lookup, digests, entry) if entry is not None else None,
-            shard.place,
+            shard.id(new_id()),
         )
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        shard, saga = self._placement.of_place(effects.place, record.id), record.names[0]
+        shard, saga = self._placement.of_id(record.id), record.names[0]
         head, tail = pack_new(record)
         keys = [key_path(record.key), *paths(record.keys)]
         self._commit(
@@ -80,7 +81,7 @@ class RedisSagaStore(SagaStore):
         )
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        shard = self._placement.of_place(effects.place, record.id)
+        shard = self._placement.of_id(record.id)
         head, tail = pack_change(record, change)
         removed, added, withdrawn = paths(change.removed_keys), paths(change.added_keys), change.withdrawn
         numbers = (len(removed), len(added), len(withdrawn))
@@ -88,13 +89,13 @@ class RedisSagaStore(SagaStore):
         self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, args, effects, (record.saga, record.key))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        shard = self._placement.of_place(effects.place, record.id)
+        shard = self._placement.of_id(record.id)
         args: _Args = [record.id, record.version, effects.holder, key_path(record.key)]
         self._commit(_DELETE, shard.commit(record.saga), _NONE, args, effects, (record.saga, record.key))
 
     def record(self, effects: Effects) -> None:
         entry = effects.entry
-        shard = self._placement.of_place(effects.place, entry.instance_id)
+        shard = self._placement.of_id(entry.attempt)
         self._commit(_RECORD, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
 
     def reserve(self, record: Record, holder: str, for_ms: int) -> bool:

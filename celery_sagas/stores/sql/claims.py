@@ -25,15 +25,15 @@ _ROW: list[ColumnElement[Any]] = [
 ]
 
 
-def claim_in_one(session: Session, steps: int, values: Values) -> list[Row]:
+def claim_in_one(session: Session, values: Values, *, has_cause: bool) -> list[Row]:
     """Claim rows on PostgreSQL."""
-    rows = session.fetch(_claim, (steps,), values)
+    rows = session.fetch(_claim, (has_cause,), values)
     return [row[:-1] for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
 
 
-def _claim(steps: int) -> Update:
+def _claim(has_cause: bool) -> Update:
     """Lease due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
-    due = _due(steps, outbox.c.id, outbox.c.available_at).cte("due")
+    due = _due(has_cause, outbox.c.id, outbox.c.available_at).cte("due")
     return (
         update(outbox)
         .where(outbox.c.prefix == PREFIX, outbox.c.id == due.c.id)
@@ -42,30 +42,30 @@ def _claim(steps: int) -> Update:
     )
 
 
-def claim_in_transaction(session: Session, steps: int, values: Values) -> list[Row]:
+def claim_in_transaction(session: Session, values: Values, *, has_cause: bool) -> list[Row]:
     """Claim rows on databases whose ``UPDATE`` returns nothing."""
     session.begin()
-    rows = session.fetch(_due, (steps,), values)
+    rows = session.fetch(_due, (has_cause,), values)
     for ids in chunks([row[0] for row in rows]):
         session.change(_lease_rows, (len(ids),), {**values, **numbered("id", ids)})
     session.end("COMMIT")
     return rows
 
 
-def _due(steps: int, *columns: ColumnElement[Any]) -> Select[Any]:
+def _due(has_cause: bool, *columns: ColumnElement[Any]) -> Select[Any]:
     """Select due rows, the longest due first, and pass over those that another claim is about to lease."""
     is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), has_time(outbox.c.available_at)]
-    if steps:
-        is_due += decided_by(steps)
+    if has_cause:
+        is_due += decided_by_cause()
     order = (outbox.c.available_at, outbox.c.id)
     limit: BindParameter[int] = bindparam("limit", type_=Integer())
     due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
-    return due if steps else due.with_hint(outbox, _BY_TIME, "mysql")
+    return due if has_cause else due.with_hint(outbox, _BY_TIME, "mysql")
 
 
-def decided_by(steps: int) -> list[ColumnElement[bool]]:
-    """Conditions: a message decided the row, under one of so many names of its step."""
-    return [outbox.c.cause == bound(outbox.c.cause, "cause"), one_of(outbox.c.step, "step", steps)]
+def decided_by_cause() -> list[ColumnElement[bool]]:
+    """Conditions: a message decided the row."""
+    return [outbox.c.cause == bound(outbox.c.cause, "cause"), outbox.c.step == bound(outbox.c.step, "step")]
 
 
 def _lease_rows(count: int) -> Update:

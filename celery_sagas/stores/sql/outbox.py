@@ -19,8 +19,8 @@ from sqlalchemy import (
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Handling, OutboxRow
-from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction, decided_by
+from celery_sagas.stores.records import Entry, OutboxRow
+from celery_sagas.stores.sql.claims import claim_in_one, claim_in_transaction, decided_by_cause
 from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.effects import in_order
 from celery_sagas.stores.sql.statements import PREFIX, Build, Step, Values, bound, chunks, now, numbered, one_of
@@ -37,12 +37,11 @@ class SqlOutbox(Outbox):
         self._database = database
         self._claim = claim_in_one if database.name == "postgresql" else claim_in_transaction
 
-    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Handling | None = None) -> list[OutboxRow]:
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
         values: dict[str, object] = {"token": token, "limit": limit, "lease_ms": lease_ms}
-        steps = cause.steps if cause else ()
         if cause:
-            values |= {"cause": cause.message_id, **numbered("step", steps)}
-        rows = self._database.run(lambda session: self._claim(session, len(steps), values))
+            values |= _of_cause(cause)
+        rows = self._database.run(lambda session: self._claim(session, values, has_cause=cause is not None))
         return [OutboxRow(*row) for row in rows]
 
     def confirm(self, token: str, ids: Sequence[str]) -> int:
@@ -59,9 +58,8 @@ class SqlOutbox(Outbox):
         ((count,),) = self._database.fetch(_count, (), {})
         return int(count)
 
-    def count_leased(self, cause: Handling) -> int:
-        values = {"cause": cause.message_id, **numbered("step", cause.steps)}
-        ((count,),) = self._database.fetch(_count_leased, (len(cause.steps),), values)
+    def count_leased(self, cause: Entry) -> int:
+        ((count,),) = self._database.fetch(_count_leased, (), _of_cause(cause))
         return int(count)
 
     def _change_rows(self, build: Build, token: str, ids: Sequence[str], values: Values | None = None) -> int:
@@ -70,6 +68,10 @@ class SqlOutbox(Outbox):
         parts = chunks(sorted(set(ids)))
         steps = [Step(build, (len(part), database.name), {**common, **numbered("id", part)}) for part in parts]
         return database.run(lambda session: session.change_all(steps)) if steps else 0
+
+
+def _of_cause(cause: Entry) -> dict[str, object]:
+    return {"cause": cause.message_id, "step": cause.step}
 
 
 def _delete_rows(count: int, database: str) -> Delete:
@@ -97,8 +99,8 @@ def _held(count: int, database: str) -> list[ColumnElement[bool]]:
     return in_order(*is_held) if database == "postgresql" else is_held
 
 
-def _count_leased(steps: int) -> Select[Any]:
-    return _count().where(*decided_by(steps), outbox.c.leased_until > now(), outbox.c.attempts == literal("0"))
+def _count_leased() -> Select[Any]:
+    return _count().where(*decided_by_cause(), outbox.c.leased_until > now(), outbox.c.attempts == literal("0"))
 
 
 def _count() -> Select[Any]:

@@ -6,10 +6,10 @@ from itertools import chain
 import pytest
 
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Entry, Handling, OutboxRow
+from celery_sagas.stores.records import OutboxRow
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
-from celery_sagas.testing.samples import HOUR, MINUTE, STEP, claim, entry, ids, outgoing, send
+from celery_sagas.testing.samples import HOUR, MINUTE, claim, entry, ids, outgoing, send
 
 
 class ClaimContract(StoreFixtures):
@@ -115,28 +115,20 @@ class ClaimContract(StoreFixtures):
         send(backend, outgoing())
         row = outgoing()
         line = send(backend, row)
-        cause = Handling((line.step,), line.message_id)
-        assert ids(backend.outbox.claim_due("me", 1, MINUTE, cause)) == [row.id]
-        assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
-
-    def test_claim_with_a_cause_knows_former_steps(self, backend: Backend) -> None:
-        row = outgoing()
-        line = send(backend, row, line=entry(step="order.old_name"))
-        cause = Handling((STEP, "order.old_name"), line.message_id)
-        assert ids(backend.outbox.claim_due("me", 9, MINUTE, cause)) == [row.id]
+        assert ids(backend.outbox.claim_due("me", 1, MINUTE, line)) == [row.id]
+        assert backend.outbox.claim_due("me", 9, MINUTE, line) == []
 
     def test_claim_with_a_cause_leaves_what_another_step_decided(self, backend: Backend) -> None:
         line = send(backend, outgoing())
-        send(backend, outgoing(), line=entry(step="parcel.pack", message_id=line.message_id))
-        claimed = backend.outbox.claim_due("me", 9, MINUTE, Handling(("parcel.pack",), line.message_id))
+        packed = send(backend, outgoing(), line=entry(step="parcel.pack", message_id=line.message_id))
+        claimed = backend.outbox.claim_due("me", 9, MINUTE, packed)
         assert [row.step for row in claimed] == ["parcel.pack"]
 
     def test_claim_with_a_cause_takes_only_what_is_due(self, backend: Backend, clock: Clock) -> None:
         line = send(backend, outgoing(), outgoing(due_at=clock.now + HOUR), owner="first run", grace_ms=1_000)
-        cause = Handling((line.step,), line.message_id)
-        assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
+        assert backend.outbox.claim_due("me", 9, MINUTE, line) == []
         clock.advance(1_001)
-        assert len(backend.outbox.claim_due("me", 9, MINUTE, cause)) == 1
+        assert len(backend.outbox.claim_due("me", 9, MINUTE, line)) == 1
 
     @pytest.mark.parametrize("limit", [1, 7])
     def test_claims_at_once_never_return_the_same_row(
@@ -154,40 +146,38 @@ class ClaimContract(StoreFixtures):
         """They are those that somebody may be publishing."""
         line = send(backend, outgoing(), outgoing())
         send(backend, outgoing())
-        cause = Handling((line.step,), line.message_id)
-        assert backend.outbox.count_leased(cause) == 0
-        assert len(backend.outbox.claim_due("one", 1, 1_000, cause)) == 1
-        assert backend.outbox.count_leased(cause) == 1
-        assert backend.outbox.count_leased(Handling(("another.step", line.step), line.message_id)) == 1
-        assert backend.outbox.count_leased(Handling(("another.step",), line.message_id)) == 0
+        assert backend.outbox.count_leased(line) == 0
+        assert len(backend.outbox.claim_due("one", 1, 1_000, line)) == 1
+        assert backend.outbox.count_leased(line) == 1
+        assert backend.outbox.count_leased(line._replace(step="another.step")) == 0
         clock.advance(1_000)
-        assert backend.outbox.count_leased(cause) == 0
+        assert backend.outbox.count_leased(line) == 0
 
     def test_row_is_counted_under_its_first_lease(self, backend: Backend, clock: Clock) -> None:
         """Whoever committed it may be publishing it."""
         line = send(backend, outgoing(), owner="me", grace_ms=1_000)
-        assert _leased(backend, line) == 1
+        assert backend.outbox.count_leased(line) == 1
         clock.advance(1_001)
-        assert _leased(backend, line) == 0
+        assert backend.outbox.count_leased(line) == 0
 
     @pytest.mark.parametrize("wait_ms", [HOUR, -HOUR], ids=["future", "past"])
     def test_row_with_a_due_time_is_counted_while_it_is_claimed(self, backend: Backend, clock: Clock, wait_ms: int) -> None:
         """Before, nobody publishes it, whether its time has come or not."""
         line = send(backend, outgoing("scheduled", due_at=clock.now + wait_ms), owner="me", grace_ms=2 * HOUR)
-        assert _leased(backend, line) == 0
+        assert backend.outbox.count_leased(line) == 0
         clock.advance(max(0, wait_ms) + 1)
-        assert _leased(backend, line) == 0
+        assert backend.outbox.count_leased(line) == 0
         assert len(claim(backend, "relay", lease_ms=1_000)) == 1
-        assert _leased(backend, line) == 1
+        assert backend.outbox.count_leased(line) == 1
         clock.advance(1_001)
-        assert _leased(backend, line) == 0
+        assert backend.outbox.count_leased(line) == 0
 
     def test_row_that_failed_is_not_counted_as_leased(self, backend: Backend) -> None:
         """Nobody waits for it."""
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.fail("one", row.id, "it is too large", MINUTE)
-        assert _leased(backend, line) == 0
+        assert backend.outbox.count_leased(line) == 0
 
     @pytest.mark.parametrize("delay_ms", [0, MINUTE])
     def test_row_that_was_released_is_not_counted_as_leased(self, backend: Backend, clock: Clock, delay_ms: int) -> None:
@@ -195,14 +185,10 @@ class ClaimContract(StoreFixtures):
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.release("one", [row.id], delay_ms)
-        assert _leased(backend, line) == 0
+        assert backend.outbox.count_leased(line) == 0
         clock.advance(delay_ms + 1)
         assert len(claim(backend, "two")) == 1
-        assert _leased(backend, line) == 1
-
-
-def _leased(backend: Backend, line: Entry) -> int:
-    return backend.outbox.count_leased(Handling((line.step,), line.message_id))
+        assert backend.outbox.count_leased(line) == 1
 
 
 def _drain(backend: Backend, token: str, limit: int) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, KEY, Found, Handling, Lookup
+from celery_sagas.stores.records import ID, KEY, Handling, Lookup
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
 from celery_sagas.testing.samples import (
@@ -31,7 +31,11 @@ class FindContract(StoreFixtures):
 
     def test_missing_instance_is_none(self, backend: Backend) -> None:
         for property in (ID, KEY, "tracking"):
-            assert backend.sagas.find(Lookup(NAMES, property, "unknown")) == Found(None, None)
+            record, handled, _ = backend.sagas.find(Lookup(NAMES, property, "unknown"))
+            assert (record, handled) == (None, None)
+
+    def test_each_find_returns_an_id_that_no_other_has(self, backend: Backend) -> None:
+        assert len({backend.sagas.find(by_key()).new_id for _ in range(100)}) == 100
 
     def test_every_find_returns_a_fresh_copy(self, backend: Backend) -> None:
         start(backend)

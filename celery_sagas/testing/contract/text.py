@@ -117,7 +117,7 @@ class TextContract(StoreFixtures):
             assert written is not None
             assert (written.message_id, written.attempt) == (message_id, line.attempt)
         for message_id in LOOK_ALIKES:
-            rows = backend.outbox.claim_due("relay", 9, 1_000, Handling((entry().step,), message_id))
+            rows = backend.outbox.claim_due("relay", 9, 1_000, entry(message_id=message_id))
             assert [row.cause for row in rows] == [message_id]
 
     def test_step_names_are_compared_byte_by_byte(self, backend: Backend) -> None:

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_sagas.core.ids import placed_id
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.stores.records import Handling
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.claims import Claims
 from celery_sagas.stores.redis.cluster import ClusterClient
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.samples import HOUR, MINUTE, RELAY, claim, effects, ids, new_id, outgoing, send
+from celery_sagas.testing.samples import HOUR, MINUTE, RELAY, claim, effects, entry, ids, new_id, outgoing, send
 from tests import redis_servers
 from tests.redis_servers import RedisServer
 from tests.stores.redis.conftest import Open, OpenAt
@@ -153,8 +151,8 @@ def cluster(open_at: OpenAt) -> Iterator[tuple[list[RedisServer], RedisBackend]]
         backend = open_at(url, options={"shards": 12, "retries": 1})
         backend.prepare(create_schema=True, processes=1)
         for number in range(12):
-            row = outgoing(id=placed_id(new_id(), str(number)))
-            backend.sagas.record(effects(None, row)._replace(place=str(number)))
+            attempt = f"{new_id()}.{number}"
+            backend.sagas.record(effects(None, outgoing(id=attempt), line=entry(attempt=attempt)))
         yield nodes, backend
 
 
@@ -217,7 +215,7 @@ class TestDamaged:
 
     def test_nobody_waits_for_it(self, backend: RedisBackend, clock: Clock) -> None:
         line = send(backend, damaged := outgoing(), owner="me", grace_ms=MINUTE)
-        cause = Handling((line.step,), line.message_id)
+        cause = line
         backend.client.run(DAMAGE, backend._placement.shards[0].rows, [damaged.id])
         assert backend.outbox.count_leased(cause) == 1
         clock.advance(MINUTE)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.ids import placed_id
 from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
-from celery_sagas.stores.records import ID, KEY, Handling, Lookup, NewRecord, Outgoing, Record
+from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, NewRecord, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.keys import Shard, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
@@ -42,24 +41,29 @@ def sharded(open_redis: Open) -> RedisBackend:
 
 
 def _lookup(names: tuple[str, ...], key: str) -> Lookup:
-    return Lookup(names, KEY, key, spread=names == SPREAD)
+    return Lookup(names, KEY, key, has_alternates=names != SPREAD)
 
 
 def _start(
     backend: RedisBackend, key: str, *rows: str, names: tuple[str, ...] = SPREAD, keys: Keys = (), outcome: str = "started"
 ) -> tuple[Record, str]:
-    """Start an instance as the engine does: in the place where find looked; return it with the message's id."""
-    found = backend.sagas.find(_lookup(names, key), Handling(("step",), new_id()))
-    new = NewRecord(placed_id(new_id(), found.place), names, key, 1, "{}", "{}", keys)
-    made = effects(None, *_rows(rows, found.place), line=entry(new, outcome=outcome, saga=names[0]), owner="me", grace_ms=1_000)
-    backend.sagas.insert(new, made._replace(place=found.place))
+    """Start an instance as the engine does: under the id that find has returned; return it with the message's id."""
+    id = backend.sagas.find(_lookup(names, key), Handling(("step",), new_id())).new_id
+    new = NewRecord(id, names, key, 1, "{}", "{}", keys)
+    line = entry(new, outcome=outcome, saga=names[0], attempt=id)
+    made = effects(None, *_rows(rows, id), line=line, owner="me", grace_ms=1_000)
+    backend.sagas.insert(new, made)
     record = backend.sagas.find(_lookup(names, key)).record
     assert record is not None
     return record, made.entry.message_id
 
 
-def _rows(kinds: tuple[str, ...], place: str) -> list[Outgoing]:
-    return [outgoing(kind, id=placed_id(new_id(), place)) for kind in kinds]
+def _rows(kinds: tuple[str, ...], attempt: str) -> list[Outgoing]:
+    return [outgoing(kind, id=f"{attempt}-{number:05}") for number, kind in enumerate(kinds)]
+
+
+def _shard_of(id: str) -> str:
+    return id.rpartition(".")[2]
 
 
 def _rename(backend: RedisBackend, name: str, former: str) -> int:
@@ -90,17 +94,23 @@ class TestPrefixes:
 class TestOneShard:
     """Everything is in one place, which needs no name."""
 
-    def test_place_is_empty_and_nothing_is_registered_for_sagas(self, redis_backend: RedisBackend) -> None:
+    def test_ids_name_no_shard_and_nothing_is_registered_for_sagas(self, redis_backend: RedisBackend) -> None:
         calls = _calls(redis_backend)
         record, _ = _start(redis_backend, "42", names=WHOLE, keys=T1)
         assert "." not in record.id
-        assert redis_backend.sagas.find(_lookup(SPREAD, "42")).place == ""
+        assert "." not in redis_backend.sagas.find(_lookup(SPREAD, "42")).new_id
         assert "place_register" not in calls
 
     def test_step_of_an_existing_instance_takes_two_round_trips(self, redis_backend: RedisBackend) -> None:
         _start(redis_backend, "42")
         _step(redis_backend)  # fakeredis closes a connection on which it has refused something: an unknown script
         assert _step(redis_backend) == ["saga_find", "saga_update"]
+
+
+def _handled_as(backend: RedisBackend, key: str, message_id: str) -> Entry:
+    entry_of = backend.sagas.find(_lookup(SPREAD, key), Handling((entry().step,), message_id)).handled
+    assert entry_of is not None
+    return entry_of
 
 
 def _calls(backend: RedisBackend) -> list[str]:
@@ -120,9 +130,8 @@ def _step(backend: RedisBackend) -> list[str]:
 def _update(backend: RedisBackend) -> None:
     found = backend.sagas.find(_lookup(SPREAD, "42"), Handling(("step",), new_id()))
     assert found.record is not None
-    row = outgoing(id=placed_id(new_id(), found.place))
-    made = effects(found.record, row)._replace(place=found.place)
-    backend.sagas.update(found.record, change(names=SPREAD), made)
+    (row,) = _rows(("sent",), found.new_id)
+    backend.sagas.update(found.record, change(names=SPREAD), effects(found.record, row))
 
 
 class TestShards:
@@ -152,14 +161,14 @@ class TestShards:
         for number in range(12):
             record, _ = _start(sharded, str(number), "scheduled", "sent", names=names)
             found = sharded.sagas.find(Lookup(names, ID, record.id))
-            assert (found.record, found.place) == (record, record.id.rpartition(".")[2])
+            assert (found.record, _shard_of(found.new_id)) == (record, _shard_of(record.id))
             assert sharded.sagas.reserve(record, "me", MINUTE)
-            made = effects(record, *_rows(("deadline",), found.place), holder="me")._replace(place=found.place)
+            made = effects(record, *_rows(("deadline",), found.new_id), holder="me")
             sharded.sagas.update(record, change(names=names), made)
             changed = sharded.sagas.find(_lookup(names, str(number))).record
             assert changed is not None
             assert (changed.id, changed.version, changed.reserved_by) == (record.id, 2, "")
-            sharded.sagas.delete(changed, effects(changed, line=entry(changed, outcome="completed"))._replace(place=found.place))
+            sharded.sagas.delete(changed, effects(changed, line=entry(changed, outcome="completed")))
             assert sharded.sagas.find(_lookup(names, str(number)), Handling((made.entry.step,), made.entry.message_id)).handled
             outcome = sharded.journal.outcome_of(names, str(number))
             assert outcome is not None
@@ -171,8 +180,8 @@ class TestShards:
         for id in ("unknown", "unknown.3", "unknown.-1", "unknown.00", ""):
             first, second = (sharded.sagas.find(Lookup(SPREAD, ID, id)) for _ in range(2))
             assert first.record is None
-            assert first.place == second.place
-            assert first.place in {"0", "1", "2"}
+            assert _shard_of(first.new_id) == _shard_of(second.new_id)
+            assert _shard_of(first.new_id) in {"0", "1", "2"}
 
     def test_rows_are_confirmed_released_and_failed_by_their_ids(self, open_redis: Open) -> None:
         clock = Clock()
@@ -180,10 +189,10 @@ class TestShards:
         messages = [_start(backend, str(number), "sent", "sent")[1] for number in range(12)]
         assert backend.outbox.count() == 24
         assert claim(backend) == []
-        step = Handling((entry().step,), messages[0])
-        assert backend.outbox.count_leased(step) == 2
+        decided_by = _handled_as(backend, "0", messages[0])
+        assert backend.outbox.count_leased(decided_by) == 2
         clock.advance(1_001)
-        assert len(backend.outbox.claim_due("relay", 9, MINUTE, step)) == 2
+        assert len(backend.outbox.claim_due("relay", 9, MINUTE, decided_by)) == 2
         rows = ids(claim(backend, limit=15)) + ids(claim(backend))
         assert len(set(rows)) == 22
         assert backend.outbox.release("relay", rows[:5]) == 5
@@ -195,9 +204,9 @@ class TestShards:
 
     def test_no_shard_starves_the_others(self, sharded: RedisBackend) -> None:
         for number in range(30):
-            made = effects(None, *_rows(("sent",), str(number % 3)))._replace(place=str(number % 3))
-            sharded.sagas.record(made)
-        first = {ids(claim(sharded, limit=1))[0].rpartition(".")[2] for _ in range(3)}
+            attempt = f"{new_id()}.{number % 3}"
+            sharded.sagas.record(effects(None, *_rows(("sent",), attempt), line=entry(attempt=attempt)))
+        first = {_shard_of(ids(claim(sharded, limit=1))[0]).partition("-")[0] for _ in range(3)}
         assert first == {"0", "1", "2"}
 
     def test_purge_walks_all_shards_within_its_limit(self, sharded: RedisBackend) -> None:
@@ -246,24 +255,24 @@ class TestRegistered:
             renamed = open_redis(options={"shards": 3})
             found = renamed.sagas.find(Lookup((f"new_{name}", name), KEY, "42"))
             assert found.record is not None
-            assert found.place == place
+            assert _shard_of(found.new_id) == place
             later = open_redis(options={"shards": 3})
-            assert later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).place == place
+            assert _shard_of(later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).new_id) == place
             assert len(later.journal.history((f"new_{name}", name), "42", 9)) == 1
 
-    @pytest.mark.parametrize("spread", [True, False])
-    def test_rename_leaves_instances_where_they_live(self, open_redis: Open, spread: bool) -> None:
+    @pytest.mark.parametrize("has_alternates", [True, False])
+    def test_rename_leaves_instances_where_they_live(self, open_redis: Open, has_alternates: bool) -> None:
         """They are found there by code that knows the new name alone."""
         backend = open_redis(options={"shards": 3})
         for key in KEYS:
-            place = backend.sagas.find(Lookup(("one",), KEY, key, spread)).place
-            record = NewRecord(placed_id(new_id(), place), ("one",), key, 1, "{}", "{}", ())
-            backend.sagas.insert(record, effects(record)._replace(place=place))
+            id = backend.sagas.find(Lookup(("one",), KEY, key, has_alternates)).new_id
+            record = NewRecord(id, ("one",), key, 1, "{}", "{}", ())
+            backend.sagas.insert(record, effects(record))
         for former, name in (("one", "two"), ("two", "three")):
             assert _rename(open_redis(options={"shards": 3}), name, former) == len(KEYS)
             assert backend.sagas.count([former, name]) == {former: 0, name: len(KEYS)}
         later = open_redis(options={"shards": 3})
-        assert all(later.sagas.find(Lookup(("three",), KEY, key, spread)).record for key in KEYS)
+        assert all(later.sagas.find(Lookup(("three",), KEY, key, has_alternates)).record for key in KEYS)
 
     def test_history_of_a_renamed_saga_is_found_by_a_process_that_only_looks(self, open_redis: Open) -> None:
         first = open_redis(options={"shards": 3})
@@ -280,23 +289,23 @@ class TestRegistered:
         _start(open_redis(options={"shards": 3}), "42")
         assert len(sharded.journal.history(SPREAD, "42", 9)) == 1
 
-    @pytest.mark.parametrize("spread", [True, False])
-    def test_saga_that_gained_or_lost_its_alternate_keys_is_refused(self, open_redis: Open, spread: bool) -> None:
-        open_redis(options={"shards": 3}).sagas.find(Lookup(("order",), KEY, "42", spread))
+    @pytest.mark.parametrize("has_alternates", [False, True])
+    def test_saga_that_gained_or_lost_its_alternate_keys_is_refused(self, open_redis: Open, has_alternates: bool) -> None:
+        open_redis(options={"shards": 3}).sagas.find(Lookup(("order",), KEY, "42", has_alternates))
         changed = open_redis(options={"shards": 3})
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="also_by"):
-                changed.sagas.find(Lookup(("order",), KEY, "42", not spread))
+                changed.sagas.find(Lookup(("order",), KEY, "42", not has_alternates))
         with pytest.raises(StoreUnavailable, match="also_by"):
-            open_redis(options={"shards": 3}).sagas.find(Lookup(("purchase", "order"), KEY, "42", not spread))
-        changed.sagas.find(Lookup(("purchase",), KEY, "42", not spread))  # the refusal has registered nothing
+            open_redis(options={"shards": 3}).sagas.find(Lookup(("purchase", "order"), KEY, "42", not has_alternates))
+        changed.sagas.find(Lookup(("purchase",), KEY, "42", not has_alternates))  # the refusal has registered nothing
 
     def test_two_sagas_do_not_become_one(self, open_redis: Open) -> None:
         backend = open_redis(options={"shards": 3})
-        backend.sagas.find(Lookup(("order",), KEY, "42", spread=True))
-        backend.sagas.find(Lookup(("purchase",), KEY, "42", spread=False))
+        backend.sagas.find(Lookup(("order",), KEY, "42", has_alternates=False))
+        backend.sagas.find(Lookup(("purchase",), KEY, "42", has_alternates=True))
         with pytest.raises(StoreUnavailable, match="order, purchase"):
-            backend.sagas.find(Lookup(("order", "purchase"), KEY, "42", spread=True))
+            backend.sagas.find(Lookup(("order", "purchase"), KEY, "42", has_alternates=False))
 
     def test_server_that_has_forgotten_is_told_again(self, sharded: RedisBackend, open_redis: Open, prefix: str) -> None:
         """It was restarted, and keeps nothing on disk."""
@@ -324,12 +333,11 @@ class TestOneShardIsAway:
             later.claim_due("relay", 9, HOUR)
 
     def test_leftovers_are_asked_of_the_one_that_has_them(self, sharded: RedisBackend) -> None:
-        record, message_id = _start(sharded, "42", "sent")
-        place = record.id.rpartition(".")[2]
-        handling = Handling(("order.place_order",), message_id, place)
-        sharded.outbox.count_leased(handling)  # the script is loaded, and the node known
+        _, message_id = _start(sharded, "42", "sent")
+        cause = _handled_as(sharded, "42", message_id)
+        sharded.outbox.count_leased(cause)  # the script is loaded, and the node known
         trips: list[str] = []
         sharded.client.observers.append(trips.append)
-        assert sharded.outbox.count_leased(handling) == 1
+        assert sharded.outbox.count_leased(cause) == 1
         # a connection that was lost has the layout looked at again
         assert [script for script in trips if script != "layout_register"] == ["outbox_count_leased"]

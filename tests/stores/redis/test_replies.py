@@ -14,7 +14,7 @@ import redis
 from celery_sagas.errors import AlreadyHandled
 from celery_sagas.stores.items import Addition, Snapshot
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Effects, Handling, Record
+from celery_sagas.stores.records import Effects, Record
 from celery_sagas.stores.redis.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.scripts import load, names
@@ -83,7 +83,7 @@ OLD, NEW = ("tracking", "T1"), ("tracking", "T2")
 BORN = new_record(keys=(OLD,))
 ROWS = (outgoing("scheduled"), outgoing("deadline"), outgoing("sent"))
 BIRTH = effects(BORN, *ROWS, line=entry(BORN, outcome="started", version=1))
-CAUSE = Handling((STEP,), BIRTH.entry.message_id)
+CAUSE = BIRTH.entry
 IDS = [row.id for row in ROWS]
 LETTER = letter()
 _RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),)) for key in ("42", "43", "44")]

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from celery_sagas.core.state import State
-from celery_sagas.engine.alternates import alternates_of, difference, key_of
+from celery_sagas.engine.instance import alternate_keys_of, difference, key_of
 from celery_sagas.errors import InvalidState
 
 
@@ -39,12 +39,12 @@ def test_texts_are_canonical() -> None:
     code = UUID("12345678-1234-5678-1234-567812345678")
     item = Item(shop="a", number=1, code=code, colour=Colour.RED, serial=0)
 
-    assert alternates_of(ITEM, "", item) == {"code": str(code), "colour": "red", "serial": "0"}
+    assert alternate_keys_of(ITEM, "", item) == {"code": str(code), "colour": "red", "serial": "0"}
 
 
 def test_null_and_unset_are_not_indexed() -> None:
-    assert alternates_of(ITEM, "", Item(shop="a", number=1)) == {}
-    assert alternates_of(ITEM, "", Item.model_construct(shop="a", number=1)) == {}
+    assert alternate_keys_of(ITEM, "", Item(shop="a", number=1)) == {}
+    assert alternate_keys_of(ITEM, "", Item.model_construct(shop="a", number=1)) == {}
 
 
 @pytest.mark.parametrize("value", ["", "x" * 256, True, 1.5])
@@ -53,7 +53,7 @@ def test_value_that_is_no_key(value: object) -> None:
     item = Item.model_construct(shop="a", number=1, colour=None, serial=value)
 
     with pytest.raises(InvalidState, match="serial"):
-        alternates_of(ITEM, "k", item)
+        alternate_keys_of(ITEM, "k", item)
 
 
 def test_key_that_is_none_or_unset() -> None:

@@ -1,4 +1,4 @@
-"""A store of several parts gets back where it looked, with all that a run writes."""
+"""What a run writes has the id that its find has returned: a store of several parts finds it by that."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -33,17 +33,19 @@ def place(order: Order, order_id: str) -> None:
 
 
 class Parted:
-    """A saga store that looks in its part 3."""
+    """A saga store whose new ids end in its part 3."""
 
     def __init__(self, store: SagaStore) -> None:
         self._store = store
+        self.new_ids: list[str] = []
         self.lookups: list[Lookup] = []
         self.commits: list[tuple[str, Effects]] = []
 
     def find(self, *args: Any) -> Found:
         """Look, and note for what."""
         self.lookups.append(args[0])
-        return self._store.find(*args)._replace(place="3")
+        self.new_ids.append(f"{len(self.new_ids)}.3")
+        return self._store.find(*args)._replace(new_id=self.new_ids[-1])
 
     def __getattr__(self, name: str) -> Any:
         def commit(*args: Any) -> None:
@@ -66,23 +68,22 @@ def engine(backend: MemoryBackend, parted: Parted) -> Engine:
 BEGIN, FINISH = starter(begin, saga=Job), handler(finish, saga=Job)
 
 
-def test_new_instance_and_what_it_sends_end_in_the_place(engine: Engine, parted: Parted) -> None:
+def test_new_instance_and_what_it_sends_have_the_id(engine: Engine, parted: Parted) -> None:
     outcome = engine.handle(BEGIN, job_id="1")
-    assert outcome.instance_id.endswith(".3")
     ((name, effects),) = parted.commits
     assert name == "insert"
-    assert all(row.id.endswith(".3") for row in effects.outgoing)
-    assert len(effects.outgoing) == 1
+    assert outcome.instance_id == effects.entry.attempt == "0.3"
+    assert [row.id for row in effects.outgoing] == ["0.3-00000"]
 
 
-def test_every_commit_gets_the_place(engine: Engine, parted: Parted) -> None:
+def test_every_commit_has_the_id_of_its_find(engine: Engine, parted: Parted) -> None:
     for step in (FINISH, BEGIN, BEGIN, FINISH):
         engine.handle(step, job_id="1")
     assert [name for name, _ in parted.commits] == ["record", "insert", "update", "delete"]
-    assert {effects.place for _, effects in parted.commits} == {"3"}
+    assert [effects.entry.attempt for _, effects in parted.commits] == parted.new_ids
 
 
-def test_only_a_saga_without_alternate_keys_is_spread(engine: Engine, parted: Parted) -> None:
+def test_store_is_told_which_sagas_have_alternate_keys(engine: Engine, parted: Parted) -> None:
     engine.handle(BEGIN, job_id="1")
     engine.handle(starter(place), order_id="1")
-    assert [lookup.spread for lookup in parted.lookups] == [True, False]
+    assert [lookup.has_alternates for lookup in parted.lookups] == [False, True]

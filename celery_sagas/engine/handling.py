@@ -1,0 +1,104 @@
+"""Handling a message: its unit of work is driven on a backend until it is committed, and what that sends is published."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from celery_sagas.engine.commit import Terms
+from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.unit_of_work import Delivery, Handled, Steps, handle_once
+from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError
+from celery_sagas.stores.operations import CountDelivery, Delete, Operation, Reserve, Update
+from celery_sagas.stores.ports import Backend
+
+logger = logging.getLogger("celery_sagas")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every message needs, open in this process."""
+
+    backend: Backend
+    dispatcher: Dispatcher
+    terms: Terms
+    conflict_retries: int  #: attempts after conflicts before the instance is reserved
+
+
+def handle(services: Services, delivery: Delivery) -> Outcome:
+    """Handle a message; its effect is committed when this returns.
+
+    Raises:
+        SagaError: Nothing was written; its ``retry`` says when the message may run again.
+        Exception: What the handler raised; nothing was written.
+    """
+    conflicts, driver = Conflicts(services.conflict_retries), Driver(services.backend)
+    while True:
+        try:
+            handled = driver.drive(handle_once(delivery, services.terms, conflicts.attempt))
+            break
+        except RevisionConflict as conflict:
+            logger.debug("%s: %s", delivery.step.name, conflict)
+            conflicts.wait(conflict)
+        except AlreadyHandled as already:
+            logger.debug("%s: %s", delivery.step.name, already)  # the next find sees it
+    if handled.handled_before:
+        services.dispatcher.dispatch_leftovers(handled.handled_before)
+    else:
+        at_once = [row for row in handled.outgoing if not row.due_at]  # what is due later, a relay publishes
+        services.dispatcher.dispatch(at_once, driver.called_at)
+    return handled.outcome
+
+
+@dataclass(slots=True)
+class Driver:
+    """Performs the operations of units of work, for one delivery of a message, one by one."""
+
+    backend: Backend
+    called_at: float = 0.0  #: when the store was called last: the lease on the rows of a commit began later
+    _reserved: Reserve | None = None  #: what the present attempt has reserved
+    _count: int | None = None  #: of the deliveries: this one is counted once, however many attempts it has
+
+    def drive(self, work: Steps[Handled]) -> Handled:
+        """Perform what a unit of work wants, until it ends."""
+        answer: Any = None
+        error: Exception | None = None
+        try:
+            while True:
+                operation = work.send(answer) if error is None else work.throw(error)
+                try:
+                    answer, error = self._perform(operation), None
+                except Exception as exc:  # also a time limit: the unit of work puts right what it has begun
+                    error = exc
+        except StopIteration as end:
+            handled: Handled = end.value
+            return handled
+        finally:
+            work.close()
+            self._release()
+
+    def _perform(self, operation: Operation) -> Any:
+        if isinstance(operation, CountDelivery) and self._count is not None:
+            return self._count
+        self.called_at = time.monotonic()
+        answer: Any = operation.perform(self.backend)
+        if isinstance(operation, CountDelivery):
+            self._count = answer
+        elif isinstance(operation, Reserve) and answer:
+            self._reserved = operation
+        elif isinstance(operation, Update | Delete):  # it ends the reservation
+            self._reserved = None
+        return answer
+
+    def _release(self) -> None:
+        """End the reservation, if the attempt has one and has not committed."""
+        reserved, self._reserved = self._reserved, None
+        if reserved is None:
+            return
+        try:
+            reserved._replace(for_ms=0).perform(self.backend)
+        except StoreError as exc:
+            record, longest_ms = reserved.record, reserved.for_ms
+            logger.warning("%s %r stays reserved for at most %d ms: %s", record.saga, record.key, longest_ms, exc)
