@@ -18,8 +18,8 @@ from kombu import pools
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.ports import Backend, SagaStore
-from celery_sagas.worker.answers import confirm_answers
-from celery_sagas.worker.reporting import reporting
+from celery_sagas.worker.failures.requests import keeping_failures
+from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session
 
@@ -168,7 +168,9 @@ class Worker:
             message.reject(requeue=False)  # a requeued message would come again at once
             delivered.fate = "requeued" if requeue else "rejected"
 
-        request = reporting(Request)(message, app=self.app, on_ack=ack, on_reject=reject, hostname="test", eventer=_NoEvents())
+        request = keeping_failures(Request)(
+            message, app=self.app, on_ack=ack, on_reject=reject, hostname="test", eventer=_NoEvents()
+        )
         failed = request.on_failure
 
         def on_failure(failure: Any, **options: Any) -> Any:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 import click
-from celery import Celery
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of, opened
@@ -13,7 +12,7 @@ from celery_sagas.engine.gathering import buffer_of
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.stores.items import Counts, Group, Item, Kept, Rules
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.buffered import Buffered, stored_items
+from celery_sagas.worker.aggregators.client import Buffered, stored_items
 from celery_sagas.worker.runtime import Runtime
 
 #: Items that are read, and handles that are acted on, at once.
@@ -129,7 +128,7 @@ def flush(context: click.Context, name: str, group: str | None) -> None:
     if app.conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")
     with opened(app) as runtime:
-        count = _flush(app, runtime.batches, name, group)
+        count = _flush(runtime, name, group)
     click.echo(f"{count} {'group' if count == 1 else 'groups'} of {name} will be flushed.")
 
 
@@ -220,15 +219,15 @@ def _rules(runtime: Runtime, name: str) -> Rules:
     return Rules(name, within_ms=1, remember_ms=int(retention_s * 1000), lease_ms=int(settings.lease_ttl * 1000))
 
 
-def _flush(app: Celery, batches: Backend, name: str, group: str | None) -> int:
-    _check_name(batches, name)
+def _flush(runtime: Runtime, name: str, group: str | None) -> int:
+    _check_name(runtime.batches, name)
     definition = registry.aggregators.get(name)
     if definition is None:
         raise click.ClickException(
             f"{name} has items in the store, and this app does not define it: run the command with an app that does (celery -A …)"
         )
     try:
-        return Buffered(app, definition).flush(group)
+        return Buffered(runtime, definition).flush(group)
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="GROUP") from exc
 

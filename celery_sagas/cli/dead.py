@@ -5,15 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-from celery import Celery
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of, opened
 from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.discard import discard_letter
-from celery_sagas.worker.replay import retry_letter
+from celery_sagas.worker.failures.operators import discard_letter, retry_letter
+from celery_sagas.worker.runtime import Runtime
 
 #: Letters that are read at once.
 _PAGE = 500
@@ -62,9 +61,10 @@ def retry(context: click.Context, ids: tuple[str, ...], everything: bool) -> Non
     if app.conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the message would run here, and its failure be lost")
     with opened(app) as runtime:
-        letters = runtime.backend.dead
-        chosen = _all_ids(letters)[::-1] if everything else ids  # in the order in which they failed: an answer before its failure
-        _each(chosen, lambda id: _retry(app, letters, id))
+        chosen = (
+            _all_ids(runtime.backend.dead)[::-1] if everything else ids
+        )  # in the order in which they failed: an answer before its failure
+        _each(chosen, lambda id: _retry(runtime, id))
 
 
 @dead.command()
@@ -76,8 +76,7 @@ def discard(context: click.Context, ids: tuple[str, ...]) -> None:
         raise click.UsageError("name the ids of dead letters")
     app = app_of(context)
     with opened(app) as runtime:
-        letters = runtime.backend.dead
-        _each(ids, lambda id: _discard(app, letters, id))
+        _each(ids, lambda id: _discard(runtime, id))
 
 
 def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
@@ -94,17 +93,17 @@ def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _retry(app: Celery, letters: DeadLetters, id: str) -> str:
-    letter = _get(letters, id)
-    retried = retry_letter(app, letter)
+def _retry(runtime: Runtime, id: str) -> str:
+    letter = _get(runtime.backend.dead, id)
+    retried = retry_letter(runtime, letter)
     if not retried.id:
         return f"{id}: {letter.task} {retried.reason}; the letter was removed and nothing was sent."
     return f"{id}: {letter.task} was sent again as {retried.id}."
 
 
-def _discard(app: Celery, letters: DeadLetters, id: str) -> str:
-    letter = _get(letters, id)
-    waited = discard_letter(app, letter)
+def _discard(runtime: Runtime, id: str) -> str:
+    letter = _get(runtime.backend.dead, id)
+    waited = discard_letter(runtime, letter)
     return f"{id}: {letter.task} was discarded{', and its instance no longer waits for it' if waited else ''}."
 
 

@@ -3,18 +3,15 @@
 from collections.abc import Container, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from pydantic import PydanticUndefinedAnnotation, PydanticUserError
+from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from celery_sagas.core.correlation import SagaKeys
 from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.names import as_names, checked_names, snake_case
 from celery_sagas.errors import DefinitionError
-
-if TYPE_CHECKING:
-    from celery_sagas.core.state import State
 
 #: Names that a saga's fields must leave to the library.
 RESERVED_FIELDS: Final = frozenset(
@@ -27,7 +24,7 @@ RESERVED_FIELDS: Final = frozenset(
 class SagaDefinition:
     """A concrete saga, as its class keywords declare it."""
 
-    cls: "type[State]"
+    cls: type[Any]  #: the ``State``
     name: str
     formerly: tuple[str, ...]
     schema_version: int
@@ -47,7 +44,8 @@ class SagaDefinition:
     @cached_property
     def fields(self) -> KeysView[str]:
         """The names of what is stored, in their order."""
-        return self.cls.model_fields.keys()
+        fields: KeysView[str] = self.cls.model_fields.keys()
+        return fields
 
     @cached_property
     def keys(self) -> SagaKeys:
@@ -65,7 +63,7 @@ class SagaDefinition:
 
 
 def define(
-    cls: "type[State]",
+    cls: type[BaseModel],
     *,
     correlate_by: str | tuple[str, ...],
     also_by: tuple[str, ...],
@@ -91,7 +89,7 @@ def define(
 
 
 def alternate_keys(
-    cls: "type[State]", also_by: str | tuple[str, ...] | None, correlate_by: str | tuple[str, ...] | None
+    cls: type[BaseModel], also_by: str | tuple[str, ...] | None, correlate_by: str | tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """Check ``also_by`` and return the alternate keys of a class: those of its bases that are not its key, then its own."""
     subject = cls.__qualname__
@@ -119,7 +117,7 @@ def check_fields(subject: str, fields: Mapping[str, FieldInfo]) -> None:
             raise DefinitionError(subject, f"the field {name!r} is excluded, so never stored", "Make it a PrivateAttr")
 
 
-def resolve_fields(cls: "type[State]") -> None:
+def resolve_fields(cls: type[BaseModel]) -> None:
     """Resolve the forward references in a saga's fields.
 
     Raises:
@@ -149,7 +147,7 @@ def unresolved(subject: str, problem: str) -> DefinitionError:
     )
 
 
-def _check_properties(cls: "type[State]", key: tuple[str, ...], alternates: tuple[str, ...]) -> None:
+def _check_properties(cls: type[BaseModel], key: tuple[str, ...], alternates: tuple[str, ...]) -> None:
     subject = cls.__qualname__
     if not key:
         raise DefinitionError(subject, "correlate_by is empty", "Name the field that is the key of an instance")
@@ -159,7 +157,7 @@ def _check_properties(cls: "type[State]", key: tuple[str, ...], alternates: tupl
         raise DefinitionError(subject, f"{', '.join(sorted(doubled))} stands twice in correlate_by and also_by")
 
 
-def _check_exist(cls: "type[State]", names: tuple[str, ...]) -> None:
+def _check_exist(cls: type[BaseModel], names: tuple[str, ...]) -> None:
     for name in names:
         if name not in cls.model_fields:
             fields = ", ".join(cls.model_fields) or "none"

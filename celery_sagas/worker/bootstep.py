@@ -12,14 +12,14 @@ from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.records import KEY
-from celery_sagas.worker.answers import confirm_answers
+from celery_sagas.worker.brokers import check_delivery_limits, check_retention
+from celery_sagas.worker.failures.requests import keeping_failures
+from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
+from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
 from celery_sagas.worker.internals import name_of
-from celery_sagas.worker.redelivery import check_delivery_limits, check_retention
 from celery_sagas.worker.relay import RelayThread, terms_of
-from celery_sagas.worker.reporting import reporting
+from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, tell_default_backend
-from celery_sagas.worker.unknown import KeepUnknownTasks, refuse
-from celery_sagas.worker.unreadable import guard_pool, guard_targets
 
 logger = logging.getLogger("celery_sagas")
 
@@ -133,7 +133,7 @@ def _processes(worker: Any) -> int:
 def add_bootstep(sender: Any = None, **_: object) -> None:
     """Add the bootsteps to a worker that begins: all task modules are loaded by now, and its blueprint is not built yet.
 
-    Each of its tasks may be asked for an answer: it publishes that before it is acknowledged, and its requests tell of failures.
+    Each of its tasks may be asked for an answer: it publishes that before it is acknowledged, and its requests see to failures.
     """
     import_module("celery_sagas.worker.control")  # needs celery.worker, which whoever only sends does without
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
@@ -142,7 +142,7 @@ def add_bootstep(sender: Any = None, **_: object) -> None:
     state.should_stop = None  # an earlier worker of this process may have ended by itself; two at once share it anyway
     guard_pool(sender, refuse)
     for task in sender.app.tasks.values():
-        task.Request = reporting(task.Request)
+        task.Request = keeping_failures(task.Request)
         confirm_answers(task)
 
 

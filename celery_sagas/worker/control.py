@@ -10,7 +10,7 @@ from celery import Celery
 from celery.worker.control import inspect_command
 
 from celery_sagas.errors import SagaError
-from celery_sagas.worker.deadline import within
+from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.relay import relay_of
 from celery_sagas.worker.runtime import borrowed_backend, default_file, has_backend
 

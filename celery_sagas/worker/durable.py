@@ -8,9 +8,9 @@ from celery import Celery, Task
 from celery.canvas import Signature
 from celery.exceptions import Reject
 
-from celery_sagas.worker.later import give_back
+from celery_sagas.worker.failures.redelivery import requeue
+from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.publisher import ConfirmedPublisher, take_return
-from celery_sagas.worker.requests import burying
 from celery_sagas.worker.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class DurableTask(_Task):
     reject_on_worker_lost = True
     acks_on_timeout = False  # Celery 5.7; before it, one flag covers time limits and failures
     ignore_result = True
+    keeps_failures = True  #: a message that fails for good becomes a dead letter
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Publish the message again, confirmed, and raise ``Retry``; if that fails, the broker keeps it: Celery would lose it."""
@@ -50,18 +51,18 @@ class DurableTask(_Task):
             try:
                 confirmed = stack.enter_context(publisher.confirming())
             except Exception as error:  # the broker is away
-                give_back(error)
+                requeue(error)
             try:
                 retry = super().retry(throw=False, **{**confirmed, **options})
             except Reject as error:
-                give_back(error)
+                requeue(error)
             if unroutable := take_return(confirmed["producer"]):
-                give_back(unroutable)
+                requeue(unroutable)
         if throw:
             raise retry
         return retry
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Have a worker's main process keep what runs into its hard time limit."""
-        self.Request = burying(self.Request)
+        """Have a worker's main process see to what runs into its hard time limit."""
+        self.Request = keeping_failures(self.Request)
         return super().start_strategy(app, consumer, **options)

@@ -15,9 +15,10 @@ from celery_sagas.core.message import Message, encode_event
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.burial import add_letter, letter_of
 from celery_sagas.errors import PublishError, StoreError
+from celery_sagas.stores.ports import Backend
+from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.internals import add_task, current_app, on_finalise
-from celery_sagas.worker.later import postpone
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
 from celery_sagas.worker.subscribers import event_name, recipients
@@ -62,7 +63,7 @@ def publish(event: Message) -> str:
 def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:
     """Send an event to each of its subscribers: one task each, with a retry and a commit of its own.
 
-    While the broker is away, what is left is put off. What the broker refuses for one subscriber is kept as a dead letter.
+    While the broker is away, what is left is redelivered later. What it refuses for one subscriber is kept as a dead letter.
 
     Args:
         self: The task.
@@ -70,28 +71,28 @@ def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequ
         data: The event, encoded.
         left: The tasks that an earlier run did not reach; without it, all. A plain task would not know a repeat.
     """
-    tasks, message_id = recipients(self.app, event), str(self.request.id or uuid4())
+    runtime, message_id = runtime_of(self.app), str(self.request.id or uuid4())
+    tasks = recipients(event, runtime.settings.subscriptions)
     if left is not None:
         tasks = {task: tasks.get(task, {}) for task in left}
     if not tasks:
         logger.warning("%s[%s] has no subscriber", event, message_id)
         signals.event_unhandled.send(sender=self, event=event, message_id=message_id)
     messages = [_message_to(self.app, task, data, message_id, options) for task, options in tasks.items()]
-    refused = _send(self, event, messages)
+    refused = _send(self, runtime.publisher, event, messages)
     try:
-        _keep(self, refused)
+        _keep(self, runtime.backend, refused)
     except Exception as exc:
         self.request.update(args=[event, data, [sent.task for sent, _ in refused]], kwargs={})
-        postpone(self, exc)
+        redeliver_or_requeue(self, runtime.publisher, exc)
 
 
 def _message_to(app: Celery, task: str, data: dict[str, Any], message_id: str, options: dict[str, Any]) -> Signature[Any]:
     return app.signature(task, (data,), immutable=True, task_id=derived_id(message_id, task), **options)
 
 
-def _send(task: "Task[Any, Any]", event: str, messages: Sequence[Signature[Any]]) -> list[Refused]:
+def _send(task: "Task[Any, Any]", publisher: Any, event: str, messages: Sequence[Signature[Any]]) -> list[Refused]:
     """Publish what goes to the subscribers; return the messages that were not confirmed."""
-    publisher = runtime_of(task.app).publisher
     refused: list[Refused] = []
     for sent in messages:
         if publisher.inline and sent.task not in task.app.tasks:
@@ -105,7 +106,7 @@ def _send(task: "Task[Any, Any]", event: str, messages: Sequence[Signature[Any]]
     return refused
 
 
-def _keep(task: "Task[Any, Any]", refused: list[Refused]) -> None:
+def _keep(task: "Task[Any, Any]", backend: Backend, refused: list[Refused]) -> None:
     """Turn messages that the broker refused into dead letters, and take them off the list, unless the broker is away.
 
     Raises:
@@ -117,7 +118,7 @@ def _keep(task: "Task[Any, Any]", refused: list[Refused]) -> None:
             raise error
     try:
         while refused:
-            _keep_one(task, *refused[0])
+            _keep_one(task, backend, *refused[0])
             del refused[0]
     except Exception as exc:
         bug = None if isinstance(exc, StoreError) else exc
@@ -125,12 +126,12 @@ def _keep(task: "Task[Any, Any]", refused: list[Refused]) -> None:
         raise
 
 
-def _keep_one(task: "Task[Any, Any]", sent: Signature[Any], error: PublishError) -> None:
+def _keep_one(task: "Task[Any, Any]", backend: Backend, sent: Signature[Any], error: PublishError) -> None:
     sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it has when it is published here
     cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
     letter = letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
-    add_letter(runtime_of(task.app).backend, letter)
+    add_letter(backend, letter)
     logger.error("%s[%s] was refused and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
     signals.step_failed.send(sender=task.app.tasks.get(name, task), letter=letter, exception=cause)
 

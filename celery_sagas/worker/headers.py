@@ -34,8 +34,8 @@ STEP = "saga_step"
 RETRY_OF = "saga_retry_of"
 #: Of a message to a plain task: which publication it is. A redelivery and a retry have the same.
 PUBLICATION = "saga_publication"
-#: How often this message was put off because the store could not serve it.
-PUT_OFF = "saga_put_off"
+#: How often the library has redelivered this message later, because the store could not serve it.
+REDELIVERIES = "saga_redeliveries"
 
 _MAX_CHARACTERS = 255
 #: RabbitMQ takes the headers of a message in one frame, of 128 KiB with everything else that is in them.
@@ -176,9 +176,9 @@ def is_name(value: object) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) <= _MAX_CHARACTERS and value.isprintable()
 
 
-def read_put_off(request: Any) -> int:
-    """Return how often the message was put off."""
-    return _count_of(_header(request, PUT_OFF))
+def read_redeliveries(request: Any) -> int:
+    """Return how often the library has redelivered the message later."""
+    return _count_of(_header(request, REDELIVERIES))
 
 
 def read_retries(request: Any) -> int:

@@ -15,7 +15,7 @@ from celery import Celery, signals
 from celery_sagas.engine.session import Session
 from celery_sagas.settings import backend_urls
 from celery_sagas.stores.urls import check_secrets
-from celery_sagas.worker.failures import report_eager_failure
+from celery_sagas.worker.failures.notifications import notify_of_eager_failure
 from celery_sagas.worker.headers import hand_over, stamp, stamp_publication
 from celery_sagas.worker.internals import current_app, running_requests
 from celery_sagas.worker.runtime import close_runtime, runtime_of
@@ -97,6 +97,6 @@ def connect() -> None:
     """Connect the receivers; again changes nothing."""
     signals.import_modules.connect(check_backend_urls, dispatch_uid="celery_sagas.import_modules")
     signals.before_task_publish.connect(look_at_message, dispatch_uid="celery_sagas.publish")
-    signals.task_failure.connect(report_eager_failure, dispatch_uid="celery_sagas.failure")
+    signals.task_failure.connect(notify_of_eager_failure, dispatch_uid="celery_sagas.failure")
     signals.worker_process_shutdown.connect(close_process, dispatch_uid="celery_sagas.process_shutdown")
     signals.worker_shutdown.connect(close_process, dispatch_uid="celery_sagas.shutdown")

@@ -17,12 +17,12 @@ from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.aggregating import publish_flush
-from celery_sagas.worker.failures import report
+from celery_sagas.worker.aggregators.flushes import publish_flush
+from celery_sagas.worker.failures.dead_letters import request_of
+from celery_sagas.worker.failures.notifications import notify_requester_or_raise
 from celery_sagas.worker.forks import gate
-from celery_sagas.worker.gathering import gathering_of
-from celery_sagas.worker.letters import request_of
 from celery_sagas.worker.pipeline import pipeline_of
+from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")
@@ -103,8 +103,8 @@ class RelayThread:
                 gate.working,
                 is_stopping=self._stopping.is_set,
                 tally=self.tally,
-                groups=groups_of(self._app, runtime),
-                gathers=Gathers(gathering_of(self._app), registry.sagas.values),
+                groups=groups_of(runtime),
+                gathers=Gathers(gathering_of(runtime), registry.sagas.values),
                 report=partial(_report, self._app),
                 announce=partial(_announce, self._app),
             )
@@ -119,8 +119,7 @@ class RelayThread:
 def _report(app: Celery, letter: DeadLetter, error: PublishError) -> None:
     """Tell the instance that waits for the answer to a message that could not be published."""
     if (request := request_of(app, letter)) is not None:
-        # it may be answered once its letter is retried
-        report(app, request, error.__cause__ or error, letter=letter.id, may_be_answered=True, may_be_repeated=True)
+        notify_requester_or_raise(app, request, error.__cause__ or error, letter.id)
 
 
 def _announce(app: Celery, letter: DeadLetter, error: PublishError) -> None:
@@ -128,7 +127,7 @@ def _announce(app: Celery, letter: DeadLetter, error: PublishError) -> None:
     signals.step_failed.send(sender=sender, letter=letter, exception=error.__cause__ or error)
 
 
-def groups_of(app: Celery, runtime: Runtime) -> Groups | None:
+def groups_of(runtime: Runtime) -> Groups | None:
     """Return the groups of the app's aggregators, if it has any."""
     if not registry.aggregators:
         return None
@@ -136,7 +135,7 @@ def groups_of(app: Celery, runtime: Runtime) -> Groups | None:
         runtime.batches,
         registry.aggregators.values,
         runtime.rules_of,
-        partial(publish_flush, app),
+        partial(publish_flush, runtime),
         runtime.settings.lease_ttl,
     )
 

@@ -20,11 +20,11 @@ from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
-from celery_sagas.worker.conversation import answering
 from celery_sagas.worker.freeze import freezer
 from celery_sagas.worker.internals import is_stand_in, other_apps
 from celery_sagas.worker.postbox import postbox_of
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
+from celery_sagas.worker.targets import answering
 
 logger = logging.getLogger("celery_sagas")
 
@@ -34,6 +34,7 @@ class Runtime:
 
     def __init__(self, app: Celery) -> None:
         refuse_stand_in(app)
+        self.app = app
         self.settings = read_settings(app.conf)
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = open_app_backend(app, self.settings)

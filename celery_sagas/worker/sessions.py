@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
 
+from kombu.exceptions import EncodeError, OperationalError
 from kombu.utils.json import dumps
 
 from celery_sagas.core.ids import derived_id
@@ -31,6 +32,10 @@ _SESSION = "_celery_sagas_session"
 _OVER, _IS_OVER = "_celery_sagas_over", object()
 #: The task of Celery's that publishes what follows a chord, once it was retried often enough.
 _CHORD_UNLOCK = "celery.chord_unlock"
+#: Mark the error of a task that may have answered before it, or cannot have; they come to the main process with it.
+_MAY_BE_ANSWERED, _NOT_ANSWERED = "_celery_sagas_may_be_answered", "_celery_sagas_not_answered"
+#: Celery raises them, too, as if the task had, once it has returned: over its result, and over what follows it.
+_OF_CELERY = (EncodeError, OperationalError)
 #: The request of a task that has failed outside of its process, while Celery does what follows a failure.
 _failed: ContextVar[Any] = ContextVar("failed", default=None)
 #: That of a handler which is called as a function, and whose messages are collected.
@@ -133,6 +138,34 @@ def _is_over(session: Session) -> bool:
         if _session_in(request) is session:
             return request.__dict__.get(_OVER) is _IS_OVER or task_of(request) == _CHORD_UNLOCK
     return False
+
+
+@contextmanager
+def marking_as_unanswered() -> Iterator[None]:
+    """Mark what a task raises itself, of the errors that Celery raises, too, as if the task had, once it has returned."""
+    with _marking(_NOT_ANSWERED, *_OF_CELERY):
+        yield
+
+
+@contextmanager
+def marking_as_perhaps_answered(*errors: type[Exception]) -> Iterator[None]:
+    """Mark what is raised when an answer may be on its way."""
+    with _marking(_MAY_BE_ANSWERED, *errors):
+        yield
+
+
+@contextmanager
+def _marking(mark: str, *errors: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except errors as exc:
+        exc.__dict__[mark] = True
+        raise
+
+
+def may_be_answered(error: BaseException) -> bool:
+    """Whether a task of which a worker's main process gets this error may have answered all the same."""
+    return hasattr(error, _MAY_BE_ANSWERED) or (isinstance(error, _OF_CELERY) and not hasattr(error, _NOT_ANSWERED))
 
 
 def replacing_publication(session: Session) -> str:

@@ -1,15 +1,13 @@
 """Who gets an event: the steps that are annotated with its class, and the tasks that the settings name."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
-
-from celery import Celery
 
 from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
 from celery_sagas.core.registry import registry
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.settings import Subscription
-from celery_sagas.worker.runtime import runtime_of
 
 
 def event_name(event: type[Message]) -> str:
@@ -22,13 +20,13 @@ def subscribers(event: str) -> list[StepDefinition]:
     return [step for step in registry.steps.values() if event in _events_of(step)]
 
 
-def recipients(app: Celery, event: str) -> dict[str, dict[str, Any]]:
+def recipients(event: str, subscriptions: Mapping[str, Sequence[Subscription]]) -> dict[str, dict[str, Any]]:
     """Return the names of the tasks that get an event, each with the options of its message.
 
     A subscribing step that the settings name too stands there once, as they name it: each worker that may fan the event out
     then calls it the same, and so gives its message the same id.
     """
-    named = {each.task: _options_of(each) for each in runtime_of(app).settings.subscriptions.get(event, ())}
+    named = {each.task: _options_of(each) for each in subscriptions.get(event, ())}
     steps = [step.name for step in subscribers(event) if named.keys().isdisjoint(step.names)]
     return {**{step: {} for step in steps}, **named}
 

@@ -1,22 +1,30 @@
 """The steps that a request names: what their messages have, and how they are published from wherever that is done."""
 
 import inspect
+import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, Union
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from celery import Celery
 from celery.canvas import Signature
+from pydantic_core import to_jsonable_python
 
-from celery_sagas.core.answers import Given, may_take
-from celery_sagas.core.conversation import Target
+from celery_sagas.core.answers import NO_VALUE, Given, may_take
+from celery_sagas.core.arguments import MASK, holds_secret, is_native
+from celery_sagas.core.conversation import Came, Target, read_return_address
 from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
+from celery_sagas.core.sending import Frozen
 from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.subclasses import ANY, cut_off, is_exact
+from celery_sagas.engine.commit import TypeOfAnswer
 from celery_sagas.errors import InvalidMessage, MisuseError
+from celery_sagas.worker.freeze import frozen
+from celery_sagas.worker.headers import answer_headers_to
 from celery_sagas.worker.internals import current_app, routing_of
 
-if TYPE_CHECKING:
-    from celery_sagas.worker.step import Step
+logger = logging.getLogger("celery_sagas")
 
 #: A ``Signature``, which is a dictionary: to type checkers that do not know Celery's types, everything would be one.
 AnySignature = dict[str, Any]
@@ -39,9 +47,6 @@ class Piped(Protocol):
 
     def __or__(self, other: AnySignature, /) -> AnySignature:
         """Return a dictionary. ``Signature.__or__`` takes signatures only: so a ``Signature`` is a ``SignatureOf`` alone."""
-
-
-AnyStep: TypeAlias = Union["Step[Any, ..., Any]", AnySignature, str]
 
 
 def step_of(saga: SagaDefinition, given: Any, what: str) -> tuple[StepDefinition, "Signature[Any] | None"]:
@@ -141,3 +146,39 @@ def _check_arguments(step: StepDefinition, target: Target) -> None:
     problems += [(name, "it is unknown") for name in bound if name not in known]
     if problems:
         raise InvalidMessage(step.name, problems)
+
+
+def answering(app: Celery, max_bytes: int) -> TypeOfAnswer:
+    """Return the function that encodes the answer to a request; ``None`` for one whose address newer code has noted otherwise."""
+
+    def answer(noted: Mapping[str, Any], value: object) -> Frozen | None:
+        address = read_return_address(noted)
+        if address is None or address.then is None:
+            logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
+            return None
+        id = derived_id(address.request, Came.ANSWER)
+        has_value = value is not NO_VALUE
+        headers = answer_headers_to(address.then.task, address, has_value=has_value)
+        sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
+        return frozen(app, sent, lambda: id, max_bytes)
+
+    return answer
+
+
+def _encoded(task: str, answer: object) -> Any:
+    """Return an answer in values of JSON.
+
+    Raises:
+        InvalidMessage: It has none; or it holds a secret, or an object whose own fields would be left out.
+    """
+    if is_native(answer):
+        return answer
+    try:
+        encoded = to_jsonable_python(answer, by_alias=True, round_trip=True)
+    except (ValueError, TypeError, RecursionError) as exc:
+        raise InvalidMessage(task, [("", f"the answer, a {type(answer).__name__}, cannot be encoded as JSON")]) from exc
+    if MASK in str(encoded) and holds_secret(answer):
+        raise InvalidMessage(task, [("", "the answer holds a secret, which would be sent as asterisks: send its plain value")])
+    if not is_exact(answer, ANY) and (problems := list(cut_off(answer, encoded))):
+        raise InvalidMessage(task, problems)
+    return encoded

@@ -28,11 +28,10 @@ from celery_sagas.errors import (
     StoreError,
     UnreadableState,
 )
-from celery_sagas.worker.burials import bury_failures
-from celery_sagas.worker.conversation import forget_link
 from celery_sagas.worker.durable import DurableTask, bearing
-from celery_sagas.worker.failures import report
-from celery_sagas.worker.gathering import gathering_of
+from celery_sagas.worker.failures.dead_letters import keep_failures
+from celery_sagas.worker.failures.notifications import notify_requester
+from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, retry_missing
 from celery_sagas.worker.headers import (
     ADDRESS,
     MESSAGE_ID,
@@ -45,8 +44,9 @@ from celery_sagas.worker.headers import (
     read_return_address_of,
 )
 from celery_sagas.worker.internals import add_task, registered, unregister
-from celery_sagas.worker.later import put_off_if_it_helps, retry_missing
 from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.requests.gather_task import gathering_of
+from celery_sagas.worker.requests.requests import forget_link
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, mark_over, new_message_id, open_sessions, session_of
 
@@ -133,13 +133,13 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     if asked_by is not None:
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
     if outcome.kind is Kind.FAILED:
-        # whoever buried it may have told nobody
+        # whoever kept it may have died before anybody was notified
         letter, text = letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
-        report(task.app, request, text, letter=letter, may_be_answered=True)
+        notify_requester(task.app, request, text, letter=letter, may_be_answered=True)
         # what follows a success, ``link`` or the next of a chain, does not follow it; what was gathered is kept for a deadline
         raise Ignore()
     if address is not None and address.came == Came.GATHERED and outcome.reason != "withdrawn":  # which may be about another step
-        gathering_of(task.app).forget(step.saga, address.instance_id, address.id)
+        gathering_of(runtime).forget(step.saga, address.instance_id, address.id)
     return outcome.result
 
 
@@ -172,7 +172,7 @@ def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:
 def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | SagaNotFound) -> None:
     """Publish the message again if that can help, and if there is a message; else return."""
     if not isinstance(exc, SagaNotFound):
-        put_off_if_it_helps(task, exc)
+        redeliver_if_it_helps(task, runtime.publisher, exc)
         return
     publisher = runtime.publisher
     if not request.called_directly and not request.is_eager and isinstance(publisher, ConfirmedPublisher):
@@ -194,7 +194,7 @@ def install(app: Celery, step: StepDefinition) -> None:
         options["dont_autoretry_for"] = (*not_retried, *HOPELESS, Reject)  # Celery's retry would lose what the broker keeps
         options.update(bind=True, name=name, base=_base(base), saga_step=step)
         add_task(app, _run_of(step), **options)
-        bury_failures(registered(app, name))
+        keep_failures(registered(app, name))
 
 
 def _base(base: "type[Task[Any, Any]]") -> "type[Task[Any, Any]]":

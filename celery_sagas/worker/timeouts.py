@@ -15,7 +15,7 @@ from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.steps import StepDefinition
 from celery_sagas.worker.headers import address_headers
 from celery_sagas.worker.internals import current_app
-from celery_sagas.worker.targets import AnyStep, step_of
+from celery_sagas.worker.targets import step_of
 
 Delay = timedelta | float
 
@@ -53,7 +53,7 @@ def waiting(due_at: int) -> int:
     return 0 if is_due else due_at
 
 
-def schedule(context: StepContext, saga: SagaDefinition, target: AnyStep, at: int, name: str | None) -> str:
+def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, name: str | None) -> str:
     """Add a timeout to the instance on which a step runs; return its id.
 
     Raises:

@@ -17,7 +17,7 @@ from tests.integration.worker import Deployment
 from tests.redis_servers import RedisServer
 from tests.waiting import wait_until
 
-PUT_OFF = "is put off by"
+REDELIVERIES = "is put off by"
 MASTER = "sagas"
 
 #: What was sent: message id → counter and amount.
@@ -40,7 +40,7 @@ def test_nothing_is_lost_or_doubled_when_redis_is_killed(deploy: Deploy, server:
         deployment.wait_handled(ADD_AND_TELL, count)
         server.kill()
         if count == 100:
-            worker.wait_logged(PUT_OFF)
+            worker.wait_logged(REDELIVERIES)
         server.start()
     assert_conserved(deployment, wanted)
 
@@ -268,9 +268,9 @@ def test_nothing_is_published_that_no_replica_has_confirmed(deploy: Deploy, serv
         deployment.wait_handled(TOLD, 1)
         replica.kill()
         message_id, *_ = send_all(deployment, ADD_AND_TELL, wanted[1:])
-        worker.wait_logged(PUT_OFF)
+        worker.wait_logged(REDELIVERIES)
         deployment.wait_handled(ADD_AND_TELL, 2)
-        wait_until(lambda: worker.log.count(PUT_OFF) > 1 or f"[{message_id}] succeeded" in worker.log, worker.describe)
+        wait_until(lambda: worker.log.count(REDELIVERIES) > 1 or f"[{message_id}] succeeded" in worker.log, worker.describe)
         assert f"[{message_id}] succeeded" not in worker.log
         assert deployment.handled(TOLD) == 1
         replica.start()

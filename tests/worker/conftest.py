@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from celery_sagas.engine import confirmations
-from celery_sagas.worker import answers, confirms, later, pipeline, postbox, publisher
+from celery_sagas.worker import confirms, pipeline, postbox, publisher
+from celery_sagas.worker.failures import redelivery
+from celery_sagas.worker.requests import answers
 from tests.apps import app, definitions, eager, new_app, worker
 from tests.waiting import DEADLINE_S
 
@@ -17,7 +19,7 @@ __all__ = ["app", "definitions", "eager", "held", "new_app", "patience", "waited
 def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which messages are held before the broker gets them back, which are not slept."""
     slept: list[float] = []
-    monkeypatch.setattr(later, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(redelivery, "time", SimpleNamespace(sleep=slept.append))
     return slept
 
 

@@ -9,9 +9,9 @@ from celery_sagas import signals
 from celery_sagas.errors import BufferFull, InvalidMessage, StoreUnavailable
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import MINUTE
-from celery_sagas.worker.headers import MESSAGE_ID, PUT_OFF
+from celery_sagas.worker.failures.operators import retry_of
+from celery_sagas.worker.headers import MESSAGE_ID, REDELIVERIES
 from celery_sagas.worker.relay import groups_of
-from celery_sagas.worker.replay import retry_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.collectors import Reading, aggregators, collector, counts, ids, kept
@@ -96,7 +96,7 @@ class TestMessage:
         collect.delay(D1)
         worker.run()
         clock.advance(MINUTE)
-        groups = groups_of(app, runtime_of(app))
+        groups = groups_of(runtime_of(app))
         assert groups is not None
         assert groups.backend is runtime_of(app).batches
         groups.ask(app.tasks["shop.collect.flush"].saga_aggregator, "")
@@ -187,7 +187,7 @@ class TestUnread:
             assert worker.one().fate == "acked"
         (again,) = worker.waiting()
 
-        assert (again.id, again.args, again.headers[PUT_OFF]) == ("m1", [{"device": "d1", "celsius": "hot"}], 1)
+        assert (again.id, again.args, again.headers[REDELIVERIES]) == ("m1", [{"device": "d1", "celsius": "hot"}], 1)
         worker.run()
         assert [item.id for item in kept(app, "unresolved")] == ["m1"]
 
@@ -211,8 +211,8 @@ class TestLater:
         assert [worker.one().fate, worker.one().fate] == ["acked", "acked"]
         (again,) = worker.waiting()
 
-        assert (again.id, again.headers[PUT_OFF]) == ("m2", 1)
-        assert "shop.collect[m2] is put off by" in caplog.text
+        assert (again.id, again.headers[REDELIVERIES]) == ("m2", 1)
+        assert "shop.collect[m2] is redelivered in" in caplog.text
         assert "max_buffered allows 1 items" in caplog.text
         collect.clear()
         worker.run()

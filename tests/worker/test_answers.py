@@ -12,9 +12,11 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_sagas import Gathered, Message
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
-from celery_sagas.worker import answers, later, runtime
-from celery_sagas.worker.answers import confirm_answers
+from celery_sagas.worker import runtime
+from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.requests import answers
+from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import close_runtime, publisher_of
 from tests.apps import NewApp, Worker
 from tests.worker.orders import Shop, shop
@@ -22,7 +24,7 @@ from tests.worker.orders import Shop, shop
 __all__ = ["shop"]
 
 AWAY = PublishError("away", connection=True)
-#: By which a broker does not confirm what it may take later.
+#: By which a broker does not confirm what it may take redelivery.
 PASSING = [AWAY, Doubtful("full", connection=True)]
 
 
@@ -110,7 +112,7 @@ def test_a_message_whose_answer_is_not_confirmed_for_long_goes_back(
     assert worker.waiting() == []
     assert len(asked.ran) == 1
     assert waited == [1, 2, 4, 8, pytest.approx(15, abs=1)]
-    assert held == [later.HELD_S]
+    assert held == [redelivery.HELD_S]
     assert "cannot answer, and comes again" in caplog.text
 
 

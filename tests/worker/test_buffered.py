@@ -22,7 +22,7 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
-from celery_sagas.worker import buffered
+from celery_sagas.worker.aggregators import client
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.every_store import stored_app, url
@@ -140,7 +140,7 @@ class Colour(Enum):
 
 
 class TestLooking:
-    """What is buffered, and changing it by hand."""
+    """What is client, and changing it by hand."""
 
     ID = UUID("12345678-1234-5678-1234-567812345678")
 
@@ -267,7 +267,7 @@ class TestLooking:
 
 
 class TestListing:
-    """What is buffered, all of it or by group, on every store."""
+    """What is client, all of it or by group, on every store."""
 
     @pytest.fixture
     def app(self, stored_app: Celery) -> Celery:
@@ -299,7 +299,7 @@ class TestListing:
         assert (collect.read(), collect.clear_all()) == ([], 0)
 
     def test_pages_of_groups_follow_each_other(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(buffered, "_GROUPS", 2)
+        monkeypatch.setattr(client, "_GROUPS", 2)
         collect, _ = collector(size=9, group_by="device")
         collect.add_many([D3, D1, D2, D1])
 

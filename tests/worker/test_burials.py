@@ -32,14 +32,24 @@ from celery_sagas.core.conversation import Came, ReturnAddress, Target
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker import control, raised, requests, runtime
-from celery_sagas.worker.deadline import within
-from celery_sagas.worker.headers import ADDRESS, AGGREGATOR, CAUSATION, CAUSE, MESSAGE_ID, PUT_OFF, STEP, return_address_headers
-from celery_sagas.worker.later import HELD_S
-from celery_sagas.worker.replay import Retried, new_id_of, retry_letter
-from celery_sagas.worker.requests import Burying, burying
+from celery_sagas.worker import control, runtime
+from celery_sagas.worker.failures import dead_letters, requests
+from celery_sagas.worker.failures.deadline import within
+from celery_sagas.worker.failures.operators import Retried, new_id_of, retry_letter
+from celery_sagas.worker.failures.redelivery import HELD_S
+from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
+from celery_sagas.worker.failures.unknown import KeepUnknownTasks
+from celery_sagas.worker.headers import (
+    ADDRESS,
+    AGGREGATOR,
+    CAUSATION,
+    CAUSE,
+    MESSAGE_ID,
+    REDELIVERIES,
+    STEP,
+    return_address_headers,
+)
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.unknown import KeepUnknownTasks
 from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
 from tests.servers import unique
 from tests.waiting import DEADLINE_S
@@ -257,12 +267,12 @@ class TestFailures:
     @pytest.mark.parametrize("name", ["Timeout", "GreenletExit"])
     def test_end_of_a_greenlet_is_none_of_a_message(self, name: str) -> None:
         error = getattr(pytest.importorskip("gevent"), name)
-        with pytest.raises(error), raised.failing():
+        with pytest.raises(error), dead_letters.failing():
             raise error
 
     @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
     def test_end_of_a_process_is_none_of_a_message(self, error: type[BaseException]) -> None:
-        with pytest.raises(error), raised.failing():
+        with pytest.raises(error), dead_letters.failing():
             raise error
 
     def test_direct_call(self, app: Celery, order: Any) -> None:
@@ -326,7 +336,7 @@ class TestFailures:
         self, app: Celery, worker: Worker, order: Any, stage: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The message comes again: its letter would lack what was cut short."""
-        monkeypatch.setattr(f"celery_sagas.worker.letters.{stage}", failing(SoftTimeLimitExceeded()))
+        monkeypatch.setattr(f"celery_sagas.worker.failures.dead_letters.{stage}", failing(SoftTimeLimitExceeded()))
         order.place.apply_async(("42",), task_id="m1")
 
         assert isinstance(worker.one().error, Ignore)
@@ -337,7 +347,7 @@ class TestFailures:
         self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """There is a letter all the same, without a message that could be retried."""
-        monkeypatch.setattr("celery_sagas.worker.letters.dumps", failing(TypeError("no JSON")))
+        monkeypatch.setattr("celery_sagas.worker.failures.dead_letters.dumps", failing(TypeError("no JSON")))
         order.place.delay("42")
         worker.one()
 
@@ -358,17 +368,17 @@ class TestStoreAway:
         (again,) = worker.waiting()
 
         assert (delivered.fate, type(delivered.error)) == ("acked", Ignore)
-        assert (again.id, again.headers[PUT_OFF]) == ("m1", 1)
+        assert (again.id, again.headers[REDELIVERIES]) == ("m1", 1)
         mended.append(True)
         worker.run()
         assert order.saga.find("42").total == 1
 
     def test_put_off_counter_is_not_kept(self, app: Celery, worker: Worker, order: Any) -> None:
-        order.place.apply_async(("42",), headers={PUT_OFF: 3})
+        order.place.apply_async(("42",), headers={REDELIVERIES: 3})
         worker.one()
 
         (letter,) = letters(app)
-        assert PUT_OFF not in loads(letter.payload)["options"]["headers"]
+        assert REDELIVERIES not in loads(letter.payload)["options"]["headers"]
 
     def test_broker_away_too(
         self, app: Celery, worker: Worker, order: Any, held: list[float], monkeypatch: pytest.MonkeyPatch
@@ -439,7 +449,7 @@ class TestNeverReadable:
             for kind in ("instances", "keys"):
                 client.delete(f"{{{spoilt.conf.saga_prefix}:0}}:{kind}:order")
 
-        assert retry_letter(spoilt, letters(spoilt)[0]).id
+        assert retry_letter(runtime_of(spoilt), letters(spoilt)[0]).id
         (done,) = worker.run()
         assert (done.error, letters(spoilt), outcomes(spoilt)) == (None, [], ["started", "failed", "started"])
 
@@ -450,7 +460,7 @@ class TestNeverReadable:
         worker.one()
         (letter,) = letters(spoilt)
 
-        retry_letter(spoilt, letter)
+        retry_letter(runtime_of(spoilt), letter)
         worker.run()
 
         assert [again.message_id for again in letters(spoilt)] == [new_id_of(letter)]
@@ -502,7 +512,7 @@ def request_for(app: Celery, fates: list[str], base: Any = Request) -> Any:
     with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
         message = queue.get_nowait()
         message.ack()
-    return burying(base)(
+    return keeping_failures(base)(
         message,
         app=app,
         on_ack=lambda *_: fates.append("acked"),
@@ -626,12 +636,12 @@ class TestTimeLimit:
         assert fates == ["acked"]
 
     def test_users_own_request_class(self, app: Celery, order: Any, fates: list[str]) -> None:
-        cls = burying(Timed)
+        cls = keeping_failures(Timed)
 
         assert issubclass(cls, Timed)
-        assert issubclass(cls, Burying)
-        assert burying(cls) is cls
-        assert burying("celery.worker.request:Request").__mro__[2] is Request
+        assert issubclass(cls, FailingRequest)
+        assert keeping_failures(cls) is cls
+        assert keeping_failures("celery.worker.request:Request").__mro__[2] is Request
 
     def test_strategy_uses_it(self, app: Celery, order: Any) -> None:
         """As the worker's consumer has it made."""
@@ -643,7 +653,7 @@ class TestTimeLimit:
         finally:
             del task.Strategy
 
-        assert issubclass(made[0], Burying)
+        assert issubclass(made[0], FailingRequest)
 
 
 class TestDeadline:
@@ -877,7 +887,7 @@ class TestRetry:
         (letter,) = letters(app)
         mended.append(True)
 
-        new_id = retry_letter(app, letter).id
+        new_id = retry_letter(runtime_of(app), letter).id
 
         (again,) = worker.waiting()
         assert again.id == new_id != "m1"
@@ -894,7 +904,7 @@ class TestRetry:
         (letter,) = letters(app)
         mended.append(True)
 
-        assert retry_letter(app, letter) == retry_letter(app, letter)
+        assert retry_letter(runtime_of(app), letter) == retry_letter(runtime_of(app), letter)
         worker.run()
 
         assert order.saga.find("42").total == 1
@@ -905,7 +915,7 @@ class TestRetry:
         worker.one()
         (letter,) = letters(app)
 
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
 
         (second,) = letters(app)
@@ -941,8 +951,8 @@ class TestRetry:
         if why == "completed":
             end("42")
         else:
-            retry_letter(app, letter)
-        retry_letter(app, letter)
+            retry_letter(runtime_of(app), letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
 
         warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -959,7 +969,7 @@ class TestRetry:
         worker.one()
         mended.append(True)
 
-        retry_letter(app, letters(app)[0])
+        retry_letter(runtime_of(app), letters(app)[0])
         worker.run()
 
         assert order.saga.find("42").total == 1
@@ -974,7 +984,7 @@ class TestRetry:
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
 
-        assert retry_letter(app, letter) == Retried(reason="was handled since, under its own id")
+        assert retry_letter(runtime_of(app), letter) == Retried(reason="was handled since, under its own id")
         assert worker.waiting() == []
         assert letters(app) == []
 
@@ -985,7 +995,7 @@ class TestRetry:
         letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
         backend_of(app).dead.add(letter)
 
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         done = worker.run()
 
         assert [delivered.id for delivered in done] == [new_id_of(letter), "b"]
@@ -997,7 +1007,7 @@ class TestRetry:
         letter = DeadLetter("l1", "elsewhere.pay", "m1", "", "", "NotRegistered", "", "", str(payload))
         backend_of(app).dead.add(letter)
 
-        new_id = retry_letter(app, letter).id
+        new_id = retry_letter(runtime_of(app), letter).id
 
         assert [(message.task, message.id, message.args) for message in worker.waiting()] == [("elsewhere.pay", new_id, ["42"])]
         assert letters(app) == []
@@ -1009,7 +1019,7 @@ class TestRetry:
         monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", failing(PublishError("away", True)))
 
         with pytest.raises(PublishError):
-            retry_letter(app, letters(app)[0])
+            retry_letter(runtime_of(app), letters(app)[0])
         assert len(letters(app)) == 1
 
     def test_timeout_finds_its_instance(self, app: Celery, worker: Worker) -> None:
@@ -1036,7 +1046,7 @@ class TestRetry:
         assert (letter.task, letter.key) == ("order.remind", "42")
         broken.clear()
 
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
 
         found = Order.find("42")
@@ -1068,7 +1078,7 @@ class TestRetry:
         monkeypatch.setattr(registry, "steps", {})
         letter = letter._replace(saga=saga)
 
-        assert retry_letter(app, letter) == Retried(new_id_of(letter))
+        assert retry_letter(runtime_of(app), letter) == Retried(new_id_of(letter))
 
         assert [message.task for message in worker.waiting()] == ["order.remind"]
         assert letters(app) == []
@@ -1095,7 +1105,7 @@ class TestRetry:
         (letter,) = letters(app)
         mended.append(True)
 
-        retry_letter(app, letter._replace(saga="", task="mailing.remind"))
+        retry_letter(runtime_of(app), letter._replace(saga="", task="mailing.remind"))
         worker.run()
 
         found = Order.find("42")

@@ -27,14 +27,12 @@ from celery_sagas import Batch, Failure, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
-from celery_sagas.worker import failures
 from celery_sagas.worker.bootstep import add_bootstep
+from celery_sagas.worker.failures import notifications
+from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
+from celery_sagas.worker.failures.unknown import KeepUnknownTasks
 from celery_sagas.worker.headers import MESSAGE_ID, RETURN_ADDRESS
-from celery_sagas.worker.publisher import ConfirmedPublisher
-from celery_sagas.worker.reporting import Reporting, reporting
-from celery_sagas.worker.requests import burying
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.unknown import KeepUnknownTasks
 from tests.apps import AgainWorker, NewApp, Worker, backend_of
 from tests.worker.orders import Boom, Shop, only, shop
 
@@ -313,7 +311,7 @@ class TestBrokerAway:
 
         assert worker.one().fate == "acked"
         assert (worker.waiting(), len(shop.rows())) == ([], 1)
-        assert "failed, and order.unpaid is not told" in caplog.text
+        assert "failed, and order.unpaid is not notified" in caplog.text
 
     @pytest.mark.parametrize(
         ("error", "is_raised"),
@@ -326,7 +324,7 @@ class TestBrokerAway:
         ],
         ids=repr,
     )
-    def test_is_raised_where_it_is_told_again_unless_that_is_refused(
+    def test_is_raised_where_it_can_be_done_once_more_unless_that_is_refused(
         self, app: Celery, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Exception, is_raised: bool
     ) -> None:
         ask(shop, worker)
@@ -335,8 +333,8 @@ class TestBrokerAway:
         monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", raising(error))
 
         with pytest.raises(PublishError) if is_raised else nullcontext():
-            assert not failures.report(app, request, Boom(), may_be_repeated=True)
-        assert not failures.report(app, request, Boom())
+            notifications.notify_requester_or_raise(app, request, Boom(), "letter")
+        assert not notifications.notify_requester(app, request, Boom())
 
     def test_silent_broker(
         self, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -344,10 +342,10 @@ class TestBrokerAway:
         """The main process does not wait for ever."""
         shop.work = raising(Boom())
         ask(shop, worker)
-        monkeypatch.setattr(failures, "within", raising(TimeoutError()))
+        monkeypatch.setattr(notifications, "within", raising(TimeoutError()))
 
         assert worker.one().fate == "acked"
-        assert "perhaps order.unpaid is not told: the broker does not answer" in caplog.text
+        assert "perhaps order.unpaid is not notified: the broker is silent" in caplog.text
 
 
 class TestOtherService:
@@ -358,7 +356,7 @@ class TestOtherService:
         ask(shop, worker)
         monkeypatch.setattr(registry, "sagas", {})
         monkeypatch.setattr(registry, "steps", {})
-        monkeypatch.setattr(failures, "runtime_of", raising(AssertionError("a backend was opened")))
+        monkeypatch.setattr("celery_sagas.worker.runtime.open_app_backend", raising(AssertionError("a backend was opened")))
         assert not registry
         worker.one()
         monkeypatch.undo()
@@ -399,7 +397,7 @@ class TestStep:
         """Whoever buried it died before it could tell."""
         sent = self.ask(shop, worker, other)
         with monkeypatch.context() as patched:
-            patched.setattr("celery_sagas.worker.burials.report", lambda *_, **__: False)
+            patched.setattr("celery_sagas.worker.failures.dead_letters.notify_requester", lambda *_, **__: False)
             worker.run()
         assert shop.seen() == []
         worker.deliver_again(sent)
@@ -447,7 +445,7 @@ def store_away() -> Exception:
     return StoreUnavailable("memory://", "away")
 
 
-def request_for(app: Celery, fates: list[str], wrap: Any = reporting) -> Any:
+def request_for(app: Celery, fates: list[str], wrap: Any = keeping_failures) -> Any:
     """Return the request of the message in the queue, as a worker's main process makes it."""
     with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
         message = queue.get_nowait()
@@ -588,7 +586,7 @@ class TestMainProcess:
         def other(order: Any, order_id: str) -> None: ...
 
         shop.place(worker, lambda order: order.send(other.s("43"), then="paid", otherwise="unpaid"))
-        request = request_for(app, fates, lambda cls: burying(reporting(cls)))
+        request = request_for(app, fates, lambda cls: keeping_failures(keeping_failures(cls)))
         fail_with(request, TimeLimitExceeded(1))
         request.on_timeout(soft=False, timeout=1)
 
@@ -606,7 +604,7 @@ class TestMainProcess:
         def other(order: Any, order_id: str) -> None: ...
 
         shop.place(worker, lambda order: order.send(other.s("43"), then="paid", otherwise="unpaid"))
-        request = request_for(app, fates, lambda cls: burying(reporting(cls)))
+        request = request_for(app, fates, lambda cls: keeping_failures(keeping_failures(cls)))
         monkeypatch.setattr(backend_of(app).dead, "add", raising(store_away()))
         fail_with(request, TimeLimitExceeded(1))
         request.on_timeout(soft=False, timeout=1)
@@ -617,20 +615,20 @@ class TestMainProcess:
         class Timed(Request):
             """A user's own."""
 
-        cls = reporting(Timed)
+        cls = keeping_failures(Timed)
         assert issubclass(cls, Timed)
-        assert issubclass(cls, Reporting)
-        assert reporting(cls) is cls
-        assert reporting("celery.worker.request:Request").__mro__[2] is Request
+        assert issubclass(cls, FailingRequest)
+        assert keeping_failures(cls) is cls
+        assert keeping_failures("celery.worker.request:Request").__mro__[2] is Request
 
 
-def test_all_requests_of_a_worker_report(app: Celery, shop: Shop) -> None:
+def test_all_requests_of_a_worker_see_to_failures(app: Celery, shop: Shop) -> None:
     """Each of its tasks may be asked."""
     add_bootstep(SimpleNamespace(app=app, _process_task=print))
 
     for name in ("charge", "order.paid", "celery_sagas.publish", "celery.chain"):
-        assert issubclass(app.tasks[name].Request, Reporting)
-    assert not issubclass(Request, Reporting)
+        assert issubclass(app.tasks[name].Request, FailingRequest)
+    assert not issubclass(Request, FailingRequest)
 
 
 class Consumer:
@@ -728,14 +726,3 @@ def test_malformed_return_address_is_none(app: Celery, worker: Worker, shop: Sho
 
     assert worker.one().fate == "acked"
     assert worker.waiting() == []
-
-
-def test_publisher_of_a_service_without_sagas_is_closed(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[ConfirmedPublisher] = []
-    close = ConfirmedPublisher.close
-    monkeypatch.setattr(ConfirmedPublisher, "close", lambda self: (closed.append(self), close(self)))
-    assert not registry
-    with failures._publisher(app) as publisher:
-        assert closed == []
-
-    assert closed == [publisher]

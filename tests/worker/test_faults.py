@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from kombu.message import Message
 from kombu.utils.json import dumps
 
-from celery_sagas.worker.faults import UNREADABLE, fault_of
-from celery_sagas.worker.reporting import reporting
+from celery_sagas.worker.failures.faults import UNREADABLE, fault_of
+from celery_sagas.worker.failures.requests import keeping_failures
 from tests.integration.forging import CELERY, Forged, forged
 from tests.worker.test_forged_headers import ANYTHING
 
@@ -57,7 +57,7 @@ def receive(app: Celery) -> Iterator[Callable[[Message], None]]:
 
     app.finalize()
     task: Any = app.tasks["forged.work"]
-    task.Request = reporting(task.Request)
+    task.Request = keeping_failures(task.Request)
     dispatcher = SimpleNamespace(enabled=True, send=lambda _type, **fields: dumps(fields))
     consumer: Any = Mock(
         app=app,

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from celery_sagas import Batch, aggregator, signals
 from celery_sagas.errors import LeaseLost, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
-from celery_sagas.worker.requests import Burying
+from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, NewApp, Worker, backend_of
 from tests.worker.collectors import Boom, Collected, Reading, aggregators, collector, counts, ids, kept
@@ -315,19 +315,17 @@ class TestMessage:
         assert (type(delivered.error), delivered.fate) == (Reject, "requeued")
         assert states(app) == {("free", 1)}
 
-    def test_buries_nothing(self, app: Celery) -> None:
-        """Its items are still buffered, or were set aside; a dead letter of it would only say so again."""
+    def test_becomes_no_dead_letter(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its items are still buffered, or were rejected; a dead letter of it would only say so again."""
         collector()
-        made: list[Any] = []
-        task = app.tasks["shop.collect.flush"]
-        task.Strategy = lambda task, app, consumer, **_: made.append(task.Request)
-        try:
-            task.start_strategy(app, object())
-        finally:
-            del task.Strategy
+        settled: list[Any] = []
+        monkeypatch.setattr(FailingRequest, "_settle", lambda self, error: settled.append(self))
+        for name in ("shop.collect.flush", "shop.collect"):
+            request = keeping_failures(Request).__new__(keeping_failures(Request))
+            request._task = app.tasks[name]
+            request._see_to(Boom(), may_notify=False)
 
-        assert made in ([Request], ["celery.worker.request:Request"])
-        assert not (isinstance(made[0], type) and issubclass(made[0], Burying))
+        assert [request.task.name for request in settled] == ["shop.collect"]
 
     def test_what_one_batch_publishes_is_not_that_of_another(self, app: Celery, worker: Worker) -> None:
         """A message that is delivered again has other items: what its function adds is new, however equal."""

@@ -15,8 +15,8 @@ from celery_sagas.core.conversation import Addressed, ReturnAddress
 from celery_sagas.engine.burial import letter_of
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker import headers
-from celery_sagas.worker.failures import failure_of
-from celery_sagas.worker.letters import payload_of
+from celery_sagas.worker.failures.dead_letters import payload_of
+from celery_sagas.worker.failures.notifications import failure_of
 from celery_sagas.worker.sessions import session_of
 
 #: Lone surrogates, which both brokers deliver, among the rest.
@@ -70,7 +70,7 @@ READERS: dict[Callable[[Any], Any], type | tuple[type, ...]] = {
     headers.read_publication: str,
     headers.read_retry_of: str,
     headers.is_answer: bool,
-    headers.read_put_off: int,
+    headers.read_redeliveries: int,
     headers.read_retries: int,
     headers.headers_of: Mapping,
     headers.task_of: str,

@@ -15,8 +15,9 @@ from celery_sagas.core.registry import registry
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import timeouts
-from celery_sagas.worker.gathering import GATHER
-from celery_sagas.worker.replay import retry_letter
+from celery_sagas.worker.failures.operators import retry_letter
+from celery_sagas.worker.requests.gather_task import GATHER
+from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.quotes import (
     Failing,
@@ -361,7 +362,7 @@ class TestWays:
         """In any order: nobody has told that they failed, which would count."""
         assert [letter.task for letter in letters] == [GATHER, GATHER]
         for letter in letters:
-            assert retry_letter(app, letter).id
+            assert retry_letter(runtime_of(app), letter).id
         worker.run()
 
         order = found(shop)
@@ -371,12 +372,12 @@ class TestWays:
         self, app: Celery, shop: Any, worker: Worker, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is not sent; or the worker that gets it too late says so."""
-        retry_letter(app, letters[0])
+        retry_letter(runtime_of(app), letters[0])
         shop.end("42")
         worker.run()
         assert [record.levelname for record in caplog.records if "comes too late for the gather" in record.message] == ["WARNING"]
 
-        assert "does not wait for it any more" in retry_letter(app, letters[1]).reason
+        assert "does not wait for it any more" in retry_letter(runtime_of(app), letters[1]).reason
         assert f"the dead letter {letters[1].id} is not sent again" in caplog.text
         assert (backend_of(app).dead.list(10), worker.waiting()) == ([], [])
 
@@ -543,7 +544,7 @@ class TestBadInput:
         (letter,) = backend_of(app).dead.list(10)
         assert (letter.task, found(shop).seen) == ("order.came", [])
         broken.clear()
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
         assert (found(shop).seen, found(shop).values) == (["came"], [5])
         assert (collected(app), read_pending(record_of(app).pending).requests) == (0, {})

@@ -16,10 +16,10 @@ from celery_sagas.engine.gathering import Gather, Member
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
-from celery_sagas.worker.discard import discard_letter
-from celery_sagas.worker.gathering import GATHER, gathering_of
+from celery_sagas.worker.failures.operators import discard_letter
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.relay import RelayThread
+from celery_sagas.worker.requests.gather_task import GATHER, gathering_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment
@@ -127,7 +127,7 @@ class TestRepeats:
 
         assert collected(app) == 1
         assert request_of(app)
-        assert discard_letter(app, letter)
+        assert discard_letter(runtime_of(app), letter)
         clock.advance(LEASE_MS)
         sweep(app)
         assert collected(app) == 0
@@ -252,7 +252,7 @@ class TestDeadline:
         fire(app, *rows(app))
         worker.one()
         for position in (0, 1):
-            gathering_of(app).collect(gather, Member(position, Came.ANSWER, 3, "quote", "of the member"))
+            gathering_of(runtime_of(app)).collect(gather, Member(position, Came.ANSWER, 3, "quote", "of the member"))
         worker.run()
 
         assert {"order.quoted", "order.too_few"} <= set(tasks_of(worker.done))
@@ -461,7 +461,7 @@ class TestLeftovers:
 
     def test_late_answers_are_cleared_away(self, app: Celery, shop: Any, worker: Worker, clock: Clock) -> None:
         begin(shop, worker, [3, 1])
-        gather, elsewhere = gather_of(app, shop), replace(gathering_of(app))
+        gather, elsewhere = gather_of(app, shop), replace(gathering_of(runtime_of(app)))
         elsewhere.collect(gather, Member(0, Came.ANSWER, 3, "quote", "of the member"))
         worker.run()
         elsewhere.collect(gather, Member(1, Came.ANSWER, 9, "quote", "of the member"))  # nobody waits, which is not known there

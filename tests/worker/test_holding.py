@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 from kombu.common import QoS
 
-from celery_sagas.worker import holding
-from celery_sagas.worker.holding import Hold
+from celery_sagas.worker.failures import holding
+from celery_sagas.worker.failures.holding import Hold
 
 PREFETCHED = 2
 
@@ -77,13 +77,13 @@ def test_held_message_makes_room_for_another(app: Celery, clock: Clock, hub: boo
     hold.hold(message)
 
     assert consumer.qos.value == PREFETCHED + 1
-    (seconds, give_back), *rest = consumer.timers
+    (seconds, requeue), *rest = consumer.timers
     assert [seconds for seconds, _ in rest] == [0] * hub
     for _, prefetch in rest:
         prefetch()
     assert consumer.told == [PREFETCHED] + [PREFETCHED + 1] * hub
     assert (seconds, message.reject_log_error.called) == (2, False)
-    give_back()
+    requeue()
     assert message.reject_log_error.call_args.kwargs == {"requeue": True}
     assert consumer.qos.value == PREFETCHED
 

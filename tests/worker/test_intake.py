@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Batch, Message, aggregator
+from celery_sagas.worker.aggregators.batch_consumer import Arrived, Intake, buffer_together
 from celery_sagas.worker.headers import MESSAGE_ID
-from celery_sagas.worker.intake import Arrived, Intake, buffer_together
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_left(app: Celery) -> None:
 
 
 def test_everything_is_left_if_the_store_is_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sagas.worker.intake.add_items", _fail)
+    monkeypatch.setattr("celery_sagas.worker.aggregators.batch_consumer.add_items", _fail)
     assert buffer_together(NAME, [Arrived("message 1", None, [{"device": "d1", "celsius": 1}], {})]) == [0]
 
 

@@ -14,8 +14,9 @@ from celery.app.task import Context
 from celery_sagas import Failure
 from celery_sagas.core.ids import derived_id
 from celery_sagas.worker import timeouts
-from celery_sagas.worker.discard import discard_letter
-from celery_sagas.worker.failures import report
+from celery_sagas.worker.failures.notifications import notify_requester
+from celery_sagas.worker.failures.operators import discard_letter
+from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment
 from tests.worker.orders import Boom, Shop, define, only, shop
@@ -216,7 +217,7 @@ class TestLate:
         worker.run()
         (letter,) = backend_of(app).dead.list(10)
 
-        assert discard_letter(app, letter)
+        assert discard_letter(runtime_of(app), letter)
         worker.deliver_again(charge)
         worker.run()
         assert shop.seen() == ["paid receipt late"]
@@ -231,7 +232,7 @@ class TestLate:
         (letter,) = backend_of(app).dead.list(10)
         assert (len(shop.pending().requests), len(shop.rows())) == (1, 1)
 
-        assert discard_letter(app, letter)
+        assert discard_letter(runtime_of(app), letter)
         assert (shop.pending().requests, shop.rows()) == ({}, [])
 
 
@@ -320,7 +321,7 @@ class TestDoubt:
         ask(shop, worker)
         (asked,) = worker.waiting()
         request = Context(dict(asked.headers), headers=dict(asked.headers), id=asked.id, task="charge")
-        assert report(worker.app, request, "gone", kind)
+        assert notify_requester(worker.app, request, "gone", kind)
         worker.run()
 
         assert shop.seen() == [f"unpaid {kind}", "paid receipt late"]
@@ -331,7 +332,7 @@ class TestDoubt:
         ask(shop, worker)
         (asked,) = worker.waiting()
         request = Context(dict(asked.headers), headers=dict(asked.headers), id=asked.id, task="charge")
-        assert report(worker.app, request, Boom("broken"), may_be_answered=True)
+        assert notify_requester(worker.app, request, Boom("broken"), may_be_answered=True)
         worker.run()
 
         assert shop.seen() == ["unpaid error", "paid receipt late"]

@@ -13,8 +13,8 @@ from celery_sagas import Missing, Saga
 from celery_sagas.errors import NewerState, PublishError, RevisionConflict, SagaNotFound, StoreUnavailable, UnreadableState
 from celery_sagas.stores.records import Change
 from celery_sagas.testing.samples import by_key, effects, found
-from celery_sagas.worker import later
-from celery_sagas.worker.headers import PUT_OFF
+from celery_sagas.worker.failures import redelivery
+from celery_sagas.worker.headers import REDELIVERIES
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, Delivered, Worker, backend_of, interposed
 from tests.worker.moments import Moment
@@ -62,15 +62,15 @@ def due_at(message: Delivered) -> float:
     return datetime.fromisoformat(message.headers["eta"]).timestamp() * 1000
 
 
-def test_nothing_is_put_off_for_so_long_that_the_broker_delivers_it_again() -> None:
-    assert max(later._delay(count, 6.0) for count in range(50)) <= 2.0
-    assert max(later._delay(count, None) for count in range(50)) <= 30.0
+def test_nothing_is_delayed_for_so_long_that_the_broker_delivers_it_again() -> None:
+    assert max(redelivery._delay_s(count, 6.0) for count in range(50)) <= 2.0
+    assert max(redelivery._delay_s(count, None) for count in range(50)) <= 30.0
 
 
 def test_messages_are_held_longer_after_each_failure() -> None:
-    assert [later.held_s(failures, None) for failures in range(6)] == [3, 6, 12, 24, 30, 30]
-    assert [later.held_s(failures, 15.0) for failures in (0, 1, 10**6)] == [3, 5, 5]
-    assert later.held_s(0, 3.0) == 1
+    assert [redelivery.held_s(failures, None) for failures in range(6)] == [3, 6, 12, 24, 30, 30]
+    assert [redelivery.held_s(failures, 15.0) for failures in (0, 1, 10**6)] == [3, 5, 5]
+    assert redelivery.held_s(0, 3.0) == 1
 
 
 class TestPutOff:
@@ -91,10 +91,10 @@ class TestPutOff:
         assert isinstance(delivered.error, Ignore)
         assert delivered.fate == "acked"
         assert (again.id, again.args, again.kwargs) == ("m1", ["42"], {"total": 5})
-        assert (again.headers["retries"], again.headers[PUT_OFF], again.headers["tenant"]) == (0, 1, "t")
+        assert (again.headers["retries"], again.headers[REDELIVERIES], again.headers["tenant"]) == (0, 1, "t")
         assert again.headers["root_id"] == delivered.headers["root_id"]
         assert "saga_cause" not in again.headers
-        assert "order.place[m1] is put off by" in caplog.text
+        assert "order.place[m1] is redelivered in" in caplog.text
         worker.run()
         found = order.find("42")
         assert (found.total, found.saga.version) == (5, 1)
@@ -128,7 +128,7 @@ class TestPutOff:
             moment, longest_s = Moment(), min(30.0, 2.0**count)
             worker.one()
             (again,) = worker.waiting()
-            assert again.headers[PUT_OFF] == count + 1
+            assert again.headers[REDELIVERIES] == count + 1
             assert moment.is_before(due_at(again), longest_s / 2, longest_s)
 
     def test_conflicts_that_outlast_everything(
@@ -165,7 +165,7 @@ class TestPutOff:
 
         assert isinstance(delivered.error, Reject)
         assert delivered.fate == "requeued"
-        assert held == [later.HELD_S]
+        assert held == [redelivery.HELD_S]
         assert "could not be published again, the broker keeps it: away" in caplog.text
 
     def test_soft_time_limit_while_it_is_held(
@@ -176,7 +176,7 @@ class TestPutOff:
         def interrupt(_: float) -> None:
             raise SoftTimeLimitExceeded
 
-        monkeypatch.setattr(later, "time", SimpleNamespace(sleep=interrupt))
+        monkeypatch.setattr(redelivery, "time", SimpleNamespace(sleep=interrupt))
         order.place.delay("42")
         interposed(app).once_before("find", failing(AWAY))
 
@@ -200,7 +200,7 @@ class TestPutOff:
 
         assert backend_of(app).dead.list(10) == []
         assert backend_of(app).deliveries.count("order.place", "m1") == 1
-        assert held == [later.HELD_S] * 3
+        assert held == [redelivery.HELD_S] * 3
 
     def test_direct_call_raises(self, app: Celery, order: Any) -> None:
         interposed(app).once_before("find", failing(AWAY))
@@ -276,7 +276,7 @@ class TestRetryOfWhatIsMissing:
         delivered = worker.run()
 
         assert [message.headers["retries"] for message in delivered] == [0, 1, 1, 2]
-        assert [message.headers.get(PUT_OFF, 0) for message in delivered] == [0, 0, 1, 1]
+        assert [message.headers.get(REDELIVERIES, 0) for message in delivered] == [0, 0, 1, 1]
 
     def test_without_limit(self, app: Celery, worker: Worker, saga: Any) -> None:
         @saga.handles(if_missing="retry", max_retries=None, default_retry_delay=0)
@@ -328,17 +328,17 @@ class TestRetryOfWhatIsMissing:
 def test_malformed_count_is_none(app: Celery, worker: Worker, order: Any, count: object) -> None:
     """A header may hold anything."""
     interposed(app).once_before("find", failing(AWAY))
-    order.place.apply_async(("42",), headers={PUT_OFF: count})
+    order.place.apply_async(("42",), headers={REDELIVERIES: count})
     worker.one()
 
-    assert worker.waiting()[0].headers[PUT_OFF] == 1
+    assert worker.waiting()[0].headers[REDELIVERIES] == 1
 
 
 def test_message_is_held_for_a_few_seconds() -> None:
     """A warm shutdown, or another message, may have to wait for it."""
-    assert 1 <= later.HELD_S <= 5
+    assert 1 <= redelivery.HELD_S <= 5
 
 
 def test_longest_delay_is_below_the_brokers_timeouts() -> None:
     """RabbitMQ's consumer time-out is half an hour, Redis' visibility time-out an hour, by default."""
-    assert later._LONGEST_DELAY_S <= 60
+    assert redelivery._LONGEST_DELAY_S <= 60

@@ -16,7 +16,8 @@ from kombu import Exchange, Queue
 from celery_sagas import Message, Saga, publish
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.stores.records import OutboxRow
-from celery_sagas.worker import later, publisher
+from celery_sagas.worker import publisher
+from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
@@ -297,7 +298,7 @@ class TestWhatNoQueueTakes:
 
     def test_a_retry_that_no_queue_takes_is_given_back(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """The broker keeps the message."""
-        monkeypatch.setattr(later, "HELD_S", 0)
+        monkeypatch.setattr(redelivery, "HELD_S", 0)
 
         class Order(Saga, correlate_by="order_id"):
             order_id: str

@@ -11,10 +11,11 @@ from celery import Celery, chain, group
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
-from celery_sagas.worker import burials, conversation
-from celery_sagas.worker.discard import discard_letter
+from celery_sagas.worker.failures import dead_letters
+from celery_sagas.worker.failures.operators import Retried, discard_letter, new_id_of, retry_letter
 from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRESS
-from celery_sagas.worker.replay import Retried, new_id_of, retry_letter
+from celery_sagas.worker.requests import requests
+from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.orders import Boom, Shop, define, only, refused, shop
 
@@ -422,14 +423,14 @@ class TestUnhandledAnswer:
 
     def test_is_handled_once_the_step_can(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
         deploy(shop, str)
-        assert retry_letter(app, letter) == Retried(new_id_of(letter))
+        assert retry_letter(runtime_of(app), letter) == Retried(new_id_of(letter))
         worker.run()
 
         assert shop.seen() == ["unpaid unhandled", "came many late"]
         assert (shop.pending().requests, shop.rows()) == ({}, [])
 
     def test_that_fails_again_is_told_of_once(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
 
         assert [each.task for each in backend_of(app).dead.list(10)] == ["order.came"]
@@ -447,7 +448,7 @@ class TestUnhandledAnswer:
         shop.work = lambda task: "many"
         shop.place(worker, lambda order: order.send(shop.charge.s(), then=deploy(shop, int), otherwise="unpaid"))
         with monkeypatch.context() as patch:
-            patch.setattr(burials, "report", lambda *_, **__: False)
+            patch.setattr(dead_letters, "notify_requester", lambda *_, **__: False)
             worker.run()
         worker.deliver_again(worker.done[-1])
         worker.run()
@@ -499,7 +500,7 @@ class TestUnhandledAnswer:
     ) -> None:
         shop.saga.end("42")
 
-        assert "does not wait for it any more" in retry_letter(app, letter).reason
+        assert "does not wait for it any more" in retry_letter(runtime_of(app), letter).reason
         assert (backend_of(app).dead.list(10), worker.waiting()) == ([], [])
         assert f"the dead letter {letter.id} is not sent again: order.came changes nothing" in caplog.text
 
@@ -507,7 +508,7 @@ class TestUnhandledAnswer:
         self, app: Celery, worker: Worker, shop: Shop, letter: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The instance ends while it is on its way: its worker says so."""
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         shop.saga.end("42")
         worker.run()
 
@@ -517,7 +518,7 @@ class TestUnhandledAnswer:
         )
 
     def test_discarding_it_ends_the_request(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
-        assert discard_letter(app, letter)
+        assert discard_letter(runtime_of(app), letter)
         assert (shop.pending().requests, shop.rows(), shop.seen()) == ({}, [], ["unpaid unhandled"])
 
     def test_after_the_deadline(self, app: Celery, worker: Worker, shop: Shop) -> None:
@@ -534,7 +535,7 @@ class TestUnhandledAnswer:
         assert shop.seen() == ["unpaid deadline"]
 
         deploy(shop, str)
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
         assert shop.seen() == ["unpaid deadline", "came many late"]
 
@@ -807,7 +808,7 @@ class TestWarning:
 
     @pytest.fixture(autouse=True)
     def untold(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(conversation, "_told", set())
+        monkeypatch.setattr(requests, "_told", set())
 
     def test_once_for_each_task(self, app: Celery, worker: Worker, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
         @app.task(name="careless")

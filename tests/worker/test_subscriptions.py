@@ -13,7 +13,7 @@ from celery_sagas import Message, Saga, publish, signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.worker.events import PUBLISH
-from celery_sagas.worker.replay import retry_letter
+from celery_sagas.worker.failures.operators import retry_letter
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.subscribers import event_name
 from tests.apps import Delivered, NewApp, Worker, backend_of
@@ -252,7 +252,7 @@ class TestFailure:
         assert heard == [(PUBLISH, CRM)]
 
         failing.clear()
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         assert [(task, arguments) for task, _, arguments in take(app, crm)] == [(CRM, [{"order_id": "42"}])]
         assert backend_of(app).dead.list(10) == []
 
@@ -273,7 +273,7 @@ class TestFailure:
         assert (letter.task, letter.saga) == ("order.now", "order")
 
         failing.clear()
-        retry_letter(app, letter)
+        retry_letter(runtime_of(app), letter)
         worker.run()
         assert order.find("42").seen == 11
 
@@ -311,7 +311,7 @@ class TestFailure:
         failing.update({BILLING: REFUSED})
         worker.one()
         (put_off,) = worker.waiting()
-        assert (put_off.id, put_off.args[2], put_off.headers["saga_put_off"]) == ("e1", [BILLING, CRM], 2)
+        assert (put_off.id, put_off.args[2], put_off.headers["saga_redeliveries"]) == ("e1", [BILLING, CRM], 2)
 
         failing.update({CRM: REFUSED})
         worker.one()

@@ -9,8 +9,8 @@ import pytest
 from celery import Celery, signals
 from celery.worker.consumer import Consumer
 
+from celery_sagas.worker.failures.unknown import KeepUnknownTasks
 from celery_sagas.worker.headers import STEP
-from celery_sagas.worker.unknown import KeepUnknownTasks
 from tests.apps import backend_of
 
 SENT = {"task": "order.absent", "id": "m1", STEP: True}

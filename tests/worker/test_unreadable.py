@@ -13,11 +13,11 @@ from kombu.common import QoS
 from kombu.exceptions import ContentDisallowed
 
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.worker.failures.holding import Hold
+from celery_sagas.worker.failures.redelivery import HELD_S
+from celery_sagas.worker.failures.unknown import refuse
+from celery_sagas.worker.failures.unreadable import context_of, guard_consumer, guard_pool, guard_targets, refusing, request_of
 from celery_sagas.worker.headers import MESSAGE_ID, STEP
-from celery_sagas.worker.holding import Hold
-from celery_sagas.worker.later import HELD_S
-from celery_sagas.worker.unknown import refuse
-from celery_sagas.worker.unreadable import context_of, guard_consumer, guard_pool, guard_targets, refusing, request_of
 from tests.apps import backend_of
 
 
@@ -335,13 +335,13 @@ class TestRefuse:
         timer = SimpleNamespace(call_after=lambda seconds, call, args: held.append((seconds, partial(call, *args))))
         consumer: Any = SimpleNamespace(app=app, timer=timer, call_soon=lambda call: call(), connection_errors=(), hub=None)
         consumer.qos, consumer.saga_hold = QoS(lambda prefetch_count: None, 1), Hold(consumer)
-        monkeypatch.setattr("celery_sagas.worker.unknown.within", fail)
-        monkeypatch.setattr("celery_sagas.worker.unknown.report_in_time", fail)
+        monkeypatch.setattr("celery_sagas.worker.failures.unknown.within", fail)
+        monkeypatch.setattr("celery_sagas.worker.failures.unknown.notify_requester_in_time", fail)
 
         assert not refuse(consumer, message := Message(**header), ValueError())
         assert not message.acknowledged
-        ((seconds, give_back),) = held
-        give_back()
+        ((seconds, requeue),) = held
+        requeue()
         assert 0 < seconds <= HELD_S
         assert message.requeued
 

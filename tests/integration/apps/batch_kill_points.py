@@ -75,7 +75,7 @@ def do(command: str, group: str) -> None:
 def sweep(group: str) -> None:
     if (FOLDER / f"{group}.once").exists():  # the pool gives what a process had not confirmed to another, when it has died
         return
-    groups = groups_of(app, runtime_of(app))
+    groups = groups_of(runtime_of(app))
     assert groups is not None
     groups.sweep(Sweep(time.time()), lambda: False)
 

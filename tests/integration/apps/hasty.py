@@ -2,6 +2,6 @@
 
 from neighbours import app as app
 
-from celery_sagas.worker import answers
+from celery_sagas.worker.requests import answers
 
 answers._PATIENCE_S = 0.1

@@ -145,7 +145,7 @@ def _claim(backend: RedisBackend) -> None:
 
 def _claim_by_cause(backend: RedisBackend) -> None:
     line = send(backend, *(outgoing() for _ in range(5)))
-    backend.outbox.claim_due("relay", 3, MINUTE, Handling((line.step,), line.message_id))
+    backend.outbox.claim_due("relay", 3, MINUTE, line)
 
 
 def _set_aside(backend: RedisBackend) -> None:
@@ -178,9 +178,9 @@ def _fail(backend: RedisBackend) -> None:
 
 def _count(backend: RedisBackend) -> None:
     line = send(backend, outgoing(), outgoing())
-    backend.outbox.claim_due("relay", 1, MINUTE, Handling((line.step,), line.message_id))
+    backend.outbox.claim_due("relay", 1, MINUTE, line)
     assert backend.outbox.count() >= 2
-    assert backend.outbox.count_leased(Handling((line.step,), line.message_id)) == 1
+    assert backend.outbox.count_leased(line) == 1
 
 
 def _history(backend: RedisBackend) -> None:

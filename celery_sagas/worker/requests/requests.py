@@ -1,32 +1,25 @@
 """Requests: a message is sent together with the steps that get what comes of it; and the answer to one."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from celery import Celery
 from celery.canvas import Signature, _chain
-from pydantic_core import to_jsonable_python
 
-from celery_sagas.core.answers import ANSWER, FAILURE, NO_VALUE, Failure
-from celery_sagas.core.arguments import MASK, holds_secret, is_native
+from celery_sagas.core.answers import ANSWER, FAILURE, Failure
 from celery_sagas.core.context import StepContext
-from celery_sagas.core.conversation import ANSWERED, Came, Request, ReturnAddress, Target, read_return_address
+from celery_sagas.core.conversation import ANSWERED, Came, Request, ReturnAddress, Target
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.sending import Frozen
-from celery_sagas.core.subclasses import ANY, cut_off, is_exact
-from celery_sagas.errors import InvalidMessage
-from celery_sagas.worker.freeze import checked, frozen
+from celery_sagas.engine.commit import TypeOfAnswer
+from celery_sagas.worker.freeze import checked
 from celery_sagas.worker.headers import ADDRESS, answer_headers, answer_headers_to, return_address_headers
 from celery_sagas.worker.internals import current_app
-from celery_sagas.worker.targets import AnyStep, signature_to, target_named, target_of
+from celery_sagas.worker.targets import signature_to, target_named, target_of
 from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
-
-if TYPE_CHECKING:
-    from celery_sagas.engine.commit import TypeOfAnswer
 
 logger = logging.getLogger("celery_sagas")
 
@@ -35,8 +28,8 @@ def request(
     context: StepContext,
     saga: SagaDefinition,
     message: object,
-    then: AnyStep | None,
-    otherwise: AnyStep | None,
+    then: Any | None,
+    otherwise: Any | None,
     within: Delay | None = None,
     due_at: int | None = None,
 ) -> str:
@@ -73,7 +66,7 @@ def members_of(message: "Signature[Any]") -> list["Signature[Any]"]:
 def deadline_of(
     message: "Signature[Any]",
     members: list["Signature[Any]"],
-    otherwise: AnyStep | None,
+    otherwise: Any | None,
     within: Delay | None,
     due_at: int | None = None,
 ) -> int:
@@ -161,7 +154,7 @@ def _request_of(link: Any) -> object:
     return address.get("request") if isinstance(address, dict) else None
 
 
-def reply(context: StepContext, answer: "TypeOfAnswer", value: object) -> bool:
+def reply(context: StepContext, answer: TypeOfAnswer, value: object) -> bool:
     """Send the answer to the message that started an instance; return whether it waits for one."""
     pending, sending = context.pending, context.require_sending("reply")
     message = answer(pending.originator, value) if pending.originator else None
@@ -170,42 +163,6 @@ def reply(context: StepContext, answer: "TypeOfAnswer", value: object) -> bool:
     sending.messages.append(message)
     pending.originator = None
     return True
-
-
-def answering(app: Celery, max_bytes: int) -> "TypeOfAnswer":
-    """Return the function that encodes the answer to a request; ``None`` for one whose address newer code has noted otherwise."""
-
-    def answer(noted: Mapping[str, Any], value: object) -> Frozen | None:
-        address = read_return_address(noted)
-        if address is None or address.then is None:
-            logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
-            return None
-        id = derived_id(address.request, Came.ANSWER)
-        has_value = value is not NO_VALUE
-        headers = answer_headers_to(address.then.task, address, has_value=has_value)
-        sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
-        return frozen(app, sent, lambda: id, max_bytes)
-
-    return answer
-
-
-def _encoded(task: str, answer: object) -> Any:
-    """Return an answer in values of JSON.
-
-    Raises:
-        InvalidMessage: It has none; or it holds a secret, or an object whose own fields would be left out.
-    """
-    if is_native(answer):
-        return answer
-    try:
-        encoded = to_jsonable_python(answer, by_alias=True, round_trip=True)
-    except (ValueError, TypeError, RecursionError) as exc:
-        raise InvalidMessage(task, [("", f"the answer, a {type(answer).__name__}, cannot be encoded as JSON")]) from exc
-    if MASK in str(encoded) and holds_secret(answer):
-        raise InvalidMessage(task, [("", "the answer holds a secret, which would be sent as asterisks: send its plain value")])
-    if not is_exact(answer, ANY) and (problems := list(cut_off(answer, encoded))):
-        raise InvalidMessage(task, problems)
-    return encoded
 
 
 def _deadline(context: StepContext, asked: Request, to: Target | None) -> Frozen | None:

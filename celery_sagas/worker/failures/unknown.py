@@ -16,9 +16,12 @@ from celery_sagas.core.registry import registry
 from celery_sagas.engine.burial import add_letter, letter_id_of, letter_of
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.deadline import within
-from celery_sagas.worker.failures import report_in_time
-from celery_sagas.worker.faults import UNREADABLE
+from celery_sagas.worker.failures.dead_letters import payload_of
+from celery_sagas.worker.failures.deadline import within
+from celery_sagas.worker.failures.faults import UNREADABLE
+from celery_sagas.worker.failures.holding import Hold
+from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
+from celery_sagas.worker.failures.unreadable import guard_consumer, request_of
 from celery_sagas.worker.headers import (
     ADDRESS,
     AGGREGATOR,
@@ -32,11 +35,7 @@ from celery_sagas.worker.headers import (
     read_message_id,
     task_of,
 )
-from celery_sagas.worker.holding import Hold
-from celery_sagas.worker.letters import payload_of
-from celery_sagas.worker.requests import DEADLINE_S
 from celery_sagas.worker.runtime import borrowed_backend, default_file, has_backend, prepare_backend
-from celery_sagas.worker.unreadable import guard_consumer, request_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -52,7 +51,7 @@ class Fate(Enum):
 
     HELD = auto()  #: the broker gets it back after a while
     KEPT = auto()  #: as a dead letter
-    OVER = auto()  #: whoever waits for its answer is told, or it is not ours
+    OVER = auto()  #: whoever waits for its answer is notified, or it is not ours
 
 
 class KeepUnknownTasks(bootsteps.Step):
@@ -62,7 +61,7 @@ class KeepUnknownTasks(bootsteps.Step):
     """
 
     def create(self, consumer: Any) -> None:
-        """Have the consumer keep what is ours, or tell whoever waits for an answer."""
+        """Have the consumer keep what is ours, or notify whoever waits for an answer."""
         consumer.saga_hold = Hold(consumer)
         guard_consumer(consumer, refuse)
         reject = consumer.on_unknown_task
@@ -114,7 +113,7 @@ def _concerns_us(message: Any) -> bool:
 
 
 def refuse(consumer: Any, message: Any, error: Exception) -> bool:
-    """Keep a message that has raised an error where it was read, or tell of it, as of an unknown one.
+    """Keep a message that has raised an error where it was read, or notify of it, as of an unknown one.
 
     If that fails over the message itself, it would fail for ever; after any other failure the message comes again.
 
@@ -139,15 +138,15 @@ def refuse(consumer: Any, message: Any, error: Exception) -> bool:
 
 
 def _see_to(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
-    """Keep a message, or tell whoever waits for its answer, if somebody needs it."""
+    """Keep a message, or notify whoever waits for its answer, if somebody needs it."""
     if not _is_to_ours(request):
-        if report_in_time(consumer.app, request, error) or not _is_ours(consumer.app, request):
+        if notify_requester_in_time(consumer.app, request, error) or not _is_ours(consumer.app, request):
             return Fate.OVER
         return keep(consumer, message, request, error)
     fate = keep(consumer, message, request, error)
     if fate is Fate.KEPT:
         letter = letter_id_of(task_of(request), read_message_id(request))
-        report_in_time(consumer.app, request, error, letter=letter, may_be_answered=True)  # once it is retried
+        notify_requester_in_time(consumer.app, request, error, letter=letter, may_be_answered=True)  # once it is retried
     return fate
 
 

@@ -14,10 +14,11 @@ from celery_sagas.core.handlers import check_spelling
 from celery_sagas.core.items import GroupBy
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import DefinitionError
-from celery_sagas.worker.aggregating import BufferTask, install_aggregator
-from celery_sagas.worker.buffered import Buffered, BufferedItem
+from celery_sagas.worker.aggregators.client import Buffered, BufferedItem
+from celery_sagas.worker.aggregators.tasks import BufferTask, install_aggregator
 from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
 from celery_sagas.worker.proxy import TaskProxy
+from celery_sagas.worker.runtime import runtime_of
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
@@ -207,7 +208,7 @@ else:
     def _buffered(proxy: Aggregator) -> Buffered:
         app = current_app()
         app.finalize(auto=True)
-        return Buffered(app, object.__getattribute__(proxy, "_definition"))
+        return Buffered(runtime_of(app), object.__getattribute__(proxy, "_definition"))
 
 
 @overload

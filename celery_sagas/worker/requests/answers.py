@@ -8,21 +8,21 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from celery import signature
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu.exceptions import EncodeError, OperationalError
+from kombu.exceptions import EncodeError
 
 from celery_sagas.errors import MessageError, PublishError
-from celery_sagas.worker.conversation import is_asked, take_links
-from celery_sagas.worker.gathering import GatherTask
+from celery_sagas.worker.failures.redelivery import requeue
 from celery_sagas.worker.internals import has_own_call, time_limit_s
-from celery_sagas.worker.later import give_back
+from celery_sagas.worker.requests.gather_task import GatherTask
+from celery_sagas.worker.requests.requests import is_asked, take_links
 from celery_sagas.worker.runtime import publisher_of
-from celery_sagas.worker.sessions import mark_over
+from celery_sagas.worker.sessions import mark_over, marking_as_perhaps_answered, marking_as_unanswered
 
 logger = logging.getLogger("celery_sagas")
 
@@ -30,13 +30,9 @@ logger = logging.getLogger("celery_sagas")
 _PATIENCE_S = 30.0
 #: Seconds before the first time; each pause is twice as long as the one before.
 _FIRST_PAUSE_S = 1.0
-#: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is given back is held.
+#: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is requeued is held.
 _BEFORE_LIMIT_S = 15.0
 _TRIES_AGAIN = "%s[%s] cannot answer yet, and tries again in %.1f s: %s"
-#: Mark the error of a task that may have answered before it, or cannot have; they come to the main process with it.
-_MAY_BE_ANSWERED, _NOT_ANSWERED = "_celery_sagas_may_be_answered", "_celery_sagas_not_answered"
-#: Celery raises them, too, as if the task had, once it has returned: over its result, and over what follows it.
-_OF_CELERY = (EncodeError, OperationalError)
 #: Marks the request of a task that runs, and may call its own ``run``; a header may have this name, and no such value.
 _RUNNING, _IS_RUNNING = "_celery_sagas_running", object()
 #: Marks what was wrapped.
@@ -77,27 +73,13 @@ def _run(task: Any, run: Callable[[], Any]) -> Any:
     if not is_asked(task.request):
         return run()
     began = time.monotonic()
-    with _marking(_NOT_ANSWERED, *_OF_CELERY):
+    with marking_as_unanswered():
         result = run()
         until = _patience_ends(task, began)
-        with _marking(_MAY_BE_ANSWERED, SoftTimeLimitExceeded):  # an answer may be on its way
+        with marking_as_perhaps_answered(SoftTimeLimitExceeded):  # an answer may be on its way
             for link in take_links(task.request):
                 _answer(task, signature(link, app=task.app).clone((result,)), until)
     return result
-
-
-@contextlib.contextmanager
-def _marking(mark: str, *errors: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except errors as exc:
-        exc.__dict__[mark] = True
-        raise
-
-
-def may_be_answered(error: BaseException) -> bool:
-    """Whether a task of which a worker's main process gets this error may have answered all the same."""
-    return hasattr(error, _MAY_BE_ANSWERED) or (isinstance(error, _OF_CELERY) and not hasattr(error, _NOT_ANSWERED))
 
 
 def _patience_ends(task: Any, began: float) -> float:
@@ -124,7 +106,7 @@ def _answer(task: Any, answer: Signature[Any], until: float) -> None:
     fate = "comes again: it answers then" if task.acks_late else "was acknowledged early: nothing comes of it"
     logger.warning("%s[%s] cannot answer, and %s: %s", task.name, task.request.id, fate, error.reason)
     if task.acks_late:
-        give_back(error)
+        requeue(error)
 
 
 def _publish_again(task: Any, answer: Signature[Any], until: float, error: PublishError) -> PublishError | None:
@@ -138,7 +120,7 @@ def _publish_again(task: Any, answer: Signature[Any], until: float, error: Publi
             pause_s = min(pause_s, left_s)
             logger.warning(_TRIES_AGAIN, task.name, task.request.id, pause_s, error.reason)
             time.sleep(pause_s)
-            with _marking(_MAY_BE_ANSWERED, Exception):  # the one before may have arrived
+            with marking_as_perhaps_answered(Exception):  # the one before may have arrived
                 again = _refusal(task, answer)
             if again is None:
                 return None

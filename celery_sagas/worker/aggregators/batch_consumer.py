@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from celery import Celery
 from celery.worker.state import task_ready, task_reserved
 
 from celery_sagas.core.aggregators import AggregatorDefinition
@@ -18,11 +17,11 @@ from celery_sagas.core.registry import registry
 from celery_sagas.engine.buffering import new_item
 from celery_sagas.errors import BufferFull, InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
-from celery_sagas.worker.aggregating import add_items
-from celery_sagas.worker.faults import UNREADABLE
+from celery_sagas.worker.aggregators.flushes import add_items
+from celery_sagas.worker.failures.faults import UNREADABLE
 from celery_sagas.worker.headers import MESSAGE_ID, check_message_id
 from celery_sagas.worker.internals import current_app
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -128,7 +127,7 @@ def buffer_together(name: str, arrived: Sequence[Arrived]) -> list[int]:
     """Buffer messages in a process of the pool; return the positions of those that have to run as tasks."""
     app = current_app()
     try:
-        return _buffer(app, registry.aggregators[name], arrived)
+        return _buffer(runtime_of(app), registry.aggregators[name], arrived)
     except StoreError as exc:
         logger.debug("%s: %d messages run one by one: %s", name, len(arrived), exc)
     except Exception:  # an error must not end the worker's loop, which runs this where there is no pool of processes
@@ -136,10 +135,10 @@ def buffer_together(name: str, arrived: Sequence[Arrived]) -> list[int]:
     return list(range(len(arrived)))
 
 
-def _buffer(app: Celery, definition: AggregatorDefinition, arrived: Sequence[Arrived]) -> list[int]:
+def _buffer(runtime: Runtime, definition: AggregatorDefinition, arrived: Sequence[Arrived]) -> list[int]:
     items: dict[int, tuple[str, NewItem]] = {}
     left: list[int] = []
-    max_bytes = runtime_of(app).settings.max_state_bytes
+    max_bytes = runtime.settings.max_state_bytes
     for number, each in enumerate(arrived):
         try:
             check_message_id(definition.name, each.named)
@@ -148,14 +147,14 @@ def _buffer(app: Celery, definition: AggregatorDefinition, arrived: Sequence[Arr
         except InvalidMessage:
             left.append(number)
     if items:
-        left += _add(app, definition, items)
+        left += _add(runtime, definition, items)
     return left
 
 
-def _add(app: Celery, definition: AggregatorDefinition, items: Mapping[int, tuple[str, NewItem]]) -> list[int]:
+def _add(runtime: Runtime, definition: AggregatorDefinition, items: Mapping[int, tuple[str, NewItem]]) -> list[int]:
     """Buffer items; return the positions of those whose group is full."""
     try:
-        count = add_items(app, definition, list(items.values()))
+        count = add_items(runtime, definition, list(items.values()))
     except BufferFull as exc:
         refused = set(exc.refused)
         return [number for number, (_, item) in items.items() if item.id in refused]

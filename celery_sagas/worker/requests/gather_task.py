@@ -15,11 +15,11 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.gathering import Gather, Gathering, Member
 from celery_sagas.errors import InvalidMessage, PublishError, StoreError
-from celery_sagas.worker.burials import bury_failures
 from celery_sagas.worker.durable import DurableTask
+from celery_sagas.worker.failures.dead_letters import keep_failures
+from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, redeliver_or_requeue
 from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address, read_retry_of, task_of
 from celery_sagas.worker.internals import add_task, on_finalise, registered
-from celery_sagas.worker.later import postpone, put_off_if_it_helps
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.targets import signature_to
 
@@ -53,7 +53,7 @@ class GatherTask(DurableTask):
             if address is None or definition is None or address.came != Came.ANSWER:
                 return False
             member = Member(position, Came.ANSWER, loads(dumps(value)), task, address.id)  # as if it were published
-            return _collect(self.app, Gather(definition, saga, address.instance_id, request), member)
+            return _collect(runtime_of(self.app), Gather(definition, saga, address.instance_id, request), member)
         except Exception as exc:
             logger.debug("an answer to the gather %s is published: %r", args[2], exc)
             return False
@@ -74,15 +74,15 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
     if address is None or definition is None:
         problem = (ADDRESS, "the header is missing") if address is None else ("saga", f"this worker knows no saga {saga!r}")
         raise InvalidMessage(self.name, [problem])
-    gather = Gather(definition, saga, address.instance_id, request)
+    runtime, gather = runtime_of(self.app), Gather(definition, saga, address.instance_id, request)
     try:
         if address.came == Came.DEADLINE:
-            _conclude(self, gather)
-        elif not _collect(self.app, gather, Member(position, _outcome(address.came), value, task, address.id)):
+            _conclude(self, runtime, gather)
+        elif not _collect(runtime, gather, Member(position, _outcome(address.came), value, task, address.id)):
             level = logging.WARNING if read_retry_of(self.request) else logging.DEBUG
             logger.log(level, "%s[%s] comes too late for the gather %s of %s", task, address.id, request, saga)
     except StoreError as exc:
-        put_off_if_it_helps(self, exc)
+        redeliver_if_it_helps(self, runtime.publisher, exc)
         raise
 
 
@@ -100,51 +100,51 @@ def _outcome(came: str) -> Came:
     return Came.FAILURE if came == Came.DOUBT else Came(came)
 
 
-def _collect(app: Celery, gather: Gather, member: Member) -> bool:
+def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
     """Collect what came of a member; return whether somebody waits for it."""
     try:
-        return gathering_of(app).collect(gather, member)
+        return gathering_of(runtime).collect(gather, member)
     except PublishError as exc:
         logger.warning("the gather %s of %s is complete, and is ended by a relay later: %s", gather.request, gather.name, exc)
         return True
 
 
-def _conclude(task: GatherTask, gather: Gather) -> None:
-    """End a gather whose time is over. Nobody else does that: while the broker is away, it is put off."""
+def _conclude(task: GatherTask, runtime: Runtime, gather: Gather) -> None:
+    """End a gather whose time is over. Nobody else does that: while the broker is away, the message is redelivered later."""
     try:
-        gathering_of(task.app).conclude(gather, is_over=True)
+        gathering_of(runtime).conclude(gather, is_over=True)
     except PublishError as exc:
         if exc.connection:
-            postpone(task, exc)
+            redeliver_or_requeue(task, runtime.publisher, exc)
         raise
 
 
-def gathering_of(app: Celery) -> Gathering:
+def gathering_of(runtime: Runtime) -> Gathering:
     """Return what collects answers in this process."""
-    runtime = runtime_of(app)
     gathering = _gatherings.get(runtime)
     if gathering is None:
-        gathering = _gatherings[runtime] = _make(app, runtime)
+        gathering = _gatherings[runtime] = _make(runtime)
     return gathering
 
 
-def _make(app: Celery, runtime: Runtime) -> Gathering:
+def _make(runtime: Runtime) -> Gathering:
     settings, backend = runtime.settings, runtime.backend
-    lease_ms, retention_s = int(settings.lease_ttl * 1000), runtime.retention_s(backend)
-    return Gathering(backend, functools.partial(_tell, app), lease_ms, int(retention_s * 1000), settings.max_state_bytes)
+    lease_ms, retention_ms = int(settings.lease_ttl * 1000), int(runtime.retention_s(backend) * 1000)
+    publish = functools.partial(_publish, runtime.app, runtime.publisher)
+    return Gathering(backend, publish, lease_ms, retention_ms, settings.max_state_bytes)
 
 
-def _tell(app: Celery, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
+def _publish(app: Celery, publisher: Any, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
     headers = answer_headers(gather.instance_id, gather.request, Came.GATHERED)
     sent = signature_to(app, target, gathered, id=derived_id(gather.request, Came.GATHERED), headers=headers)
-    runtime_of(app).publisher.publish_signature(sent)
+    publisher.publish_signature(sent)
 
 
 def install_gather(app: Celery) -> None:
     """Register the task to which members answer."""
     base = type("GatherTask", (GatherTask, app.Task), {"abstract": True, "__module__": __name__})
     add_task(app, take, name=GATHER, bind=True, base=base, serializer="json")
-    bury_failures(registered(app, GATHER))
+    keep_failures(registered(app, GATHER))
 
 
 #: For each runtime, so that nothing of it outlives its app.

@@ -1,4 +1,4 @@
-"""Retrying a dead letter: its message is sent once more, under a new id, as an operator decides."""
+"""What operators do with dead letters: retry one, under a new id, or discard it."""
 
 import logging
 from typing import Any, NamedTuple
@@ -15,12 +15,13 @@ from celery_sagas.core.steps import StepDefinition
 from celery_sagas.engine.burial import close
 from celery_sagas.engine.withdrawal import Withdrawal
 from celery_sagas.errors import InvalidMessage, MisuseError
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.worker.failures.dead_letters import lookup_of
 from celery_sagas.worker.freeze import ROUTE, thawed
-from celery_sagas.worker.gathering import gather_of, gathering_of
 from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, read_address
-from celery_sagas.worker.letters import lookup_of
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.requests.gather_task import gather_of, gathering_of
+from celery_sagas.worker.runtime import Runtime
 
 logger = logging.getLogger("celery_sagas")
 
@@ -35,7 +36,7 @@ class Retried(NamedTuple):
     reason: str = ""  #: what is known of the message, if nothing was sent
 
 
-def retry_letter(app: Celery, letter: DeadLetter) -> Retried:
+def retry_letter(runtime: Runtime, letter: DeadLetter) -> Retried:
     """Send the message of a letter under a new id, confirmed, and remove the letter.
 
     The id is the same however often this letter is retried: if the letter cannot be removed, a step drops the repeat. Before it
@@ -52,12 +53,12 @@ def retry_letter(app: Celery, letter: DeadLetter) -> Retried:
         PublishError: The broker did not confirm it; the letter is kept.
         StoreError: The letter is kept.
     """
-    runtime, step = runtime_of(app), registry.step_named(letter.task)
+    app, step = runtime.app, registry.step_named(letter.task)
     again = retry_of(app, letter)
     _check_arguments(app, letter, again)
-    if step is not None and not _close(app, step, letter):
+    if step is not None and not _close(runtime.backend, step, letter):
         return _in_vain(letter, "was handled since, under its own id")
-    if not _is_awaited(app, letter):
+    if not _is_awaited(runtime, letter):
         runtime.backend.dead.remove(letter.id)
         return _in_vain(letter, "changes nothing, since its instance does not wait for it any more")
     runtime.publisher.publish_signature(again)
@@ -70,14 +71,31 @@ def _in_vain(letter: DeadLetter, reason: str) -> Retried:
     return Retried(reason=reason)
 
 
-def _is_awaited(app: Celery, letter: DeadLetter) -> bool:
+def _is_awaited(runtime: Runtime, letter: DeadLetter) -> bool:
     """Whether an instance waits for the message of a letter, as far as it can be known here; or whether none ever did."""
-    runtime, withdrawal = runtime_of(app), withdrawal_of(letter)
+    withdrawal = withdrawal_of(letter)
     if withdrawal is None:
         return True
     if gather := gather_of(request_in(letter, letter.task)):
-        return gathering_of(app).awaited(gather) is not None
+        return gathering_of(runtime).awaited(gather) is not None
     return _saga_of(letter) is None or withdrawal.is_due(runtime.backend.sagas)
+
+
+def discard_letter(runtime: Runtime, letter: DeadLetter) -> bool:
+    """Remove a letter; if its instance waits for the message, a timeout or what came of a request, it no longer does.
+
+    The letter goes last: whoever dies in between discards it again.
+
+    Returns:
+        Whether an instance waited for it.
+
+    Raises:
+        StoreError: The letter is kept.
+    """
+    withdrawal = withdrawal_of(letter)
+    waited = withdrawal is not None and withdrawal.perform(runtime.backend, runtime.settings.conflict_retries)
+    runtime.backend.dead.remove(letter.id)
+    return waited
 
 
 def new_id_of(letter: DeadLetter) -> str:
@@ -162,10 +180,10 @@ def _check_arguments(app: Celery, letter: DeadLetter, again: Signature[Any]) -> 
         raise MisuseError(f"the message of the dead letter {letter.id} does not fit: {exc}", "It can only be discarded") from exc
 
 
-def _close(app: Celery, step: StepDefinition, letter: DeadLetter) -> bool:
+def _close(backend: Backend, step: StepDefinition, letter: DeadLetter) -> bool:
     """Have the journal say that the message failed; return ``False`` if it was handled."""
     lookup, named = lookup_of(step, request_in(letter, step.name)), str(_first_of(signature_in(letter))["task"])
-    return lookup is None or close(runtime_of(app).backend, step, letter, lookup, named=named)
+    return lookup is None or close(backend, step, letter, lookup, named=named)
 
 
 def _first_of(sent: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from celery import Celery
-
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.keys import key_text, text_of
 from celery_sagas.engine.buffering import encoded_item
@@ -19,9 +17,9 @@ from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidMessage, ItemNotBuffered, MisuseError, NotBuffered, NothingBuffered, UnreadableItem
 from celery_sagas.stores.aggregates import Buffers
 from celery_sagas.stores.items import Item, State
-from celery_sagas.worker.aggregating import add_items, publish_flush
+from celery_sagas.worker.aggregators.flushes import add_items, publish_flush
 from celery_sagas.worker.headers import is_name
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.sessions import current_session, new_message_id, open_sessions
 
 ItemT = TypeVar("ItemT")
@@ -54,12 +52,11 @@ class BufferedItem(Generic[ItemT]):
 
 
 class Buffered:
-    """The buffer of one aggregator in one app."""
+    """The buffer of one aggregator."""
 
-    def __init__(self, app: Celery, definition: AggregatorDefinition) -> None:
-        self._app = app
+    def __init__(self, runtime: Runtime, definition: AggregatorDefinition) -> None:
         self._definition = definition
-        self._runtime = runtime_of(app)
+        self._runtime = runtime
         self._rules = self._runtime.rules_of(definition)
         self._buffers = self._runtime.batches.buffers
 
@@ -75,7 +72,7 @@ class Buffered:
         max_bytes = self._runtime.settings.max_state_bytes
         new = [encoded_item(self._definition, id, each, max_bytes) for id, each in zip(ids, encoded, strict=True)]
         if new:
-            add_items(self._app, self._definition, new)
+            add_items(self._runtime, self._definition, new)
         return list(ids)
 
     def count(self, group: Any) -> int:
@@ -127,7 +124,7 @@ class Buffered:
         count = 0
         for each in groups:
             if self._buffers.open(self._rules, each):
-                publish_flush(self._app, self._definition, each)
+                publish_flush(self._runtime, self._definition, each)
                 count += 1
         return count
 

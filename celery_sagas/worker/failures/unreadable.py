@@ -11,8 +11,8 @@ from billiard.einfo import ExceptionInfo
 from celery.app.task import Context
 from celery.platforms import EX_FAILURE
 
-from celery_sagas.worker.faults import UNREADABLE, check_request, fault_of
-from celery_sagas.worker.letters import UNDECODED
+from celery_sagas.worker.failures.dead_letters import UNDECODED
+from celery_sagas.worker.failures.faults import UNREADABLE, check_request, fault_of
 
 logger = logging.getLogger("celery_sagas")
 

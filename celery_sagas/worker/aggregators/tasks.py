@@ -15,25 +15,25 @@ from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 from celery_sagas import signals
 from celery_sagas.core.aggregators import AggregatorDefinition
 from celery_sagas.core.batch import Batch
-from celery_sagas.engine.buffering import buffer, new_item, unread_item
+from celery_sagas.engine.buffering import new_item, unread_item
 from celery_sagas.engine.flush import Flush, Flushed, Verdict
 from celery_sagas.engine.session import refuse_inline
-from celery_sagas.errors import DefinitionError, InvalidMessage, PublishError, StoreError
+from celery_sagas.errors import DefinitionError, InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
-from celery_sagas.worker.burials import bury_failures
+from celery_sagas.worker.aggregators.flushes import add_items, ask
 from celery_sagas.worker.durable import DurableTask, bearing
-from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, PUT_OFF, check_message_id, headers_of
+from celery_sagas.worker.failures.dead_letters import failing, keep_failures
+from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
+from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, REDELIVERIES, check_message_id, headers_of
 from celery_sagas.worker.internals import add_task, registered, time_limit_s, unregister
-from celery_sagas.worker.later import put_off_if_it_helps
-from celery_sagas.worker.raised import failing
 from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
-from celery_sagas.worker.turns import in_turn
 
 logger = logging.getLogger("celery_sagas")
 
 #: Seconds for which a group pauses whose function has given its message back to the broker, which delivers it again at once.
 _REJECTED_S = 1.0
+_BATCH_CONSUMER = "celery_sagas.worker.aggregators.batch_consumer"
 #: Task options that say how a message is published: both tasks have them.
 _PUBLISHING = ("queue", "exchange", "routing_key", "priority", "compression", "delivery_mode", "mandatory", "immediate")
 
@@ -65,8 +65,8 @@ class BufferTask(DurableTask):
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker buffer together what it has received together."""
-        intake = import_module("celery_sagas.worker.intake")  # needs celery.worker, which whoever only sends does without
-        return super().start_strategy(app, intake.Intake(consumer, self), **options)
+        consumers = import_module(_BATCH_CONSUMER)  # needs celery.worker, which whoever only sends does without
+        return super().start_strategy(app, consumers.Intake(consumer, self), **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""
@@ -77,12 +77,12 @@ class BufferTask(DurableTask):
         return self.signature(args, kwargs, immutable=True)
 
     def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Any:
-        """Return the arguments of a message, its item encoded; one that is put off goes as it came: other code may read it.
+        """Return the arguments of a message, its item encoded; one that is redelivered goes as it came: other code may read it.
 
         Raises:
             InvalidMessage: The item does not fit, or belongs to no group.
         """
-        if PUT_OFF in headers:
+        if REDELIVERIES in headers:
             return args, kwargs
         items = self.saga_aggregator.items
         encoded = items.encode_and_read(items.value_of(args, kwargs))
@@ -95,15 +95,12 @@ class FlushTask(DurableTask):
 
     abstract = True
     saga_aggregator: ClassVar[AggregatorDefinition]
+    keeps_failures = False  # a flush that fails has nothing to keep: its items are still buffered
 
     max_retries = None
     retry_backoff: bool | float = True
     retry_backoff_max = 30
     retry_jitter = False
-
-    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Leave a worker's requests as they are: a flush that fails has nothing to bury, its items are still buffered."""
-        return super(DurableTask, self).start_strategy(app, consumer, **options)
 
     def delay_s(self, attempts: int) -> float:
         """Return the seconds until the next attempt, by Celery's options of retries."""
@@ -131,50 +128,10 @@ def _buffer(task: BufferTask, id: str, value: Any) -> None:
     runtime = runtime_of(task.app)
     item = _item_of(task.saga_aggregator, id, value, runtime.settings.max_state_bytes)
     try:
-        add_items(task.app, task.saga_aggregator, [item])
+        add_items(runtime, task.saga_aggregator, [item])
     except StoreError as exc:
-        put_off_if_it_helps(task, exc)
+        redeliver_if_it_helps(task, runtime.publisher, exc)
         raise
-
-
-def add_items(app: Celery, definition: AggregatorDefinition, items: Sequence[tuple[str, NewItem]]) -> int:
-    """Buffer items from here; return how many are new.
-
-    Raises:
-        BufferFull: A group is full.
-        StoreUnavailable: The store cannot be reached.
-    """
-    runtime = runtime_of(app)
-    return buffer(runtime.batches.aggregates, runtime.rules_of(definition), items, functools.partial(ask, app, definition))
-
-
-def ask(app: Celery, definition: AggregatorDefinition, group: str) -> bool:
-    """Ask for the flush of a group; if the broker is away, a relay does so when the mark has expired.
-
-    Returns:
-        Whether the broker is there.
-    """
-    try:
-        publish_flush(app, definition, group)
-    except PublishError as exc:
-        logger.warning("%s: the flush of the group %r is asked for by a relay later: %s", definition.name, group, exc)
-        return False
-    return True
-
-
-def publish_flush(app: Celery, definition: AggregatorDefinition, group: str) -> None:
-    """Publish the message that has a group flushed.
-
-    Raises:
-        PublishError: It was not confirmed.
-    """
-    sent, publisher = app.tasks[definition.flush_name].si(group), runtime_of(app).publisher
-    sent.freeze()
-    publish = functools.partial(publisher.publish_signature, sent)
-    if publisher.inline:
-        in_turn(publish)
-    else:
-        publish()
 
 
 def flush_group(task: FlushTask, group: str) -> Any:
@@ -186,7 +143,7 @@ def flush_group(task: FlushTask, group: str) -> Any:
         rules=runtime.rules_of(definition),
         group=group,
         call=_caller(task),
-        ask=functools.partial(ask, task.app, definition),
+        ask=functools.partial(ask, runtime, definition),
         judge=functools.partial(_judge, task),
         time_limit_s=time_limit_s(task),
     )
@@ -194,7 +151,7 @@ def flush_group(task: FlushTask, group: str) -> Any:
     try:
         flushed = flush.execute()
     except StoreError as exc:
-        put_off_if_it_helps(task, exc)
+        redeliver_if_it_helps(task, runtime.publisher, exc)
         raise
     _tell(task, flushed)
     if flushed.error is not None:
@@ -281,7 +238,7 @@ def install_aggregator(app: Celery, definition: AggregatorDefinition) -> None:
     common = {"bind": True, "saga_aggregator": definition}
     add_task(app, _buffering(definition), name=definition.name, base=_base(BufferTask, app.Task), **publishing, **common)
     add_task(app, _flushing(definition), name=definition.flush_name, base=_base(FlushTask, base), **options, **common)
-    bury_failures(registered(app, definition.name))
+    keep_failures(registered(app, definition.name))
 
 
 def _base(own: Any, base: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Later: a message that cannot be handled now is published again, confirmed, and this delivery of it is given up.
+"""Redelivery: a message that cannot be handled now is published again, confirmed, and this delivery of it is given up.
 
 Celery's own ``retry()`` is not used: when its publish fails, the message is lost.
 """
@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas.errors import PublishError, Retry, StoreError
-from celery_sagas.worker.headers import PUT_OFF, headers_of, read_put_off, read_retries
+from celery_sagas.worker.brokers import longest_redelivery_s
+from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
 from celery_sagas.worker.publisher import ConfirmedPublisher
-from celery_sagas.worker.redelivery import longest_redelivery_s
-from celery_sagas.worker.runtime import runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -23,30 +22,29 @@ logger = logging.getLogger("celery_sagas")
 _LONGEST_DELAY_S = 30.0
 #: The part of the time after which a broker delivers a message again: it must not come twice because it waits.
 _OF_REDELIVERY = 1 / 3
-#: Seconds for which a message is held that can be neither handled nor kept, before the broker gets it back; at first.
+#: Seconds for which a message is held that can be neither handled nor kept, before it is requeued; at first.
 HELD_S = 3.0
 
 
-def postpone(task: Any, reason: Exception) -> NoReturn:
-    """Put the running message off, or leave it to the broker, whatever stands in the way.
+def redeliver_or_requeue(task: Any, publisher: object, reason: Exception) -> NoReturn:
+    """Redeliver the running message later, or have the broker requeue it, whatever stands in the way.
 
     Raises:
         Ignore: It was published again.
         Reject: The broker keeps this delivery.
     """
     try:
-        publisher = runtime_of(task.app).publisher
         if isinstance(publisher, ConfirmedPublisher):
-            put_off(task, publisher, reason)
+            redeliver(task, publisher, reason)
     except (Ignore, Reject):
         raise
     except Exception as exc:  # such as a message that cannot even be encoded
-        give_back(exc)
-    give_back(reason)
+        requeue(exc)
+    requeue(reason)
 
 
-def give_back(reason: Exception) -> NoReturn:
-    """Leave the running message to the broker, after a pause: it comes again at once, and would meet the same trouble.
+def requeue(reason: Exception) -> NoReturn:
+    """Have the broker requeue the running message, after a pause: it comes again at once, and would meet the same trouble.
 
     Raises:
         Reject: The broker keeps this delivery.
@@ -56,30 +54,29 @@ def give_back(reason: Exception) -> NoReturn:
     raise Reject(repr(reason), requeue=True) from reason
 
 
-def put_off_if_it_helps(task: Any, error: StoreError) -> None:
-    """Put the running message off if there is one, and the same message may succeed later; else return.
+def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError) -> None:
+    """Redeliver the running message later if there is one, and the same message may succeed then; else return.
 
     Raises:
         Ignore: It was published again.
         Reject: The broker keeps this delivery.
     """
-    publisher = runtime_of(task.app).publisher
     if task.request.called_directly or task.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
         return
     if error.retry in (Retry.AT_ONCE, Retry.LATER):
-        put_off(task, publisher, error)
+        redeliver(task, publisher, error)
 
 
-def put_off(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
-    """Publish the running message again: same id, headers and retry count, a little later each time.
+def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
+    """Publish the running message again: same id, headers and retry count, after a delay that is longer each time.
 
     Raises:
         Ignore: It was published; this delivery is acknowledged.
         Reject: It could not be published; the broker keeps this delivery.
     """
-    count = read_put_off(task.request)
-    delay = _delay(count, longest_redelivery_s(task.app))
-    logger.warning("%s[%s] is put off by %.1f s: %s", task.name, task.request.id, delay, reason)
+    count = read_redeliveries(task.request)
+    delay = _delay_s(count, longest_redelivery_s(task.app))
+    logger.warning("%s[%s] is redelivered in %.1f s: %s", task.name, task.request.id, delay, reason)
     _publish_again(task, publisher, delay, read_retries(task.request), count + 1)
     raise Ignore()
 
@@ -93,19 +90,19 @@ def retry_missing(task: Any, publisher: ConfirmedPublisher, reason: Exception) -
     """
     delay = float(task.default_retry_delay)
     logger.info("%s[%s] is retried in %.1f s: %s", task.name, task.request.id, delay, reason)
-    _publish_again(task, publisher, delay, read_retries(task.request) + 1, read_put_off(task.request))
+    _publish_again(task, publisher, delay, read_retries(task.request) + 1, read_redeliveries(task.request))
     raise Ignore()
 
 
-def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retries: int, put_offs: int) -> None:
+def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retries: int, redeliveries: int) -> None:
     request = task.request
-    headers = {**headers_of(request), PUT_OFF: put_offs}
+    headers = {**headers_of(request), REDELIVERIES: redeliveries}
     again = task.signature_from_request(request, countdown=delay, retries=retries, headers=headers)
     try:
         publisher.publish_signature(again)
     except PublishError as exc:
         logger.warning("%s[%s] could not be published again, the broker keeps it: %s", task.name, request.id, exc.reason)
-        give_back(exc)
+        requeue(exc)
 
 
 def held_s(failures: int, redelivery_s: float | None) -> float:
@@ -113,7 +110,7 @@ def held_s(failures: int, redelivery_s: float | None) -> float:
     return float(min(_longest_s(redelivery_s), HELD_S * 2.0 ** min(failures, 10)))
 
 
-def _delay(count: int, redelivery_s: float | None) -> float:
+def _delay_s(count: int, redelivery_s: float | None) -> float:
     return float(min(_longest_s(redelivery_s), 2.0 ** min(count, 10))) * (0.5 + 0.5 * random.random())
 
 

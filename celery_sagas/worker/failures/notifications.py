@@ -1,9 +1,7 @@
-"""What a worker says when a message that asks for an answer has failed for good: a failure, sent to the step that was named."""
+"""Notifications: when a message that asks for an answer has failed for good, the step that was named for that gets a failure."""
 
 import functools
 import logging
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from typing import Any
 
 from celery import Celery
@@ -12,11 +10,10 @@ from celery.exceptions import WorkerLostError
 from celery_sagas.core.answers import Failure, FailureKind
 from celery_sagas.core.conversation import Came, ReturnAddress, Target
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.registry import registry
 from celery_sagas.core.text import storable
 from celery_sagas.engine.burial import TEXT_CHARACTERS, text_of
 from celery_sagas.errors import PublishError, TooManyDeliveries
-from celery_sagas.worker.deadline import within
+from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.headers import (
     answer_headers,
     causation_headers,
@@ -26,8 +23,8 @@ from celery_sagas.worker.headers import (
     read_return_address_of,
     task_of,
 )
-from celery_sagas.worker.publisher import PASSING_REFUSALS, ConfirmedPublisher, EagerPublisher
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.publisher import PASSING_REFUSALS
+from celery_sagas.worker.runtime import publisher_of
 from celery_sagas.worker.sessions import session_of
 from celery_sagas.worker.targets import signature_to
 
@@ -38,7 +35,7 @@ DEADLINE_S = 10.0
 _NAME_CHARACTERS = 255
 
 
-def report(
+def notify_requester(
     app: Celery,
     request: Any,
     error: BaseException | str,
@@ -46,9 +43,8 @@ def report(
     *,
     letter: str = "",
     may_be_answered: bool = False,
-    may_be_repeated: bool = False,
 ) -> bool:
-    """Tell whoever waits for the answer to a message that it has failed, if a step was named for that; twice is as good as once.
+    """Notify whoever waits for the answer to a message that it has failed, if a step was named for that; twice does no harm.
 
     It takes a bounded time. What cannot be sent is logged, and the deadline of the request remains.
 
@@ -59,63 +55,58 @@ def report(
         kind: What happened; but for an error, an answer may come all the same. Of an answer it is always "unhandled".
         letter: The id of the dead letter that the message has become.
         may_be_answered: Whether one may come after this error, too.
-        may_be_repeated: Whether somebody will tell again if it raises, which it never does otherwise.
 
     Returns:
-        Whether a step was told.
+        Whether a step was notified.
+    """
+    address = read_return_address_of(request)
+    if address is None or address.otherwise is None:
+        return False
+    try:
+        _notify(app, request, address, address.otherwise, failure_of(request, error, kind, letter), may_be_answered)
+    except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
+        step = address.otherwise.task
+        logger.warning("%s[%s] failed, and %s is not notified: %s", task_of(request), request.id, step, exc)
+        return False
+    return True
+
+
+def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | str, letter: str) -> None:
+    """Notify whoever waits for the answer to what has become a dead letter, from where it can be done once more.
 
     Raises:
         PublishError: The broker is away, or takes no messages.
     """
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
-        return False
-    failure = failure_of(request, error, kind, letter)
-    came = Came.DOUBT if may_be_answered or failure.kind != "error" else Came.FAILURE
+        return
     try:
-        _send(app, request, address, address.otherwise, failure, came)
-    except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
-        if may_be_repeated and _may_pass(exc):
+        _notify(app, request, address, address.otherwise, failure_of(request, error, letter=letter), may_be_answered=True)
+    except Exception as exc:
+        if isinstance(exc, PublishError) and exc.connection and not isinstance(exc.__cause__, PASSING_REFUSALS):
             raise
-        logger.warning("%s[%s] failed, and %s is not told: %s", failure.task, failure.task_id, address.otherwise.task, exc)
-        return False
-    logger.info("%s[%s] failed (%s), %s is told", failure.task, failure.task_id, failure.kind, address.otherwise.task)
-    return True
+        logger.warning("%s[%s] failed, and %s is not notified: %s", task_of(request), request.id, address.otherwise.task, exc)
 
 
-def _may_pass(error: Exception) -> bool:
-    return isinstance(error, PublishError) and error.connection and not isinstance(error.__cause__, PASSING_REFUSALS)
-
-
-def report_in_time(
-    app: Celery,
-    request: Any,
-    error: BaseException | str,
-    kind: FailureKind = "error",
-    *,
-    letter: str = "",
-    may_be_answered: bool = False,
+def notify_requester_in_time(
+    app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error", **given: Any
 ) -> bool:
-    """Tell of a failure from a worker's main process, which nobody may hold up; see ``report``."""
+    """Notify of a failure from a worker's main process, which nobody may hold up; see ``notify_requester``."""
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
         return False
     try:
-        return within(
-            DEADLINE_S, functools.partial(report, app, request, error, kind, letter=letter, may_be_answered=may_be_answered)
-        )
+        return within(DEADLINE_S, functools.partial(notify_requester, app, request, error, kind, **given))
     except TimeoutError:
-        step = address.otherwise.task
-        logger.warning(
-            "%s[%s] failed, and perhaps %s is not told: the broker does not answer", task_of(request), request.id, step
-        )
+        task, step = task_of(request), address.otherwise.task
+        logger.warning("%s[%s] failed, and perhaps %s is not notified: the broker is silent", task, request.id, step)
         return False
 
 
-def report_eager_failure(sender: Any = None, exception: BaseException | None = None, **_: object) -> None:
-    """Tell of a failure in eager mode, where no worker does."""
+def notify_of_eager_failure(sender: Any = None, exception: BaseException | None = None, **_: object) -> None:
+    """Notify of a failure in eager mode, where no worker does."""
     if sender is not None and exception is not None and sender.request.is_eager:
-        report(sender.app, sender.request, exception)
+        notify_requester(sender.app, sender.request, exception)
 
 
 def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "error", letter: str = "") -> Failure:
@@ -140,21 +131,12 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
     )
 
 
-def _send(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure, came: Came) -> None:
+def _notify(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure, may_be_answered: bool) -> None:
+    came = Came.DOUBT if may_be_answered or failure.kind != "error" else Came.FAILURE
     headers = answer_headers(address.instance, address.request, came) | causation_headers(session_of(request))
     id = derived_id(address.request, Came.FAILURE)
-    with _publisher(app) as publisher:
-        publisher.publish_signature(signature_to(app, to, failure.__json__(), id=id, headers=headers))
-
-
-@contextmanager
-def _publisher(app: Celery) -> Iterator[ConfirmedPublisher | EagerPublisher]:
-    """Lend what publishes here; a worker without sagas need not open a backend for that."""
-    if registry:
-        yield runtime_of(app).publisher
-        return
-    with closing(ConfirmedPublisher(app)) as publisher:
-        yield publisher
+    publisher_of(app).publish_signature(signature_to(app, to, failure.__json__(), id=id, headers=headers))
+    logger.info("%s[%s] failed (%s), %s is notified", failure.task, failure.task_id, failure.kind, to.task)
 
 
 def _class_of(error: BaseException) -> str:

@@ -4,8 +4,8 @@ import logging
 import time
 from typing import Any
 
-from celery_sagas.worker.later import held_s
-from celery_sagas.worker.redelivery import longest_redelivery_s
+from celery_sagas.worker.brokers import longest_redelivery_s
+from celery_sagas.worker.failures.redelivery import held_s
 
 logger = logging.getLogger("celery_sagas")
 
@@ -50,7 +50,7 @@ class Hold:
         consumer, qos = self._consumer, self._consumer.qos  # the latter of the connection that the message has come by
         is_counted = self._uncounted >= _MOST_UNCOUNTED
 
-        def give_back() -> None:
+        def requeue() -> None:
             message.reject_log_error(logger, consumer.connection_errors, requeue=True)
             if not is_counted:
                 self._uncounted -= 1
@@ -60,7 +60,7 @@ class Hold:
             if qos is consumer.qos and qos.prev != qos.value:
                 qos.update()
 
-        consumer.timer.call_after(self._ends_at_s - time.monotonic(), consumer.call_soon, (give_back,))
+        consumer.timer.call_after(self._ends_at_s - time.monotonic(), consumer.call_soon, (requeue,))
         if is_counted:
             return
         self._uncounted += 1

@@ -1,0 +1,1 @@
+"""Aggregators: the decorator, its tasks, the client for programs, and the batch consumer of workers."""

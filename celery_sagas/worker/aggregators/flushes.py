@@ -1,0 +1,81 @@
+"""What follows from an item that is buffered: the flush of its group is asked for, by a message."""
+
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.engine.buffering import buffer
+from celery_sagas.errors import PublishError
+from celery_sagas.stores.items import NewItem
+from celery_sagas.worker.runtime import Runtime
+
+logger = logging.getLogger("celery_sagas")
+
+
+def add_items(runtime: Runtime, definition: AggregatorDefinition, items: Sequence[tuple[str, NewItem]]) -> int:
+    """Buffer items from here; return how many are new.
+
+    Raises:
+        BufferFull: A group is full.
+        StoreUnavailable: The store cannot be reached.
+    """
+    ask_for = functools.partial(ask, runtime, definition)
+    return buffer(runtime.batches.aggregates, runtime.rules_of(definition), items, ask_for)
+
+
+def ask(runtime: Runtime, definition: AggregatorDefinition, group: str) -> bool:
+    """Ask for the flush of a group; if the broker is away, a relay does so when the mark has expired.
+
+    Returns:
+        Whether the broker is there.
+    """
+    try:
+        publish_flush(runtime, definition, group)
+    except PublishError as exc:
+        logger.warning("%s: the flush of the group %r is asked for by a relay later: %s", definition.name, group, exc)
+        return False
+    return True
+
+
+def publish_flush(runtime: Runtime, definition: AggregatorDefinition, group: str) -> None:
+    """Publish the message that has a group flushed.
+
+    Raises:
+        PublishError: It was not confirmed.
+    """
+    sent, publisher = runtime.app.tasks[definition.flush_name].si(group), runtime.publisher
+    sent.freeze()
+    publish = functools.partial(publisher.publish_signature, sent)
+    if publisher.inline:
+        _in_turn(publish)
+    else:
+        publish()
+
+
+class _Turns(threading.local):
+    """What waits in this thread (or greenlet); ``None`` while nothing runs."""
+
+    waiting: deque[Callable[[], None]] | None = None
+
+
+_turns = _Turns()
+
+
+def _in_turn(work: Callable[[], None]) -> None:
+    """Do work now, and then whatever it asks for; or leave it to whoever is doing that.
+
+    So many flushes of a group come in the order of its items, and not each inside of the one before. An error passes, and what
+    still waits is dropped.
+    """
+    if _turns.waiting is not None:
+        _turns.waiting.append(work)
+        return
+    _turns.waiting = deque([work])
+    try:
+        while _turns.waiting:
+            _turns.waiting.popleft()()
+    finally:
+        _turns.waiting = None

@@ -1,0 +1,216 @@
+"""Dead letters: what leaves a step's task as an error is kept as one before its message is acknowledged."""
+
+import contextlib
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Context
+from celery.canvas import Signature
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskPredicate
+from kombu.utils.json import dumps, loads
+
+from celery_sagas import signals
+from celery_sagas.core.steps import StepDefinition
+from celery_sagas.engine.burial import add_letter, bury, letter_of, locate
+from celery_sagas.errors import MessageError, StoreError
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import DeadLetter, Lookup
+from celery_sagas.worker.failures.notifications import notify_requester
+from celery_sagas.worker.failures.redelivery import redeliver_or_requeue, requeue
+from celery_sagas.worker.freeze import thawed
+from celery_sagas.worker.headers import MESSAGE_ID, REDELIVERIES, check_message_id, headers_of, read_address
+from celery_sagas.worker.internals import is_terminating
+from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.sessions import session_of
+
+logger = logging.getLogger("celery_sagas")
+
+#: Marks an exception whose message was dead-lettered; it goes with the exception to the worker's main process.
+_IS_KEPT = "_celery_sagas_is_kept"
+#: Headers that belong to one delivery of a message, not to the message.
+_PASSING = frozenset({REDELIVERIES, "redelivered"})
+#: Of a request whose message cannot be decoded: why not.
+UNDECODED = "_celery_sagas_undecoded"
+#: Of what the sender says of the arguments, so much is kept of a message that cannot be written; Celery says as much.
+_REPR_CHARACTERS = 1_024
+#: Modules whose errors end a greenlet, or tell it that its time is over.
+_GREEN = frozenset({"eventlet", "gevent", "greenlet"})
+#: Modules whose frames are above those of a user's function.
+_ABOVE = frozenset({"celery", "celery_sagas", "contextlib"})
+
+
+def keep_failures(task: Any) -> None:
+    """Have a step's task keep the messages that fail for good.
+
+    Its ``run`` is wrapped outside of Celery's ``autoretry_for``, so that what comes here is not retried; and not its
+    ``__call__``, for which Celery would give up its fast path. What leaves it has a short traceback: a process of the pool writes
+    each frame, some kilobytes, into a pipe of 64 KiB, which a main process that stops may not read any more
+    (``AsynPool.flush``). If the pipe is full then, the process cannot say that it ends, and its worker never does.
+    """
+    inner = task.run
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if task.request.called_directly or task.request.is_eager:
+            return inner(*args, **kwargs)
+        try:
+            return _run(task, inner, args, kwargs)
+        except (Ignore, Reject) as exc:
+            raise exc.with_traceback(None) from None  # nobody reads it
+        except Exception as exc:
+            raise exc.with_traceback(_below(exc.__traceback__))  # noqa: B904 - it is the same error
+
+    task.run = functools.update_wrapper(run, inner, updated=())
+
+
+def _run(task: Any, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        with failing():
+            return inner(*args, **kwargs)
+    except TaskPredicate:
+        raise  # retried, ignored or rejected
+    except Exception as exc:
+        if is_terminating():
+            raise Reject(repr(exc), requeue=True) from exc
+        try:
+            runtime = runtime_of(task.app)
+        except Exception as unusable:
+            requeue(unusable)
+        _keep_or_redeliver(task, runtime, exc)
+        raise
+
+
+def _keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
+    try:
+        dead_letter(task, task.request, runtime.backend, error)
+        with contextlib.suppress(AttributeError):  # of an exception with slots: the main process does it once more
+            setattr(error, _IS_KEPT, True)
+    except Exception as exc:
+        bug = None if isinstance(exc, StoreError) else exc
+        logger.warning("%s[%s] cannot be kept as a dead letter: %s", task.name, task.request.id, exc, exc_info=bug)
+        redeliver_or_requeue(task, runtime.publisher, exc)
+
+
+def is_kept(error: BaseException) -> bool:
+    """Whether the message that failed with this error was dead-lettered, or had no need of it, in the process that ran it."""
+    return getattr(error, _IS_KEPT, False) is True
+
+
+def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
+    """Make a dead letter of the message of a request, and log it, send the signal, and notify whoever asked.
+
+    Returns:
+        The letter, or ``None`` if the message was handled, or dead-lettered, before.
+
+    Raises:
+        StoreError: It is not known what was written; doing it again completes it.
+    """
+    step = getattr(task, "saga_step", None)
+    message_id = session_of(request).message_id
+    name, saga = (step.name, step.saga.name) if step else (task.name, "")
+    letter = letter_of(name, message_id, saga, error, payload_of(task.name, request))
+    kept: DeadLetter | None = letter
+    if step is None:  # an aggregator's: it has no instance, and no journal
+        add_letter(backend, letter)
+    else:
+        is_known = letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
+        kept = bury(backend, step, letter, lookup_of(step, request) if is_known else None, task.name)
+    if kept is not None:
+        logger.error("%s[%s] failed and is kept as the dead letter %s: %s", name, kept.message_id, kept.id, kept.error)
+        signals.step_failed.send(sender=task, letter=kept, exception=error)
+        notify_requester(task.app, request, error, letter=kept.id, may_be_answered=True)  # once its letter is retried
+    return kept
+
+
+def payload_of(task: str, request: Any) -> str:
+    """Return the message of a request as the JSON text of its signature.
+
+    Args:
+        task: Its name.
+        request: A task's request, or what looks like one.
+    """
+    if undecoded := request.__dict__.get(UNDECODED):
+        return _unreadable(request, str(undecoded))
+    try:
+        payload = str(dumps(dict(Signature(task, request.args, request.kwargs, _options_of(request)))))
+        loads(payload)
+    except SoftTimeLimitExceeded:
+        raise  # which says nothing about the message
+    except Exception as exc:  # whatever a letter lacks, there must be one
+        logger.warning("%s[%s] cannot be written as JSON, its dead letter cannot be retried: %r", task, request.id, exc)
+        return _unreadable(request, repr(exc))
+    return payload
+
+
+def _unreadable(request: Any, why: str) -> str:
+    """Return what is kept of a message whose body cannot be: what its sender says of it. It can only be discarded."""
+    shown = {name: str(request.__dict__.get(f"{name}repr") or "")[:_REPR_CHARACTERS] for name in ("args", "kwargs")}
+    return json.dumps({"unreadable": why[:_REPR_CHARACTERS], **shown})
+
+
+def _options_of(request: Any) -> dict[str, Any]:
+    options = {name: value for name, value in request.as_execution_options().items() if value is not None}
+    options["headers"] = {name: value for name, value in headers_of(request).items() if name not in _PASSING}
+    if (priority := (request.delivery_info or {}).get("priority")) is not None:
+        options["priority"] = priority
+    return options
+
+
+def request_of(app: Celery, letter: DeadLetter) -> Context | None:
+    """Return what the task of a letter's message would see of its request; ``None`` if the message cannot be read."""
+    try:
+        sent = thawed(app, letter.payload)
+    except Exception as exc:  # whatever it is, operators have the letter
+        logger.debug("the message in the letter %s cannot be read: %r", letter.id, exc)
+        return None
+    options = sent.options
+    return Context(id=options.get("task_id"), task=sent.task, headers=options.get("headers"), called_directly=False)
+
+
+def lookup_of(step: StepDefinition, request: Any) -> Lookup | None:
+    """Return where the message of a request looks for its instance, or ``None`` if it names none, or fails to."""
+    try:
+        check_message_id(step.name, headers_of(request).get(MESSAGE_ID))
+        bound = step.arguments.bind(request.args or (), request.kwargs or {})
+        return locate(step, bound, session_of(request).causation, read_address(request))
+    except MessageError:
+        return None
+    except SoftTimeLimitExceeded:
+        raise  # which says nothing about the message
+    except Exception as exc:  # of a validator, say: it fails in the same way each time, and has a letter all the same
+        logger.warning("%s[%s] cannot be correlated: %r", step.name, request.id, exc)
+        return None
+
+
+@contextlib.contextmanager
+def failing() -> Iterator[None]:
+    """Have whatever a user's function raises be an ``Exception``, unless it ends a process, a thread or a greenlet.
+
+    ``asyncio.CancelledError`` is none. Celery would take it for the end of the process, and acknowledge the message.
+    """
+    try:
+        yield
+    except BaseException as exc:
+        if isinstance(exc, Exception) or _is_end(exc):
+            raise
+        raise RuntimeError(f"{exc!r}, which is no Exception") from exc
+
+
+def _is_end(error: BaseException) -> bool:
+    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+    return isinstance(error, SystemExit | KeyboardInterrupt) or not modules.isdisjoint(_GREEN)
+
+
+def _below(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the user's first frame on; of an error that the library raised itself, the last frame."""
+    while traceback is not None and traceback.tb_next is not None and _is_above(traceback):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _is_above(traceback: TracebackType) -> bool:
+    return str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] in _ABOVE

@@ -1,0 +1,156 @@
+"""Requests in a worker's main process, which alone sees each end of a task: a failure is dead-lettered, or notified of."""
+
+import functools
+import logging
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.imports import symbol_by_name
+
+from celery_sagas.core.answers import FailureKind
+from celery_sagas.worker.failures.dead_letters import dead_letter, is_kept
+from celery_sagas.worker.failures.deadline import within
+from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
+from celery_sagas.worker.failures.unreadable import context_of, refusing
+from celery_sagas.worker.headers import read_retries
+from celery_sagas.worker.internals import is_terminating
+from celery_sagas.worker.runtime import borrowed_backend
+from celery_sagas.worker.sessions import may_be_answered, session_of_failed
+
+logger = logging.getLogger("celery_sagas")
+
+#: They do not end a step's message: a task's own choice, an operator's, or that of the flag ``reject_on_worker_lost``.
+_NO_FAILURES = (TaskPredicate, Terminated, WorkerLostError)
+#: They are no end of a message, or are notified of as a revocation.
+_NO_END = (Ignore, Retry, Terminated)
+
+
+@functools.cache
+def _subclass(request: type) -> type:
+    return type("FailingRequest", (FailingRequest, request), {"__module__": __name__})
+
+
+def keeping_failures(request: Any) -> Any:
+    """Return a request class, given by itself or by its name, with what ``FailingRequest`` adds."""
+    cls = symbol_by_name(request)
+    return cls if issubclass(cls, FailingRequest) else _subclass(cls)
+
+
+class FailingRequest:
+    """A request whose failure is seen to before its message is acknowledged: if the main process dies in between, it comes again.
+
+    The message of a step, of an aggregator's item or of a gather is dead-lettered where its own process has not done so: after
+    a hard time limit, or an error that does not come from ``run``, such as one of the user's ``before_start``. It is
+    acknowledged then, or requeued if the store cannot serve. Of any other task that was asked for an answer, whoever waits for
+    that is notified: of an exception after the last retry, a time limit, a lost process of the pool, a revocation.
+
+    A pool of processes calls ``on_failure`` first, and ``on_timeout`` after it, before it kills the process; pools of greenlets
+    call ``on_timeout`` alone. Celery would acknowledge or requeue in either of them, as the task's flags and its release say:
+    what was settled here, it leaves alone.
+    """
+
+    _is_settled = False
+    _is_notified = False
+
+    @refusing
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """See to a hard time limit."""
+        if not soft:
+            self._see_to(TimeLimitExceeded(timeout), may_notify=not is_terminating())
+        with session_of_failed(context_of(self)):
+            super().on_timeout(soft, timeout)  # type: ignore[misc]
+
+    @refusing
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """See to what a task has raised, or to its lost process."""
+        error = exc_info.exception
+        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
+        # an error of Celery's own, such as of its result backend, may come after the answer was sent
+        self._see_to(error, may_be_answered=exc_info.internal or may_be_answered(error))
+        with session_of_failed(context_of(self)):
+            return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+
+    @refusing
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Notify of a revocation, or of a message that expired, before Celery acknowledges it."""
+        request: Any = self
+        self._notify("it expired before a worker began it" if expired else f"it was {reason}", "revoked")
+        try:
+            super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
+        except Exception:  # of the result backend, over the message perhaps: the worker would end, and the next one that gets it
+            logger.exception("%s[%s] was revoked or has expired, and the result backend cannot say so", request.name, request.id)
+            request.acknowledge()
+            request._already_revoked = True
+
+    def _see_to(self, error: BaseException, *, may_be_answered: bool = False, may_notify: bool = True) -> None:
+        is_failure = isinstance(error, Exception) and not isinstance(error, _NO_FAILURES)
+        if is_failure and getattr(self.task, "keeps_failures", False) and not is_kept(error):  # type: ignore[attr-defined]
+            self._settle(error)
+        if not may_notify:
+            return
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            self._notify_of_exit(error)
+        elif not isinstance(error, _NO_END) and not self._goes_on(error):
+            # a time limit may strike when the answer was sent already
+            self._notify(error, may_be_answered=may_be_answered or isinstance(error, TimeLimitExceeded))
+
+    def _settle(self, error: BaseException) -> None:
+        """Dead-letter the message and acknowledge it, or requeue it if the store cannot serve; once."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        request: Any = self
+        try:
+            within(DEADLINE_S, functools.partial(_dead_letter, request, error))
+        except Exception as exc:
+            fate = "is lost: it was acknowledged early" if request.acknowledged else "goes back to the broker"
+            logger.warning("%s[%s] cannot be kept as a dead letter and %s: %r", request.task.name, request.id, fate, exc)
+            request.reject(requeue=True)
+        else:
+            request.acknowledge()
+
+    def _notify_of_exit(self, error: BaseException) -> None:
+        """Notify of a process that has ended, unless Celery has ended it, or takes that for a loss and requeues the message."""
+        request: Any = self
+        is_loss = hasattr(request, "_worker_lost_info")  # since Celery 5.7
+        if not (
+            request._already_cancelled or request._already_revoked or (is_loss and self._comes_again_when_lost(request.task))
+        ):
+            self._notify(WorkerLostError(repr(error)))
+
+    def _goes_on(self, error: BaseException) -> bool:
+        """Whether the message comes again, or its failure is notified of elsewhere."""
+        task: Any = self.task  # type: ignore[attr-defined]
+        if isinstance(error, Reject):
+            return bool(error.requeue)  # type: ignore[attr-defined]
+        if isinstance(error, WorkerLostError):
+            return self._comes_again_when_lost(task)
+        if hasattr(task, "saga_step") or hasattr(task, "saga_aggregator"):
+            return True  # as a dead letter
+        if isinstance(error, TimeLimitExceeded):
+            return bool(task.acks_late and not _is_acknowledged_on_timeout(task))
+        return isinstance(error, MemoryError) and bool(task.acks_late)  # it ends the worker
+
+    def _comes_again_when_lost(self, task: Any) -> bool:
+        request: Any = self
+        if getattr(task, "retry_on_worker_lost", False):  # since Celery 5.7
+            return task.max_retries is None or read_retries(request._context) < task.max_retries
+        return bool(task.acks_late and task.reject_on_worker_lost)
+
+    def _notify(self, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False) -> None:
+        request: Any = self
+        if not self._is_notified:  # a time limit is met twice
+            self._is_notified = True
+            notify_requester_in_time(request.app, context_of(self), error, kind, may_be_answered=may_be_answered)
+
+
+def _dead_letter(request: Any, error: Any) -> None:
+    with borrowed_backend(request.app) as backend:
+        dead_letter(request.task, context_of(request), backend, error)
+
+
+def _is_acknowledged_on_timeout(task: Any) -> bool:
+    """Whether a hard time limit ends the message; before Celery 5.7 one flag covers time limits and failures."""
+    flag = getattr(task, "acks_on_timeout", None)
+    return bool(task.acks_on_failure_or_timeout if flag is None else flag)

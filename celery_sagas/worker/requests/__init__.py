@@ -1,0 +1,1 @@
+"""Requests: messages whose answers an instance waits for, one by one or gathered."""
