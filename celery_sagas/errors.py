@@ -1,10 +1,12 @@
 """Every exception of the library, in one tree.
 
-Each constructor takes plain JSON values and hands all of them, unchanged, to ``Exception``: Celery's JSON result backend
-rebuilds an exception as ``cls(*exc.args)``. The text is made in ``__str__``.
+An error is a dataclass whose fields are plain JSON values. They are the arguments of the exception, unchanged: pickle and
+Celery's JSON result backend rebuild it as ``cls(*exc.args)``. The text is made in ``__str__``. Two errors are equal if they are
+the same object, as for every exception.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar
 
@@ -23,14 +25,17 @@ class SagaError(Exception):
 
     retry: ClassVar[Retry] = Retry.NEVER
 
+    def __post_init__(self) -> None:
+        # Not super(): OSError, of which TimeoutError is a subclass, takes its first arguments for a number and a text.
+        Exception.__init__(self, *(getattr(self, each.name) for each in fields(self) if each.init))  # type: ignore[arg-type]
 
+
+@dataclass(eq=False, repr=False)
 class ConfigurationError(SagaError):
     """Raised when a setting is wrong or a backend is unsafe."""
 
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
+    problem: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         return _sentences(self.problem, self.remedy)
@@ -40,26 +45,24 @@ class UnsafeBackend(ConfigurationError):
     """Raised when a backend cannot keep the promise; ``saga_unsafe_backend = "warn"`` runs it all the same."""
 
 
+@dataclass(eq=False, repr=False)
 class DefinitionError(SagaError):
     """Raised when a saga or a step is declared wrongly: at import, or when the app is finalised."""
 
-    def __init__(self, subject: str, problem: str, remedy: str = "") -> None:
-        super().__init__(subject, problem, remedy)
-        self.subject = subject
-        self.problem = problem
-        self.remedy = remedy
+    subject: str
+    problem: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         return _sentences(f"{self.subject}: {self.problem}", self.remedy)
 
 
+@dataclass(eq=False, repr=False)
 class MisuseError(SagaError):
     """Raised when the library is called where it cannot work, such as a step called inline from another step."""
 
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(problem, remedy)
-        self.problem = problem
-        self.remedy = remedy
+    problem: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         return _sentences(self.problem, self.remedy)
@@ -69,29 +72,25 @@ class MessageError(SagaError):
     """The base of errors that a message cannot outlive: it is never retried."""
 
 
+@dataclass(eq=False, repr=False)
 class InvalidMessage(MessageError):
     """Raised when the arguments of a message do not fit the annotations of its step."""
 
-    def __init__(self, step: str, problems: Sequence[Sequence[str]]) -> None:
-        super().__init__(step, problems)
-        self.step = step
-        self.problems = problems  #: pairs of path and text
+    step: str
+    problems: Sequence[Sequence[str]]  #: pairs of path and text
 
     def __str__(self) -> str:
         return f"The message does not fit {self.step}: {_problems(self.problems)}. Nothing was stored or sent."
 
 
+@dataclass(eq=False, repr=False)
 class InvalidState(MessageError):
     """Raised when the state that a handler left behind could not be loaded again."""
 
-    def __init__(
-        self, saga: str, key: str, problems: Sequence[Sequence[str]], remedy: str = "mend the handler or the field's type"
-    ) -> None:
-        super().__init__(saga, key, problems, remedy)
-        self.saga = saga
-        self.key = key
-        self.problems = problems  #: pairs of path and text
-        self.remedy = remedy
+    saga: str
+    key: str
+    problems: Sequence[Sequence[str]]  #: pairs of path and text
+    remedy: str = "mend the handler or the field's type"
 
     def __str__(self) -> str:
         return (
@@ -100,27 +99,25 @@ class InvalidState(MessageError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class CorrelationError(MessageError):
     """Raised when a message names no instance, or names it with a value that is no key."""
 
-    def __init__(self, step: str, problem: str) -> None:
-        super().__init__(step, problem)
-        self.step = step
-        self.problem = problem
+    step: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.step} is not told which instance is meant: {self.problem}. Nothing was stored or sent."
 
 
+@dataclass(eq=False, repr=False)
 class TooManyDeliveries(MessageError):
     """Raised when the broker delivers a message again and again, because it ends its worker each time."""
 
-    def __init__(self, step: str, message_id: str, deliveries: int, allowed: int) -> None:
-        super().__init__(step, message_id, deliveries, allowed)
-        self.step = step
-        self.message_id = message_id
-        self.deliveries = deliveries
-        self.allowed = allowed
+    step: str
+    message_id: str
+    deliveries: int
+    allowed: int
 
     def __str__(self) -> str:
         return (
@@ -130,33 +127,30 @@ class TooManyDeliveries(MessageError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class SagaNotFound(SagaError):
     """Raised by the policy ``if_missing="raise"`` (by ``"retry"`` once its retries are used up), and where a wait is in vain."""
 
-    def __init__(self, saga: str, property: str, value: str, completed: bool = False) -> None:
-        super().__init__(saga, property, value, completed)
-        self.saga = saga
-        self.property = property
-        self.value = value
-        self.completed = completed
+    saga: str
+    property: str
+    value: str
+    completed: bool = False
 
     def __str__(self) -> str:
         why = "it has completed" if self.completed else "none was started, or none that the journal knows by this key"
         return f"There is no {self.saga} with {self.property}={self.value!r}: {why}."
 
 
+@dataclass(eq=False, repr=False)
 class WaitTimeout(SagaError, TimeoutError):
     """Raised when what ``wait`` waits for has not come in time."""
 
-    def __init__(self, saga: str, property: str, value: str, seconds: float, version: int = 0, completed: bool = False) -> None:
-        # Not that of OSError, which takes its first arguments for a number and a text.
-        Exception.__init__(self, saga, property, value, seconds, version, completed)
-        self.saga = saga
-        self.property = property
-        self.value = value
-        self.seconds = seconds
-        self.version = version  #: of the instance when it was last seen; 0 if it never was
-        self.completed = completed  #: whether the journal knows of an instance with this key that has completed
+    saga: str
+    property: str
+    value: str
+    seconds: float
+    version: int = 0  #: of the instance when it was last seen; 0 if it never was
+    completed: bool = False  #: whether the journal knows of an instance with this key that has completed
 
     def __str__(self) -> str:
         gone = "the journal knows of one that has completed" if self.completed else "none is there"
@@ -167,30 +161,28 @@ class WaitTimeout(SagaError, TimeoutError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class SagaAlreadyExists(SagaError):
     """Raised by the policy ``if_exists="raise"``."""
 
-    def __init__(self, saga: str, property: str, value: str, instance_id: str) -> None:
-        super().__init__(saga, property, value, instance_id)
-        self.saga = saga
-        self.property = property
-        self.value = value
-        self.instance_id = instance_id
+    saga: str
+    property: str
+    value: str
+    instance_id: str
 
     def __str__(self) -> str:
         return f"A {self.saga} with {self.property}={self.value!r} is already there: instance {self.instance_id}."
 
 
+@dataclass(eq=False, repr=False)
 class KeyTaken(SagaError):
     """Raised when an alternate key that a handler set belongs to another live instance."""
 
-    def __init__(self, saga: str, property: str, value: str, instance_id: str, key: str = "") -> None:
-        super().__init__(saga, property, value, instance_id, key)
-        self.saga = saga
-        self.property = property
-        self.value = value
-        self.instance_id = instance_id  #: of the other instance
-        self.key = key  #: of the other instance: the text of its correlation key; empty in what an older process pickled
+    saga: str
+    property: str
+    value: str
+    instance_id: str  #: of the other instance
+    key: str = ""  #: of the other instance: the text of its correlation key; empty in what an older process pickled
 
     def __str__(self) -> str:
         return (
@@ -199,15 +191,13 @@ class KeyTaken(SagaError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class PublishError(SagaError):
     """Raised when the broker did not confirm a message; it may have arrived all the same. The broker's error is the cause."""
 
     retry = Retry.LATER
-
-    def __init__(self, reason: str, connection: bool = False) -> None:
-        super().__init__(reason, connection)
-        self.reason = reason
-        self.connection = connection  #: whether it says nothing about this message: the broker is away
+    reason: str
+    connection: bool = False  #: whether it says nothing about this message: the broker is away
 
     def __str__(self) -> str:
         return _sentences(f"The broker did not confirm the message: {self.reason}", "It may have arrived all the same")
@@ -217,19 +207,23 @@ class Doubtful(PublishError):
     """Raised when the broker was there, and a message was not taken: the message may be to blame for it, or the broker."""
 
 
+@dataclass(eq=False, repr=False)
 class Unroutable(PublishError):
     """Raised when RabbitMQ returned a message because no queue takes it: it has not arrived."""
 
-    def __init__(self, exchange: str, routing_key: str) -> None:
-        Exception.__init__(self, exchange, routing_key)
-        self.exchange = exchange
-        self.routing_key = routing_key
-        route = f"the exchange {exchange!r} with the routing key {routing_key!r}" if exchange else f"the queue {routing_key!r}"
+    reason: str = field(init=False)
+    connection: bool = field(init=False, default=False)
+    exchange: str
+    routing_key: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = f"the exchange {self.exchange!r} with the routing key {self.routing_key!r}"
+        route = known if self.exchange else f"the queue {self.routing_key!r}"
         self.reason = (
             f"no queue takes what is sent to {route}: declare and bind the queue, or correct the route. "
             "What may find no queue is sent with .set(mandatory=False)"
         )
-        self.connection = False
 
     def __str__(self) -> str:
         return _sentences(f"RabbitMQ returned the message: {self.reason}")
@@ -239,16 +233,14 @@ class StoreError(SagaError):
     """The base of everything that a store raises."""
 
 
+@dataclass(eq=False, repr=False)
 class RevisionConflict(StoreError):
     """Raised when the instance is no longer as it was found, or one of its keys was inserted by somebody else."""
 
     retry = Retry.AT_ONCE
-
-    def __init__(self, saga: str, key: str, reason: str) -> None:
-        super().__init__(saga, key, reason)
-        self.saga = saga
-        self.key = key
-        self.reason = reason  #: "version", "unique", "reserved" or "locked"
+    saga: str
+    key: str
+    reason: str  #: "version", "unique", "reserved" or "locked"
 
     def __str__(self) -> str:
         return (
@@ -257,20 +249,19 @@ class RevisionConflict(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class AlreadyHandled(StoreError):
     """Raised when another run of the same message has committed: nothing was written."""
 
     retry = Retry.DONE
-
-    def __init__(self, step: str, message_id: str) -> None:
-        super().__init__(step, message_id)
-        self.step = step
-        self.message_id = message_id
+    step: str
+    message_id: str
 
     def __str__(self) -> str:
         return f"The message {self.message_id} was already handled by {self.step}."
 
 
+@dataclass(eq=False, repr=False)
 class StillUnsent(StoreError):
     """Raised when a message was handled before, and what it sends has not been published yet.
 
@@ -278,12 +269,9 @@ class StillUnsent(StoreError):
     """
 
     retry = Retry.LATER
-
-    def __init__(self, step: str, message_id: str, rows: int) -> None:
-        super().__init__(step, message_id, rows)
-        self.step = step
-        self.message_id = message_id
-        self.rows = rows
+    step: str
+    message_id: str
+    rows: int
 
     def __str__(self) -> str:
         return (
@@ -292,29 +280,28 @@ class StillUnsent(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class StoreUnavailable(StoreError):
     """Raised when the store cannot be reached or cannot serve; the driver's error is the cause."""
 
     retry = Retry.LATER
-
-    def __init__(self, store: str, problem: str) -> None:
-        super().__init__(store, problem)
-        self.store = store  #: the backend's URL without its password
-        self.problem = problem
+    store: str  #: the backend's URL without its password
+    problem: str
 
     def __str__(self) -> str:
         return _sentences(f"The saga backend {self.store} is unavailable: {self.problem}")
 
 
+@dataclass(eq=False, repr=False)
 class NewerState(StoreUnavailable):
     """Raised when an instance was written by newer code: a worker that runs it can handle the message."""
 
-    def __init__(self, saga: str, key: str, stored: int, known: int) -> None:
-        Exception.__init__(self, saga, key, stored, known)
-        self.saga = saga
-        self.key = key
-        self.stored = stored
-        self.known = known
+    store: str = field(init=False, default="")
+    problem: str = field(init=False, default="newer code wrote the state")
+    saga: str
+    key: str
+    stored: int
+    known: int
 
     def __str__(self) -> str:
         return (
@@ -323,14 +310,13 @@ class NewerState(StoreUnavailable):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnreadableState(StoreError):
     """Raised when a stored state can be neither decoded nor validated."""
 
-    def __init__(self, saga: str, key: str, problem: str) -> None:
-        super().__init__(saga, key, problem)
-        self.saga = saga
-        self.key = key
-        self.problem = problem
+    saga: str
+    key: str
+    problem: str
 
     def __str__(self) -> str:
         return (
@@ -339,23 +325,14 @@ class UnreadableState(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class UnreadableItem(StoreError):
     """Raised when a buffered item does not fit the type of its aggregator's items."""
 
-    def __init__(self, aggregator: str, group: str, id: str, problems: Sequence[Sequence[str]]) -> None:
-        """Make the error.
-
-        Args:
-            aggregator: The aggregator's name.
-            group: The text of its group.
-            id: The item's id.
-            problems: Pairs of a path into the item and a text.
-        """
-        super().__init__(aggregator, group, id, problems)
-        self.aggregator = aggregator
-        self.group = group
-        self.id = id
-        self.problems = problems
+    aggregator: str  #: the aggregator's name
+    group: str  #: the text of its group
+    id: str  #: the item's id
+    problems: Sequence[Sequence[str]]  #: pairs of a path into the item and a text
 
     def __str__(self) -> str:
         return (
@@ -364,17 +341,15 @@ class UnreadableItem(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class BufferFull(StoreError):
     """Raised when a group of an aggregator has ``max_buffered`` items: nothing is dropped, the producer has to wait."""
 
     retry = Retry.LATER
-
-    def __init__(self, aggregator: str, group: str, max_buffered: int, refused: Sequence[str] = ()) -> None:
-        super().__init__(aggregator, group, max_buffered, refused)
-        self.aggregator = aggregator
-        self.group = group
-        self.max_buffered = max_buffered
-        self.refused = refused  #: the ids of the items that were not added, in every full group of the call
+    aggregator: str
+    group: str
+    max_buffered: int
+    refused: Sequence[str] = ()  #: the ids of the items that were not added, in every full group of the call
 
     def __str__(self) -> str:
         return (
@@ -383,16 +358,14 @@ class BufferFull(StoreError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class LeaseLost(StoreError):
     """Raised when a flush took longer than its lease, and another has its items now: nothing of them was removed here."""
 
     retry = Retry.DONE
-
-    def __init__(self, aggregator: str, group: str, token: str) -> None:
-        super().__init__(aggregator, group, token)
-        self.aggregator = aggregator
-        self.group = group
-        self.token = token
+    aggregator: str
+    group: str
+    token: str
 
     def __str__(self) -> str:
         return (
@@ -405,37 +378,26 @@ class NotBuffered(StoreError):
     """The base of errors about an item that is not in the buffer, or cannot be removed from it."""
 
 
+@dataclass(eq=False, repr=False)
 class NothingBuffered(NotBuffered):
     """Raised when a group, or an aggregator, has no items at all."""
 
-    def __init__(self, aggregator: str, group: str) -> None:
-        super().__init__(aggregator, group)
-        self.aggregator = aggregator
-        self.group = group
+    aggregator: str
+    group: str
 
     def __str__(self) -> str:
         return f"{self.aggregator}{_of_group(self.group)} has nothing buffered."
 
 
+@dataclass(eq=False, repr=False)
 class ItemNotBuffered(NotBuffered):
     """Raised when a group, or an aggregator, has items, and none that has this id, or correlation id, and is under no lease."""
 
-    def __init__(self, aggregator: str, group: str, id: str, buffered: int, correlate_by: str = "") -> None:
-        """Make the error.
-
-        Args:
-            aggregator: The aggregator's name.
-            group: The text of the group; empty too if all groups were searched.
-            id: The item's id; or the correlation id.
-            buffered: How many items there are.
-            correlate_by: The field of the correlation id; empty if the item's own id is meant.
-        """
-        super().__init__(aggregator, group, id, buffered, correlate_by)
-        self.aggregator = aggregator
-        self.group = group
-        self.id = id
-        self.buffered = buffered
-        self.correlate_by = correlate_by
+    aggregator: str  #: the aggregator's name
+    group: str  #: the text of the group; empty too if all groups were searched
+    id: str  #: the item's id; or the correlation id
+    buffered: int  #: how many items there are
+    correlate_by: str = ""  #: the field of the correlation id; empty if the item's own id is meant
 
     def __str__(self) -> str:
         which = f"{self.correlate_by}={self.id!r}" if self.correlate_by else f"the id {self.id!r}"

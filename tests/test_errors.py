@@ -1,7 +1,10 @@
 """Every error passes through pickle and Celery's result backends, and says when to retry."""
 
+import dataclasses
 import inspect
 import pickle
+import traceback
+import weakref
 
 import pytest
 from celery import Celery
@@ -77,6 +80,7 @@ def _assert_same(back: BaseException, error: SagaError) -> None:
 
 
 each_class = pytest.mark.parametrize("cls", _classes(), ids=lambda cls: cls.__name__)
+each_with_fields = pytest.mark.parametrize("cls", [*filter(dataclasses.is_dataclass, _classes())], ids=lambda cls: cls.__name__)
 
 
 @each_class
@@ -100,6 +104,41 @@ def test_error_survives_celerys_json_backend(cls):
 def test_error_passes_its_arguments_on_unchanged(cls):
     """So that ``cls(*exc.args)`` is the same error."""
     assert _sample(cls).args == SAMPLES[cls]
+
+
+@each_with_fields
+def test_keywords_and_defaults_are_arguments_too(cls):
+    """Also what was not given by position is there when the error is built again."""
+    names = [field.name for field in dataclasses.fields(cls) if field.init]
+    error = cls(**dict(zip(names, SAMPLES[cls], strict=True)))
+    _assert_same(error, _sample(cls))
+    _assert_same(cls(*error.args), error)
+
+
+@each_class
+def test_error_is_an_exception_like_any_other(cls):
+    """Equal to itself alone, hashable, with a traceback, notes and weak references, and shown with its arguments."""
+    error = _sample(cls)
+    assert error != _sample(cls)
+    assert len({error, error, _sample(cls)}) == 2
+    assert repr(error) == f"{cls.__name__}{SAMPLES[cls]!r}".replace(",)", ")")
+    error.add_note("while testing")
+    assert weakref.ref(error)() is error
+    with pytest.raises(cls) as caught:
+        raise error from ValueError("the cause")
+    assert caught.value.__traceback__ is not None
+    assert isinstance(caught.value.__cause__, ValueError)
+    text = "".join(traceback.format_exception(error))
+    assert str(error) in text
+    assert "while testing" in text
+
+
+@pytest.mark.parametrize(
+    "error", [_sample(errors.NewerState), _sample(errors.Unroutable)], ids=lambda error: type(error).__name__
+)
+def test_error_has_what_its_base_has(error):
+    """Who catches ``StoreUnavailable`` or ``PublishError`` may read their fields."""
+    assert [field.name for field in dataclasses.fields(type(error).__base__) if not hasattr(error, field.name)] == []
 
 
 @each_class
