@@ -71,6 +71,10 @@ class TestLifeOfAnInstance:
         assert (outcome.kind, outcome.is_new, outcome.version) == (Kind.STARTED, True, 1)
         assert (record.id, record.version) == (outcome.instance_id, 1)
 
+    def test_instances_have_ids_in_the_order_of_their_creation(self, engine: Engine) -> None:
+        drawn = [engine.handle(PLACE, order_id=str(number)).instance_id for number in range(100)]
+        assert drawn == sorted(drawn)
+
     def test_next_message_updates(self, engine: Engine) -> None:
         first = engine.handle(PLACE, order_id="42", total=5)
         store = engine.interpose()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from celery_sagas.core.ids import new_id
+from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.memory.commits import check_rows, is_replay, write_effects
 from celery_sagas.stores.memory.instances import delete_instance, insert_instance, rename_instances, update_instance
 from celery_sagas.stores.memory.state import Clock, Reservation, State
@@ -20,7 +20,7 @@ class MemorySagaStore(SagaStore):
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         with self._state.lock:
-            return Found(self._record(lookup), self._handled(handling), new_id())
+            return Found(self._record(lookup), self._handled(handling), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
         self._commit(effects, lambda now: insert_instance(self._state, record, now))

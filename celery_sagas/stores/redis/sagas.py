@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from celery_sagas.core.ids import new_id
+from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
@@ -64,7 +64,7 @@ class RedisSagaStore(SagaStore):
         return Found(
             _record(shard, lookup, lookup.names[number - 1], id, packed, holder) if number else None,
             _entry(shard, lookup, digests, entry) if entry is not None else None,
-            shard.id(new_id()),
+            shard.id(time_ordered_id()),
         )
 
     def insert(self, record: NewRecord, effects: Effects) -> None:

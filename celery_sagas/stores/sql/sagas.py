@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from celery_sagas.core.ids import new_id
+from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
@@ -39,7 +39,7 @@ class SqlSagaStore(SagaStore):
             values |= {"message_id": handling.message_id, **numbered("step", steps)}
         by = lookup.property if lookup.property in (ID, KEY) else ""
         row, *_ = self._database.fetch(find, (by, len(lookup.names), len(steps)), values)
-        return Found(record_of(row), handled_of(row), new_id())
+        return Found(record_of(row), handled_of(row), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
         subject = Subject(record.names[0], record.key)
