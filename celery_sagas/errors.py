@@ -302,10 +302,11 @@ class NewerState(StoreUnavailable):
     key: str
     stored: int
     known: int
+    number: str = "schema version"  #: which number of it is newer
 
     def __str__(self) -> str:
         return (
-            f"The state of {self.saga} {self.key!r} has schema version {self.stored}, this worker knows {self.known}. "
+            f"The state of {self.saga} {self.key!r} has {self.number} {self.stored}, this worker knows {self.known}. "
             "The message is kept for a worker that runs the newer code."
         )
 

@@ -37,7 +37,7 @@ SAMPLES = {
     errors.AlreadyHandled: ("order.place_order", "9b2e"),
     errors.StillUnsent: ("order.place", "m1", 3),
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
-    errors.NewerState: ("order", "42", 3, 2),
+    errors.NewerState: ("order", "42", 3, 2, "pending map format"),
     errors.UnreadableState: ("order", "42", "Field required: total"),
     errors.UnreadableItem: ("shop.store", "d1", "m1", [["celsius", "Field required"]]),
     errors.BufferFull: ("shop.store", "d1", 1000, ["m1", "m2"]),

@@ -20,9 +20,15 @@ Keys = dict[str, str]
 
 #: How many timeouts an instance may have.
 TIMEOUTS = 1_000
-#: The text of an empty map.
+#: The version of the map's form: code that knows a lower one leaves the map alone.
+FORMAT = 1
+#: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
 _NEVER: Mapping[str, datetime] = MappingProxyType({})
+
+
+class NewerFormat(ValueError):
+    """Raised when a map has a form that this code does not know; its argument is the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +137,22 @@ class Pending:
             parts["requests"] = {id: request.noted() for id, request in self.requests.items()}
         if self.originator:
             parts["originator"] = self.originator
-        return to_json(parts).decode() if parts else NOTHING
+        return to_json({"format": FORMAT, **parts}).decode() if parts else NOTHING
 
 
 def read_pending(text: str) -> Pending:
     """Return the map that a text holds.
 
     Raises:
+        NewerFormat: Newer code wrote it.
         ValueError: It holds none.
     """
     if text == NOTHING:
         return Pending()
     stored = from_json(text)
     try:
+        if (format := stored.pop("format")) > FORMAT:
+            raise NewerFormat(format)
         keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
         originator = stored.pop("originator", None)
         by_name = {str(name): _timeout(dict(noted)) for name, noted in timeouts.items()}

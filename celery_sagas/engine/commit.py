@@ -72,13 +72,13 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
     _check_key(run, key, state)
     rows: list[Outgoing] = []
     keys = alternate_keys_of(run.step.saga, key, state)
-    indexed, pending = context.pending.keys, _pending(run, key, context.pending, keys, rows)
-    data = _data(run, key, state, context.unknown)
+    data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, rows)
+    _check_size(run, key, data, pending)
     effects = _effects_of(run, Kind.STARTED if is_born else Kind.HANDLED, state, rows)
     names, version = run.step.saga.names, run.step.saga.schema_version
     if record is None:
         return Insert(NewRecord(context.view.id, names, key, version, data, pending, tuple(sorted(keys.items()))), effects)
-    added, removed = difference(indexed, keys)
+    added, removed = difference(context.pending.keys, keys)
     return Update(record, Change(names, version, data, pending, added, removed, tuple(context.pending.cancelled)), effects)
 
 
@@ -117,12 +117,12 @@ def _schedule(run: Run, rows: list[Outgoing], kind: str, message: Frozen) -> str
     return rows[-1].id
 
 
-def _data(run: Run, key: str, state: State, unknown: Mapping[str, Any]) -> str:
-    data = dump(run.step.saga, key, state, unknown)
-    size = len(data.encode())
-    if size > run.terms.state_bytes:
-        raise run.refuse(key, f"it has {size} bytes, saga_max_state_bytes allows {run.terms.state_bytes}")
-    return data
+def _check_size(run: Run, key: str, data: str, pending: str) -> None:
+    """Refuse a state and a pending map that are too large together."""
+    sizes, most = [len(text.encode()) for text in (data, pending)], run.terms.state_bytes
+    if sum(sizes) > most:
+        waits = f"what it waits for (timeouts, requests, alternate keys) has {sizes[1]}"
+        raise run.refuse(key, f"its fields have {sizes[0]} bytes and {waits}; saga_max_state_bytes allows {most} together")
 
 
 def _effects_of(run: Run, kind: Kind, state: State, rows: Sequence[Outgoing]) -> Effects:

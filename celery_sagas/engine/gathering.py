@@ -17,9 +17,9 @@ from celery_sagas.core.answers import Failure
 from celery_sagas.core.conversation import Came, Request, Target
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.gate import Rules
-from celery_sagas.core.pending import read_pending
 from celery_sagas.core.text import storable
 from celery_sagas.engine.commit import STATES_IN_MESSAGES
+from celery_sagas.engine.instance import pending_of
 from celery_sagas.errors import InvalidMessage, StoreError, UnreadableState
 from celery_sagas.stores.items import Addition, Item, NewItem
 from celery_sagas.stores.ports import Backend
@@ -156,16 +156,14 @@ class Gathering:
 
         Raises:
             UnreadableState: What is stored of the instance cannot be read.
+            NewerState: Newer code wrote it.
             StoreError: The store is away.
         """
         saga = gather.saga
         record = self.backend.sagas.find(Lookup(saga.names, ID, gather.instance_id)).record
         if record is None:
             return None
-        try:
-            request = read_pending(record.pending).requests.get(gather.request)
-        except ValueError as exc:
-            raise UnreadableState(record.saga, record.key, str(exc)) from exc
+        request = pending_of(record).requests.get(gather.request)
         return request if request and request.members else None
 
     def clear(self, gather: Gather) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.engine.gathering import Gather, Gathering, Verdict, buffer_of, owner_of
 from celery_sagas.engine.sweeps import Sweep
-from celery_sagas.errors import Doubtful, LeaseLost, PublishError, Retry, StoreError
+from celery_sagas.errors import Doubtful, LeaseLost, NewerState, PublishError, Retry, StoreError
 from celery_sagas.stores.items import DueGroup
 
 logger = logging.getLogger("celery_sagas")
@@ -85,4 +85,4 @@ def _is_its_own(error: PublishError | StoreError) -> bool:
     """Whether an error is about one gather, or may be: if it is about the broker or the store, the next one meets it too."""
     if isinstance(error, PublishError):
         return isinstance(error, Doubtful) or not error.connection
-    return error.retry is Retry.NEVER
+    return error.retry is Retry.NEVER or isinstance(error, NewerState)

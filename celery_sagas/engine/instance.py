@@ -9,10 +9,10 @@ from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepCon
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.keys import key_text
-from celery_sagas.core.pending import Keys, OpenRequests, Pending, due_times, read_pending
+from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, OpenRequests, Pending, due_times, read_pending
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
-from celery_sagas.errors import InvalidState, UnreadableState
+from celery_sagas.errors import InvalidState, NewerState, UnreadableState
 from celery_sagas.stores.records import Lookup, Record
 
 
@@ -79,10 +79,13 @@ def pending_of(record: Record) -> Pending:
     """Return the pending map of a record.
 
     Raises:
+        NewerState: Newer code wrote it.
         UnreadableState: It cannot be decoded.
     """
     try:
         return read_pending(record.pending)
+    except NewerFormat as exc:
+        raise NewerState(record.saga, record.key, exc.args[0], FORMAT, "pending map format") from exc
     except ValueError as exc:
         raise UnreadableState(record.saga, record.key, str(exc)) from exc
 

@@ -7,10 +7,11 @@ from pydantic_core import to_json
 
 from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.pending import Pending, read_pending
+from celery_sagas.core.pending import Pending
 from celery_sagas.engine.conflicts import Conflicts
+from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.errors import AlreadyHandled, Retry, RevisionConflict, StoreError
+from celery_sagas.errors import AlreadyHandled, Retry, RevisionConflict, StoreError, UnreadableState
 from celery_sagas.stores.ports import Backend, SagaStore
 from celery_sagas.stores.records import ID, Change, DeadLetter, Effects, Entry, Found, Lookup, Record
 
@@ -50,8 +51,8 @@ class Withdrawal:
         if found is None or found.record is None:
             return found is None
         try:
-            return self._without(read_pending(found.record.pending)) is not None
-        except ValueError:
+            return self._without(pending_of(found.record)) is not None
+        except StoreError:
             return True
 
     def _try(self, sagas: SagaStore) -> bool:
@@ -75,9 +76,9 @@ class Withdrawal:
     def _pending_without(self, record: Record) -> tuple[str, str] | None:
         """Return the text of the pending map without it, and its row of the outbox, if any; ``None`` if it is not there."""
         try:
-            pending = read_pending(record.pending)
-        except ValueError as exc:
-            logger.warning("the timeout or request %s stays with %s %r: %s", self.addressed.id, record.saga, record.key, exc)
+            pending = pending_of(record)
+        except UnreadableState as exc:
+            logger.warning("the timeout or request %s stays with its instance: %s", self.addressed.id, exc)
             return None
         return self._without(pending)
 

@@ -60,7 +60,9 @@ def new_record(
     key: str = "42", *, names: tuple[str, ...] = NAMES, keys: Keys = (), data: str = '{"total": 1}', id: str = ""
 ) -> NewRecord:
     """Make an instance that is to be inserted."""
-    return NewRecord(id or new_id(), names, key, schema_version=3, data=data, pending='{"timeout": "row"}', keys=keys)
+    return NewRecord(
+        id or new_id(), names, key, schema_version=3, data=data, pending='{"format": 1, "timeout": "row"}', keys=keys
+    )
 
 
 def change(

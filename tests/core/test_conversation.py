@@ -216,7 +216,7 @@ class TestNotes:
     @pytest.mark.parametrize("noted", [{}, {"task": "charge"}, {"then": "order.paid"}], ids=repr)
     def test_request_that_cannot_be_read(self, noted: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="not of its form"):
-            read_pending(json.dumps({"requests": {"r1": noted}}))
+            read_pending(json.dumps({"format": 1, "requests": {"r1": noted}}))
 
     def test_originator_is_kept(self) -> None:
         pending = Pending(originator=ADDRESS.noted())

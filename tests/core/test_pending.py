@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sagas.core.conversation import Addressed, Request
-from celery_sagas.core.pending import NOTHING, OpenRequests, Pending, RequestView, Timeout, due_times, read_pending
+from celery_sagas.core.pending import (
+    FORMAT,
+    NOTHING,
+    NewerFormat,
+    OpenRequests,
+    Pending,
+    RequestView,
+    Timeout,
+    due_times,
+    read_pending,
+)
 from celery_sagas.core.sending import Frozen
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)
@@ -26,13 +36,25 @@ def test_map_is_read_as_it_was_written(keys, named):
 
 
 def test_what_newer_code_keeps_is_written_back():
-    text = '{"later":{"a":1},"keys":{"k":"1"},"timeouts":{"t":{"colour":"red","id":"i","row":"r","step":"s","at":5}}}'
+    text = '{"format":1,"later":{"a":1},"keys":{"k":"1"},"timeouts":{"t":{"colour":"red","id":"i","row":"r","step":"s","at":5}}}'
     pending = read_pending(text)
     assert pending.timeouts["t"].at == 5
     assert json.loads(pending.text()) == json.loads(text)
 
 
+def test_map_says_its_format():
+    assert json.loads(Pending({"k": "1"}).text()) == {"format": FORMAT, "keys": {"k": "1"}}
+
+
+def test_newer_format_is_not_read():
+    """Whatever else is in it: its parts may have another meaning."""
+    with pytest.raises(NewerFormat) as caught:
+        read_pending(json.dumps({"format": FORMAT + 1, "timeouts": []}))
+    assert caught.value.args == (FORMAT + 1,)
+
+
 def test_nothing_pending():
+    """Has no format either: most instances wait for nothing."""
     assert Pending().text() == NOTHING == "{}"
     assert read_pending(NOTHING) == Pending()
 
@@ -45,10 +67,13 @@ def test_nothing_pending():
         "null",
         '"x"',
         "{",
-        '{"timeouts": []}',
-        '{"timeouts": {"a": {"id": "x"}}}',
-        '{"timeouts": {"a": 1}}',
-        '{"keys": 1}',
+        '{"keys": {}}',
+        '{"format": "1"}',
+        '{"format": null}',
+        '{"format": 1, "timeouts": []}',
+        '{"format": 1, "timeouts": {"a": {"id": "x"}}}',
+        '{"format": 1, "timeouts": {"a": 1}}',
+        '{"format": 1, "keys": 1}',
     ],
 )
 def test_text_that_holds_no_map(text):

@@ -335,7 +335,15 @@ class TestRedelivery:
 
         assert backend.deliveries.count(PLACE.name, "m1") == 1
 
-    @pytest.mark.parametrize(("damage", "error"), [({"schema_version": 99}, NewerState), ({"data": "{"}, UnreadableState)])
+    @pytest.mark.parametrize(
+        ("damage", "error"),
+        [
+            ({"schema_version": 99}, NewerState),
+            ({"pending": '{"format": 99}'}, NewerState),
+            ({"data": "{"}, UnreadableState),
+            ({"pending": '{"keys": {}}'}, UnreadableState),
+        ],
+    )
     def test_state_that_cannot_be_loaded_is_not_counted(
         self, engine: Engine, backend: MemoryBackend, damage: dict[str, Any], error: type[Exception]
     ) -> None:

@@ -117,7 +117,7 @@ class TestCollect:
 
     def test_instance_that_cannot_be_read(self, shop: Shop) -> None:
         gather = shop.begin()
-        shop.engine.rewrite(pending='{"requests": 3}')
+        shop.engine.rewrite(pending='{"format": 1, "requests": 3}')
 
         with pytest.raises(UnreadableState, match="pending"):
             shop.answer(gather, 0)
@@ -265,9 +265,10 @@ class TestSweep:
 
         assert sorted(request for request, _, _ in shop.told) == sorted(f"of {key}" for key in keys)
 
-    def test_one_that_cannot_be_read_holds_nobody_up(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("format", [1, 2], ids=["damaged", "newer"])
+    def test_one_that_cannot_be_read_holds_nobody_up(self, shop: Shop, caplog: pytest.LogCaptureFixture, format: int) -> None:
         self.lost(shop, "42", "43")
-        shop.engine.rewrite(pending='{"requests": 3}')
+        shop.engine.rewrite(pending=f'{{"format": {format}, "requests": 3}}')
 
         assert shop.sweep().error == ""
 

@@ -510,6 +510,21 @@ class TestNothingIsLeftBehind:
 
         nothing(engine)
 
+    def test_state_and_what_it_waits_for_are_bounded_together(self, backend: MemoryBackend) -> None:
+        def place(order: Order, order_id: str, text: str, tracking: str) -> None:
+            order.note, order.tracking = text, tracking
+
+        engine = Engine(backend, state_bytes=1_000)
+        step = starter(place)
+        engine.handle(step, order_id="41", text="x" * 700, tracking="1")
+
+        with pytest.raises(
+            InvalidState, match=r"its fields have 9\d\d bytes and what it waits for .* has 1\d\d; .* allows 1000 together"
+        ):
+            engine.handle(step, order_id="42", text="x" * 750, tracking="y" * 100)
+
+        nothing(engine)
+
 
 class TestStored:
     """States that other code wrote."""
@@ -546,6 +561,15 @@ class TestStored:
         before = engine.record()
 
         with pytest.raises(NewerState):
+            engine.handle(ADD, order_id="42", total=1)
+
+        assert engine.record() == before
+
+    def test_newer_pending_map_is_left_alone(self, engine: Engine) -> None:
+        self.stored(engine, '{"order_id":"42","total":1}')
+        before = engine.rewrite(pending='{"format":2,"timeouts":[]}')
+
+        with pytest.raises(NewerState, match=r"has pending map format 2, this worker knows 1\."):
             engine.handle(ADD, order_id="42", total=1)
 
         assert engine.record() == before

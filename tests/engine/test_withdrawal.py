@@ -10,7 +10,7 @@ from celery_sagas.core.pending import Pending, Timeout, read_pending
 from celery_sagas.core.state import State
 from celery_sagas.engine.burial import letter_of
 from celery_sagas.engine.withdrawal import Withdrawal
-from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable, UnreadableState
+from celery_sagas.errors import NewerState, RevisionConflict, StoreError, StoreUnavailable, UnreadableState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Record
 from tests.engine.conftest import Boom, Engine, Order, starter
@@ -96,6 +96,17 @@ def test_map_of_newer_code_stays_whole(engine: Engine, backend: MemoryBackend) -
 
     assert withdrawal(record).perform(backend, RETRIES)
     assert json.loads(current(engine).pending)["later"] == {"x": 1}
+
+
+def test_map_that_only_newer_code_can_read(engine: Engine, backend: MemoryBackend) -> None:
+    """It may wait for it: newer code has to look."""
+    record = instance(engine)
+    newer = engine.rewrite(pending='{"format": 2}')
+
+    assert withdrawal(record).is_due(backend.sagas)
+    with pytest.raises(NewerState):
+        withdrawal(record).perform(backend, RETRIES)
+    assert engine.record() == newer
 
 
 def test_rival_is_not_overwritten(engine: Engine, rival: Engine) -> None:

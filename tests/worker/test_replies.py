@@ -596,7 +596,7 @@ def test_address_that_newer_code_has_noted(
     record = backend_of(app).sagas.find(Lookup(("parcel",), KEY, "1")).record
     assert record is not None
     newer = {**json.loads(record.pending)["originator"], "then": "in another form"}
-    pending = json.dumps({"originator": newer})
+    pending = json.dumps({"format": 1, "originator": newer})
     change = Change(("parcel",), record.schema_version, record.data, pending)
     backend_of(app).sagas.update(record, change, effects(record))
     parcels.weigh_does = lambda parcel: said.append(parcel.reply("x"))
