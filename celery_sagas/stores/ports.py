@@ -242,8 +242,8 @@ class Backend(ABC):
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         """Make the backend ready, before anything is consumed; any number of workers may call it at once.
 
-        Creates what is missing if ``create_schema``, checks the stored layout's version, and refuses what cannot keep the
-        promise: an unsafe engine, or one that ``processes`` worker processes cannot share.
+        Creates what is missing if ``create_schema``, and refuses a stored layout on which this code cannot run, and what cannot
+        keep the promise: an unsafe engine, or one that ``processes`` worker processes cannot share.
 
         Returns:
             Warnings for the log, one sentence each.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_sagas.stores.redis.placement import LAYOUT_VERSION
+from celery_sagas.stores.redis.placement import LAYOUT as REDIS_LAYOUT
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.tables import LAYOUT
 from tests import servers
@@ -84,7 +84,7 @@ def test_what_another_release_has_stored_is_left_alone(deploy: Deploy, tmp_path:
 
 
 #: The layout that this release knows.
-LAYOUTS = {**dict.fromkeys(("sqlite", "postgresql", "mariadb"), LAYOUT), "redis": LAYOUT_VERSION}
+LAYOUTS = {**dict.fromkeys(("sqlite", "postgresql", "mariadb"), LAYOUT.version), "redis": REDIS_LAYOUT.version}
 
 
 @contextmanager
@@ -102,13 +102,13 @@ def _set_layout(deployment: Deployment, before: int, after: int) -> None:
     backend: Any = deployment.backend
     if isinstance(backend, SqlBackend):
         with backend.database.connect() as connection:
-            connection.exec_driver_sql(f"UPDATE saga_layout SET version = {after}")
+            connection.exec_driver_sql(f"UPDATE saga_layout SET version = {after}, oldest = {after}")
             assert connection.exec_driver_sql("SELECT version FROM saga_layout").scalar() == after
     else:
         with redis.Redis.from_url(deployment.backend_url) as client:
             meta = f"{{{deployment.name}:meta}}"
-            assert client.hget(meta, "layout") == f"{before} 1".encode()
-            client.hset(meta, "layout", f"{after} 1")
+            assert client.hget(meta, "layout") == f"{before} {before} 1".encode()
+            client.hset(meta, "layout", f"{after} {after} 1")
 
 
 def _without(module: str, folder: Path) -> str:

@@ -76,7 +76,7 @@ WAITS_KEY: Final = Kind("hash", "waits: written with the repeat of a commit, so 
 #: The key ``{<prefix>:meta}`` itself.
 META_KEY: Final = Kind(
     "hash",
-    "layout -> <version> <number of shards>; with several, saga:<saga> -> its shard, or spread; "
+    "layout -> <version> <oldest> <number of shards>; with several, saga:<saga> -> its shard, or spread; "
     "app -> <call> <the app that has started last>, and app:before -> another that was the last before it",
 )
 

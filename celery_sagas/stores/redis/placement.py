@@ -1,19 +1,22 @@
 """Where things live: which shard keeps a saga's instances, its messages and what they send."""
 
+import re
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import count
 from typing import Final
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
+from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.records import ID, Lookup
 from celery_sagas.stores.redis.client import Client
 from celery_sagas.stores.redis.keys import Shard, new_call, tag_of
 from celery_sagas.stores.redis.packing import encode
 from celery_sagas.stores.redis.scripts import load
 
-#: Of the keys and what they hold; a change that older code cannot read adds one.
-LAYOUT_VERSION: Final = 2
+#: Of the keys and what they hold. The version is raised with every change of it, the oldest one with a change on which older code
+#: cannot run.
+LAYOUT: Final = Layout(version=3, oldest=3)
 #: The place of a saga whose instances are spread over all shards, by their keys.
 SPREAD: Final = "spread"
 
@@ -46,16 +49,16 @@ class Placement:
         A server that keeps nothing on disk has forgotten it after a restart.
 
         Raises:
-            ConfigurationError: The prefix was used with another layout.
+            ConfigurationError: The prefix was used with a layout on which this code cannot run.
         """
         losses = self._client.losses
         if self._registered_at == losses:
             return
         self._places.clear()
-        own = f"{LAYOUT_VERSION} {len(self.shards)}"
+        own = f"{LAYOUT.version} {LAYOUT.oldest} {len(self.shards)}"
         stored = _text(self._client.run(_REGISTER_LAYOUT, [self._meta], [own]))
         if stored != own:
-            raise self._another_layout(stored)
+            self._check_layout(stored)
         self._registered_at = losses
 
     def note_app(self, name: str) -> str:
@@ -147,19 +150,20 @@ class Placement:
             )
         return place
 
-    def _another_layout(self, stored: str) -> ConfigurationError:
-        version, _, shards = stored.partition(" ")
-        if version != str(LAYOUT_VERSION):
-            return ConfigurationError(
-                f"the Redis hash {self._meta!r} says layout {stored!r}, this celery-sagas knows layout {LAYOUT_VERSION}",
-                "Run the version that wrote it, or set saga_prefix to one that was never used",
+    def _check_layout(self, stored: str) -> None:
+        numbers = re.fullmatch(r"(\d+) (\d+) (\d+)", stored, re.ASCII)
+        version, oldest, shards = map(int, numbers.groups()) if numbers else (0, 0, 0)
+        if remedy := Layout(version, oldest).remedy(LAYOUT.version):
+            raise ConfigurationError(
+                f"the Redis hash {self._meta!r} says layout {stored!r}, this celery-sagas knows layout {LAYOUT.version}", remedy
             )
-        return ConfigurationError(
-            f"saga_backend_options has shards={len(self.shards)}, but what is stored under this saga_prefix has {shards}: "
-            "with another number nothing of it would be found",
-            f"Set shards back to {shards}. To change it, let all sagas complete and the outbox run empty, then set saga_prefix "
-            "to one that was never used",
-        )
+        if shards != len(self.shards):
+            raise ConfigurationError(
+                f"saga_backend_options has shards={len(self.shards)}, but what is stored under this saga_prefix has {shards}: "
+                "with another number nothing of it would be found",
+                f"Set shards back to {shards}. To change it, let all sagas complete and the outbox run empty, then set "
+                "saga_prefix to one that was never used",
+            )
 
 
 def _moved(saga: str, place: str) -> str:

@@ -8,6 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql.dialects import SqlDialect
 from celery_sagas.stores.sql.location import Location
 from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
@@ -17,37 +18,39 @@ def prepare_schema(connection: Connection, dialect: SqlDialect, location: Locati
     """Create the tables that are missing, and check the layout of those that are there.
 
     Raises:
-        ConfigurationError: The tables are missing and not to be created, or have another layout.
+        ConfigurationError: The tables are missing and not to be created, or have a layout on which this code cannot run.
     """
-    is_complete, version = _look_at(connection)
-    if create and version in (None, LAYOUT) and not is_complete:
+    is_complete, stored = _look_at(connection)
+    if create and stored in (None, LAYOUT) and not is_complete:
         with _locked(connection, dialect):
             _create_missing(connection)
-        is_complete, version = _look_at(connection)
-    if version is None or (version == LAYOUT and not is_complete):
+        is_complete, stored = _look_at(connection)
+    if stored is None or (stored == LAYOUT and not is_complete):
         raise ConfigurationError(
             f"the saga tables are missing in {location.shown}",
             "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints",
         )
-    if version != LAYOUT:
+    if remedy := stored.remedy(LAYOUT.version):
         raise ConfigurationError(
-            f"the saga tables in {location.shown} have the layout {version}, this release of celery-sagas needs {LAYOUT}",
-            "Use the release that made them, or let every saga complete and create new tables in another database",
+            f"the saga tables in {location.shown} have the layout {stored.version}, on which code for {stored.oldest} or later "
+            f"runs; this release of celery-sagas knows {LAYOUT.version}",
+            remedy,
         )
-    if create:
+    if create and stored == LAYOUT:
         _create_optional(connection, dialect)
 
 
-def _look_at(connection: Connection) -> tuple[bool, int | None]:
+def _look_at(connection: Connection) -> tuple[bool, Layout | None]:
     """Tell whether the tables are there, and of which layout: in this order, since somebody may make them in between."""
     is_complete = _is_complete(connection)
     return is_complete, _stored_layout(connection)
 
 
-def _stored_layout(connection: Connection) -> int | None:
+def _stored_layout(connection: Connection) -> Layout | None:
     if not inspect(connection).has_table(layout.name):
         return None
-    return connection.scalar(select(layout.c.version))
+    row = connection.execute(select(layout.c.version, layout.c.oldest)).first()
+    return Layout(*row) if row else None
 
 
 def _is_complete(connection: Connection) -> bool:
@@ -108,4 +111,4 @@ def _create(table: Table) -> list[ExecutableDDLElement]:
 
 
 def _insert_layout() -> Insert:
-    return insert(layout).values(version=LAYOUT)
+    return insert(layout).values(**LAYOUT._asdict())

@@ -19,8 +19,11 @@ from sqlalchemy.dialects.mysql import LONGTEXT, VARBINARY
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
-#: The version of everything in this module but what is optional, raised with every change of it.
-LAYOUT = 3
+from celery_sagas.stores.layouts import Layout
+
+#: Of everything in this module but what is optional. The version is raised with every change of it, the oldest one with a change
+#: on which older code cannot run.
+LAYOUT = Layout(version=4, oldest=4)
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
 
@@ -290,4 +293,6 @@ app = Table("saga_app", metadata, Column("prefix", _name(64), primary_key=True),
 OPTIONAL = frozenset({app.name})
 
 #: One row. The layout is that of the tables, which all prefixes share.
-layout = Table("saga_layout", metadata, Column("version", Integer, primary_key=True, autoincrement=False), **_MYSQL)
+layout = Table(
+    "saga_layout", metadata, Column("version", Integer, primary_key=True, autoincrement=False), _number("oldest"), **_MYSQL
+)

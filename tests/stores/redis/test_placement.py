@@ -12,7 +12,7 @@ from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, NewRec
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.keys import Shard, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
-from celery_sagas.stores.redis.placement import LAYOUT_VERSION
+from celery_sagas.stores.redis.placement import LAYOUT
 from celery_sagas.stores.redis.scripts import Script
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, effects, entry, ids, letter, new_id, outgoing
@@ -241,11 +241,29 @@ class TestRegistered:
             with pytest.raises(StoreUnavailable, match=f"Set shards back to {before}"):
                 operation()
 
-    def test_newer_layout_is_refused(self, open_redis: Open, prefix: str) -> None:
+    @pytest.mark.parametrize(
+        ("stored", "remedy"),
+        [
+            (f"{LAYOUT.version + 1} {LAYOUT.version + 1} 1", "Upgrade the workers"),
+            (f"{LAYOUT.version - 1} {LAYOUT.oldest - 1} 1", "Use the release that made it"),
+            (f"{LAYOUT.version - 1} 1", "Use the release that made it"),
+            ("foreign", "Use the release that made it"),
+        ],
+    )
+    def test_another_layout_is_refused(self, open_redis: Open, prefix: str, stored: str, remedy: str) -> None:
         backend = open_redis()
-        backend.client.run(_SET, [f"{{{prefix}:meta}}"], ["layout", f"{LAYOUT_VERSION + 1} 1"])
-        with pytest.raises(ConfigurationError, match=f"layout '{LAYOUT_VERSION + 1} 1'"):
+        backend.client.run(_SET, [f"{{{prefix}:meta}}"], ["layout", stored])
+        with pytest.raises(ConfigurationError, match=f"layout '{stored}', .* knows layout {LAYOUT.version}\\. {remedy}"):
             backend.prepare(create_schema=True, processes=1)
+
+    def test_newer_layout_with_which_this_code_can_live(self, open_redis: Open, prefix: str) -> None:
+        """It says so; the number of shards is compared all the same."""
+        backend = open_redis()
+        backend.client.run(_SET, [f"{{{prefix}:meta}}"], ["layout", f"{LAYOUT.version + 1} {LAYOUT.version} 1"])
+        backend.prepare(create_schema=True, processes=1)
+        _start(backend, "42")
+        with pytest.raises(ConfigurationError, match="Set shards back to 1"):
+            open_redis(options={"shards": 3}).prepare(create_schema=True, processes=1)
 
     def test_renamed_saga_stays_where_it_lives(self, open_redis: Open) -> None:
         names = [f"saga{number}" for number in range(9)]

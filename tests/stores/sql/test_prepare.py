@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Table, create_engine, inspect
 from sqlalchemy.exc import ProgrammingError
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
+from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql import schema
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.checks import CHECKS
@@ -81,9 +82,9 @@ class TestSchema:
         start(empty)
 
     def test_rival_creates_it_after_each_look(self, empty_url: str, empty: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        look, looks = schema._stored_layout, list[int | None]()
+        look, looks = schema._stored_layout, list[Layout | None]()
 
-        def look_before_a_rival(connection: Connection) -> int | None:
+        def look_before_a_rival(connection: Connection) -> Layout | None:
             looks.append(look(connection))
             if len(looks) == 1:
                 monkeypatch.setattr(schema, "_stored_layout", look)
@@ -114,12 +115,25 @@ class TestSchema:
             assert "s3cret" not in text
         assert "ENGINE=InnoDB" in ddl(locate("mariadb://"))
 
-    @pytest.mark.parametrize("version", [LAYOUT - 1, 99], ids=["older", "newer"])
-    def test_another_layout_is_refused(self, empty: SqlBackend, version: int) -> None:
+    @pytest.mark.parametrize(
+        ("version", "remedy"),
+        [(LAYOUT.version - 1, "Use the release that made it"), (99, "Upgrade the workers")],
+        ids=["older", "newer"],
+    )
+    def test_another_layout_is_refused(self, empty: SqlBackend, version: int, remedy: str) -> None:
         empty.prepare(create_schema=True, processes=1)
-        run(empty, f"UPDATE saga_layout SET version = {version}")
-        with pytest.raises(ConfigurationError, match=rf"layout {version}, .* needs {LAYOUT}.*Use the release that made them"):
+        run(empty, f"UPDATE saga_layout SET version = {version}, oldest = {version}")
+        with pytest.raises(ConfigurationError, match=rf"layout {version}, .* knows {LAYOUT.version}\. {remedy}"):
             empty.prepare(create_schema=True, processes=1)
+
+    def test_newer_layout_with_which_this_code_can_live(self, empty: SqlBackend) -> None:
+        """Nothing is created in it: it may need less."""
+        empty.prepare(create_schema=True, processes=1)
+        run(empty, f"UPDATE saga_layout SET version = {LAYOUT.version + 1}", "DROP TABLE saga_app")
+        empty.prepare(create_schema=True, processes=1)
+        start(empty)
+        with empty.database.connect() as connection:
+            assert not inspect(connection).has_table("saga_app")
 
     def test_interrupted_creation_is_taken_up_again(self, empty_url: str, empty: SqlBackend) -> None:
         """Without the layout's row, what is missing is created: a table, or one index of a table."""

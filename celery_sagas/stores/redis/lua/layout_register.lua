@@ -1,6 +1,6 @@
 -- Register the layout of the keys, unless there is one.
 -- KEYS: meta
--- ARGV: <version> <number of shards>
+-- ARGV: <version> <oldest version whose code may run on it> <number of shards>
 -- Answers with: the layout that is registered now.
 -- A repeat finds what the first call has registered.
 -- It writes only what is missing: a server that is out of memory can be read.

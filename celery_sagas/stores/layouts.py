@@ -1,0 +1,28 @@
+"""Layouts of what is stored: a version of their own, and the oldest version whose code may still run on them.
+
+Newer code can so change what is stored in two steps, while workers run: first in a way that older code can live with, under a
+higher version and the same oldest one; then, when no older worker is left, it raises the oldest one too.
+"""
+
+from typing import NamedTuple
+
+
+class Layout(NamedTuple):
+    """What a store says of itself, or what code knows."""
+
+    version: int
+    oldest: int  #: code that knows a lower version must not run on it
+
+    def remedy(self, known: int) -> str:
+        """Return what to do before code that knows a version can run on this layout; empty if it can.
+
+        Code that is newer than the layout cannot: it reads what is not there yet.
+        """
+        if known < self.oldest:
+            return "Upgrade the workers: newer code has changed what is stored, and this release must not run on it"
+        if known > self.version:
+            return (
+                "Use the release that made it, or let every saga complete and begin anew, in another database or under another "
+                "saga_prefix"
+            )
+        return ""
