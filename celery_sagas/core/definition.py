@@ -13,11 +13,13 @@ from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.names import as_names, checked_names, snake_case
 from celery_sagas.errors import DefinitionError
 
+#: Names of what the library may come to have on every saga: neither a field nor anything else of it may have them.
+RESERVED_FOR_LATER: Final = frozenset({"compensate", "cancel", "ask", "all", "find_async", "wait_async", "outcome_async"})
 #: Names that a saga's fields must leave to the library.
-RESERVED_FIELDS: Final = frozenset(
-    {"starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather"}
-    | {"find", "wait", "outcome", "upgrade", "saga", "_context"}
-)
+RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
+    *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather"),
+    *("find", "wait", "outcome", "upgrade", "saga", "_context"),
+}
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,11 @@ def alternate_keys(
     return (*inherited, *(name for name in own if name not in inherited))
 
 
-def check_field_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:
-    """Refuse fields that are named like something the library or pydantic has on every saga."""
+def check_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:
+    """Refuse names of what the library or pydantic has on every saga, or may come to have."""
     for name in names:
         if name in RESERVED_FIELDS or (name in taken and name != "model_config"):
-            raise DefinitionError(subject, f"a field may not be named {name!r}", "The name is reserved; choose another")
+            raise DefinitionError(subject, f"a field or method may not be named {name!r}", "The name is reserved; choose another")
 
 
 def check_fields(subject: str, fields: Mapping[str, FieldInfo]) -> None:

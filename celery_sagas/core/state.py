@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from celery_sagas.core.context import SagaView, StepContext
-from celery_sagas.core.definition import SagaDefinition, alternate_keys, check_field_names, check_fields, define
+from celery_sagas.core.definition import RESERVED_FOR_LATER, SagaDefinition, alternate_keys, check_fields, check_names, define
 from celery_sagas.errors import DefinitionError, MisuseError
 
 if sys.version_info >= (3, 14):
@@ -62,7 +62,7 @@ class State(BaseModel):
             for base in cls.__bases__:
                 if getattr(base, "__saga__", None) is not None:
                     raise DefinitionError(cls.__qualname__, f"it derives from the concrete saga {base.__qualname__}", _DERIVE)
-            check_field_names(cls.__qualname__, _annotated_names(cls), frozenset(dir(BaseModel)))
+            check_names(cls.__qualname__, _names(cls), frozenset(dir(BaseModel)))
 
         @classmethod
         def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
@@ -71,7 +71,7 @@ class State(BaseModel):
                 if cls.model_config.get(setting):
                     raise DefinitionError(cls.__qualname__, f"{setting} cannot be set on a saga: {reason}")
             if "_context" in cls.__private_attributes__:
-                check_field_names(cls.__qualname__, ["_context"], ())
+                check_names(cls.__qualname__, ["_context"], ())
             check_fields(cls.__qualname__, cls.model_fields)
             cls.__saga__ = _define(cls, **keywords)
 
@@ -158,8 +158,9 @@ def _define(
     )
 
 
-def _annotated_names(cls: type) -> Iterator[str]:
-    """Return what a class and its mixins annotate: pydantic makes fields of them all."""
+def _names(cls: type) -> Iterator[str]:
+    """Yield what a class and its mixins annotate, of which pydantic makes fields, and what they have under names of later."""
     for base in cls.__mro__:
         if base not in State.__mro__:
             yield from get_annotations(base, **_WITHOUT_EVALUATION)
+            yield from vars(base).keys() & RESERVED_FOR_LATER

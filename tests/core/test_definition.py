@@ -250,6 +250,7 @@ OURS = {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply"),
     *("gather", "find", "wait", "outcome", "upgrade", "saga"),
 }
+OF_LATER = {"compensate", "cancel", "ask", "all", "find_async", "wait_async", "outcome_async"}
 PYDANTIC_HAS = {
     "model_dump",
     "model_fields",
@@ -264,17 +265,30 @@ PYDANTIC_HAS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(OURS | PYDANTIC_HAS))
+@pytest.mark.parametrize("name", sorted(OURS | OF_LATER | PYDANTIC_HAS))
 @pytest.mark.parametrize("base", [State, "abstract"])
 def test_reserved_field(name, base):
     """No warning of pydantic's leaks: the error is all there is."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parent = State if base is State else saga(correlate_by=None)
-        with pytest.raises(DefinitionError, match=f"a field may not be named '{name}'"):
+        with pytest.raises(DefinitionError, match=f"a field or method may not be named '{name}'"):
             saga({name: str}, base=parent)
-        with pytest.raises(DefinitionError, match=f"a field may not be named '{name}'"):
+        with pytest.raises(DefinitionError, match=f"a field or method may not be named '{name}'"):
             saga({name: str}, correlate_by=None)
+
+
+@pytest.mark.parametrize("name", sorted(OF_LATER))
+@pytest.mark.parametrize(
+    "value", [lambda self: None, property(lambda self: 1), classmethod(lambda cls: 1)], ids=lambda each: type(each).__name__
+)
+def test_name_of_later_is_no_method_either(name, value):
+    """It would hide what comes to have this name, in a saga and in its mixins."""
+    namespace = {"__module__": __name__, "__annotations__": {"k": str}}
+    mixin = type("Mixin", (), {name: value})
+    for bases, own in (((State,), {name: value}), ((mixin, State), {})):
+        with pytest.raises(DefinitionError, match=f"a field or method may not be named '{name}'"):
+            type(State)("Order", bases, {**namespace, **own}, correlate_by="k")
 
 
 def test_every_name_that_a_saga_has_of_us_is_reserved():
@@ -297,7 +311,7 @@ def test_reserved_field_of_a_mixin():
         saga: str = ""
 
     for mixin in (Plain, Model):
-        with pytest.raises(DefinitionError, match=r"a field may not be named 's\w+'"):
+        with pytest.raises(DefinitionError, match=r"a field or method may not be named 's\w+'"):
             type(State)("Order", (mixin, State), {"__module__": __name__, "__annotations__": {"k": str}}, correlate_by="k")
 
 
