@@ -1,9 +1,12 @@
 """What users install."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -11,12 +14,39 @@ import pytest
 
 import celery_sagas
 
+#: By what is declared: what is imported under another name, or comes with it as a part of its interface.
+COMES_WITH = {"celery": {"billiard", "click"}, "kombu": {"amqp"}, "pydantic": {"pydantic_core", "typing_extensions"}}
 DRIVERS = ["redis", "psycopg", "pymysql", "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql"]
 
 
 @pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="the source tree may be tested outside tox")
 def test_built_wheel_is_what_is_tested():
     assert Path(celery_sagas.__file__).is_relative_to(sysconfig.get_path("purelib"))
+
+
+def _imported(*folders: Path) -> set[str]:
+    trees = [ast.parse(file.read_text()) for folder in folders for file in folder.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"celery_sagas", "annotationlib"}
+
+
+def test_what_is_imported_is_declared():
+    """Whatever a dependency of ours depends on today; what the testing kit needs has an extra of its own."""
+    package = Path(celery_sagas.__file__).parent
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    drivers = [one for name, requirements in extras.items() if name != "testing" for one in requirements]
+
+    def declared(requirements: list[str]) -> set[str]:
+        names = {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}
+        return names.union(*(COMES_WITH.get(name, ()) for name in names))
+
+    testing = _imported(package / "testing")
+    rest = _imported(*(folder for folder in package.iterdir() if folder.is_dir() and folder.name != "testing"))
+    assert rest <= declared(project["dependencies"]) | declared(drivers)
+    assert testing - declared(project["dependencies"]) == declared(extras["testing"])
 
 
 def test_package_is_typed():

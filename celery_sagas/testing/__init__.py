@@ -20,6 +20,7 @@ A backend's test is a subclass of each class, and one fixture.
 
 A store whose operations are several commands overrides ``commands`` in ``TestInterleaving`` (and ``new_rival``, if the operation
 holds locks in between). ``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis.
+The extra ``testing`` installs both: ``pip install "celery-sagas[testing]"``.
 """
 
 import pytest
