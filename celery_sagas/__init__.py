@@ -1,13 +1,13 @@
 """Stateful sagas for Celery: each message's effect happens exactly once."""
 
-from celery_sagas.core.answers import Failure, Gathered
-from celery_sagas.core.batch import Batch
+from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.context import MessageView, SagaView
 from celery_sagas.core.message import Message, SagaKey
 from celery_sagas.core.pending import RequestView
+from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.urls import register_backend
-from celery_sagas.worker import bootstep, receivers
+from celery_sagas.worker import bootsteps, receivers
 from celery_sagas.worker.aggregators.aggregator import Aggregator, aggregator
 from celery_sagas.worker.aggregators.client import BufferedItem
 from celery_sagas.worker.events import publish
@@ -35,4 +35,4 @@ __all__ = [
 ]
 
 receivers.connect()
-bootstep.connect()
+bootsteps.connect()

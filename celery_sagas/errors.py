@@ -8,7 +8,11 @@ the same object, as for every exception.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
+
+#: What broken code of the user's raises: caught around validators, functions of ``by=`` and comparisons. An interruption, such as
+#: a time limit, is none of them.
+BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
 class Retry(StrEnum):

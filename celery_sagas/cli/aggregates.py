@@ -8,7 +8,7 @@ import click
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of, opened
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.gathering import buffer_of
+from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.stores.items import Counts, Group, Item, Kept, Rules
 from celery_sagas.stores.ports import Backend

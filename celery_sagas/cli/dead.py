@@ -11,7 +11,7 @@ from celery_sagas.cli.app import app_of, opened
 from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.failures.operators import discard_letter, retry_letter
+from celery_sagas.worker.operators import discard_letter, retry_letter
 from celery_sagas.worker.runtime import Runtime
 
 #: Letters that are read at once.

@@ -5,9 +5,9 @@ from typing import Any
 import click
 
 from celery_sagas.cli.app import app_of
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import ConfigurationError, DefinitionError
 
 

@@ -7,8 +7,8 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of, opened
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import Renamed
 

@@ -13,12 +13,11 @@ from pydantic import ValidationError as DoesNotValidate
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreConfig, SchemaSerializer, SchemaValidator, to_json, to_jsonable_python
 
-from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.codec import validation_problems
 from celery_sagas.core.comparison import Difference
-from celery_sagas.core.definition import unresolved, unusable
+from celery_sagas.core.saga import unresolved, unusable
 from celery_sagas.core.subclasses import UNKNOWN, Named, cut_off, is_exact, listed, named_in
-from celery_sagas.errors import DefinitionError, InvalidMessage
+from celery_sagas.errors import BUGS, DefinitionError, InvalidMessage
 
 _NATIVE: Final = frozenset((str, int, float, bool, type(None)))
 _MUTABLE: Final = (list, dict, set, bytearray, BaseModel)

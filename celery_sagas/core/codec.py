@@ -7,11 +7,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.comparison import differences
-from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.errors import InvalidState, NewerState, UnreadableState
+from celery_sagas.errors import BUGS, InvalidState, NewerState, UnreadableState
 
 Problems = list[tuple[str, str]]
 

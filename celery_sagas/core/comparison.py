@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from celery_sagas.core.bugs import BUGS
+from celery_sagas.errors import BUGS
 
 Difference = tuple[str, str]
 

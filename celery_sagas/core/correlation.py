@@ -9,11 +9,10 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
-from celery_sagas.core.answers import Failure, Gathered
-from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.keys import KeyProperty, key_text, unwrap
 from celery_sagas.core.message import Message, SagaKey, members_of, missing_part, read_path
-from celery_sagas.errors import CorrelationError, DefinitionError
+from celery_sagas.core.requests.answers import Failure, Gathered
+from celery_sagas.errors import BUGS, CorrelationError, DefinitionError
 
 #: The property of an address that holds the correlation key.
 CORRELATION_KEY: Final = "$key"

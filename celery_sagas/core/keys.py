@@ -15,8 +15,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from celery_sagas.core.bugs import BUGS
-from celery_sagas.errors import DefinitionError
+from celery_sagas.errors import BUGS, DefinitionError
 
 #: The longest canonical text, in characters: what every backend can index.
 TEXT_LIMIT: Final = 255

@@ -12,10 +12,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 from typing_extensions import is_typeddict
 
-from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.keys import unwrap
 from celery_sagas.core.subclasses import ANY, cut_off, is_exact
-from celery_sagas.errors import DefinitionError, InvalidMessage
+from celery_sagas.errors import BUGS, DefinitionError, InvalidMessage
 
 
 class SagaKey:

@@ -1,4 +1,4 @@
-"""Stored names: how they are made and what they may be."""
+"""Stored names, how they are made and what they may be; and text from anywhere, made fit to be stored."""
 
 import re
 
@@ -42,3 +42,13 @@ def as_names(value: object, *, of: str, keyword: str) -> tuple[str, ...]:
     if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
         raise DefinitionError(of, f"{keyword}={value!r} is neither a name nor a tuple of names")
     return tuple(names)
+
+
+def storable(text: str, characters: int) -> str:
+    """Return a text that every store takes: what UTF-8 or PostgreSQL cannot hold is escaped, what is too long is cut off.
+
+    Args:
+        text: An error's, say, that may quote anything.
+        characters: How many of it are kept.
+    """
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:characters]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.conversation import ANSWERED, REQUESTS, Addressed, Came, Request, read_request
+from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, Addressed, Came, Request, read_request
 from celery_sagas.core.sending import Frozen
 
 Keys = dict[str, str]

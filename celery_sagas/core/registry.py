@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import DefinitionError
 
 DefinitionT = TypeVar("DefinitionT", SagaDefinition, StepDefinition, AggregatorDefinition)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from celery_sagas.core.context import SagaView, StepContext
-from celery_sagas.core.definition import RESERVED_FOR_LATER, SagaDefinition, alternate_keys, check_fields, check_names, define
+from celery_sagas.core.saga import RESERVED_FOR_LATER, SagaDefinition, alternate_keys, check_fields, check_names, define
 from celery_sagas.errors import DefinitionError, MisuseError
 
 if sys.version_info >= (3, 14):

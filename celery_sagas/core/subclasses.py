@@ -15,9 +15,9 @@ from pydantic import BaseModel, RootModel
 from pydantic_core import to_jsonable_python
 from typing_extensions import is_typeddict
 
-from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.comparison import Difference, fields_of, parts_of
 from celery_sagas.core.keys import unwrap
+from celery_sagas.errors import BUGS
 
 _FLAT: Final = frozenset((str, int, float, bool, type(None), bytes, Decimal, UUID, datetime, date, time, timedelta))
 _CONTAINERS: Final = frozenset((list, tuple, set, frozenset, deque))

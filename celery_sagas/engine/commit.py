@@ -8,11 +8,11 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from celery_sagas.core.codec import dump
-from celery_sagas.core.conversation import REQUESTS
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
+from celery_sagas.core.requests.requests import REQUESTS
 from celery_sagas.core.sending import Frozen, Sending, TypeOfFreeze
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import alternate_keys_of, context_of, difference, key_of
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import InvalidState

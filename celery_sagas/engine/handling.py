@@ -7,7 +7,7 @@ from typing import Any
 
 from celery_sagas.engine.commit import Terms
 from celery_sagas.engine.conflicts import Conflicts
-from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.unit_of_work import Delivery, Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError

@@ -7,9 +7,9 @@ from typing import Any
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.keys import key_text
 from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, OpenRequests, Pending, due_times, read_pending
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.errors import InvalidState, NewerState, UnreadableState

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import load_instance, lookup_in
 from celery_sagas.engine.outcomes import Outcome, read_entry
 from celery_sagas.errors import CorrelationError, DefinitionError

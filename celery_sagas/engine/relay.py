@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
+from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
-from celery_sagas.core.text import storable
-from celery_sagas.engine.burial import add_letter, letter_of
-from celery_sagas.engine.dispatch import ERROR_CHARACTERS
-from celery_sagas.engine.gathers import Gathers
-from celery_sagas.engine.groups import Groups
-from celery_sagas.engine.housekeeping import Housekeeping
-from celery_sagas.engine.publishing import Message, Publisher
+from celery_sagas.engine.aggregators.groups import Groups
+from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
+from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
+from celery_sagas.engine.outbox.housekeeping import Housekeeping
+from celery_sagas.engine.outbox.publishing import Message, Publisher
+from celery_sagas.engine.outbox.sweeps import Sweep, Tally
+from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.suspects import Suspects
-from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import Doubtful, PublishError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, OutboxRow

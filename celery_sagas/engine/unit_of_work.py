@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from celery_sagas.core.answers import NO_VALUE
 from celery_sagas.core.comparison import parts_of
 from celery_sagas.core.context import MessageView
-from celery_sagas.core.conversation import Addressed, ReturnAddress
 from celery_sagas.core.correlation import Address, check_own_key
+from celery_sagas.core.requests.answers import NO_VALUE
+from celery_sagas.core.requests.requests import Addressed, ReturnAddress
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import Decision, StepDefinition
+from celery_sagas.core.step import Decision, StepDefinition
 from celery_sagas.engine.commit import Run, Terms, commit_of, write_of
 from celery_sagas.engine.instance import alternate_keys_of, context_of, create, difference, load_instance, lookup_in, pending_of
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome

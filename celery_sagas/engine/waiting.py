@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from celery_sagas.core.definition import SagaDefinition
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import load_instance
 from celery_sagas.engine.outcomes import Outcome, read_entry
 from celery_sagas.engine.query import journal_key, lookup_of, shown_property

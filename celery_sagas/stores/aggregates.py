@@ -19,8 +19,8 @@ class AggregateStore(ABC):
 
     A group has a *mark* while a flush that was asked for has not begun: nobody else asks then. It expires after ``lease_ms``,
     since a message may be lost. A group is *due* when its gate opens by time, its mark expires, or a lease on its items ends
-    (``celery_sagas.core.gate.due_at``). Every call that changes a group leaves its due time right. A group without items
-    leaves nothing behind.
+    (``core.aggregators.rules.due_at``). Every call that changes a group leaves its due time right. A group without items leaves
+    nothing behind.
 
     Each call is atomic for each group. A call that the store sends again, because a reply was lost, does nothing twice, and
     answers ``claim``, ``renew``, ``remove`` and ``release`` as the first time.
@@ -51,7 +51,7 @@ class AggregateStore(ABC):
 
         First the leases of the group that have ended are given up: their items are free again, one attempt is counted on
         each, and the gate is open for them (reason ``"again"``). Then the gate is looked at, and the mark removed. ``None``:
-        it is closed. The snapshot has as many items as ``celery_sagas.core.gate.taken`` says, at most ``rules.limit``.
+        it is closed. The snapshot has as many items as ``core.aggregators.rules.taken`` says, at most ``rules.limit``.
 
         Where the reason is ``"age"`` or ``"idle"``, the gate stays open for everything that was free at this moment. Of
         several reasons the first is told: size, then what the gate was opened for, then age, then idle. If it is open for

@@ -6,7 +6,7 @@ that of an aggregator without ``group_by`` is empty.
 
 from typing import Literal, NamedTuple
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 
 __all__ = [
     "Added",
@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
     """Items under the lease of one run of a flush, in the order of insertion."""
 
     items: tuple[Item, ...]
-    reason: str  #: see ``celery_sagas.core.gate.Reason``
+    reason: str  #: see ``celery_sagas.core.aggregators.rules.Reason``
     unresolved: int  #: how many items of the group nobody can read now
     is_more: bool  #: the gate is open for what is left, and the caller asks for another flush
 

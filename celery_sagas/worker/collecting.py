@@ -14,13 +14,13 @@ from celery.canvas import Signature
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.sending import Frozen, Sending
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import attach, key_of
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidState, MisuseError
 from celery_sagas.settings import read_settings
+from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.freeze import freezer, restored
-from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.sessions import collecting_session
 
 

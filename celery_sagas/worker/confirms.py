@@ -11,7 +11,7 @@ from amqp.exceptions import FrameSyntaxError
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_sagas.engine.publishing import Message
+from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Unroutable
 from celery_sagas.worker.freeze import thawed
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, is_mandatory

@@ -13,12 +13,12 @@ from celery_sagas import signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.message import Message, encode_event
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.burial import add_letter, letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.stores.ports import Backend
+from celery_sagas.worker.celery_internals import add_task, current_app, on_finalise
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import causation_headers
-from celery_sagas.worker.internals import add_task, current_app, on_finalise
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
 from celery_sagas.worker.subscribers import event_name, recipients

@@ -16,8 +16,8 @@ from kombu.utils.json import dumps, loads
 from celery_sagas.core.arguments import is_native
 from celery_sagas.core.sending import Frozen, TypeOfFreeze
 from celery_sagas.errors import InvalidMessage
+from celery_sagas.worker.celery_internals import Destination, destination_of, name_of, options_to, plain_options
 from celery_sagas.worker.headers import causation_headers
-from celery_sagas.worker.internals import Destination, destination_of, name_of, options_to, plain_options
 from celery_sagas.worker.sessions import current_session
 
 logger = logging.getLogger("celery_sagas")

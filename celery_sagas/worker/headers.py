@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.conversation import GATHER, Addressed, Came, ReturnAddress, Target, read_return_address, read_target
+from celery_sagas.core.requests.requests import GATHER, Addressed, Came, ReturnAddress, Target, read_return_address, read_target
 from celery_sagas.engine.session import MAX_CAUSATION, Session
 from celery_sagas.errors import InvalidMessage
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from celery import Celery
 
-from celery_sagas.engine.publishing import Message
+from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.engine.relay import Receipt
 from celery_sagas.worker.confirms import ConfirmChannel, Confirms
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher

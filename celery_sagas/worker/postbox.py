@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_sagas.engine.publishing import Message
+from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import PublishError
 from celery_sagas.worker.confirms import PATIENCE_S, ConfirmChannel
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher

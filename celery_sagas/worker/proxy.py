@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.local import Proxy
 
-from celery_sagas.worker.internals import current_app, is_finalised
+from celery_sagas.worker.celery_internals import current_app, is_finalised
 
 if TYPE_CHECKING:
 

@@ -12,7 +12,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Producer
 from kombu.exceptions import LimitExceeded, OperationalError
 
-from celery_sagas.engine.publishing import Message
+from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.worker.freeze import restored, thawed
 from celery_sagas.worker.producers import Producers

@@ -15,9 +15,9 @@ from celery import Celery, signals
 from celery_sagas.engine.session import Session
 from celery_sagas.settings import backend_urls
 from celery_sagas.stores.urls import check_secrets
+from celery_sagas.worker.celery_internals import current_app, running_requests
 from celery_sagas.worker.failures.notifications import notify_of_eager_failure
 from celery_sagas.worker.headers import hand_over, stamp, stamp_publication
-from celery_sagas.worker.internals import current_app, running_requests
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session, new_publication, replacing_publication
 

@@ -11,10 +11,10 @@ from celery import Celery
 
 from celery_sagas import signals
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.gathers import Gathers
-from celery_sagas.engine.groups import Groups
+from celery_sagas.engine.aggregators.groups import Groups
+from celery_sagas.engine.outbox.sweeps import Tally
 from celery_sagas.engine.relay import Relay, Terms
-from celery_sagas.engine.sweeps import Tally
+from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush

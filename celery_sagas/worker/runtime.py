@@ -10,18 +10,18 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.commit import Terms
-from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.handling import Services
+from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.celery_internals import is_stand_in, other_apps
 from celery_sagas.worker.freeze import freezer
-from celery_sagas.worker.internals import is_stand_in, other_apps
 from celery_sagas.worker.postbox import postbox_of
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.targets import answering

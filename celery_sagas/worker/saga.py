@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, Ty
 from celery import Task
 from celery.local import Proxy
 
-from celery_sagas.core.answers import Failure, Gathered
 from celery_sagas.core.correlation import By
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.answers import Failure, Gathered
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import answered_step, define_step
+from celery_sagas.core.step import answered_step, define_step
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of
 from celery_sagas.engine.waiting import refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
-from celery_sagas.worker.internals import current_app
+from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.requests.gather import gather
 from celery_sagas.worker.requests.requests import reply, request
 from celery_sagas.worker.runtime import runtime_of

@@ -15,6 +15,7 @@ from kombu.utils.json import dumps
 
 from celery_sagas.core.ids import derived_id
 from celery_sagas.engine.session import Session
+from celery_sagas.worker.celery_internals import current_app, running_requests
 from celery_sagas.worker.headers import (
     headers_of,
     id_of,
@@ -25,7 +26,6 @@ from celery_sagas.worker.headers import (
     stamped_causation,
     task_of,
 )
-from celery_sagas.worker.internals import current_app, running_requests
 
 _SESSION = "_celery_sagas_session"
 #: Marks the request of a task that has returned; a header may have this name, and no such value.

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from celery import Celery
 
 from celery_sagas.core.registry import registry
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Missing
+from celery_sagas.worker.celery_internals import after_all_tasks, finalised_apps, on_finalise
 from celery_sagas.worker.collecting import handler_of
-from celery_sagas.worker.internals import after_all_tasks, finalised_apps, on_finalise
 from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.tasks import StepTask, install
 

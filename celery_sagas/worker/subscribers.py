@@ -6,7 +6,7 @@ from typing import Any, get_origin
 from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
 from celery_sagas.core.registry import registry
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.settings import Subscription
 
 

@@ -9,20 +9,20 @@ from celery import Celery
 from celery.canvas import Signature
 from pydantic_core import to_jsonable_python
 
-from celery_sagas.core.answers import NO_VALUE, Given, may_take
 from celery_sagas.core.arguments import MASK, holds_secret, is_native
-from celery_sagas.core.conversation import Came, Target, read_return_address
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.answers import NO_VALUE, Given, may_take
+from celery_sagas.core.requests.requests import Came, Target, read_return_address
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Frozen
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.core.subclasses import ANY, cut_off, is_exact
 from celery_sagas.engine.commit import TypeOfAnswer
 from celery_sagas.errors import InvalidMessage, MisuseError
+from celery_sagas.worker.celery_internals import current_app, routing_of
 from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.headers import answer_headers_to
-from celery_sagas.worker.internals import current_app, routing_of
 
 logger = logging.getLogger("celery_sagas")
 

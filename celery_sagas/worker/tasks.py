@@ -11,9 +11,9 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 
 from celery_sagas import signals
-from celery_sagas.core.conversation import Addressed, Came
-from celery_sagas.core.steps import IfMissing, StepDefinition
-from celery_sagas.engine.burial import letter_id_of
+from celery_sagas.core.requests.requests import Addressed, Came
+from celery_sagas.core.step import IfMissing, StepDefinition
+from celery_sagas.engine.dead_letters.dead_lettering import letter_id_of
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Session, refuse_inline
@@ -28,6 +28,7 @@ from celery_sagas.errors import (
     StoreError,
     UnreadableState,
 )
+from celery_sagas.worker.celery_internals import add_task, registered, unregister
 from celery_sagas.worker.durable import DurableTask, bearing
 from celery_sagas.worker.failures.dead_letters import keep_failures
 from celery_sagas.worker.failures.notifications import notify_requester
@@ -43,7 +44,6 @@ from celery_sagas.worker.headers import (
     read_retry_of,
     read_return_address_of,
 )
-from celery_sagas.worker.internals import add_task, registered, unregister
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.requests.requests import forget_link

@@ -11,10 +11,10 @@ from celery.canvas import Signature
 
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
-from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import address_headers
-from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.targets import step_of
 
 Delay = timedelta | float

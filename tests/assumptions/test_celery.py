@@ -26,7 +26,7 @@ from celery.worker.strategy import default as default_strategy
 from kombu import Connection
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.worker import internals
+from celery_sagas.worker import celery_internals
 from tests.apps import NewApp, Worker
 from tests.servers import unique
 from tests.waiting import wait_until
@@ -37,26 +37,26 @@ class Failure(Exception):
 
 
 class TestInternals:
-    """What ``shared_task`` is made of, and ``worker/internals.py`` leans on."""
+    """What ``shared_task`` is made of, and ``worker/celery_internals.py`` leans on."""
 
     def test_current_app_is_the_app_itself(self, app: Celery) -> None:
-        assert internals.current_app() is app
-        assert type(internals.current_app()) is Celery
+        assert celery_internals.current_app() is app
+        assert type(celery_internals.current_app()) is Celery
 
     def test_stand_in_for_an_app(self, new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
         """Celery makes it where nobody has, and nobody makes one like it."""
         ours = new_app()
         monkeypatch.setattr(_state, "default_app", None)
         monkeypatch.setattr(_state._tls, "current_app", None, raising=False)
-        stand_in = internals.current_app()
+        stand_in = celery_internals.current_app()
 
-        assert internals.is_stand_in(stand_in)
-        assert ours in internals.other_apps(stand_in)
+        assert celery_internals.is_stand_in(stand_in)
+        assert ours in celery_internals.other_apps(stand_in)
         ours.set_default()
-        assert not internals.is_stand_in(ours)
+        assert not celery_internals.is_stand_in(ours)
         with Celery("default", set_as_current=False) as another:
             another.set_default()
-            assert not internals.is_stand_in(another)
+            assert not celery_internals.is_stand_in(another)
 
     def test_tasks_with_a_call_of_their_own(self, app: Celery) -> None:
         """A worker puts a ``__call__`` of Celery's into the place of that of all tasks."""
@@ -72,10 +72,10 @@ class TestInternals:
         own, usual = app.task(work, name="own", base=Base), app.task(work, name="usual")
         app.finalize()
 
-        assert [internals.has_own_call(task) for task in (own, usual)] == [True, False]
+        assert [celery_internals.has_own_call(task) for task in (own, usual)] == [True, False]
         trace._install_stack_protection()
         try:
-            assert [internals.has_own_call(task) for task in (own, usual)] == [True, False]
+            assert [celery_internals.has_own_call(task) for task in (own, usual)] == [True, False]
         finally:
             trace.reset_worker_optimizations(app)
 
@@ -83,14 +83,14 @@ class TestInternals:
         first, second = new_app(), new_app()
         first.finalize()
 
-        assert first in internals.finalised_apps()
-        assert second not in internals.finalised_apps()
+        assert first in celery_internals.finalised_apps()
+        assert second not in celery_internals.finalised_apps()
         first.close()
-        assert first not in internals.finalised_apps()
+        assert first not in celery_internals.finalised_apps()
 
     def test_every_app_calls_back_when_it_is_finalised(self, new_app: NewApp) -> None:
         seen: list[Celery] = []
-        internals.on_finalise(seen.append)
+        celery_internals.on_finalise(seen.append)
         first, second = new_app(), new_app()
         assert seen == []
 
@@ -104,8 +104,8 @@ class TestInternals:
 
     def test_last_callback_comes_after_all_tasks(self, app: Celery) -> None:
         seen: list[list[str]] = []
-        internals.on_finalise(
-            lambda app: internals.after_all_tasks(app, lambda app: seen.append(sorted(app._tasks))) if not seen else None
+        celery_internals.on_finalise(
+            lambda app: celery_internals.after_all_tasks(app, lambda app: seen.append(sorted(app._tasks))) if not seen else None
         )
 
         @app.task(name="pending")
@@ -121,34 +121,34 @@ class TestInternals:
         def fail(app: Celery) -> None:
             raise Failure
 
-        internals.after_all_tasks(app, fail)
+        celery_internals.after_all_tasks(app, fail)
 
         with pytest.raises(Failure):
             app.finalize()
 
     def test_looking_at_registered_tasks_finalises_nothing(self, app: Celery) -> None:
-        assert internals.registered(app, "x") is None
+        assert celery_internals.registered(app, "x") is None
         assert not app.finalized
-        internals.unregister(app, "x")
+        celery_internals.unregister(app, "x")
 
     def test_added_task_is_bound_and_complete(self, app: Celery) -> None:
         def function(self: Any, x: int) -> Any:
             return self.name, x
 
         app.finalize()
-        internals.add_task(app, function, name="added", bind=True, max_retries=7)
+        celery_internals.add_task(app, function, name="added", bind=True, max_retries=7)
 
         task = app.tasks["added"]
         assert (task.app, task.max_retries, task(1)) == (app, 7, ("added", 1))
-        internals.unregister(app, "added")
+        celery_internals.unregister(app, "added")
         assert "added" not in app.tasks
 
     def test_registering_a_name_again_keeps_the_first(self, app: Celery) -> None:
         """So that we remove it before."""
         app.finalize()
         for value in (1, 2):
-            internals.unregister(app, "again")
-            internals.add_task(app, self.returning(value), name="again")
+            celery_internals.unregister(app, "again")
+            celery_internals.add_task(app, self.returning(value), name="again")
 
         assert app.tasks["again"]() == 2
 
@@ -211,7 +211,7 @@ class TestRun:
         def function(a: int, b: int = 0, *, c: int = 0) -> None: ...
 
         app.finalize()
-        internals.add_task(app, self.wrapped(function), name="wrapped", bind=True)
+        celery_internals.add_task(app, self.wrapped(function), name="wrapped", bind=True)
         task = app.tasks["wrapped"]
 
         if fits:
@@ -228,8 +228,8 @@ class TestRun:
                 return super().__call__(*args, **kwargs)
 
         app.finalize()
-        internals.add_task(app, self.wrapped(print), name="wrapped", bind=True)
-        internals.add_task(app, self.wrapped(print), name="custom", bind=True, base=Custom)
+        celery_internals.add_task(app, self.wrapped(print), name="wrapped", bind=True)
+        celery_internals.add_task(app, self.wrapped(print), name="custom", bind=True, base=Custom)
 
         assert not trace.task_has_custom(app.tasks["wrapped"], "__call__")
         assert trace.task_has_custom(app.tasks["custom"], "__call__")
@@ -515,7 +515,7 @@ class TestFailures:
         def fail() -> None:
             raise Failure
 
-        internals.add_task(app, fail, name="fails", autoretry_for=(Failure,), max_retries=1, default_retry_delay=0)
+        celery_internals.add_task(app, fail, name="fails", autoretry_for=(Failure,), max_retries=1, default_retry_delay=0)
         task, seen = app.tasks["fails"], []
         inner = task.run
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.cli import sagas
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.gathering import buffer_of
+from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.items import Addition, Keeping, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers

@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 from pydantic import Field, SecretStr, create_model
 
-from celery_sagas.core.aggregators import AS_JOURNAL, define_aggregator
-from celery_sagas.core.batch import Batch
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.definition import AS_JOURNAL, define_aggregator
 from celery_sagas.core.message import Message
 from celery_sagas.core.registry import Registry
 from celery_sagas.errors import DefinitionError

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from celery_sagas.core.aggregators import AS_JOURNAL, define_aggregator
-from celery_sagas.core.batch import Batch
-from celery_sagas.core.gate import LARGEST_SIZE
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.definition import AS_JOURNAL, define_aggregator
+from celery_sagas.core.aggregators.rules import LARGEST_SIZE
 from celery_sagas.core.message import Message
 from celery_sagas.errors import DefinitionError
 

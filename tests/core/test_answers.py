@@ -10,7 +10,7 @@ import pytest
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, RootModel, ValidationError, model_validator
 
 from celery_sagas import Failure, Gathered, Message
-from celery_sagas.core.answers import may_take
+from celery_sagas.core.requests.answers import may_take
 
 FAILURE = Failure(kind="error", task="quote", task_id="7", error="ValueError", text="no", retries=3)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from celery_sagas.core.batch import Batch
+from celery_sagas.core.aggregators.batch import Batch
 
 
 @dataclass

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.conversation import (
+from celery_sagas.core.pending import Pending, read_pending
+from celery_sagas.core.requests.requests import (
     ANSWERED,
     REQUESTS,
     ROUTING,
@@ -22,7 +23,6 @@ from celery_sagas.core.conversation import (
     read_return_address,
     read_target,
 )
-from celery_sagas.core.pending import Pending, read_pending
 from celery_sagas.core.sending import Frozen
 
 REQUEST = Request("r1", "charge", "order.paid", "order.unpaid", row="row", at=1_000)

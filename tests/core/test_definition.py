@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from celery_sagas.core.definition import RESERVED_FIELDS, resolve_fields
+from celery_sagas.core.saga import RESERVED_FIELDS, resolve_fields
 from celery_sagas.core.state import State
 from celery_sagas.errors import DefinitionError
 

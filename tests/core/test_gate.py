@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sagas.core.gate import DEFAULT_LIMIT, Rules, Waiting, allowed, due_at, reason_of, taken
+from celery_sagas.core.aggregators.rules import DEFAULT_LIMIT, Rules, Waiting, allowed, due_at, reason_of, taken
 
 NOW = 1_000_000
 TIMED = Rules("readings", size=3, within_ms=1_000, idle_ms=100)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, PlainSerializer, SecretStr
 from pydantic_core import core_schema
 
-from celery_sagas.core.items import ItemType
+from celery_sagas.core.aggregators.items import ItemType
 from celery_sagas.core.message import Message
 from celery_sagas.errors import DefinitionError, InvalidMessage
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr, field_serializer
 from pydantic_core import to_json
 
-from celery_sagas.core.items import ItemType
+from celery_sagas.core.aggregators.items import ItemType
 from celery_sagas.core.message import Message
 from celery_sagas.errors import InvalidMessage
 

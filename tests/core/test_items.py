@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
-from celery_sagas.core.items import ItemType
+from celery_sagas.core.aggregators.items import ItemType
 from celery_sagas.core.message import Message
 from celery_sagas.errors import InvalidMessage
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sagas.core.conversation import Addressed, Request
 from celery_sagas.core.pending import (
     FORMAT,
     NOTHING,
@@ -19,6 +18,7 @@ from celery_sagas.core.pending import (
     due_times,
     read_pending,
 )
+from celery_sagas.core.requests.requests import Addressed, Request
 from celery_sagas.core.sending import Frozen
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)

@@ -4,7 +4,7 @@ import pytest
 
 from celery_sagas.core.registry import Registry
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import define_step
+from celery_sagas.core.step import define_step
 from celery_sagas.errors import DefinitionError
 
 

@@ -8,7 +8,7 @@ from celery import Task
 
 from celery_sagas.core.message import SagaKey
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import Decision, IfExists, IfMissing, define_step
+from celery_sagas.core.step import Decision, IfExists, IfMissing, define_step
 from celery_sagas.errors import DefinitionError
 
 

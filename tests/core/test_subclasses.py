@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic_core import to_json
 from typing_extensions import TypedDict
 
+from celery_sagas.core.aggregators.items import ItemType
 from celery_sagas.core.arguments import arguments_of
-from celery_sagas.core.items import ItemType
 from celery_sagas.core.message import Message, encode_event
 from celery_sagas.errors import InvalidMessage
 

@@ -1,6 +1,6 @@
 import pytest
 
-from celery_sagas.core.text import storable
+from celery_sagas.core.names import storable
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from celery_sagas.core.aggregators import AS_JOURNAL, AggregatorDefinition, define_aggregator
-from celery_sagas.core.batch import Batch
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.definition import AS_JOURNAL, AggregatorDefinition, define_aggregator
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.message import Message
-from celery_sagas.engine.flush import Flush, Flushed, Verdict
+from celery_sagas.engine.aggregators.flush import Flush, Flushed, Verdict
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Addition, Item, Kept, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend

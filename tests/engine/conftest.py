@@ -9,17 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from celery_sagas.core.answers import NO_VALUE
-from celery_sagas.core.conversation import Addressed, ReturnAddress
+from celery_sagas.core.requests.answers import NO_VALUE
+from celery_sagas.core.requests.requests import Addressed, ReturnAddress
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import StepDefinition, define_step
+from celery_sagas.core.step import StepDefinition, define_step
 from celery_sagas.engine import conflicts
 from celery_sagas.engine.commit import Terms
-from celery_sagas.engine.dispatch import Dispatcher
 from celery_sagas.engine.handling import Services, handle
+from celery_sagas.engine.outbox.dispatch import Dispatcher
+from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.publishing import Message
 from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import Delivery
 from celery_sagas.errors import PublishError

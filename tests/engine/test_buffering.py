@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.engine.buffering import buffer, new_item, unread_item
+from celery_sagas.engine.aggregators.buffering import buffer, new_item, unread_item
 from celery_sagas.errors import BufferFull, InvalidMessage
 from celery_sagas.stores.items import NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend

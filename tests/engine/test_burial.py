@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.conversation import Addressed
+from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.burial import TEXT_CHARACTERS, TRACEBACK_CHARACTERS, bury, close, letter_of, locate
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, TRACEBACK_CHARACTERS, bury, close, letter_of, locate
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Session

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_sagas.engine import confirmations
-from celery_sagas.engine.confirmations import Confirmations
+from celery_sagas.engine.outbox import confirmations
+from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.errors import StoreUnavailable
 from tests.waiting import DEADLINE_S, wait_until
 

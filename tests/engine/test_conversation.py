@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from celery_sagas.core import pending as pending_map
-from celery_sagas.core.conversation import Addressed, Came, Request, ReturnAddress, Target
 from celery_sagas.core.pending import Pending, RequestView, read_pending
+from celery_sagas.core.requests.requests import Addressed, Came, Request, ReturnAddress, Target
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
+from celery_sagas.engine.dead_letters.cancellation import Withdrawal
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.withdrawal import Withdrawal
 from celery_sagas.errors import CorrelationError, InvalidMessage, InvalidState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import OutboxRow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
@@ -388,7 +388,7 @@ class TestPosting:
     def test_closing_does_not_wait_for_ever(
         self, dispatcher: Dispatcher, box: Box, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("celery_sagas.engine.confirmations.SETTLED_IN_S", 0.05)
+        monkeypatch.setattr("celery_sagas.engine.outbox.confirmations.SETTLED_IN_S", 0.05)
         dispatcher.dispatch(ROWS, 1000.0)
 
         dispatcher.close()

@@ -5,10 +5,10 @@ from typing import Any, Self
 
 import pytest
 
-from celery_sagas.core.batch import Batch
-from celery_sagas.engine import flush
-from celery_sagas.engine.flush import Flushed
-from celery_sagas.engine.renewal import Renewal
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.engine.aggregators import flush
+from celery_sagas.engine.aggregators.flush import Flushed
+from celery_sagas.engine.aggregators.renewal import Renewal
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
 from tests.engine.batches import LEASE_MS, NAME, Collector, Reading, define

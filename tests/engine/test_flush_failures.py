@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.batch import Batch
-from celery_sagas.engine import flush
-from celery_sagas.engine.flush import Flushed, Verdict
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.engine.aggregators import flush
+from celery_sagas.engine.aggregators.flush import Flushed, Verdict
 from celery_sagas.errors import LeaseLost, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.conversation import Came, Request, Target
-from celery_sagas.engine.gathering import REMEMBERED_S, Gather, Gathering, Member, Verdict
-from celery_sagas.engine.gathers import BATCH, Gathers
-from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.core.requests.requests import Came, Request, Target
+from celery_sagas.engine.outbox.sweeps import Sweep
+from celery_sagas.engine.requests.gathering import REMEMBERED_S, Gather, Gathering, Member, Verdict
+from celery_sagas.engine.requests.gathers import BATCH, Gathers
 from celery_sagas.errors import LeaseLost, PublishError, RevisionConflict, UnreadableState
 from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -146,7 +146,7 @@ class TestCollect:
         assert shop.answer(gather, 0)
 
     def test_what_is_remembered_is_bounded(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("celery_sagas.engine.gathering.REMEMBERED", 3)
+        monkeypatch.setattr("celery_sagas.engine.requests.gathering.REMEMBERED", 3)
         gather = shop.begin()
         for number in range(10):
             shop.answer(gather._replace(request=f"request {number}"), 0)

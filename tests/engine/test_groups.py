@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.engine.groups import BATCH, LOOKED_AT, PAUSE_S, Groups
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.engine.aggregators.groups import BATCH, LOOKED_AT, PAUSE_S, Groups
+from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import Relay, Terms
-from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend

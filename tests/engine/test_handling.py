@@ -7,7 +7,7 @@ import pytest
 
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import Terms
 from celery_sagas.engine.handling import Driver
 from celery_sagas.engine.outcomes import Kind

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.core.batch import Batch
-from celery_sagas.engine.renewal import Renewal
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.engine.aggregators.renewal import Renewal
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock

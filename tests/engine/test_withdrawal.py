@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.pending import Pending, Timeout, read_pending
+from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.state import State
-from celery_sagas.engine.burial import letter_of
-from celery_sagas.engine.withdrawal import Withdrawal
+from celery_sagas.engine.dead_letters.cancellation import Withdrawal
+from celery_sagas.engine.dead_letters.dead_lettering import letter_of
 from celery_sagas.errors import NewerState, RevisionConflict, StoreError, StoreUnavailable, UnreadableState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Record

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kombu import Connection, Exchange, Queue
 
-from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
-from celery_sagas.engine.gathering import buffer_of
+from celery_sagas.core.requests.requests import Came
+from celery_sagas.engine.requests.gathering import buffer_of
 from tests import rabbitmq_servers
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import POINTS, UNHURRIED, UNROUTED, wait_died

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_sagas.engine import confirmations
+from celery_sagas.engine.outbox import confirmations
 from celery_sagas.worker import confirms, pipeline, postbox, publisher
 from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.requests import answers

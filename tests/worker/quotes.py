@@ -8,9 +8,9 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Gathered, Message, Saga
-from celery_sagas.core.conversation import Came
 from celery_sagas.core.pending import read_pending
-from celery_sagas.engine.gathering import buffer_of
+from celery_sagas.core.requests.requests import Came
+from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.memory.state import wall_clock
 from celery_sagas.stores.records import KEY, Lookup, OutboxRow, Record

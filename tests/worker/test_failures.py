@@ -27,7 +27,7 @@ from celery_sagas import Batch, Failure, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
-from celery_sagas.worker.bootstep import add_bootstep
+from celery_sagas.worker.bootsteps import add_bootstep
 from celery_sagas.worker.failures import notifications
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks

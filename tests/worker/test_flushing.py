@@ -365,7 +365,7 @@ class TestMessage:
             limits.append(for_s)
             return nullcontext()
 
-        monkeypatch.setattr("celery_sagas.engine.flush.Renewal", renewal)
+        monkeypatch.setattr("celery_sagas.engine.aggregators.flush.Renewal", renewal)
         app.conf.task_time_limit = of_app
         collect, _ = collector(time_limit=of_task, size=9)
         collect.add(D1)

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic_core import to_json
 
-from celery_sagas.core.conversation import Addressed, ReturnAddress
-from celery_sagas.engine.burial import letter_of
+from celery_sagas.core.requests.requests import Addressed, ReturnAddress
+from celery_sagas.engine.dead_letters.dead_lettering import letter_of
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker import headers
 from celery_sagas.worker.failures.dead_letters import payload_of

@@ -20,8 +20,8 @@ from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError, Publi
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.testing.samples import letter
 from celery_sagas.worker.events import PUBLISH
-from celery_sagas.worker.failures.operators import retry_of
 from celery_sagas.worker.freeze import frozen, restored, thawed
+from celery_sagas.worker.operators import retry_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.moments import Moment

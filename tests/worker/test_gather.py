@@ -8,14 +8,14 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from celery_sagas import Failure, Gathered, Saga
-from celery_sagas.core.conversation import Came
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.pending import read_pending
 from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.requests import Came
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import timeouts
-from celery_sagas.worker.failures.operators import retry_letter
+from celery_sagas.worker.operators import retry_letter
 from celery_sagas.worker.requests.gather_task import GATHER
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of

@@ -9,15 +9,15 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Gathered
-from celery_sagas.core.conversation import Came
 from celery_sagas.core.pending import read_pending
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.gathering import Gather, Member
-from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.core.requests.requests import Came
+from celery_sagas.engine.outbox.sweeps import Sweep
+from celery_sagas.engine.requests.gathering import Gather, Member
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
-from celery_sagas.worker.failures.operators import discard_letter
 from celery_sagas.worker.headers import answer_headers
+from celery_sagas.worker.operators import discard_letter
 from celery_sagas.worker.relay import RelayThread
 from celery_sagas.worker.requests.gather_task import GATHER, gathering_of
 from celery_sagas.worker.runtime import runtime_of

@@ -15,7 +15,7 @@ from celery_sagas import Failure
 from celery_sagas.core.ids import derived_id
 from celery_sagas.worker import timeouts
 from celery_sagas.worker.failures.notifications import notify_requester
-from celery_sagas.worker.failures.operators import discard_letter
+from celery_sagas.worker.operators import discard_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment

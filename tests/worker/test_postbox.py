@@ -18,8 +18,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import before_task_publish
 from kombu import Queue
 
-from celery_sagas.engine import confirmations
-from celery_sagas.engine.dispatch import Dispatcher
+from celery_sagas.engine.outbox import confirmations
+from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend

@@ -12,8 +12,8 @@ from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
 from celery_sagas.worker.failures import dead_letters
-from celery_sagas.worker.failures.operators import Retried, discard_letter, new_id_of, retry_letter
 from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRESS
+from celery_sagas.worker.operators import Retried, discard_letter, new_id_of, retry_letter
 from celery_sagas.worker.requests import requests
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of

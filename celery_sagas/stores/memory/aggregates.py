@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import islice
 
-from celery_sagas.core.gate import taken
+from celery_sagas.core.aggregators.rules import taken
 from celery_sagas.errors import ItemNotBuffered, LeaseLost, NothingBuffered
 from celery_sagas.stores.aggregates import AggregateStore, Buffers, Leftovers
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, Keeping, Kept, NewItem, Rules, Snapshot

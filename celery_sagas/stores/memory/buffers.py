@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from celery_sagas.core.gate import Rules, Waiting, due_at, reason_of
+from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
 from celery_sagas.stores.items import Item, Keeping, Kept, NewItem, State
 
 #: An aggregator and a group.

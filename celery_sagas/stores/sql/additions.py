@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Select, exists, select
 from sqlalchemy import literal_column as literal
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Added, Addition, Keeping, NewItem
 from celery_sagas.stores.sql.bulk import insert_given, insert_rows, parameters
 from celery_sagas.stores.sql.groups import GroupRow, add_name, digest, forget_empty, lock_all, put_groups, save, settled

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Added, Addition, DueGroup, Keeping, Snapshot

@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, ColumnElement, Integer, Select, bindparam, func, select
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.aggregates import Buffers
 from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.sql.calls import in_transaction

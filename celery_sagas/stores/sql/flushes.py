@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from celery_sagas.core.gate import Rules, taken
+from celery_sagas.core.aggregators.rules import Rules, taken
 from celery_sagas.errors import LeaseLost
 from celery_sagas.stores.items import Item, Keeping, Snapshot
 from celery_sagas.stores.sql import items

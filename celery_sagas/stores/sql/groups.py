@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, insert, select
 from sqlalchemy.dialects import postgresql
 
-from celery_sagas.core.gate import Rules, Waiting, due_at, reason_of
+from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
 from celery_sagas.stores.sql.bulk import insert_given, lock_rows, or_change, put_rows
 from celery_sagas.stores.sql.session import Session
 from celery_sagas.stores.sql.statements import PREFIX, Values, any_of, bound, in_parts, now

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import CTE, BigInteger, ColumnElement, Select, and_, bindparam, case, exists, func, insert, or_, select, update
 from sqlalchemy import literal_column as literal
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.sql.additions import OWN
 from celery_sagas.stores.sql.groups import digest

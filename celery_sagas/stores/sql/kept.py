@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BindParameter, ColumnElement, Delete, Integer, Select, Update, bindparam, delete, select, update
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Keeping
 from celery_sagas.stores.sql.bulk import insert_rows
 from celery_sagas.stores.sql.groups import GroupRow

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.aggregates import Leftovers
 from celery_sagas.stores.items import Kept
 from celery_sagas.stores.sql import items

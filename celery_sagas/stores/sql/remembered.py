@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Insert, Table, select
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.sql.bulk import NewRows, or_change
 from celery_sagas.stores.sql.groups import GroupRow
 from celery_sagas.stores.sql.items import are

@@ -1,6 +1,6 @@
 """What people do to a group by hand."""
 
-from celery_sagas.core.gate import Rules
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
 from celery_sagas.stores.sql.groups import GroupRow, digest, lock, save
 from celery_sagas.stores.sql.items import FREE, LEASED, UNRESOLVED, item_of_key, last_number, look_at_oldest, numbers_in, remove

@@ -8,15 +8,15 @@ from uuid import UUID
 
 from celery import Celery
 
-from celery_sagas.core.aggregators import AS_JOURNAL, AggregatorDefinition, define_aggregator
-from celery_sagas.core.batch import Batch
-from celery_sagas.core.handlers import check_spelling
-from celery_sagas.core.items import GroupBy
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.definition import AS_JOURNAL, AggregatorDefinition, define_aggregator
+from celery_sagas.core.aggregators.items import GroupBy
 from celery_sagas.core.registry import registry
+from celery_sagas.core.step import check_spelling
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.aggregators.client import Buffered, BufferedItem
 from celery_sagas.worker.aggregators.tasks import BufferTask, install_aggregator
-from celery_sagas.worker.internals import after_all_tasks, current_app, finalised_apps, on_finalise
+from celery_sagas.worker.celery_internals import after_all_tasks, current_app, finalised_apps, on_finalise
 from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.runtime import runtime_of
 

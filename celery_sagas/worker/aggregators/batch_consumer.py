@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from celery.worker.state import task_ready, task_reserved
 
-from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.buffering import new_item
+from celery_sagas.engine.aggregators.buffering import new_item
 from celery_sagas.errors import BufferFull, InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.aggregators.flushes import add_items
+from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.failures.faults import UNREADABLE
 from celery_sagas.worker.headers import MESSAGE_ID, check_message_id
-from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")

@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.keys import key_text, text_of
-from celery_sagas.engine.buffering import encoded_item
+from celery_sagas.engine.aggregators.buffering import encoded_item
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidMessage, ItemNotBuffered, MisuseError, NotBuffered, NothingBuffered, UnreadableItem
 from celery_sagas.stores.aggregates import Buffers

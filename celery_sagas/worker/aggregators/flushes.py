@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.engine.buffering import buffer
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.engine.aggregators.buffering import buffer
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.runtime import Runtime

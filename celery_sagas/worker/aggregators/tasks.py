@@ -3,7 +3,6 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, ClassVar
 
 from celery import Celery
@@ -13,19 +12,19 @@ from celery.exceptions import Retry as RetryAsked
 from celery.utils.time import get_exponential_backoff_interval, maybe_make_aware
 
 from celery_sagas import signals
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.core.batch import Batch
-from celery_sagas.engine.buffering import new_item, unread_item
-from celery_sagas.engine.flush import Flush, Flushed, Verdict
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.engine.aggregators.buffering import new_item, unread_item
+from celery_sagas.engine.aggregators.flush import Flush, Flushed, Verdict
 from celery_sagas.engine.session import refuse_inline
 from celery_sagas.errors import DefinitionError, InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.aggregators.flushes import add_items, ask
+from celery_sagas.worker.celery_internals import add_task, registered, time_limit_s, unregister
 from celery_sagas.worker.durable import DurableTask, bearing
 from celery_sagas.worker.failures.dead_letters import failing, keep_failures
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, REDELIVERIES, check_message_id, headers_of
-from celery_sagas.worker.internals import add_task, registered, time_limit_s, unregister
 from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
 
@@ -33,7 +32,6 @@ logger = logging.getLogger("celery_sagas")
 
 #: Seconds for which a group pauses whose function has given its message back to the broker, which delivers it again at once.
 _REJECTED_S = 1.0
-_BATCH_CONSUMER = "celery_sagas.worker.aggregators.batch_consumer"
 #: Task options that say how a message is published: both tasks have them.
 _PUBLISHING = ("queue", "exchange", "routing_key", "priority", "compression", "delivery_mode", "mandatory", "immediate")
 
@@ -65,8 +63,10 @@ class BufferTask(DurableTask):
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker buffer together what it has received together."""
-        consumers = import_module(_BATCH_CONSUMER)  # needs celery.worker, which whoever only sends does without
-        return super().start_strategy(app, consumers.Intake(consumer, self), **options)
+        # needs celery.worker, which whoever only sends does without
+        from celery_sagas.worker.aggregators.batch_consumer import Intake
+
+        return super().start_strategy(app, Intake(consumer, self), **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""

@@ -15,16 +15,16 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskPredica
 from kombu.utils.json import dumps, loads
 
 from celery_sagas import signals
-from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.burial import add_letter, bury, letter_of, locate
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.engine.dead_letters.dead_lettering import add_letter, bury, letter_of, locate
 from celery_sagas.errors import MessageError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, Lookup
+from celery_sagas.worker.celery_internals import is_terminating
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue, requeue
 from celery_sagas.worker.freeze import thawed
 from celery_sagas.worker.headers import MESSAGE_ID, REDELIVERIES, check_message_id, headers_of, read_address
-from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.sessions import session_of
 

@@ -7,11 +7,11 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import WorkerLostError
 
-from celery_sagas.core.answers import Failure, FailureKind
-from celery_sagas.core.conversation import Came, ReturnAddress, Target
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.text import storable
-from celery_sagas.engine.burial import TEXT_CHARACTERS, text_of
+from celery_sagas.core.names import storable
+from celery_sagas.core.requests.answers import Failure, FailureKind
+from celery_sagas.core.requests.requests import Came, ReturnAddress, Target
+from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, text_of
 from celery_sagas.errors import PublishError, TooManyDeliveries
 from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.headers import (

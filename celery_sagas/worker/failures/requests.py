@@ -8,13 +8,13 @@ from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 
-from celery_sagas.core.answers import FailureKind
+from celery_sagas.core.requests.answers import FailureKind
+from celery_sagas.worker.celery_internals import is_terminating
 from celery_sagas.worker.failures.dead_letters import dead_letter, is_kept
 from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
 from celery_sagas.worker.failures.unreadable import context_of, refusing
 from celery_sagas.worker.headers import read_retries
-from celery_sagas.worker.internals import is_terminating
 from celery_sagas.worker.runtime import borrowed_backend
 from celery_sagas.worker.sessions import may_be_answered, session_of_failed
 

@@ -13,7 +13,7 @@ from celery.utils.objects import Bunch
 
 from celery_sagas import signals
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.burial import add_letter, letter_id_of, letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_id_of, letter_of
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import payload_of

@@ -17,8 +17,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
 from celery_sagas.errors import MessageError, PublishError
+from celery_sagas.worker.celery_internals import has_own_call, time_limit_s
 from celery_sagas.worker.failures.redelivery import requeue
-from celery_sagas.worker.internals import has_own_call, time_limit_s
 from celery_sagas.worker.requests.gather_task import GatherTask
 from celery_sagas.worker.requests.requests import is_asked, take_links
 from celery_sagas.worker.runtime import publisher_of

@@ -6,14 +6,14 @@ from typing import Any
 
 from celery.canvas import Signature
 
-from celery_sagas.core.answers import GATHERED
 from celery_sagas.core.context import StepContext
-from celery_sagas.core.conversation import GATHER, Came, Request, ReturnAddress, Target
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
+from celery_sagas.core.requests.answers import GATHERED
+from celery_sagas.core.requests.requests import GATHER, Came, Request, ReturnAddress, Target
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Frozen
+from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import answer_headers, frozen_target
-from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.requests.requests import asking, deadline_of, members_of, warn_of_early_acknowledgement
 from celery_sagas.worker.targets import signature_to, target_of
 from celery_sagas.worker.timeouts import Delay, tell_eager, waiting

@@ -10,16 +10,16 @@ from celery import Celery
 from celery.app.task import Context
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.core.conversation import GATHER, Came, Target
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.gathering import Gather, Gathering, Member
+from celery_sagas.core.requests.requests import GATHER, Came, Target
+from celery_sagas.engine.requests.gathering import Gather, Gathering, Member
 from celery_sagas.errors import InvalidMessage, PublishError, StoreError
+from celery_sagas.worker.celery_internals import add_task, on_finalise, registered
 from celery_sagas.worker.durable import DurableTask
 from celery_sagas.worker.failures.dead_letters import keep_failures
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, redeliver_or_requeue
 from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address, read_retry_of, task_of
-from celery_sagas.worker.internals import add_task, on_finalise, registered
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.targets import signature_to
 

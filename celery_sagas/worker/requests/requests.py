@@ -8,16 +8,16 @@ from typing import Any, Self
 from celery import Celery
 from celery.canvas import Signature, _chain
 
-from celery_sagas.core.answers import ANSWER, FAILURE, Failure
 from celery_sagas.core.context import StepContext
-from celery_sagas.core.conversation import ANSWERED, Came, Request, ReturnAddress, Target
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
+from celery_sagas.core.requests.answers import ANSWER, FAILURE, Failure
+from celery_sagas.core.requests.requests import ANSWERED, Came, Request, ReturnAddress, Target
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Frozen
 from celery_sagas.engine.commit import TypeOfAnswer
+from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.freeze import checked
 from celery_sagas.worker.headers import ADDRESS, answer_headers, answer_headers_to, return_address_headers
-from celery_sagas.worker.internals import current_app
 from celery_sagas.worker.targets import signature_to, target_named, target_of
 from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
 

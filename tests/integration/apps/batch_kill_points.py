@@ -16,7 +16,7 @@ from deployed import FOLDER, note
 from traps import die, set_trap
 
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.errors import NotBuffered
 from celery_sagas.worker.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of

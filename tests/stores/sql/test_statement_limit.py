@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from celery_sagas.engine.burial import add_letter
+from celery_sagas.engine.dead_letters.dead_lettering import add_letter
 from celery_sagas.errors import Retry, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.testing.samples import by_key, change, effects, entry, found, is_there, letter, outgoing, start

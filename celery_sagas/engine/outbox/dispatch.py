@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from celery_sagas.core.text import storable
-from celery_sagas.engine.confirmations import Confirmations
-from celery_sagas.engine.publishing import Message, Postbox, Publisher
+from celery_sagas.core.names import storable
+from celery_sagas.engine.outbox.confirmations import Confirmations
+from celery_sagas.engine.outbox.publishing import Message, Postbox, Publisher
 from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry

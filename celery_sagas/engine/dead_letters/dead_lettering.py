@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.steps import StepDefinition
-from celery_sagas.core.text import storable
+from celery_sagas.core.names import storable
+from celery_sagas.core.requests.requests import Addressed
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.unit_of_work import correlate

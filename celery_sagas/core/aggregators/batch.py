@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar, overload
 
-from celery_sagas.core.gate import Reason
+from celery_sagas.core.aggregators.rules import Reason
 
 ItemT = TypeVar("ItemT")
 

@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 
 from pydantic_core import to_json
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.core.bugs import BUGS
-from celery_sagas.core.gate import Rules
-from celery_sagas.core.items import Encoded
-from celery_sagas.errors import BufferFull, InvalidMessage
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.core.aggregators.items import Encoded
+from celery_sagas.core.aggregators.rules import Rules
+from celery_sagas.errors import BUGS, BufferFull, InvalidMessage
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Addition, NewItem
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from inspect import Parameter
 from typing import Any, Final, get_args, get_origin
 
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.items import GroupBy, ItemType
+from celery_sagas.core.aggregators.rules import LARGEST_SIZE, Rules
 from celery_sagas.core.arguments import resolve_annotations
-from celery_sagas.core.batch import Batch
-from celery_sagas.core.gate import LARGEST_SIZE, Rules
-from celery_sagas.core.handlers import place_of
-from celery_sagas.core.items import GroupBy, ItemType
 from celery_sagas.core.names import checked_name
+from celery_sagas.core.step import place_of
 from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the task that flushes a group.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from celery_sagas.engine.publishing import Postbox
+from celery_sagas.engine.outbox.publishing import Postbox
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.ports import Outbox
 

@@ -12,13 +12,12 @@ from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, 
 from pydantic_core import CoreConfig, SchemaValidator, to_json
 
 from celery_sagas.core.arguments import MASK, holds_secret, is_native
-from celery_sagas.core.bugs import BUGS
 from celery_sagas.core.codec import validation_problems
-from celery_sagas.core.definition import unresolved, unusable
 from celery_sagas.core.keys import key_text, may_have_text, spelled, text_of
 from celery_sagas.core.message import missing_part, read_path, type_at
+from celery_sagas.core.saga import unresolved, unusable
 from celery_sagas.core.subclasses import Named, cut_off, is_exact, listed, named_in
-from celery_sagas.errors import DefinitionError, InvalidMessage
+from celery_sagas.errors import BUGS, DefinitionError, InvalidMessage
 
 GroupBy = str | tuple[str, ...] | Callable[[Any], object]
 #: The parameter that stands for the item in paths.

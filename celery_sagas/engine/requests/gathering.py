@@ -13,11 +13,11 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.answers import Failure
-from celery_sagas.core.conversation import Came, Request, Target
-from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.core.gate import Rules
-from celery_sagas.core.text import storable
+from celery_sagas.core.aggregators.rules import Rules
+from celery_sagas.core.names import storable
+from celery_sagas.core.requests.answers import Failure
+from celery_sagas.core.requests.requests import Came, Request, Target
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import STATES_IN_MESSAGES
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.errors import InvalidMessage, StoreError, UnreadableState

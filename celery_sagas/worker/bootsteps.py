@@ -6,17 +6,17 @@ from typing import Any
 
 from celery import Celery, bootsteps, signals
 
-from celery_sagas.core.aggregators import AggregatorDefinition
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.registry import registry
-from celery_sagas.core.steps import StepDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.records import KEY
 from celery_sagas.worker.brokers import check_delivery_limits, check_retention
+from celery_sagas.worker.celery_internals import name_of
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
-from celery_sagas.worker.internals import name_of
 from celery_sagas.worker.relay import RelayThread, terms_of
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, tell_default_backend
@@ -135,7 +135,8 @@ def add_bootstep(sender: Any = None, **_: object) -> None:
 
     Each of its tasks may be asked for an answer: it publishes that before it is acknowledged, and its requests see to failures.
     """
-    import_module("celery_sagas.worker.control")  # needs celery.worker, which whoever only sends does without
+    import celery_sagas.worker.control  # noqa: F401 - it needs celery.worker, which whoever only sends does without
+
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)
     state: Any = import_module("celery.worker.state")

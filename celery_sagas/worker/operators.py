@@ -8,12 +8,12 @@ from celery.app.task import Context
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.core.definition import SagaDefinition
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
-from celery_sagas.core.steps import StepDefinition
-from celery_sagas.engine.burial import close
-from celery_sagas.engine.withdrawal import Withdrawal
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.engine.dead_letters.cancellation import Withdrawal
+from celery_sagas.engine.dead_letters.dead_lettering import close
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from celery_sagas.core.definition import SagaDefinition
-from celery_sagas.engine.gathering import Gather, Gathering, Verdict, buffer_of, owner_of
-from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.outbox.sweeps import Sweep
+from celery_sagas.engine.requests.gathering import Gather, Gathering, Verdict, buffer_of, owner_of
 from celery_sagas.errors import Doubtful, LeaseLost, NewerState, PublishError, Retry, StoreError
 from celery_sagas.stores.items import DueGroup
 

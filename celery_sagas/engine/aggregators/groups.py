@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.core.gate import Rules
-from celery_sagas.engine.sweeps import Sweep
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.core.aggregators.rules import Rules
+from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.errors import InvalidMessage, PublishError
 from celery_sagas.stores.items import Addition, Kept
 from celery_sagas.stores.ports import Backend

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
-from celery_sagas.core.conversation import Addressed
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.pending import Pending
+from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Kind

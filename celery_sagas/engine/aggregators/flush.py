@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from uuid import uuid4
 
-from celery_sagas.core.aggregators import AggregatorDefinition
-from celery_sagas.core.batch import Batch
-from celery_sagas.core.gate import Reason, Rules, allowed
-from celery_sagas.core.text import storable
-from celery_sagas.engine.renewal import Renewal
+from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.definition import AggregatorDefinition
+from celery_sagas.core.aggregators.rules import Reason, Rules, allowed
+from celery_sagas.core.names import storable
+from celery_sagas.engine.aggregators.renewal import Renewal
 from celery_sagas.errors import InvalidMessage, LeaseLost, StoreError, StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Item, Keeping, Snapshot

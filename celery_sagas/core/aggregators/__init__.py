@@ -1,0 +1,1 @@
+"""Aggregators: their definition, items, batches, and the rules by which a group is flushed."""

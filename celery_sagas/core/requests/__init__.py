@@ -1,0 +1,1 @@
+"""Requests: what an instance has asked for, and what comes of it."""

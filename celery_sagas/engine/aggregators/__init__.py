@@ -1,0 +1,1 @@
+"""Aggregators: items are buffered, and groups are flushed."""

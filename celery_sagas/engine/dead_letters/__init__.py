@@ -1,0 +1,1 @@
+"""Dead letters: messages that failed for good, in the store and in the journal."""

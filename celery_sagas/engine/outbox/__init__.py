@@ -1,0 +1,1 @@
+"""The outbox: committed messages are published, at once or later, and removed."""

@@ -1,0 +1,1 @@
+"""Requests: the answers to a gather are collected beside its instance."""
