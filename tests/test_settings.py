@@ -43,7 +43,7 @@ def test_defaults_are_valid():
 VALUES = {
     "backend": ("db+postgresql://db/x", "db+postgresql://db/x"),
     "aggregator_backend": ("redis://db/1", "redis://db/1"),
-    "backend_options": ({"pool_size": 3}, {"pool_size": 3}),
+    "backend_options": ({"pool_recycle": 3}, {"pool_recycle": 3}),
     "prefix": ("shop", "shop"),
     "create_schema": (False, False),
     "conflict_retries": (7, 7),
@@ -90,7 +90,7 @@ def test_seconds(seconds):
     [
         ("saga_backend", None),
         ("saga_backend", 3),
-        ("saga_backend_options", "pool_size=3"),
+        ("saga_backend_options", "pool_recycle=3"),
         ("saga_backend_options", {1: 2}),
         ("saga_prefix", "a b"),
         ("saga_prefix", "a\n"),

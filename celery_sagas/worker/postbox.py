@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import PublishError
 from celery_sagas.worker.confirms import PATIENCE_S, ConfirmChannel
@@ -130,13 +131,8 @@ class AmqpPostbox:
     @contextmanager
     def _ending_on_error(self, id: str = "") -> Iterator[None]:
         """End the connection if its use raises anything: its next user would read, or write, in the middle of a frame."""
-        is_sound = False
-        try:
+        with OnFailure(lambda: self._end(repr(sys.exception()), id)):
             yield
-            is_sound = True
-        finally:
-            if not is_sound:
-                self._end(repr(sys.exception()), id)
 
     def _end(self, reason: str, id: str = "") -> None:
         """End the connection, for a reason; tell what is lost with it, but for a message that somebody else tells of."""
@@ -166,14 +162,9 @@ class _Line:
 
     def __init__(self, app: Celery, publisher: ConfirmedPublisher) -> None:
         self._connection = publisher.connected()
-        is_sound = False
-        try:
+        with OnFailure(self.close):
             self._connection.connection.sock.settimeout(DEADLINE_S)  # the transport's own deadlines mean nothing to gevent
             self.channel = ConfirmChannel(app, publisher, self._connection.channel())
-            is_sound = True
-        finally:
-            if not is_sound:
-                self.close()
         self._used_at = time.monotonic()
         self._first, self._first_since = 0, 0.0  #: the first number that is awaited, and since when it is known to be that
 

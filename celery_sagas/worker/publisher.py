@@ -1,7 +1,7 @@
 """Publishing with confirms and deadlines, over connections of our own."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -10,12 +10,12 @@ from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Producer
-from kombu.exceptions import LimitExceeded, OperationalError
+from kombu.exceptions import OperationalError
 
+from celery_sagas.connections import IdleConnections, OnFailure
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.worker.freeze import restored, thawed
-from celery_sagas.worker.producers import Producers
 
 #: Seconds that the broker may take to answer: to a connection, to a command, to a message.
 DEADLINE_S = 5
@@ -29,8 +29,6 @@ _TRANSPORT_OPTIONS = {
 _PROBED_MS = 1_000
 #: The class of the error by which Redis refuses a user a key.
 _NO_PERMISSION = "NoPermissionError"
-#: They say nothing about the message: too many publish at once, or this task's time is over.
-_PASSING_ERRORS = (LimitExceeded, SoftTimeLimitExceeded)
 #: The broker is away, or ends the connection over the message.
 _CONNECTION_ERRORS = (OSError, OperationalError)
 #: By which an AMQP broker that is there refuses one message, or the client one that cannot be written.
@@ -89,7 +87,8 @@ class ConfirmedPublisher:
         )  #: never used itself
         if self._connection.transport_cls == "amqp":
             self._connection.transport_cls = "pyamqp"  # else each clone looks for librabbitmq, which confirms nothing
-        self._producers = Producers(self._new_producer, app.conf.broker_pool_limit, DEADLINE_S)
+        self._producers: IdleConnections[Any] = IdleConnections(_disconnect)
+        self._is_kept = bool(app.conf.broker_pool_limit)  #: whether connections are used again
         self._connection_errors: tuple[type[BaseException], ...] = (*_CONNECTION_ERRORS, *self._connection.connection_errors)
         self._refusals: tuple[type[BaseException], ...] = _REFUSALS if self.driver == "amqp" else ()
         self._options: dict[str, Any] = {"confirm_timeout": DEADLINE_S, "mandatory": True} if self.driver == "amqp" else {}
@@ -99,7 +98,7 @@ class ConfirmedPublisher:
         try:
             sent = thawed(self._app, message.payload)
         except Exception as exc:
-            raise PublishError(f"its row cannot be read: {exc!r}", connection=isinstance(exc, _PASSING_ERRORS)) from exc
+            raise PublishError(f"its row cannot be read: {exc!r}", connection=isinstance(exc, SoftTimeLimitExceeded)) from exc
         try:
             self.publish_signature(sent)
         except Doubtful as exc:
@@ -139,15 +138,10 @@ class ConfirmedPublisher:
         are given up while RabbitMQ does not read them stay open there.
         """
         try:
-            connection, is_sound = self.connected(), False
-            try:
+            connection = self.connected()
+            with OnFailure(connection.collect):
                 self._have_taken(connection, f"celery-sagas-probe-{uuid4().hex}")
-                is_sound = True
-            finally:
-                if is_sound:
-                    connection.release()
-                else:
-                    connection.collect()
+            connection.release()
         except Exception as exc:
             if self.refusal_of(exc) is None and type(exc).__name__ != _NO_PERMISSION:
                 raise PublishError(f"{type(exc).__name__}: {exc}", connection=True) from exc
@@ -159,7 +153,7 @@ class ConfirmedPublisher:
             connection.default_channel.client.set(name, "", px=_PROBED_MS)
 
     def _error_of(self, exc: BaseException, is_connected: bool) -> PublishError:
-        if not is_connected or isinstance(exc, _PASSING_ERRORS) or _is_about_login(exc):
+        if not is_connected or isinstance(exc, SoftTimeLimitExceeded) or _is_about_login(exc):
             return PublishError(repr(exc), connection=True)
         may_pass = isinstance(exc, PASSING_REFUSALS if isinstance(exc, self._refusals) else self._connection_errors)
         return Doubtful(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
@@ -185,14 +179,9 @@ class ConfirmedPublisher:
     def connected(self) -> Any:
         """Return a new connection to the broker, which is the caller's own."""
         connection = self._connection.clone()
-        is_sound = False
-        try:
+        with OnFailure(connection.collect):
             connection.ensure_connection(**_RETRY_POLICY)
-            is_sound = True
-            return connection
-        finally:
-            if not is_sound:
-                connection.collect()
+        return connection
 
     @contextmanager
     def confirming(self) -> Iterator[dict[str, Any]]:
@@ -207,13 +196,28 @@ class ConfirmedPublisher:
         on_return: Any = Returns() if self.driver == "amqp" else None  # other transports have no such event
         return Producer(self._connection.clone(), on_return=on_return)
 
-    def _producer(self) -> AbstractContextManager[Any]:
-        """Lend a producer that is connected: what fails before, a login for instance, says nothing about a message."""
-        return self._producers.lent(_RETRY_POLICY)
+    @contextmanager
+    def _producer(self) -> Iterator[Any]:
+        """Lend a producer that is connected: what fails before, a login for instance, says nothing about a message.
+
+        One whose use was interrupted, or has failed, loses its connection.
+        """
+        producer = self._producers.check_out() or self._new_producer()
+        with OnFailure(producer.connection.collect):
+            producer.connection.ensure_connection(**_RETRY_POLICY)
+            yield producer
+        if self._is_kept:
+            self._producers.check_in(producer)
+        else:
+            _disconnect(producer)
 
     def close(self) -> None:
         """Close the connections."""
         self._producers.close()
+
+
+def _disconnect(producer: Any) -> None:
+    producer.connection.collect()
 
 
 class EagerPublisher:

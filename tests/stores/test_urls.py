@@ -36,7 +36,7 @@ from tests.servers import unique
     ],
 )
 def test_sql_uses_the_driver_of_its_extra(url: str, driver: str) -> None:
-    backend = open_backend(url, prefix="", options={"pool_size": 1})
+    backend = open_backend(url, prefix="", options={"pool_recycle": 1})
     assert isinstance(backend, SqlBackend)
     assert backend.database.location.url.drivername == driver
     assert backend.url == url.removeprefix("db+")

@@ -17,7 +17,7 @@ from celery_sagas import Message, Saga, publish
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.stores.records import OutboxRow
 from celery_sagas.worker import publisher
-from celery_sagas.worker.failures import redelivery
+from celery_sagas.worker.failures.notifications import redelivery
 from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
@@ -87,7 +87,7 @@ def test_interrupted_connection_is_not_used_again(app: Celery, worker: Worker, e
 
 
 def test_connection_is_kept_while_all_is_well(app: Celery) -> None:
-    """One for each thread that publishes, not one for each message."""
+    """Not one for each message."""
     confirmed = ConfirmedPublisher(app)
     connections = []
     for _ in range(3):
@@ -101,23 +101,35 @@ def test_connection_is_kept_while_all_is_well(app: Celery) -> None:
     assert not connections[0].connected
 
 
-def test_failures_use_up_no_pool(new_app: NewApp) -> None:
-    """A producer comes back whatever happened."""
-    confirmed = ConfirmedPublisher(new_app(broker_pool_limit=1))
-    interrupted: Any = Interrupted(OSError("gone"))
+def test_one_that_publishes_within_another_has_a_connection_of_its_own(app: Celery) -> None:
+    """A receiver of Celery's signals may do that."""
+    confirmed = ConfirmedPublisher(app)
+    with confirmed._producer() as outer, confirmed._producer() as inner:
+        assert inner is not outer
+        assert inner.connection is not outer.connection
+    confirmed.close()
+    assert not outer.connection.connected
+    assert not inner.connection.connected
 
-    for _ in range(3):
-        with pytest.raises(PublishError, match="gone"):
-            confirmed.publish_signature(interrupted)
+
+def test_connection_that_is_in_use_at_the_end_is_closed_after_it(app: Celery) -> None:
+    confirmed = ConfirmedPublisher(app)
+    with confirmed._producer() as producer:
+        confirmed.close()
+        assert producer.connection.connected
+    assert not producer.connection.connected
 
 
 @pytest.mark.parametrize("limit", [None, 0, 1])
 def test_any_pool_limit(new_app: NewApp, limit: int | None) -> None:
-    """Celery's setting."""
+    """Celery's setting; where there is none, nothing is kept."""
     app = new_app(broker_pool_limit=limit)
     confirmed = ConfirmedPublisher(app)
     for _ in range(3):
         confirmed.publish_signature(app.signature("plain"))
+    with confirmed._producer() as producer:
+        pass
+    assert producer.connection.connected is bool(limit)
     confirmed.close()
 
     assert len(Worker(app).waiting()) == 3

@@ -119,7 +119,7 @@ class Client:
 
     def close(self) -> None:
         """Close every connection."""
-        self._server.drop()
+        self._server.connections.close()
 
     def _call(
         self,
@@ -211,7 +211,7 @@ class Client:
     def _recover(self, call: Call, code: str) -> None:
         """Do what may help before a call is sent again: a server that has become read-only is no master any more."""
         if code == "READONLY":
-            self._server.drop()
+            self._server.connections.close_idle()
 
 
 def _may_pass(error: Exception, code: str) -> bool:

@@ -41,7 +41,7 @@ class ClusterClient(Client):
 
     def close(self) -> None:
         for server in list(self._servers.values()):
-            server.drop()
+            server.connections.close()
         self._owners = {}
 
     def _server_of(self, keys: Sequence[str]) -> Server:

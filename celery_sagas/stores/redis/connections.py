@@ -1,18 +1,16 @@
 """The connections of one process to one server, and what is said over them."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
-from weakref import WeakSet
 
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as NoAnswer
 
-from celery_sagas.pool import Pool
+from celery_sagas.connections import IdleConnections, OnFailure
 from celery_sagas.stores.redis.location import Address, Location
 from celery_sagas.stores.redis.options import Options, connection_arguments, uses_tls
 
@@ -72,22 +70,11 @@ def always(address: Address) -> Resolve:
     return lambda: address
 
 
-class OpenConnection:
-    """A connection, and what decides whether it can be used again."""
-
-    __slots__ = ("__weakref__", "connection", "era", "is_lasting")
-
-    def __init__(self, connection: Any, era: object, *, is_lasting: bool) -> None:
-        self.connection = connection
-        self.era = era
-        self.is_lasting = is_lasting  #: whether it has the time-outs of the options
-
-
 class Server:
     """One server, as one process sees it.
 
-    A connection comes back to the pool only once each of its replies has been read. If anything else happens, a time limit that
-    strikes in the middle included, it is closed: nobody knows what it would answer to the next call.
+    A connection is used again only once each of its replies has been read. If anything else happens, a time limit that strikes in
+    the middle included, it is closed: nobody knows what it would answer to the next call.
 
     Args:
         resolve: Tells the server's address; not called for one behind a socket.
@@ -100,15 +87,7 @@ class Server:
         self._path = location.path
         self._make_one = _maker(options, location)
         self._arguments = connection_arguments(options, location)
-        self._limit = options.max_connections
-        self._patience = options.total_timeout
-        self.forget()
-        _servers.add(self)
-
-    def forget(self) -> None:
-        """Leave the connections to the process that this one was forked from."""
-        self.pool: Pool[OpenConnection] = Pool(self._limit)
-        self._era = object()  #: Ends when a connection was lost: those that were made in another one are closed.
+        self.connections: IdleConnections[Any] = IdleConnections(_disconnect)
 
     def ask(self, commands: Sequence[bytes], timeout: float = math.inf) -> list[Any]:
         """Send packed commands in one trip; return a reply for each, which is a ``ResponseError`` where it was refused.
@@ -117,53 +96,32 @@ class Server:
             commands: As ``pack`` returns them.
             timeout: Seconds that connecting may take, and each reply, if the options allow more.
         """
-        pool = self.pool
-        opened = self._borrow(timeout)
-        connection, is_sound = opened.connection, False
-        try:
-            connection.send_packed_command(commands)
-            replies = [_reply(connection) for _ in commands]
-            is_sound = opened.is_lasting
-        except (LostConnection, NoAnswer):
-            self._drop(opened.era)
-            raise
-        finally:
-            if not (is_sound and opened.era is self._era and pool.give_back(opened)):
-                connection.disconnect()
-                pool.forget(opened)
-            elif opened.era is not self._era:  # by now
-                self._close_idle()
+        short: dict[str, float] = {}
+        connection = self.connections.check_out()
+        if connection is None:
+            short = {name: timeout for name in _TIMEOUTS if self._arguments[name] > timeout}
+            connection = self._make(short)
+        with OnFailure(connection.disconnect):
+            try:
+                connection.send_packed_command(commands)
+                replies = [_reply(connection) for _ in commands]
+            except (LostConnection, NoAnswer):
+                self.connections.close_idle()  # where one was lost, most often the others were
+                raise
+        if short:
+            connection.disconnect()
+        else:
+            self.connections.check_in(connection)
         return replies
 
-    def _borrow(self, timeout: float) -> OpenConnection:
-        pool = self.pool
-        while opened := pool.borrow(partial(self._make, timeout), min(timeout, self._patience)):
-            if opened.era is self._era:
-                return opened
-            opened.connection.disconnect()
-            pool.forget(opened)
-        raise NoAnswer(f"all {self._limit} connections are in use: raise max_connections in saga_backend_options")
-
-    def drop(self) -> None:
-        """Close the idle connections now, and the lent ones when they come back."""
-        self._drop(self._era)
-
-    def _drop(self, era: object) -> None:
-        """Drop the connections, unless another thread has: where one was lost, the others were."""
-        if self._era is era:
-            self._era = object()
-            self._close_idle()
-
-    def _close_idle(self) -> None:
-        for opened in self.pool.drain():
-            opened.connection.disconnect()
-
-    def _make(self, timeout: float) -> OpenConnection:
-        """Return a connection; sending connects it."""
-        era = self._era
-        short = {name: timeout for name in _TIMEOUTS if self._arguments[name] > timeout}
+    def _make(self, short: dict[str, float]) -> Any:
+        """Return a connection, with shorter time-outs than the options say; sending connects it."""
         where = {"path": self._path} if self._path else dict(zip(("host", "port"), self._resolve(), strict=True))
-        return OpenConnection(self._make_one(**self._arguments | short | where), era, is_lasting=not short)
+        return self._make_one(**self._arguments | short | where)
+
+
+def _disconnect(connection: Any) -> None:
+    connection.disconnect()
 
 
 def _maker(options: Options, location: Location) -> Callable[..., Any]:
@@ -177,12 +135,3 @@ def _reply(connection: Any) -> Any:
         return connection.read_response()
     except ResponseError as exc:
         return exc
-
-
-def _forget() -> None:
-    for server in list(_servers):
-        server.forget()
-
-
-_servers: WeakSet[Server] = WeakSet()
-os.register_at_fork(after_in_child=_forget)

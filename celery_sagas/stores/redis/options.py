@@ -10,8 +10,11 @@ from pydantic_core import PydanticCustomError
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.redis.location import Kind, Location, is_secret
 
-#: What redis-py's URLs may hold about how it reads replies and repeats commands, which the backend decides itself.
-_REDIS_PYS = ("decode_responses", "encoding", "legacy_responses", "protocol", "retry_on_error", "retry_on_timeout", "timeout")
+#: What redis-py's URLs may hold about its pool, and how it reads replies and repeats commands, which the backend decides itself.
+_REDIS_PYS = (
+    *("decode_responses", "encoding", "legacy_responses", "max_connections", "protocol"),
+    *("retry_on_error", "retry_on_timeout", "timeout"),
+)
 
 
 def _number(value: object) -> object:
@@ -62,8 +65,6 @@ class Options(BaseModel):
     total_timeout: Annotated[Seconds, Field(le=60)] = 10.0
     #: How often a call whose connection was lost is sent again.
     retries: Count = Field(default=3, ge=0, le=100)
-    #: Connections of one process to one server; a call waits for a free one.
-    max_connections: Count = Field(default=50, ge=1)
     #: After how long unused a connection is tried with a PING before a call; 0: never, a lost call is sent again anyway.
     health_check_interval: Count = Field(default=0, ge=0)
     #: Whether the operating system looks for dead connections.

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import RLock
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -45,7 +46,7 @@ class Database:
         self.dialect = DIALECTS[self.name]
         self._options = read_options(options, location)
         self.engine = make_engine(location, self.dialect, self._options)
-        self.connections = Connections(self.engine, self._options)
+        self.connections = Connections(self.engine, self._options["pool_recycle"])
         self.driver = self.engine.dialect.loaded_dbapi
         #: Called with the text of each statement before it is run, ``BEGIN``, ``COMMIT`` and ``ROLLBACK`` included.
         self.observers: list[Callable[[str], None]] = []
@@ -54,8 +55,10 @@ class Database:
         self._errors = Translator(self.driver, location)
         self._statements: dict[tuple[Build, Shape], Statement] = {}
         #: Each operation runs in it.
-        self._gate: AbstractContextManager[None] = nullcontext()
-        if self.name == "sqlite" and not location.in_memory:
+        self._gate: AbstractContextManager[object] = nullcontext()
+        if location.in_memory:
+            self._gate = RLock()  # the connection is the database: threads take turns
+        elif self.name == "sqlite":
             FILES.add(self)
             self._gate = FILES
 
@@ -89,11 +92,11 @@ class Database:
             try:
                 return self._attempt(work, may_repeat=True)
             except _StaleConnection:
-                self.connections.close_idle()
+                self.connections.close_idle()  # the others are as old, but for those that come back now
             return self._attempt(work, may_repeat=False)
 
     def _attempt(self, work: Callable[[Session], T], *, may_repeat: bool) -> T:
-        opened = self.connections.borrow()
+        opened = (self.connections.check_out() if may_repeat else None) or self.connections.open()
         is_sound, began = False, time.monotonic()
         try:
             session = Session(self, opened.cursor)
@@ -136,9 +139,9 @@ class Database:
         if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
             opened.connection.rollback()
         if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step
-            self.connections.give_back(opened)
+            self.connections.check_in(opened)
         else:
-            self.connections.discard(opened)
+            opened.close()
 
     def was_locked_out(self, error: StoreError) -> bool:
         """Tell whether an operation was undone as the victim of a deadlock or of a lock time-out."""

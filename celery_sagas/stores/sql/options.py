@@ -12,12 +12,9 @@ from celery_sagas.stores.sql.answers import bound_answers
 from celery_sagas.stores.sql.dialects import SqlDialect
 from celery_sagas.stores.sql.location import Location
 
-#: Every option with its default; those of the pool are SQLAlchemy's, and mean the same. Times are seconds.
+#: Every option with its default. Times are seconds.
 DEFAULTS: Mapping[str, Any] = {
-    "pool_size": 5,
-    "max_overflow": 10,
-    "pool_timeout": 30,
-    "pool_recycle": 1800,
+    "pool_recycle": 1800,  # the age at which a connection is replaced; -1: never
     "connect_timeout": 5,
     "answer_timeout": 30,  # but SQLite: how long the server may be silent
     "busy_timeout": 5,  # SQLite only: how long to wait for another writer
@@ -44,10 +41,7 @@ def read_options(options: Mapping[str, object], location: Location) -> dict[str,
     for name in ("connect_timeout", "answer_timeout"):
         if options.get(name, 1) <= 0:  # type: ignore[operator]
             raise ConfigurationError(f"the option {name} is {options[name]}", "Set it to more than 0 seconds")
-    if options.get("pool_size", 0) < 0:  # type: ignore[operator]
-        raise ConfigurationError(f"the option pool_size is {options['pool_size']}", "Set it to 0 for any number")
-    threads_take_turns = {"pool_size": 1, "max_overflow": 0} if location.in_memory else {}
-    return {**DEFAULTS, **options, **threads_take_turns}
+    return {**DEFAULTS, **options}
 
 
 def _refuse_ours(given: Any) -> None:

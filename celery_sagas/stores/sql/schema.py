@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Dialect, Insert, Table, insert, inspect, sele
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
+from celery_sagas.connections import OnFailure
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql.dialects import SqlDialect
@@ -87,15 +88,10 @@ def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
     """Keep other processes from creating tables; a connection over which that fails is closed, which ends the lock."""
     for statement in dialect.lock_schema:
         connection.exec_driver_sql(statement)
-    is_done = False
-    try:
+    with OnFailure(connection.invalidate):
         yield
         for statement in dialect.unlock_schema:
             connection.exec_driver_sql(statement)
-        is_done = True
-    finally:
-        if not is_done:
-            connection.invalidate()
 
 
 def ddl(location: Location) -> str:

@@ -7,7 +7,9 @@ import gc
 import random
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
@@ -16,6 +18,8 @@ from counters import app as app
 from deployed import note
 
 from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.connections import Server
+from celery_sagas.stores.sql.connections import Connections, OpenConnection
 from celery_sagas.worker import tasks
 from celery_sagas.worker.runtime import runtime_of
 
@@ -58,7 +62,24 @@ def note_pool() -> None:
 
 
 def _lent(backend: Any) -> int:
-    return int(backend.client._server.pool.lent if isinstance(backend, RedisBackend) else backend.database.connections.lent)
+    """Count the connections that are open, and not idle."""
+    connections = backend.client._server.connections if isinstance(backend, RedisBackend) else backend.database.connections
+    return sum(map(_is_open, list(_opened))) - int(connections.idle)
+
+
+def _is_open(connection: Any) -> bool:
+    return (connection.driver_connection if isinstance(connection, OpenConnection) else connection._sock) is not None
+
+
+def noting(open_one: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the connections that a function opens."""
+
+    def noted(*args: Any) -> Any:
+        connection = open_one(*args)
+        _opened.add(connection)
+        return connection
+
+    return noted
 
 
 def interrupt(*_: object) -> None:
@@ -74,3 +95,6 @@ def arm(**_: object) -> None:
 
 
 tasks.handle_message = handle
+_opened: WeakSet[Any] = WeakSet()
+Server._make = noting(Server._make)  # type: ignore[method-assign]
+Connections.open = noting(Connections.open)  # type: ignore[method-assign]

@@ -40,8 +40,8 @@ def test_one_process_is_ready_without_a_warning():
 
 
 def test_options_are_refused():
-    with pytest.raises(ConfigurationError, match="knows no options, got pool_size, shards"):
-        MemoryBackend("memory://", prefix="test", options={"shards": 2, "pool_size": 5})
+    with pytest.raises(ConfigurationError, match="knows no options, got pool_recycle, shards"):
+        MemoryBackend("memory://", prefix="test", options={"shards": 2, "pool_recycle": 5})
 
 
 def test_time_is_that_of_this_machine_without_a_clock():

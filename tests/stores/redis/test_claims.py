@@ -172,7 +172,7 @@ def test_healthy_nodes_of_a_cluster_are_relayed(
 
     monkeypatch.setattr(server, "ask", note)
     monkeypatch.setattr(server, "_arguments", {**server._arguments, "socket_timeout": 0.2, "socket_connect_timeout": 0.2})
-    server.drop()
+    server.connections.close_idle()
     monkeypatch.setattr(backend.outbox._claims._turns, "_clock", lambda: 0.0)  # it is passed over until the end
     on_second = {shard.place for shard in backend._placement.shards if _port_of(backend, shard) == nodes[1].port}
     assert 0 < len(on_second) < 12

@@ -1,7 +1,6 @@
 """What the client does with connections: calls get their own answers, whatever interrupts them or goes away."""
 
 import gc
-import math
 import os
 import random
 import signal
@@ -188,33 +187,27 @@ class TestSharing:
     """Threads and processes that share a client."""
 
     def test_threads_get_their_own_answers(self, shared: RedisServer) -> None:
-        with opened(shared.url, max_connections=4) as client:
+        with opened(shared.url) as client:
             with ThreadPoolExecutor(16) as pool:
                 tokens = list(map(str, range(4000)))
                 assert list(pool.map(lambda token: echo(client, token), tokens)) == [token.encode() for token in tokens]
-            assert_connections(shared, client._server.pool.idle)
-            assert client._server.pool.idle <= 4
+            assert_connections(shared, client._server.connections.idle)
+            assert client._server.connections.idle <= 16
 
-    def test_a_call_waits_for_a_connection_and_says_so_in_the_end(
-        self, shared: RedisServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with opened(shared.url, max_connections=1, retries=0, total_timeout=7) as client:
-            echo(client, "1")
-            pool = client._server.pool
-            lent = pool.borrow(list, 1)
-            borrow, waited = pool.borrow, list[float]()
+    def test_a_call_within_another_has_a_connection_of_its_own(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As a signal handler may make one."""
+        read, inner = connections_module._reply, list[bytes]()
 
-            def wait_in_vain(make: Any, patience_s: float) -> Any:
-                waited.append(patience_s)
-                return borrow(make, 0.02)
+        def call(connection: Any) -> Any:
+            monkeypatch.setattr(connections_module, "_reply", read)
+            inner.append(echo(client, "inner"))
+            return read(connection)
 
-            with monkeypatch.context() as patched:
-                patched.setattr(pool, "borrow", wait_in_vain)
-                with pytest.raises(StoreUnavailable, match="all 1 connections are in use: raise max_connections"):
-                    echo(client, "2")
-            assert waited == [7]
-            pool.give_back(lent)
-            assert echo(client, "3") == b"3"
+        echo(client, "1")
+        monkeypatch.setattr(connections_module, "_reply", call)
+        assert echo(client, "outer") == b"outer"
+        assert inner == [b"inner"]
+        assert client._server.connections.idle == 2
 
     def test_a_fork_leaves_the_connections_to_its_parent(self, shared: RedisServer, client: Client) -> None:
         echo(client, "1")
@@ -244,11 +237,10 @@ def calls(client, name):
         except gevent.Timeout:
             pass
         assert echo(client, f"{{name}} {{n}} again") == b"%d %d again" % (name, n)
-with opened({shared.url!r}, max_connections=10) as client:
-    gevent.joinall([gevent.spawn(calls, client, name) for name in range(30)], raise_error=True)
-    server, = {{client._server}}
-    assert server.pool.lent == 0
-    assert server.pool.idle <= 10
+with opened({shared.url!r}) as client:
+    for _ in range(3):
+        gevent.joinall([gevent.spawn(calls, client, name) for name in range(30)], raise_error=True)
+    assert client._server.connections.idle <= 30
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PROGRAM_S)
         assert done.returncode == 0, done.stderr
@@ -318,7 +310,7 @@ class TestInterrupted:
     def test_later_calls_get_their_own_answers(self, shared: RedisServer, client: Client, alarm: Alarm) -> None:
         interrupt(client, alarm, 1000)
         gc.collect()
-        assert (client._server.pool.lent, client._server.pool.idle) == (0, 1)
+        assert client._server.connections.idle == 1
         assert_connections(shared, 1)
 
     def test_a_write_is_sent_once_more_or_not_at_all(self, client: Client, alarm: Alarm) -> None:
@@ -374,12 +366,12 @@ class TestInterrupted:
 
 def open_connections(client: Client, count: int) -> None:
     """Open so many connections, which are idle."""
-    lent = [client._server._borrow(math.inf) for _ in range(count)]
-    for each in lent:
-        each.connection.connect()
-    for each in lent:
-        client._server.pool.give_back(each)
-    assert client._server.pool.idle == count
+    connections = client._server.connections
+    for _ in range(count - connections.idle):
+        connection = client._server._make({})
+        connection.connect()
+        connections.check_in(connection)
+    assert connections.idle == count
 
 
 @pytest.fixture
@@ -406,7 +398,7 @@ class TestLost:
             proxy.cut()
             assert echo(client, "1") == b"1"
             assert pauses.slept == [0]
-            assert client._server.pool.idle == 1
+            assert client._server.connections.idle == 1
 
     def test_stale_connections_cost_many_threads_one_repeat(self, proxy: Proxy) -> None:
         with opened(proxy.url, retries=1) as client, ThreadPoolExecutor(12) as threads:
@@ -493,7 +485,7 @@ class TestLost:
             assert pauses.slept == [0, 0.1]
             proxy.speak()
             again = partial(in_the_end, partial(echo, client, "3"))
-            wait_until(lambda: again() == b"3" and client._server.pool.idle == 1, "one connection that is kept")
+            wait_until(lambda: again() == b"3" and client._server.connections.idle == 1, "one connection that is kept")
 
 
 @contextmanager

@@ -33,14 +33,14 @@ def test_defaults() -> None:
 
 
 def test_the_url_comes_first() -> None:
-    location = locate("redis://me:pw@host/3?socket_timeout=2.5&socket_keepalive=no&max_connections=7")
+    location = locate("redis://me:pw@host/3?socket_timeout=2.5&socket_keepalive=no")
     options = read_options({"socket_timeout": 9.5, "db": 1, "retries": 0}, location)
-    assert (options.socket_timeout, options.socket_keepalive, options.max_connections) == (2.5, False, 7)
+    assert (options.socket_timeout, options.socket_keepalive) == (2.5, False)
     assert (options.db, options.username, options.password, options.retries) == (3, "me", "pw", 0)
 
 
 def test_what_only_redis_py_would_heed_is_left_aside() -> None:
-    url = "redis://host?protocol=3&decode_responses=true&retry_on_timeout=true&encoding=utf-8&timeout=3"
+    url = "redis://host?protocol=3&decode_responses=true&retry_on_timeout=true&encoding=utf-8&timeout=3&max_connections=9"
     assert read_options({}, locate(url)) == Options()
 
 

@@ -15,6 +15,7 @@ from celery_sagas.stores.sql.options import DEFAULTS
 from celery_sagas.testing.samples import by_key, claim, found, outgoing, send, start
 from tests.integration.proxy import Proxy
 from tests.servers import unique
+from tests.stores.sql.watching import OpenConnections
 from tests.waiting import DEADLINE_S, wait_until
 
 T = TypeVar("T")
@@ -85,18 +86,20 @@ def test_operation_on_an_open_connection_gives_up_at_once(
 
     monkeypatch.setattr(backend.database, "_attempt", note)
     assert backend.database.connections.idle == 1
+    opened = OpenConnections(backend)
     proxy.silence()
     _assert_unavailable(backend)
     assert attempts == [True]
-    assert (backend.database.connections.lent, backend.database.connections.idle) == (0, 0)
+    assert opened.count == 0
 
 
 @servers
 def test_operation_on_a_new_connection_gives_up(backend: SqlBackend, proxy: Proxy) -> None:
+    opened = OpenConnections(backend)
     proxy.silence()
     for _ in range(2):
         _assert_unavailable(backend)
-    assert (backend.database.connections.lent, backend.database.connections.idle) == (0, 0)
+    assert opened.count == 0
 
 
 @servers
@@ -183,14 +186,14 @@ def test_connection_is_made_with_arguments_that_can_be_overridden(url: str) -> N
 
 
 def _argument(backend: SqlBackend, name: str) -> int:
-    opened = backend.database.connections.borrow()
+    opened = backend.database.connections.open()
     try:
         connection = opened.driver_connection
         if name == "read_timeout":
             return int(connection._read_timeout)
         return int(connection.info.get_parameters()[name])
     finally:
-        backend.database.connections.give_back(opened)
+        opened.close()
 
 
 @servers

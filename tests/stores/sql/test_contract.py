@@ -24,6 +24,7 @@ from celery_sagas.testing import (
 from celery_sagas.testing.contract.fixtures import OpenBackend
 from celery_sagas.testing.machine import MachineContract
 from tests.stores.sql.conftest import PATIENT
+from tests.stores.sql.watching import OpenConnections
 
 #: Make a rival give way where it meets a lock: it runs in the thread of the operation that holds it.
 _IMPATIENT: dict[str, dict[str, Any]] = {
@@ -48,8 +49,9 @@ class Sql:
     @pytest.fixture(autouse=True)
     def every_connection_is_given_back(self, backend: Backend) -> Iterator[None]:
         assert isinstance(backend, SqlBackend)
+        opened = OpenConnections(backend)
         yield
-        assert backend.database.connections.lent == 0
+        assert opened.count == backend.database.connections.idle
 
 
 class TestSagas(Sql, SagaStoreContract):

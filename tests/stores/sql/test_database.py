@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -39,7 +39,7 @@ from celery_sagas.testing.samples import (
     update,
 )
 from tests.stores.sql.conftest import Open
-from tests.stores.sql.watching import losing_first_reply, observed
+from tests.stores.sql.watching import OpenConnections, losing_first_reply, observed
 from tests.waiting import wait_until
 
 #: By how much the clocks of this machine and of the server's may differ: less than any two time zones. Milliseconds.
@@ -312,8 +312,8 @@ class TestInterruption:
     )
     def test_nothing_is_written_and_the_connection_is_closed(self, sql: SqlBackend, before: str) -> None:
         record = start(sql, keys=(("tracking", "T1"),))
-        connections = sql.database.connections
-        assert connections.idle == 1
+        opened = OpenConnections(sql)
+        assert opened.count == 1
 
         def interrupt(statement: str) -> None:
             if before in statement:
@@ -323,7 +323,7 @@ class TestInterruption:
         with pytest.raises(Interruption):
             sql.sagas.update(record, change(), effects(record, outgoing()))
         sql.database.observers.clear()
-        assert (connections.lent, connections.idle) == (0, 0)
+        assert opened.count == 0
         assert found(sql, by_key()) == record
         assert sql.outbox.count() == 0
 
@@ -342,10 +342,11 @@ class TestInterruption:
         with rival.database.connect() as holding, _interruptible(), ThreadPoolExecutor(1) as thread:
             holding.exec_driver_sql(lock)
             interrupted = thread.submit(interrupt)
+            opened = OpenConnections(sql)
             with pytest.raises(Interruption):
                 sql.database.fetch(lambda: text(lock), (), {})
             interrupted.result()
-            assert (sql.database.connections.lent, sql.database.connections.idle) == (0, 0)
+            assert opened.count == 0
             holding.exec_driver_sql(unlock)  # the answer comes, late
             assert connection_ids(sql) != [id]
             assert found(sql, by_key()) == record
@@ -368,6 +369,14 @@ class TestInterruption:
         assert update(backend, record).version == 2
         backend.close()
 
+    def test_threads_share_a_memory_database(self) -> None:
+        """They take turns: none meets the transaction of another."""
+        with closing(SqlBackend("sqlite://", prefix="")) as backend, ThreadPoolExecutor(8) as threads:
+            backend.prepare(create_schema=True, processes=1)
+            records = list(threads.map(lambda number: update(backend, start(backend, str(number)), outgoing()), range(80)))
+            assert {record.version for record in records} == {2}
+            assert backend.outbox.count() == 80
+
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
@@ -387,11 +396,7 @@ class TestErrorsLeaveNothingBehind:
     @pytest.mark.parametrize("url", ["mariadb"], indirect=True)
     def test_lock_time_out_writes_nothing(self, open_sql: Open) -> None:
         """MariaDB's 1205 undoes the statement alone: what came before it would be committed with what comes next."""
-        options = {
-            "pool_size": 1,
-            "max_overflow": 0,
-            "connect_args": {"init_command": "SET SESSION innodb_lock_wait_timeout = 0"},
-        }
+        options = {"connect_args": {"init_command": "SET SESSION innodb_lock_wait_timeout = 0"}}
         backend, rival = open_sql(options=options), open_sql()
         backend.prepare(create_schema=True, processes=1)
         record = start(backend)
@@ -429,10 +434,11 @@ class TestErrorsLeaveNothingBehind:
         backend = open_sql()
         record = start(backend)
 
-        opened = backend.database.connections.borrow()
+        opened = backend.database.connections.check_out()
+        assert opened
         opened.cursor.execute("PRAGMA max_page_count = 1")  # it cannot be fewer than there are
         opened.cursor.fetchall()
-        backend.database.connections.give_back(opened)
+        backend.database.connections.check_in(opened)
         large = change(data=json.dumps("x" * 1_000_000))
         with pytest.raises(StoreUnavailable, match="database or disk is full"):
             backend.sagas.update(record, large, effects(record, outgoing()))
@@ -440,16 +446,6 @@ class TestErrorsLeaveNothingBehind:
         backend.database.connections.close_idle()
         backend.sagas.update(record, large, effects(record, outgoing()))
         assert backend.outbox.count() == 1
-
-    def test_exhausted_pool_is_unavailable(self, open_sql: Open) -> None:
-        backend = open_sql(options={"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01})
-        backend.prepare(create_schema=True, processes=1)
-        taken = backend.database.connections.borrow()
-        with pytest.raises(StoreUnavailable) as caught:
-            backend.sagas.find(by_key())
-        assert caught.value.__cause__ is not None
-        backend.database.connections.give_back(taken)
-        assert not is_there(backend, by_key())
 
     def test_values_that_no_database_takes_are_refused_for_good(self, sql: SqlBackend) -> None:
         new = new_record("a lone surrogate: \ud800")
@@ -489,7 +485,7 @@ def test_close_closes_every_connection(open_sql: Open) -> None:
     backend = open_sql()
     backend.prepare(create_schema=True, processes=1)
     start(backend)
-    connections = backend.database.connections
-    assert connections.idle == 1
+    opened = OpenConnections(backend)
+    assert opened.count == 1
     backend.close()
-    assert connections.idle == 0
+    assert opened.count == 0

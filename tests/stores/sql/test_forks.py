@@ -81,7 +81,7 @@ def test_every_way_to_a_file_leads_through_the_gate(sql: SqlBackend, open_sql: O
     other = open_sql()
     other.outbox.count()
     connections = other.database.connections
-    connections.give_back(opened := connections.borrow())
+    connections.check_in(opened := connections.open())
     close = opened.connection.close
     opened.connection.close = lambda: (look(""), close())  # type: ignore[method-assign,func-returns-value,assignment]
     other.close()

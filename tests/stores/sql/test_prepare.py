@@ -248,7 +248,8 @@ class TestRefusals:
             ({"execution_options": {"isolation_level": "AUTOCOMMIT"}}, "execution_options"),
             ({"connect_args": {"autocommit": False}}, "autocommit"),
             ({"pool_pre_ping": True}, "pool_pre_ping"),
-            ({"pool_size": "5"}, "pool_size"),
+            ({"pool_size": 5}, "pool_size"),
+            ({"pool_recycle": "5"}, "pool_recycle"),
             ({"connect_args": "connect_timeout=1"}, "connect_args"),
         ],
     )

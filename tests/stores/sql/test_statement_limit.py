@@ -82,7 +82,8 @@ def test_large_statement_whose_connection_is_lost_is_unavailable(
     """It would have fitted."""
     for server_is_back in (True, False):
         with monkeypatch.context() as patch:
-            patch.setattr(sql.database.connections, "borrow", _losing(sql))
+            sql.database.connections.close_idle()
+            patch.setattr(sql.database.connections, "open", _losing(sql))
             if not server_is_back:
                 patch.setattr(sql.database.engine, "connect", _refusing(sql))
             with pytest.raises(StoreUnavailable):
@@ -91,14 +92,14 @@ def test_large_statement_whose_connection_is_lost_is_unavailable(
 
 def _losing(sql: SqlBackend) -> Callable[[], Any]:
     """Return connections that are lost when their first statement is run."""
-    borrow = sql.database.connections.borrow
+    open_one = sql.database.connections.open
 
-    def borrow_one() -> Any:
-        opened = borrow()
+    def open_and_lose() -> Any:
+        opened = open_one()
         opened.driver_connection._sock.shutdown(socket.SHUT_RDWR)
         return opened
 
-    return borrow_one
+    return open_and_lose
 
 
 def _refusing(sql: SqlBackend) -> Callable[[], Any]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sqlalchemy import event
+
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.database import _StaleConnection
 
@@ -14,6 +16,21 @@ def observed(backend: SqlBackend) -> Iterator[list[str]]:
     backend.database.observers.append(lambda sql: statements.append(sql.split()[0]))
     yield statements
     backend.database.observers.pop()
+
+
+class OpenConnections:
+    """Counts the connections of a backend that are open, of which the idle ones are there at first."""
+
+    def __init__(self, sql: SqlBackend) -> None:
+        self.count = sql.database.connections.idle
+        event.listen(sql.database.engine, "connect", self._note_opened)
+        event.listen(sql.database.engine, "close", self._note_closed)
+
+    def _note_opened(self, *_: object) -> None:
+        self.count += 1
+
+    def _note_closed(self, *_: object) -> None:
+        self.count -= 1
 
 
 def losing_first_reply(attempt: Callable[..., object]) -> Callable[..., object]:
@@ -30,7 +47,7 @@ def losing_first_reply(attempt: Callable[..., object]) -> Callable[..., object]:
 
 def explained(sql: SqlBackend, text: str, values: dict[str, object], *, in_transaction: bool = True) -> str:
     """Return how the database would run a statement, in a transaction as the product begins it or alone."""
-    opened = sql.database.connections.borrow()
+    opened = sql.database.connections.open()
     try:
         if in_transaction:
             opened.cursor.execute(sql.database.dialect.begin)
@@ -40,4 +57,4 @@ def explained(sql: SqlBackend, text: str, values: dict[str, object], *, in_trans
             opened.cursor.execute("ROLLBACK")
         return plan
     finally:
-        sql.database.connections.give_back(opened)
+        opened.close()

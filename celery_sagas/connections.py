@@ -1,0 +1,87 @@
+"""Connections that stay open between two uses."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+T = TypeVar("T")
+
+
+class IdleConnections(Generic[T]):
+    """The open connections to one place that are not in use, at most as many as were in use at once.
+
+    A connection is checked out for each use, and checked in only after one that has ended well: a time limit may strike anywhere,
+    and nobody knows what an interrupted connection would answer next. There is no lock, and no count, that could be left behind.
+
+    They belong to no thread: under gevent and eventlet each task has a greenlet of its own, which would connect for each message.
+
+    Args:
+        close: Closes a connection.
+    """
+
+    def __init__(self, close: Callable[[T], object]) -> None:
+        self._close = close
+        self._idle: deque[T] = deque()
+        self._is_closed = False
+        _all.add(self)
+
+    @property
+    def idle(self) -> int:
+        """How many there are."""
+        return len(self._idle)
+
+    def check_out(self) -> T | None:
+        """Return the connection that was used last, which nobody else has then; ``None`` if a new one is needed."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def check_in(self, connection: T) -> None:
+        """Keep a connection for the next use."""
+        self._idle.append(connection)
+        if self._is_closed:
+            self.close_idle()
+
+    def close_idle(self) -> None:
+        """Close those that are not in use."""
+        while (connection := self.check_out()) is not None:
+            self._close(connection)
+
+    def close(self) -> None:
+        """Close them, those that are in use when they are checked in."""
+        self._is_closed = True
+        self.close_idle()
+
+    def begin_anew(self) -> None:
+        """Leave the connections to the process that this one was forked from: closing a shared socket would end it there, too."""
+        _inherited.append(self._idle)
+        self._idle = deque()
+
+
+class OnFailure:
+    """A context that undoes something if it is left by an exception of any kind."""
+
+    __slots__ = ("_undo",)
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        """Undo nothing yet."""
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._undo()
+
+
+def _begin_anew() -> None:
+    for connections in list(_all):
+        connections.begin_anew()
+
+
+_all: WeakSet[IdleConnections[Any]] = WeakSet()
+_inherited: list[deque[Any]] = []
+os.register_at_fork(after_in_child=_begin_anew)
