@@ -1,12 +1,13 @@
-"""What servers of our own need, to be started in tests: a port, and an end with the test run."""
+"""What processes of our own need, to be started in tests: a port, and an end with the test run."""
 
+import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,3 +84,14 @@ class OwnServer:
         """End it, and remove what it kept."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def in_child(check: Callable[[], object]) -> bool:
+    """Return what a check returns in a forked process."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if check() else 1)
+        except BaseException:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,7 +1,6 @@
 """Publishing what a commit sends over RabbitMQ without waiting for its confirmation: the outbox keeps it until that has come."""
 
 import logging
-import os
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import PublishError
+from celery_sagas.forks import Process
 from celery_sagas.worker.confirms import PATIENCE_S, ConfirmChannel
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher
 
@@ -41,12 +41,12 @@ class AmqpPostbox:
         self._failed_at = 0.0  #: when there was no connection to be had, or the broker did not confirm in time
         self._is_closed = False
         self._poster: int | None = None  #: the thread, or greenlet, that has the lock
-        self._process = os.getpid()
+        self._process = Process()
 
     def post(self, message: Message) -> bool:
         """Write a message behind those that were written before."""
         asked_at = time.monotonic()
-        if self._is_inherited() or self._is_posting_here():
+        if self._process.is_child or self._is_posting_here():
             return False
         with self._lock, self._posting():
             if self._is_closed:
@@ -66,10 +66,6 @@ class AmqpPostbox:
                     raise PublishError(repr(exc), connection=True) from exc
                 return False
 
-    def _is_inherited(self) -> bool:
-        """Tell whether this is a child of the process whose postbox it is; its lock may never be free here."""
-        return self._process != os.getpid()
-
     def _is_posting_here(self) -> bool:
         """Tell whether a message is handled while one is published: a receiver of Celery's signals may do that."""
         return self._poster == threading.get_ident()
@@ -84,7 +80,7 @@ class AmqpPostbox:
 
     def collect(self) -> Sequence[str]:
         """Return the ids of the rows that the broker has confirmed since the last call."""
-        if self._is_inherited() or self._is_posting_here():
+        if self._process.is_child or self._is_posting_here():
             return ()
         with self._lock:
             if self._line is not None:
@@ -94,14 +90,14 @@ class AmqpPostbox:
 
     def awaited(self) -> Set[str]:
         """Return the ids of the rows of which the broker has said nothing yet."""
-        if self._is_inherited() or self._is_posting_here():
+        if self._process.is_child or self._is_posting_here():
             return frozenset()
         with self._lock:
             return self._line.channel.confirms.unsure if self._line is not None else frozenset()
 
     def close(self) -> None:
         """End the connection."""
-        if self._is_inherited():
+        if self._process.is_child:
             return
         with self._lock:
             self._is_closed = True

@@ -16,11 +16,12 @@ from celery_sagas.engine.outbox.sweeps import Tally
 from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.errors import PublishError
+from celery_sagas.forks import WORK
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush
+from celery_sagas.worker.aggregators.tasks import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
 from celery_sagas.worker.failures.notifications import notify_requester_or_raise
-from celery_sagas.worker.forks import gate
 from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
@@ -100,7 +101,7 @@ class RelayThread:
                 self._app.tasks.__contains__,
                 terms_of(runtime),
                 pipeline_of(self._app, runtime.publisher),
-                gate.working,
+                lambda: WORK,
                 is_stopping=self._stopping.is_set,
                 tally=self.tally,
                 groups=groups_of(runtime),

@@ -149,8 +149,8 @@ def runtime_of(app: Celery) -> Runtime:
     Raises:
         ConfigurationError: A setting is wrong, or the backend's driver is missing.
     """
-    process, runtime = _runtimes.get(app, (0, None))
-    if runtime is None or process != os.getpid():
+    runtime = _runtimes.get(app)
+    if runtime is None:
         with _lock:
             return _make(app)
     return runtime
@@ -160,24 +160,20 @@ def publisher_of(app: Celery) -> ConfirmedPublisher | EagerPublisher:
     """Return the app's publisher in this process: its runtime's, or one alone where there is no saga, which needs no backend."""
     if registry:
         return runtime_of(app).publisher
-    process, publisher = _publishers.get(app, (0, None))
-    if publisher is None or process != os.getpid():
+    publisher = _publishers.get(app)
+    if publisher is None:
         with _lock:
-            return _make_publisher(app)
+            publisher = _publishers.get(app) or _publishers.setdefault(app, _publisher_for(app))
     return publisher
 
 
 def close_runtime(app: Celery) -> None:
     """Close the app's runtime, and its publisher, if this process made one."""
     with _lock:
-        kept = [_runtimes.pop(app, (0, None)), _publishers.pop(app, (0, None))]
-    for process, made in kept:
-        if made is None:
-            continue
-        if process == os.getpid():
+        kept = _runtimes.pop(app, None), _publishers.pop(app, None)
+    for made in kept:
+        if made is not None:
             made.close()
-        else:
-            _inherited.append(made)
 
 
 @contextmanager
@@ -186,8 +182,7 @@ def borrowed_backend(app: Celery) -> Iterator[Backend]:
 
     Connections that are open when the pool forks would be inherited.
     """
-    process, runtime = _runtimes.get(app, (0, None))
-    if runtime is not None and process == os.getpid():
+    if (runtime := _runtimes.get(app)) is not None:
         yield runtime.backend
         return
     with closing(open_app_backend(app, read_settings(app.conf))) as backend:
@@ -195,25 +190,10 @@ def borrowed_backend(app: Celery) -> Iterator[Backend]:
 
 
 def _make(app: Celery) -> Runtime:
-    process, runtime = _runtimes.get(app, (0, None))
-    if runtime is not None and process == os.getpid():
-        return runtime
-    if runtime is not None:
-        _inherited.append(runtime)
-    made = Runtime(app)
-    _runtimes[app] = (os.getpid(), made)
-    return made
-
-
-def _make_publisher(app: Celery) -> ConfirmedPublisher | EagerPublisher:
-    process, publisher = _publishers.get(app, (0, None))
-    if publisher is not None and process == os.getpid():
-        return publisher
-    if publisher is not None:
-        _inherited.append(publisher)
-    made = _publisher_for(app)
-    _publishers[app] = (os.getpid(), made)
-    return made
+    runtime = _runtimes.get(app)
+    if runtime is None:
+        runtime = _runtimes[app] = Runtime(app)
+    return runtime
 
 
 def _publisher_for(app: Celery) -> ConfirmedPublisher | EagerPublisher:
@@ -221,16 +201,19 @@ def _publisher_for(app: Celery) -> ConfirmedPublisher | EagerPublisher:
 
 
 _lock = threading.Lock()
-_runtimes: WeakKeyDictionary[Celery, tuple[int, Runtime]] = WeakKeyDictionary()
+_runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 #: Of apps without sagas.
-_publishers: WeakKeyDictionary[Celery, tuple[int, ConfirmedPublisher | EagerPublisher]] = WeakKeyDictionary()
+_publishers: WeakKeyDictionary[Celery, ConfirmedPublisher | EagerPublisher] = WeakKeyDictionary()
 #: What a parent process made: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
 _inherited: list[Runtime | ConfirmedPublisher | EagerPublisher] = []
 _told: list[bool] = []
-os.register_at_fork(after_in_child=lambda: _renew_lock())
 
 
-def _renew_lock() -> None:
-    """Replace the lock, which another thread of the parent may have held at the fork."""
-    global _lock
-    _lock = threading.Lock()
+def _begin_anew() -> None:
+    """Set aside what the parent made, and replace the lock, which another of its threads may have held at the fork."""
+    global _lock, _runtimes, _publishers
+    _inherited.extend([*_runtimes.values(), *_publishers.values()])
+    _lock, _runtimes, _publishers = threading.Lock(), WeakKeyDictionary(), WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

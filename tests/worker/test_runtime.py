@@ -1,7 +1,6 @@
 """One runtime for each app and process."""
 
 import gc
-import os
 import threading
 import weakref
 from pathlib import Path
@@ -15,18 +14,8 @@ from celery_sagas.errors import ConfigurationError
 from celery_sagas.worker import runtime as runtimes
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
 from tests.apps import NewApp
+from tests.processes import in_child
 from tests.waiting import DEADLINE_S, wait_until
-
-
-def in_child(check: Any) -> bool:
-    """Return what a check returns in a forked process."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os._exit(0 if check() else 1)
-        except BaseException:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence, Set
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 from celery_sagas.engine.outbox.publishing import Postbox
 from celery_sagas.errors import StoreError
+from celery_sagas.forks import Process
 from celery_sagas.stores.ports import Outbox
 
 logger = logging.getLogger("celery_sagas")
@@ -39,7 +39,7 @@ class Confirmations:
     _stop: threading.Event = field(default_factory=threading.Event)
     _is_failing: bool = False
     _thread: threading.Thread | None = None
-    _process: int = field(default_factory=os.getpid)
+    _process: Process = field(default_factory=Process)
 
     def add(self, ids: Sequence[str]) -> None:
         """Have rows removed soon, and with them what the broker confirms until then."""
@@ -61,7 +61,7 @@ class Confirmations:
 
         In a child of the process that has published, it does nothing, as everything here.
         """
-        if self._is_inherited():
+        if self._process.is_child:
             return
         self._collect()  # not while others wait: whoever posts, and meanwhile handles another message, may be one of them
         with self._flushing:
@@ -81,7 +81,7 @@ class Confirmations:
 
     def settle(self) -> None:
         """Remove what was published until now, after waiting for a bounded time for what the broker says of it."""
-        if self._is_inherited():
+        if self._process.is_child:
             return
         awaited, give_up = self._awaited(), time.monotonic() + SETTLED_IN_S
         while awaited and time.monotonic() < give_up:
@@ -92,15 +92,12 @@ class Confirmations:
 
     def close(self) -> None:
         """End the thread, and remove what is left."""
-        if self._is_inherited():
+        if self._process.is_child:
             return
         atexit.unregister(self.settle)
         self._stop.set()
         self._wake.set()
         self.settle()
-
-    def _is_inherited(self) -> bool:
-        return self._process != os.getpid()
 
     def _awaited(self) -> Set[str]:
         return self.postbox.awaited() if self.postbox is not None else frozenset()

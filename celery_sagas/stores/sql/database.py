@@ -10,10 +10,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from celery_sagas.errors import StoreError
+from celery_sagas.forks import FILES
 from celery_sagas.stores.sql.connections import Connections, OpenConnection
 from celery_sagas.stores.sql.dialects import DIALECTS
 from celery_sagas.stores.sql.errors import Fault, Subject, Translator
-from celery_sagas.stores.sql.forks import FILES
 from celery_sagas.stores.sql.location import Location
 from celery_sagas.stores.sql.options import make_engine, read_options
 from celery_sagas.stores.sql.session import Row, Session
@@ -59,7 +59,7 @@ class Database:
         if location.in_memory:
             self._gate = RLock()  # the connection is the database: threads take turns
         elif self.name == "sqlite":
-            FILES.add(self)
+            FILES.close_before_forks(self.connections)
             self._gate = FILES
 
     def statement(self, build: Build, shape: Shape) -> Statement:

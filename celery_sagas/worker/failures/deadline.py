@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from celery_sagas.worker.forks import gate
+from celery_sagas.forks import WORK
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            with gate.working():
+            with WORK:
                 result = work()
             done.set_result(result)
         except Exception as exc:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from celery_sagas.forks import FILES, ForkGate
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.forks import FILES, ForkGate
 from celery_sagas.testing.samples import by_key, found, outgoing, send, start
 from tests.stores.sql.conftest import Open
 from tests.waiting import PROGRAM_S, wait_until
@@ -32,7 +32,7 @@ def test_no_commit_is_lost_while_threads_write_and_the_process_forks(url: str) -
 def test_fork_waits_for_an_operation_and_the_next_one_for_the_fork(sql: SqlBackend) -> None:
     """Whoever forks is let through when the last operation has ended, and no other begins before."""
     gate, begun, may_end, order = ForkGate(), threading.Event(), threading.Event(), list[str]()
-    gate.add(sql.database)
+    gate.close_before_forks(sql.database.connections)
     record = start(sql)
     assert sql.database.connections.idle == 1
 
@@ -71,7 +71,7 @@ def test_every_way_to_a_file_leads_through_the_gate(sql: SqlBackend, open_sql: O
     inside: list[bool] = []
 
     def look(_: str) -> None:
-        inside.append(threading.get_ident() in FILES._operating)
+        inside.append(threading.get_ident() in FILES._working)
 
     sql.database.observers.append(look)
     send(sql, outgoing())
@@ -87,28 +87,14 @@ def test_every_way_to_a_file_leads_through_the_gate(sql: SqlBackend, open_sql: O
     other.close()
     assert len(inside) == 7
     assert all(inside)
-    assert threading.get_ident() not in FILES._operating
-
-
-@only_files
-def test_child_is_free_of_its_parents_threads(sql: SqlBackend) -> None:
-    """Another thread of the parent is forking too, and one holds the lock."""
-    gate = ForkGate()
-    gate._forking.add(-1)
-    gate._operating.add(-1)
-    gate._lock.acquire()
-    gate.after_fork_in_child()
-    with gate:
-        pass
-    gate.before_fork()
-    gate.after_fork()
+    assert threading.get_ident() not in FILES._working
 
 
 @pytest.mark.parametrize("url", ["postgresql", "mariadb"], indirect=True)
 def test_servers_have_no_gate(sql: SqlBackend) -> None:
     """They tell connections apart themselves; a fork waits for none of them."""
     inside: list[bool] = []
-    sql.database.observers.append(lambda _: inside.append(threading.get_ident() in FILES._operating))
+    sql.database.observers.append(lambda _: inside.append(threading.get_ident() in FILES._working))
     start(sql)
     assert inside
     assert not any(inside)

@@ -1,16 +1,13 @@
-"""A gate between what a thread does and the forks of its process."""
+"""What forks of a process wait for."""
 
 import os
 import threading
-import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
-from celery_sagas.worker import forks
-from celery_sagas.worker.forks import ForkGate
-from tests.waiting import wait_until
+from celery_sagas.forks import FILES, WORK, ForkGate, Process
+from tests.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture
@@ -32,7 +29,7 @@ def test_fork_waits_until_the_work_is_done(gate: ForkGate) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def work() -> None:
-        with gate.working():
+        with gate:
             entered.set()
             leave.wait()
             events.append("worked")
@@ -40,7 +37,7 @@ def test_fork_waits_until_the_work_is_done(gate: ForkGate) -> None:
     def fork() -> None:
         gate.before_fork()
         events.append("forked")
-        gate.after_in_parent()
+        gate.after_fork()
 
     worker = in_thread(work)
     entered.wait()
@@ -53,55 +50,81 @@ def test_fork_waits_until_the_work_is_done(gate: ForkGate) -> None:
     assert events == ["worked", "forked"]
 
 
-def test_work_waits_for_a_fork(gate: ForkGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_waits_for_a_fork(gate: ForkGate) -> None:
     """Also for one that waits itself: a thread which works all the time would let none pass."""
     events: list[str] = []
-    looks: list[float] = []
-    monkeypatch.setattr(forks, "time", SimpleNamespace(sleep=lambda s: (looks.append(s), time.sleep(s))))
 
     def work() -> None:
-        with gate.working():
+        with gate:
             events.append("worked")
 
     gate.before_fork()
     worker = in_thread(work)
-    wait_until(lambda: looks or events, "work that waits")
+    wait_until(lambda: gate._changed._waiters or events, "work that waits")  # type: ignore[attr-defined]
     events.append("forked")
-    gate.after_in_parent()
+    gate.after_fork()
     worker.join()
 
     assert events == ["forked", "worked"]
 
 
-def test_fork_waits_for_a_bounded_time(gate: ForkGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_waits_for_a_bounded_time() -> None:
     """Whoever works for so long waits for a server; the worker's own loop does not."""
-    monkeypatch.setattr(forks, "_PATIENCE_S", 0.02)
-    with gate.working():
-        fork = in_thread(lambda: (gate.before_fork(), gate.after_in_parent())[0])
+    gate = ForkGate(timeout_s=0.02)
+    with gate:
+        fork = in_thread(lambda: (gate.before_fork(), gate.after_fork())[0])
         fork.join()
-    with gate.working():
+    with gate:
         pass
+
+
+def test_thread_that_works_does_not_wait_for_itself(gate: ForkGate) -> None:
+    with gate:
+        gate.before_fork()
+        gate.after_fork()
+
+
+def test_interruption_that_kept_a_thread_from_leaving_is_made_good(gate: ForkGate) -> None:
+    """By its next piece of work."""
+    gate.__enter__()
+    with gate:
+        pass
+    fork = in_thread(lambda: (gate.before_fork(), gate.after_fork())[0])
+    fork.join(DEADLINE_S)
+    assert not fork.is_alive()
 
 
 def test_child_begins_anew(gate: ForkGate) -> None:
-    """Whatever its parent's threads were doing."""
-    gate._working.acquire()
-    gate._forking = 1
+    """Another thread of the parent works, one is forking too, and one holds the lock."""
+    gate._forking.add(-1)
+    gate._working.add(-1)
+    gate._lock.acquire()
 
-    gate.after_in_child()
+    gate.begin_anew()
 
-    with gate.working():
+    with gate:
         pass
+    gate.before_fork()
+    gate.after_fork()
 
 
 def test_every_fork_passes_the_gate_of_the_process() -> None:
     """In both processes it is open afterwards."""
     pid = os.fork()
     if not pid:
-        with forks.gate.working():
+        with WORK, FILES:
             os._exit(7)
     _, status = os.waitpid(pid, 0)
 
     assert os.waitstatus_to_exitcode(status) == 7
-    with forks.gate.working():
+    with WORK, FILES:
         pass
+
+
+def test_child_knows_that_it_is_one() -> None:
+    process = Process()
+    pid = os.fork()
+    if not pid:
+        os._exit(7 if process.is_child else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert not process.is_child
