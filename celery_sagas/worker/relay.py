@@ -19,7 +19,6 @@ from celery_sagas.errors import PublishError
 from celery_sagas.forks import WORK
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush
-from celery_sagas.worker.aggregators.tasks import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
 from celery_sagas.worker.failures.notifications import notify_requester_or_raise
 from celery_sagas.worker.pipeline import pipeline_of

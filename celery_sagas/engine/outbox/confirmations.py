@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Postbox
 from celery_sagas.errors import StoreError
 from celery_sagas.forks import Process
@@ -69,15 +70,12 @@ class Confirmations:
                 published, self._published = self._published, []
             if not published:
                 return
-            is_over = False
             try:
-                self.outbox.confirm(self.owner, [id for id, _ in published])
-                is_over, self._is_failing = True, False
+                with OnFailure(lambda: self._keep(published)):  # a time limit may strike here
+                    self.outbox.confirm(self.owner, [id for id, _ in published])
+                self._is_failing = False
             except StoreError as exc:
                 self._tell(exc)
-            finally:  # a time limit may strike here
-                if not is_over:
-                    self._keep(published)
 
     def settle(self) -> None:
         """Remove what was published until now, after waiting for a bounded time for what the broker says of it."""

@@ -8,7 +8,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy.exc import DBAPIError, StatementError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.location import Location
@@ -69,7 +68,7 @@ class Translator:
 
     @contextmanager
     def translated(self, subject: Subject | None = None) -> Iterator[None]:
-        """Raise every error of the driver or its pool as a ``StoreError``.
+        """Raise every error of the driver as a ``StoreError``.
 
         Args:
             subject: What is committed. Without it a conflict is a ``StoreUnavailable``: nobody would run anything again.
@@ -81,7 +80,7 @@ class Translator:
             raise self._translate(origin, subject) from origin
         except StatementError as exc:  # SQLAlchemy's about what interrupts a statement of its own: a time limit, say
             raise exc.orig or exc from None
-        except (self._driver.Error, PoolTimeout, *_ENCODING_ERRORS) as exc:
+        except (self._driver.Error, *_ENCODING_ERRORS) as exc:
             raise self._translate(exc, subject) from exc
 
     def _translate(self, error: Exception, subject: Subject | None) -> StoreError:
