@@ -1,8 +1,10 @@
 """Published rows are removed a moment later, many at once, and whoever cannot remove them tries again."""
 
 import logging
+import sys
 import threading
 from collections.abc import Sequence
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -137,3 +139,35 @@ def test_closing_ends_the_thread(outbox: Outbox) -> None:
     assert isinstance(thread, threading.Thread)
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
+
+
+class Interruption(BaseException):
+    """A time limit that strikes."""
+
+
+def test_interruption_leaves_nothing_locked(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever Python looks for signals: when a function begins, and when a built-in one has ended."""
+    monkeypatch.setattr(confirmations, "GATHERED_FOR_S", 60)  # the thread is out of the way
+    published = made(outbox)
+    published.add(["first"])
+    for strike in count(1):
+        moments = count(1)
+
+        def interrupt(_: object, event: str, __: object, strike: int = strike, moments: "count[int]" = moments) -> None:
+            if event in ("call", "c_return") and next(moments) == strike:
+                raise Interruption
+
+        sys.setprofile(interrupt)
+        try:
+            published.add(["interrupted"])
+            break
+        except Interruption:
+            pass
+        finally:
+            sys.setprofile(None)
+        other = threading.Thread(target=published.add, args=(["other"],), daemon=True)
+        other.start()
+        other.join(DEADLINE_S)
+        assert not other.is_alive()
+    assert strike > 3
+    published.close()

@@ -679,7 +679,7 @@ def test_a_receiver_may_handle_a_repeat_while_another_is_posted(sender: Sender, 
 
     def handle() -> None:
         comes_by.clear()
-        sender.dispatcher.confirmations._wake.set()
+        sender.dispatcher.confirmations._wake.put(None)
         assert comes_by.wait(DEADLINE_S)
         sender.dispatcher.dispatch_leftovers(handling)
 

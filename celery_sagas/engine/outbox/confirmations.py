@@ -5,7 +5,9 @@ import logging
 import threading
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 
 from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Postbox
@@ -36,7 +38,8 @@ class Confirmations:
     _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _flushing: threading.Lock = field(default_factory=threading.Lock)
-    _wake: threading.Event = field(default_factory=threading.Event)
+    #: What wakes the thread: unlike an event it has no lock that a time limit, which strikes in the middle, could leave behind.
+    _wake: "SimpleQueue[None]" = field(default_factory=SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
     _is_failing: bool = False
     _thread: threading.Thread | None = None
@@ -50,7 +53,7 @@ class Confirmations:
                 self._thread = threading.Thread(target=self._run, name="celery-sagas-confirmations", daemon=True)
                 self._thread.start()
                 atexit.register(self.settle)  # a script may end before the thread comes to it
-        self._wake.set()
+        self._wake.put(None)
 
     def add_now(self, ids: Sequence[str]) -> None:
         """Remove rows before this returns."""
@@ -94,7 +97,7 @@ class Confirmations:
             return
         atexit.unregister(self.settle)
         self._stop.set()
-        self._wake.set()
+        self._wake.put(None)
         self.settle()
 
     def _awaited(self) -> Set[str]:
@@ -122,16 +125,18 @@ class Confirmations:
         with self._lock:
             self._published += kept
         if kept:
-            self._wake.set()
+            self._wake.put(None)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.wait()
+            self._wake.get()
             self._stop.wait(GATHERED_FOR_S)
-            self._wake.clear()
+            with suppress(Empty):
+                while True:
+                    self._wake.get_nowait()
             try:
                 self.flush()
                 if self._awaited():
-                    self._wake.set()
+                    self._wake.put(None)
             except Exception:
                 logger.exception("published messages could not be removed from the outbox")
