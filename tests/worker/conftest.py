@@ -7,7 +7,7 @@ import pytest
 
 from celery_sagas.engine.outbox import confirmations
 from celery_sagas.worker import confirms, pipeline, postbox, publisher
-from celery_sagas.worker.failures.notifications import redelivery
+from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.requests import answers
 from tests.apps import app, definitions, eager, new_app, worker
 from tests.waiting import DEADLINE_S

@@ -28,7 +28,7 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.worker.bootsteps import add_bootstep
-from celery_sagas.worker.failures.notifications import notifications
+from celery_sagas.worker.failures import notifications
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks
 from celery_sagas.worker.headers import MESSAGE_ID, RETURN_ADDRESS

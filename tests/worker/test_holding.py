@@ -9,7 +9,7 @@ from celery import Celery
 from kombu.common import QoS
 
 from celery_sagas.worker.failures.holding import Hold
-from celery_sagas.worker.failures.notifications import holding
+from celery_sagas.worker.failures import holding
 
 PREFETCHED = 2
 

@@ -13,7 +13,7 @@ from celery_sagas import Missing, Saga
 from celery_sagas.errors import NewerState, PublishError, RevisionConflict, SagaNotFound, StoreUnavailable, UnreadableState
 from celery_sagas.stores.records import Change
 from celery_sagas.testing.samples import by_key, effects, found
-from celery_sagas.worker.failures.notifications import redelivery
+from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.headers import REDELIVERIES
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, Delivered, Worker, backend_of, interposed

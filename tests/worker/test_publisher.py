@@ -17,7 +17,7 @@ from celery_sagas import Message, Saga, publish
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.stores.records import OutboxRow
 from celery_sagas.worker import publisher
-from celery_sagas.worker.failures.notifications import redelivery
+from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of

@@ -11,7 +11,7 @@ from celery import Celery, chain, group
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
-from celery_sagas.worker.failures.notifications import dead_letters
+from celery_sagas.worker.failures import dead_letters
 from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRESS
 from celery_sagas.worker.operators import Retried, discard_letter, new_id_of, retry_letter
 from celery_sagas.worker.requests import requests

@@ -12,7 +12,7 @@ from deployed import FOLDER, make_app, note
 
 from celery_sagas import Saga
 from celery_sagas.signals import saga_started
-from celery_sagas.worker.failures.notifications import requests
+from celery_sagas.worker.failures import requests
 
 app = make_app()
 
