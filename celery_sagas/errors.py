@@ -347,6 +347,19 @@ class UnreadableItem(StoreError):
 
 
 @dataclass(eq=False, repr=False)
+class ItemRejected(SagaError):
+    """The error in the dead letter of an item that an aggregator has rejected; it is raised nowhere."""
+
+    aggregator: str
+    group: str
+    id: str
+    reason: str
+
+    def __str__(self) -> str:
+        return _sentences(f"The item {self.id!r} of {self.aggregator}{_of_group(self.group)} was rejected: {self.reason}")
+
+
+@dataclass(eq=False, repr=False)
 class BufferFull(StoreError):
     """Raised when a group of an aggregator has ``max_buffered`` items: nothing is dropped, the producer has to wait."""
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from example_project import bank, ledger
 from example_project.invoices import SIZE, file_invoices
-from example_project.journal import Entry, history, set_aside
+from example_project.journal import Entry, history, rejected
 from example_project.orders import SHOP, Order
 from example_project.scenarios import ENDS, MISTAKE, SOLD, Planned
 from example_project.till import Till
@@ -101,7 +101,7 @@ class Filing:
 
     filed: list[ledger.Filed]
     batches: list[ledger.Line]
-    set_aside: list[str]  #: the ids of those that were rejected
+    rejected: list[str]  #: the ids of those that were rejected
     waiting: int  #: in the buffer of the aggregator
 
     @property
@@ -112,7 +112,7 @@ class Filing:
     def is_done(self, delivered: Sequence[Planned]) -> bool:
         """Whether there is nothing left to wait for."""
         filed, expected = len(self.filed), len(expected_invoices(delivered))
-        return not self.waiting and filed >= expected and filed + len(self.set_aside) > expected  # one is the mistake
+        return not self.waiting and filed >= expected and filed + len(self.rejected) > expected  # one is the mistake
 
     def problems(self, delivered: Sequence[Planned]) -> list[str]:
         """Return what is wrong with it."""
@@ -123,8 +123,8 @@ class Filing:
         wrong += [f"a batch has {line.size} invoices, and {SIZE} is the most" for line in self.batches if line.size > SIZE]
         if self.waiting:
             wrong.append(f"{self.waiting} invoices wait to be filed")
-        if self.set_aside != [MISTAKE.number]:
-            wrong.append(f"the invoices {self.set_aside} were set aside, not {[MISTAKE.number]}")
+        if self.rejected != [MISTAKE.number]:
+            wrong.append(f"the invoices {self.rejected} were rejected, not {[MISTAKE.number]}")
         return wrong
 
 
@@ -134,7 +134,7 @@ def _shown(invoice: ledger.Filed) -> str:
 
 def read_filing() -> Filing:
     """Read the ledger, and look at what has not come to it."""
-    return Filing(ledger.invoices(), ledger.batches(), set_aside(), file_invoices.count())
+    return Filing(ledger.invoices(), ledger.batches(), rejected(), file_invoices.count())
 
 
 def expected_invoices(delivered: Sequence[Planned]) -> list[ledger.Filed]:

@@ -68,7 +68,7 @@ def filing(day: Day) -> str:
     found = day.filing
     return (
         f"The ledger has {len(found.filed)} invoices in {len(found.batches)} batches, {found.total} in all; "
-        f"set aside: {len(found.set_aside)}."
+        f"rejected: {len(found.rejected)}."
     )
 
 
@@ -87,7 +87,7 @@ def summary(day: Day, seconds: float) -> str:
                 "batches": Counter(line.reason for line in day.filing.batches),
                 "largest_batch": max((line.size for line in day.filing.batches), default=0),
                 "waiting": day.filing.waiting,
-                "set_aside": len(day.filing.set_aside),
+                "rejected": len(day.filing.rejected),
             },
             "seconds": round(seconds, 1),
         },

@@ -28,5 +28,5 @@ def file_invoices(batch: Batch[Invoice]) -> None:
         if invoice.total > 0:
             totals[invoice.number] = invoice.total
         else:
-            batch.reject(invoice, "there is nothing to pay")  # set aside, for somebody to look at; the rest is filed
+            batch.reject(invoice, "there is nothing to pay")  # a dead letter, for somebody to look at; the rest is filed
     ledger.file(ledger.Line(batch.group, len(batch), batch.reason), totals)

@@ -1,20 +1,20 @@
-"""The journal of an order, which the library writes with every commit, and the invoices that were set aside.
+"""The journal of an order, which the library writes with every commit, and the invoices that were rejected.
 
-The one module that looks behind the library's public names: they have no door to the journal's history yet, and to what was
-set aside only one on the command line, ``celery --app example_project.app sagas aggregates``.
+The one module that looks behind the library's public names: they have no door to the journal's history yet, and to dead letters
+only one on the command line, ``celery --app example_project.app sagas dead``.
 """
 
 import time
 from contextlib import closing
 
 from celery_sagas.stores.items import Rules
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.records import DeadLetter, Entry
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.runtime import runtime_of
 from example_project.app import app
 from example_project.invoices import file_invoices
 
-__all__ = ["Entry", "forget", "history", "set_aside"]
+__all__ = ["Entry", "forget", "history", "rejected"]
 
 _BATCH = 1000
 #: Longer than anything is kept.
@@ -26,10 +26,13 @@ def history(order_id: str) -> list[Entry]:
     return runtime_of(app).backend.journal.history(["order"], order_id, limit=100)
 
 
-def set_aside() -> list[str]:
+def rejected() -> list[str]:
     """Return the ids of the invoices that were rejected."""
-    kept = runtime_of(app).batches.leftovers.kept(file_invoices.name, "rejected", _BATCH)
-    return [each.id for each in kept]
+    return [letter.message_id for letter in _letters()]
+
+
+def _letters() -> list[DeadLetter]:
+    return [letter for letter in runtime_of(app).batches.dead.list(_BATCH) if letter.task == file_invoices.name]
 
 
 def forget() -> None:
@@ -37,12 +40,12 @@ def forget() -> None:
 
     But for the name of the aggregator: a store keeps the names of all that have ever buffered anything.
     """
-    backend, leftovers = runtime_of(app).backend, runtime_of(app).batches.leftovers
+    backend = runtime_of(app).backend
     for name in backend.buffers.names():  # nothing waits but what carriers have answered too late, which a relay would clear
         for group in backend.buffers.groups(name, _BATCH):
             backend.buffers.clear(Rules(name), group.group)
-    while kept := leftovers.kept(file_invoices.name, "rejected", _BATCH):
-        leftovers.discard(Rules(file_invoices.name), [each.handle for each in kept])
+    for letter in _letters():
+        backend.dead.remove(letter.id)
     settings = runtime_of(app).settings
     options = settings.backend_options
     with closing(open_backend(settings.backend, prefix=settings.prefix, options=options, clock=_in_a_year)) as backend:

@@ -40,6 +40,7 @@ SAMPLES = {
     errors.NewerState: ("order", "42", 3, 2, "pending map format"),
     errors.UnreadableState: ("order", "42", "Field required: total"),
     errors.UnreadableItem: ("shop.store", "d1", "m1", [["celsius", "Field required"]]),
+    errors.ItemRejected: ("shop.store", "d1", "m1", "no such shop"),
     errors.BufferFull: ("shop.store", "d1", 1000, ["m1", "m2"]),
     errors.LeaseLost: ("shop.store", "d1", "5f0a"),
     errors.NotBuffered: ("text",),

@@ -1,6 +1,6 @@
-"""``celery sagas aggregates``: what aggregators have buffered, and what was set aside, for people to look at and to decide on."""
+"""``celery sagas aggregates``: what aggregators have buffered, and what of it cannot be read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import click
@@ -9,29 +9,26 @@ from celery_sagas.cli import tables
 from celery_sagas.cli.app import app_of, opened
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.requests.gathering import buffer_of
-from celery_sagas.errors import InvalidMessage
-from celery_sagas.stores.items import Counts, Group, Item, Kept, Rules
+from celery_sagas.errors import InvalidMessage, NotBuffered
+from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.aggregators.client import Buffered, stored_items
 from celery_sagas.worker.runtime import Runtime
 
-#: Items that are read, and handles that are acted on, at once.
+#: Items that are read at once.
 _PAGE = 100
-_AGGREGATORS = ("NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "REJECTED", "DEFINED")
+_AGGREGATORS = ("NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "DEFINED")
 _GROUPS = ("GROUP", "FREE", "LEASED", "UNRESOLVED", "DUE")
 _ITEMS = ("GROUP", "ID", "STATE", "ATTEMPTS", "BUFFERED", "ITEM")
-_KEPT = ("HANDLE", "GROUP", "ID", "BUFFERED", "WHY", "ITEM")
+_UNREADABLE = ("GROUP", "ID", "BUFFERED", "WHY", "ITEM")
 
-_HANDLES = click.argument("handles", nargs=-1, metavar="[HANDLE]...")
 _LIMIT = click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
-_ALL = click.option("--all", "everything", is_flag=True, help="All that there are now, of the same kind as `show` has them.")
-_UNRESOLVED = click.option("--unresolved", is_flag=True, help="Items that no code could read, in the place of rejected ones.")
 
 
 @click.group()
 def aggregates() -> None:
-    """Look at what aggregators have buffered, put back or discard what was set aside."""
+    """Look at what aggregators have buffered, and discard what cannot be read."""
 
 
 @aggregates.command("list")
@@ -68,54 +65,43 @@ def items(context: click.Context, name: str, group: str | None, limit: int, as_j
 
 @aggregates.command()
 @click.argument("name")
-@_UNRESOLVED
 @_LIMIT
 @_JSON
 @click.pass_context
-def show(context: click.Context, name: str, unresolved: bool, limit: int, as_json: bool) -> None:
-    """Show the items of an aggregator that were set aside, the first one first."""
+def unreadable(context: click.Context, name: str, limit: int, as_json: bool) -> None:
+    """Show the items of an aggregator that could not be read: group by group, the oldest first."""
     with opened(app_of(context)) as runtime:
         _check_name(runtime.batches, name)
-        found = runtime.batches.leftovers.kept(name, _kind(unresolved), limit)
+        found = islice(_unreadable(runtime.batches, name, min(limit, _PAGE)), limit)
         if as_json:
-            tables.print_json([kept._asdict() for kept in found])
+            tables.print_json({"group": group, **item._asdict()} for group, item in found)
         else:
-            tables.print_table(_KEPT, [_kept_row(name, kept) for kept in found], f"{name} has no {_kind(unresolved)} items.")
+            rows = [_unreadable_row(name, *each) for each in found]
+            tables.print_table(_UNREADABLE, rows, f"{name} has no unreadable items.")
 
 
 @aggregates.command()
 @click.argument("name")
-@_HANDLES
-@_ALL
-@_UNRESOLVED
-@click.pass_context
-def retry(context: click.Context, name: str, handles: tuple[str, ...], everything: bool, unresolved: bool) -> None:
-    """Put items back into the buffer: they are flushed again, as if no flush of them had failed."""
-    with opened(app_of(context)) as runtime:
-        chosen = _chosen(runtime.batches, name, handles, everything, _kind(unresolved))
-        leftovers, rules = runtime.batches.leftovers, _rules(runtime, name)
-        count = _in_parts(chosen, lambda part: leftovers.put_back(rules, part))
-    click.echo(f"{_items(count)} of {name} {_were(count)} put back.")
-    _tell_left(len(chosen) - count, "put back: nothing has their handle, or their id is buffered again")
-
-
-@aggregates.command()
-@click.argument("name")
-@_HANDLES
-@_ALL
-@_UNRESOLVED
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--group", help="Only those of this group.")
+@click.option("--all", "everything", is_flag=True, help="All unreadable items that there are now.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
-def discard(context: click.Context, name: str, handles: tuple[str, ...], everything: bool, unresolved: bool, yes: bool) -> None:
-    """Remove items for good: no batch will have them."""
+def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str | None, everything: bool, yes: bool) -> None:
+    """Remove unreadable items for good: no batch will have them."""
+    if bool(ids) is everything:
+        raise click.UsageError("name the ids of items, or give --all")
     with opened(app_of(context)) as runtime:
-        chosen = _chosen(runtime.batches, name, handles, everything, _kind(unresolved))
+        _check_name(runtime.batches, name)
+        found = [(of, item.id) for of, item in _unreadable(runtime.batches, name, _PAGE) if group in (None, of)]
+        chosen = [(of, id) for of, id in found if everything or id in ids]
         if chosen and not yes:
             click.confirm(f"Remove {_items(len(chosen))} of {name} for good?", abort=True)
-        leftovers, rules = runtime.batches.leftovers, _rules(runtime, name)
-        count = _in_parts(chosen, lambda part: leftovers.discard(rules, part))
+        count = sum(_discard(runtime, name, *each) for each in chosen)
     click.echo(f"{_items(count)} of {name} {_were(count)} discarded.")
-    _tell_left(len(chosen) - count, "discarded: nothing has their handle")
+    if missing := len(chosen) - count + len(set(ids) - {id for _, id in chosen}):
+        click.echo(f"Error: {_items(missing)} {_were(missing)} not discarded: no unreadable item has the id", err=True)
+        raise click.exceptions.Exit(1)
 
 
 @aggregates.command()
@@ -169,18 +155,34 @@ def _item_row(group: str, item: Item) -> tables.Row:
     return (group, item.id, item.state, str(item.attempts), tables.time(item.at), tables.short(item.payload))
 
 
-def _kept_row(name: str, kept: Kept) -> tables.Row:
-    why = kept.note if kept.kind == "rejected" else _problem(name, kept)
-    return (kept.handle, kept.group, kept.id, tables.time(kept.at), tables.short(why), tables.short(kept.payload))
+def _unreadable(batches: Backend, name: str, at_once: int) -> Iterator[tuple[str, Item]]:
+    after = None
+    while page := batches.buffers.unresolved(name, at_once, after):
+        yield from page
+        group, last = page[-1]
+        after = group, last.number
 
 
-def _problem(name: str, kept: Kept) -> str:
+def _discard(runtime: Runtime, name: str, group: str, id: str) -> bool:
+    """Remove an item, unless it can be read now; return whether it was removed."""
+    try:
+        runtime.batches.buffers.remove(runtime.rules_named(name), group, id, unresolved=True)
+    except NotBuffered:
+        return False
+    return True
+
+
+def _unreadable_row(name: str, group: str, item: Item) -> tables.Row:
+    return (group, item.id, tables.time(item.at), tables.short(_problem(name, item)), tables.short(item.payload))
+
+
+def _problem(name: str, item: Item) -> str:
     """Return why an item cannot be read, as far as this app's code knows."""
     definition = registry.aggregators.get(name)
     if definition is None:
         return "not in this app"
     try:
-        definition.items.read(kept.payload)
+        definition.items.read(item.payload)
     except InvalidMessage as exc:
         return "; ".join(f"{path}: {text}" if path else text for path, text in exc.problems)
     return "readable for this app"
@@ -190,33 +192,6 @@ def _check_name(batches: Backend, name: str) -> None:
     """Refuse a name that neither the app nor the store knows."""
     if name not in registry.aggregators and name not in batches.buffers.names():
         raise click.ClickException(f"there is no aggregator {name}; `celery sagas aggregates list` shows those that there are")
-
-
-def _chosen(batches: Backend, name: str, handles: Sequence[str], everything: bool, kind: str) -> list[str]:
-    """Return the handles that were named, each once, or those of all items of a kind."""
-    if bool(handles) is everything:
-        raise click.UsageError("name the handles of items, or give --all")
-    _check_name(batches, name)
-    if handles:
-        return list(dict.fromkeys(handles))
-    found: list[str] = []
-    while page := batches.leftovers.kept(name, kind, _PAGE, found[-1] if found else ""):
-        found += [kept.handle for kept in page]
-    return found
-
-
-def _rules(runtime: Runtime, name: str) -> Rules:
-    """Return what an aggregator asks of its store.
-
-    Of one that this app does not define nobody knows here when its groups are to be flushed. They become due at once, so that a
-    relay which knows it looks at them by its rules; ids are remembered for as long as they are without ``dedupe_for``.
-    """
-    definition = registry.aggregators.get(name)
-    if definition is not None:
-        return runtime.rules_of(definition)
-    settings = runtime.settings
-    retention_s = settings.journal_retention or runtime.batches.journal_retention_s
-    return Rules(name, within_ms=1, remember_ms=int(retention_s * 1000), lease_ms=int(settings.lease_ttl * 1000))
 
 
 def _flush(runtime: Runtime, name: str, group: str | None) -> int:
@@ -232,23 +207,8 @@ def _flush(runtime: Runtime, name: str, group: str | None) -> int:
         raise click.BadParameter(str(exc), param_hint="GROUP") from exc
 
 
-def _in_parts(handles: Sequence[str], act: Callable[[Sequence[str]], int]) -> int:
-    return sum(act(handles[start : start + _PAGE]) for start in range(0, len(handles), _PAGE))
-
-
-def _tell_left(count: int, what: str) -> None:
-    """Tell of items that could not be acted on, and end with 1 if there are any."""
-    if count:
-        click.echo(f"Error: {_items(count)} {_were(count)} not {what}", err=True)
-        raise click.exceptions.Exit(1)
-
-
 def _in(group: str | None) -> str:
     return f" in the group {tables.line(group)}" if group else ""
-
-
-def _kind(unresolved: bool) -> str:
-    return "unresolved" if unresolved else "rejected"
 
 
 def _items(count: int) -> str:

@@ -1,7 +1,9 @@
-"""``celery sagas dead``: the messages that failed for good, for people to look at, to retry or to discard."""
+"""``celery sagas dead``: messages that failed for good and rejected items, to be looked at, retried or discarded."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
 from typing import Any
 
 import click
@@ -18,21 +20,24 @@ from celery_sagas.worker.runtime import Runtime
 _PAGE = 500
 _COLUMNS = ("ID", "SINCE", "TASK", "KEY", "ERROR")
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
+_ALL = click.option("--all", "everything", is_flag=True, help="All dead letters that there are now.")
+_TASK = click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator.")
 
 
 @click.group()
 def dead() -> None:
-    """Look at messages that failed for good, retry or discard them."""
+    """Look at messages that failed for good and at rejected items, retry or discard them."""
 
 
 @dead.command("list")
+@_TASK
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
 @click.pass_context
-def list_letters(context: click.Context, limit: int, as_json: bool) -> None:
+def list_letters(context: click.Context, task: str | None, limit: int, as_json: bool) -> None:
     """Show the dead letters, the newest first."""
     with opened(app_of(context)) as runtime:
-        found = runtime.backend.dead.list(limit)
+        found = list(islice(_letters(runtime, task, min(limit, _PAGE)), limit))
     if as_json:
         tables.print_json([letter._asdict() for letter in found])
     else:
@@ -45,38 +50,43 @@ def list_letters(context: click.Context, limit: int, as_json: bool) -> None:
 def show(context: click.Context, id: str) -> None:
     """Show everything that is known of one dead letter."""
     with opened(app_of(context)) as runtime:
-        letter = _get(runtime.backend.dead, id)
+        letter = _get(runtime, id)
     click.echo("\n".join(_description(letter)))
 
 
 @dead.command()
 @_IDS
-@click.option("--all", "everything", is_flag=True, help="All dead letters that there are now.")
+@_ALL
+@_TASK
 @click.pass_context
-def retry(context: click.Context, ids: tuple[str, ...], everything: bool) -> None:
-    """Send the messages of dead letters again, each under a new id, and remove the letters."""
-    if bool(ids) is everything:
-        raise click.UsageError("name the ids of dead letters, or give --all")
+def retry(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None) -> None:
+    """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the letters."""
     app = app_of(context)
-    if app.conf.task_always_eager:
-        raise click.ClickException("with task_always_eager nothing is sent: the message would run here, and its failure be lost")
     with opened(app) as runtime:
-        chosen = (
-            _all_ids(runtime.backend.dead)[::-1] if everything else ids
-        )  # in the order in which they failed: an answer before its failure
-        _each(chosen, lambda id: _retry(runtime, id))
+        _each(_chosen(runtime, ids, everything, task), lambda id: _retry(runtime, _get(runtime, id)))
 
 
 @dead.command()
 @_IDS
+@_ALL
+@_TASK
+@click.option("--yes", is_flag=True, help="Do not ask where no ids are named.")
 @click.pass_context
-def discard(context: click.Context, ids: tuple[str, ...]) -> None:
-    """Remove dead letters; their messages are never handled, and no instance waits for those that were timeouts."""
-    if not ids:
-        raise click.UsageError("name the ids of dead letters")
+def discard(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None, yes: bool) -> None:
+    """Remove dead letters; messages are never handled, items never flushed, and no instance waits for timeouts among them."""
     app = app_of(context)
     with opened(app) as runtime:
-        _each(ids, lambda id: _discard(runtime, id))
+        chosen = _chosen(runtime, ids, everything, task)
+        if chosen and not ids and not yes:
+            click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True)
+        _each(chosen, lambda id: _discard(runtime, _get(runtime, id)))
+
+
+def _chosen(runtime: Runtime, ids: Sequence[str], everything: bool, task: str | None) -> Sequence[str]:
+    """Return the ids that were named, or those of all letters in the order in which they failed: an answer before its failure."""
+    if [bool(ids), everything, task is not None].count(True) != 1:
+        raise click.UsageError("name the ids of dead letters, or give --all, or --task")
+    return ids or [letter.id for letter in _letters(runtime, task, _PAGE)][::-1]
 
 
 def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
@@ -93,32 +103,41 @@ def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _retry(runtime: Runtime, id: str) -> str:
-    letter = _get(runtime.backend.dead, id)
+def _retry(runtime: Runtime, letter: DeadLetter) -> str:
+    if runtime.app.conf.task_always_eager and not letter.number:
+        raise click.ClickException("with task_always_eager nothing is sent: the message would run here, and its failure be lost")
     retried = retry_letter(runtime, letter)
+    if letter.number:
+        return f"{letter.id}: the item {letter.message_id} of {letter.task} was put back."
     if not retried.id:
-        return f"{id}: {letter.task} {retried.reason}; the letter was removed and nothing was sent."
-    return f"{id}: {letter.task} was sent again as {retried.id}."
+        return f"{letter.id}: {letter.task} {retried.reason}; the letter was removed and nothing was sent."
+    return f"{letter.id}: {letter.task} was sent again as {retried.id}."
 
 
-def _discard(runtime: Runtime, id: str) -> str:
-    letter = _get(runtime.backend.dead, id)
+def _discard(runtime: Runtime, letter: DeadLetter) -> str:
     waited = discard_letter(runtime, letter)
-    return f"{id}: {letter.task} was discarded{', and its instance no longer waits for it' if waited else ''}."
+    what = f"the item {letter.message_id} of {letter.task}" if letter.number else letter.task
+    return f"{letter.id}: {what} was discarded{', and its instance no longer waits for it' if waited else ''}."
 
 
-def _get(letters: DeadLetters, id: str) -> DeadLetter:
-    letter = letters.get(id)
-    if letter is None:
-        raise click.ClickException(f"there is no dead letter {id}; `celery sagas dead list` shows those that there are")
-    return letter
+def _get(runtime: Runtime, id: str) -> DeadLetter:
+    for backend in runtime.backends:
+        if letter := backend.dead.get(id):
+            return letter
+    raise click.ClickException(f"there is no dead letter {id}; `celery sagas dead list` shows those that there are")
 
 
-def _all_ids(letters: DeadLetters) -> list[str]:
-    ids: list[str] = []
-    while page := letters.list(_PAGE, ids[-1] if ids else None):
-        ids += [letter.id for letter in page]
-    return ids
+def _letters(runtime: Runtime, task: str | None, at_once: int) -> Iterator[DeadLetter]:
+    """Yield the letters of all backends, or those of one task or aggregator, the newest first."""
+    found = merge(*(_pages(backend.dead, at_once) for backend in runtime.backends), key=lambda letter: -letter.at)
+    return (letter for letter in found if task in (None, letter.task))
+
+
+def _pages(letters: DeadLetters, at_once: int) -> Iterator[DeadLetter]:
+    page = letters.list(at_once)
+    while page:
+        yield from page
+        page = letters.list(at_once, page[-1].id)
 
 
 def _row(letter: DeadLetter) -> tables.Row:
@@ -126,18 +145,21 @@ def _row(letter: DeadLetter) -> tables.Row:
 
 
 def _description(letter: DeadLetter) -> list[str]:
-    facts = {
-        "id": letter.id,
-        "since": tables.time(letter.at),
-        "task": letter.task,
-        "message": letter.message_id,
-        "saga": letter.saga,
-        "key": letter.key,
-        "error": f"{letter.error}: {letter.text}",
-    }
+    about = {"task": letter.task, "message": letter.message_id, "saga": letter.saga, "key": letter.key}
+    if letter.number:
+        about = {"task": letter.task, "item": letter.message_id, "group": letter.key, "came": tables.time(letter.buffered_at)}
+    facts = {"id": letter.id, "since": tables.time(letter.at), **about, "error": f"{letter.error}: {letter.text}"}
     lines = [f"{name + ':':9}{tables.line(value)}" for name, value in facts.items() if value]
     traceback = tables.block(letter.traceback.rstrip())
-    return [*lines, "", "The message:", _pretty(letter.payload), "", "Traceback:", traceback or "none"]
+    return [
+        *lines,
+        "",
+        "The item:" if letter.number else "The message:",
+        _pretty(letter.payload),
+        "",
+        "Traceback:",
+        traceback or "none",
+    ]
 
 
 def _pretty(payload: str) -> str:

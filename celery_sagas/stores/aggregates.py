@@ -6,15 +6,17 @@ own before the first call, and no call takes longer because others have many ite
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, Keeping, Kept, Rules, Snapshot
+from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, Rules, Snapshot
+from celery_sagas.stores.records import DeadLetter
 
 
 class AggregateStore(ABC):
     """Buffers of items, flushed in batches under leases.
 
     An item is free, leased, unresolved or removed. Free items can be read, and are under no lease; those alone open the gate.
+    An unresolved one is unreadable for the code that has met it; it stays in its place until code that can read it says so.
     Items keep their numbers, which grow in the order of insertion, so that an item which comes back stands where it stood.
 
     A group has a *mark* while a flush that was asked for has not begun: nobody else asks then. It expires after ``lease_ms``,
@@ -39,7 +41,7 @@ class AggregateStore(ABC):
         then.
 
         ``is_open`` is true if the gate is open and there is no mark, also where every item was skipped: whoever asked
-        before may have died. The mark is set then. An item with ``unread_by`` is unresolved; it neither opens the gate nor
+        before may have died. The mark is set then. An unreadable item is unresolved; it neither opens the gate nor
         counts as the last to come.
         """
 
@@ -64,12 +66,20 @@ class AggregateStore(ABC):
         """Begin the time of a lease anew; return ``False`` if it was given up, or ended by removal."""
 
     @abstractmethod
-    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
-        """End a lease: remove exactly its items, but for those that are kept.
+    def remove(
+        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+    ) -> bool:
+        """End a lease: remove exactly its items, but for the unreadable ones.
 
-        Their ids are remembered for ``rules.remember_ms``. ``kept`` names items of the lease only: those of the kind
-        "unresolved" stay in the buffer as unresolved ones, those of the kind "rejected" leave it for the list of leftovers;
-        their ids are remembered too. The lease need not last: only whether it was given up counts.
+        Their ids are remembered for ``rules.remember_ms``. The lease need not last: only whether it was given up counts.
+
+        Args:
+            rules: Of the aggregator.
+            group: The group.
+            token: The lease's.
+            rejected: The dead letters of items of the lease, which their numbers tell. Each is written to the dead letters of
+                this backend in the moment in which its item leaves the buffer; repeated, the call writes it once.
+            unreadable: The numbers of items of the lease that stay in the buffer as unresolved ones.
 
         Returns:
             Whether the gate is open and there was no mark: the caller asks for a flush, and the mark is set.
@@ -80,11 +90,20 @@ class AggregateStore(ABC):
 
     @abstractmethod
     def release(
-        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        counted: bool = True,
+        delay_ms: int = 0,
     ) -> None:
-        """End a lease: its items are free again at once, but for those that are kept.
+        """End a lease: its items are free again at once, but for the rejected and the unreadable ones.
 
-        One attempt is counted on each that is free again, if ``counted``. The gate is open for them (reason ``"again"``).
+        What becomes of those says ``remove``. One attempt is counted on each that is free again, if ``counted``. The gate is
+        open for them (reason ``"again"``).
 
         The group pauses for ``delay_ms``: until then no claim gets anything of it, nor changes it, whoever has asked for the
         flush; a longer pause that somebody else has begun lasts, and ``Buffers.open`` ends it. The caller will ask for a
@@ -92,6 +111,24 @@ class AggregateStore(ABC):
 
         Raises:
             LeaseLost: The lease was given up, and nothing was changed.
+        """
+
+    @abstractmethod
+    def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
+        """Make unresolved items free again, where they stood, with no attempt counted; return how many of them there were.
+
+        The gate is open for them (reason ``"again"``), and the group is due at once, whatever its mark says.
+        """
+
+    @abstractmethod
+    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+        """Put a rejected item back into its group's buffer, and remove its dead letter: both, or neither.
+
+        It is free where it stood, with no attempt counted, also if its id is remembered, and whatever ``max_buffered`` says. The
+        gate is open for it (reason ``"again"``), and the group is due at once.
+
+        Returns:
+            ``False`` if nothing was done: its id is buffered again, or the letter is gone.
         """
 
     @abstractmethod
@@ -132,54 +169,32 @@ class Buffers(ABC):
         """
 
     @abstractmethod
+    def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
+        """Return at most ``limit`` unresolved items of an aggregator, each with its group; with ``after``, those that follow this
+        group and number, whether an item still has them or not.
+
+        The items of a group follow each other, in the order of insertion; the groups have an order of the store's own. It costs
+        the same however many items are buffered that can be read.
+        """
+
+    @abstractmethod
     def open(self, rules: Rules, group: str) -> bool:
         """Open the gate for everything that is free or leased in a group (reason ``"asked"``), mark it, and end its pause: the
         caller asks for the flush. Return ``False``, and change nothing, if nothing is.
         """
 
     @abstractmethod
-    def remove(self, rules: Rules, group: str, id: str) -> None:
-        """Remove the free or unresolved item with an id; it is remembered as any that was removed.
+    def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
+        """Remove the free or unresolved item with an id, or only if it is unresolved; it is remembered as any that was removed.
 
         Raises:
             NothingBuffered: The group has no items at all.
-            ItemNotBuffered: It has items, and none with this id that is not under a lease.
+            ItemNotBuffered: It has items, and none with this id that may be removed.
         """
 
     @abstractmethod
     def clear(self, rules: Rules, group: str) -> int:
         """Remove all items of a group, whatever their state; their leases are given up. Return how many.
 
-        They are remembered as any that were removed. What was rejected is in the buffer no more, and stays where it is.
+        They are remembered as any that were removed. Dead letters of the group stay.
         """
-
-
-class Leftovers(ABC):
-    """Items that wait for other code (unresolved), or for people (rejected)."""
-
-    @abstractmethod
-    def kept(self, name: str, kind: str, limit: int, after: str = "") -> list[Kept]:
-        """Return at most ``limit`` items of an aggregator, the first that was kept first; with ``after``, those that follow this
-        handle.
-        """
-
-    @abstractmethod
-    def unread(self, name: str, reader: str, limit: int) -> list[Kept]:
-        """Return at most ``limit`` unresolved items that this reader has not tried: whose note is another fingerprint."""
-
-    @abstractmethod
-    def note(self, name: str, handles: Sequence[str], reader: str) -> int:
-        """Note on unresolved items that this reader cannot read them either; return on how many."""
-
-    @abstractmethod
-    def put_back(self, rules: Rules, handles: Sequence[str]) -> int:
-        """Make items free again, where they stood, with no attempt counted; return how many there were.
-
-        The gate is open for them (reason ``"again"``), and their groups are due at once. A rejected one is back in its
-        group's buffer, whatever ``max_buffered`` says; but where its id is buffered again, it stays where it is, and is
-        not counted.
-        """
-
-    @abstractmethod
-    def discard(self, rules: Rules, handles: Sequence[str]) -> int:
-        """Remove items for good; return how many there were."""

@@ -15,8 +15,6 @@ __all__ = [
     "DueGroup",
     "Group",
     "Item",
-    "Keeping",
-    "Kept",
     "NewItem",
     "Rules",
     "Snapshot",
@@ -32,7 +30,7 @@ class NewItem(NamedTuple):
 
     id: str  #: the message id, or that of the producer; unique in its group
     payload: str  #: the item, as JSON text; opaque to the store
-    unread_by: str = ""  #: the fingerprint of the code that could not read it: it begins as unresolved; empty: it can be read
+    is_unreadable: bool = False  #: whoever inserts it cannot read it: it begins as unresolved
 
 
 class Addition(NamedTuple):
@@ -70,33 +68,12 @@ class Snapshot(NamedTuple):
     is_more: bool  #: the gate is open for what is left, and the caller asks for another flush
 
 
-class Keeping(NamedTuple):
-    """What becomes of an item of a snapshot that is not simply removed, or released."""
-
-    number: int
-    kind: Literal["unresolved", "rejected"]
-    note: str  #: the fingerprint of the code that could not read it; or why it was rejected, at most 2,000 characters
-
-
-class Kept(NamedTuple):
-    """An item that waits for other code, or for people."""
-
-    handle: str  #: names it in calls; opaque, never used again
-    group: str
-    id: str
-    payload: str
-    at: int  #: when it was inserted
-    kind: Literal["unresolved", "rejected"]
-    note: str
-
-
 class Counts(NamedTuple):
     """How many items there are."""
 
     groups: int  #: that have a buffered item
     buffered: int  #: free, leased and unresolved ones
     unresolved: int
-    rejected: int
 
     @property
     def resolved(self) -> int:

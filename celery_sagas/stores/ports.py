@@ -8,7 +8,7 @@ exist. Names, keys, values and message ids are compared byte by byte.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from celery_sagas.stores.aggregates import AggregateStore, Buffers, Leftovers
+from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.records import (
     Change,
     DeadLetter,
@@ -199,7 +199,7 @@ class Deliveries(ABC):
 
 
 class DeadLetters(ABC):
-    """Messages that failed for good, kept for people."""
+    """Messages that failed for good, and rejected items: those are written by ``AggregateStore``."""
 
     @abstractmethod
     def add(self, letter: DeadLetter) -> None:
@@ -232,7 +232,6 @@ class Backend(ABC):
     dead: DeadLetters
     aggregates: AggregateStore
     buffers: Buffers
-    leftovers: Leftovers
     #: How long the journal is kept if the setting does not say. Seconds.
     journal_retention_s: float
     #: The URL as it may be shown: without a password.

@@ -149,15 +149,17 @@ class Found(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that failed for good."""
+    """A message that failed for good, or an item that an aggregator has rejected."""
 
     id: str
-    task: str
-    message_id: str
+    task: str  #: or the aggregator
+    message_id: str  #: or the item's id
     saga: str
-    key: str
+    key: str  #: or the item's group
     error: str  #: the error's class name
     text: str
     traceback: str
-    payload: str  #: the message, as JSON text
+    payload: str  #: the message, or the item, as JSON text
     at: int = 0  #: set by the store
+    number: int = 0  #: of the item in its buffer; 0: it is a message
+    buffered_at: int = 0  #: when the item was inserted

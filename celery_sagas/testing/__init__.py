@@ -14,7 +14,6 @@ A backend's test is a subclass of each class, and one fixture.
     class TestDeadLetters(Fixtures, DeadLettersContract): ...
     class TestAggregates(Fixtures, AggregateStoreContract): ...
     class TestBuffers(Fixtures, BuffersContract): ...
-    class TestLeftovers(Fixtures, LeftoversContract): ...
     class TestBackend(Fixtures, BackendContract): ...
     class TestInterleaving(Fixtures, InterleavingContract): ...
 
@@ -38,7 +37,6 @@ from celery_sagas.testing.contract.deliveries import DeliveriesContract  # noqa:
 from celery_sagas.testing.contract.fixtures import NewBackend, OpenBackend  # noqa: E402
 from celery_sagas.testing.contract.interleaving import InterleavingContract  # noqa: E402
 from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
-from celery_sagas.testing.contract.leftovers import LeftoversContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
 from celery_sagas.worker.collecting import Collected, CollectedMessage, collected  # noqa: E402
@@ -54,7 +52,6 @@ __all__ = [
     "DeliveriesContract",
     "InterleavingContract",
     "JournalContract",
-    "LeftoversContract",
     "NewBackend",
     "OpenBackend",
     "OutboxContract",

@@ -3,14 +3,16 @@
 Every function takes the values that a test is about and fills in the rest. The clock stands still but for the test.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
+from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import LeaseLost
-from celery_sagas.stores.items import Added, Addition, Group, Item, Keeping, Kept, NewItem, Rules, Snapshot
+from celery_sagas.stores.items import Added, Addition, Group, Item, NewItem, Rules, Snapshot
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.testing.samples import HOUR
 
 NAME = "store_readings"
@@ -26,9 +28,9 @@ HOURLY = Rules(NAME, within_ms=HOUR, lease_ms=LEASE)
 IDLE = Rules(NAME, idle_ms=HOUR, lease_ms=LEASE)
 
 
-def new_items(ids: Iterable[str], unread_by: str = "") -> tuple[NewItem, ...]:
+def new_items(ids: Iterable[str], is_unreadable: bool = False) -> tuple[NewItem, ...]:
     """Make items that are to be inserted."""
-    return tuple(NewItem(id, f'{{"id": "{id}"}}', unread_by) for id in ids)
+    return tuple(NewItem(id, f'{{"id": "{id}"}}', is_unreadable) for id in ids)
 
 
 def numbered(count: int, stem: str = "item") -> list[str]:
@@ -36,9 +38,9 @@ def numbered(count: int, stem: str = "item") -> list[str]:
     return [f"{stem} {number}" for number in range(count)]
 
 
-def add(backend: Backend, rules: Rules, *ids: str, group: str = "", unread_by: str = "") -> Added:
+def add(backend: Backend, rules: Rules, *ids: str, group: str = "", is_unreadable: bool = False) -> Added:
     """Insert items into one group."""
-    [added] = backend.aggregates.insert(rules, [Addition(group, new_items(ids, unread_by))])
+    [added] = backend.aggregates.insert(rules, [Addition(group, new_items(ids, is_unreadable))])
     return added
 
 
@@ -49,7 +51,7 @@ def flush(backend: Backend, rules: Rules, token: str = RUN, group: str = "") -> 
     return snapshot
 
 
-def ids_of(items: Sequence[Item] | Sequence[Kept]) -> list[str]:
+def ids_of(items: Sequence[Item]) -> list[str]:
     """Return the items' ids."""
     return [item.id for item in items]
 
@@ -81,26 +83,49 @@ def due_at(backend: Backend, group: str = "") -> int:
     return found.due_at
 
 
-def unresolved(item: Item, note: str = "v1") -> Keeping:
-    """Keep an item that the code of a flush could not read."""
-    return Keeping(item.number, "unresolved", note)
+def numbers_of(*items: Item) -> list[int]:
+    """Return the items' numbers."""
+    return [item.number for item in items]
 
 
-def rejected(item: Item, note: str = "no such meter") -> Keeping:
-    """Set an item aside."""
-    return Keeping(item.number, "rejected", note)
+def letters_of(*items: Item, group: str = "", name: str = NAME, text: str = "no such meter") -> list[DeadLetter]:
+    """Make the dead letters of items that are rejected."""
+    return [
+        DeadLetter(
+            id=derived_id(f"{name}/{group}", f"{item.number}"),
+            task=name,
+            message_id=item.id,
+            saga="",
+            key=group,
+            error="ItemRejected",
+            text=text,
+            traceback="",
+            payload=item.payload,
+            number=item.number,
+            buffered_at=item.at,
+        )
+        for item in items
+    ]
 
 
-KEEPINGS: Mapping[str, Callable[..., Keeping]] = {"unresolved": unresolved, "rejected": rejected}
-
-
-def keep(backend: Backend, kind: str, *ids: str, group: str = "", run: str = "keeper") -> list[Kept]:
-    """Insert items, and keep them all in this order; return everything that was kept of that kind by now."""
+def reject(backend: Backend, *ids: str, group: str = "", run: str = "rejecter") -> list[DeadLetter]:
+    """Insert items, and reject them all, the first one first; return their letters."""
     rules = CLOSED._replace(size=len(ids))
-    add(backend, rules, *sorted(ids), group=group)
-    items = {item.id: item for item in flush(backend, rules, run, group).items}
-    backend.aggregates.remove(rules, group, run, [KEEPINGS[kind](items[id], "v1") for id in ids])
-    return backend.leftovers.kept(NAME, kind, 10_000)
+    add(backend, rules, *ids, group=group)
+    letters = letters_of(*flush(backend, rules, run, group).items, group=group)
+    backend.aggregates.remove(rules, group, run, rejected=letters)
+    return letters
+
+
+def unresolved(backend: Backend, name: str = NAME) -> list[tuple[str, str]]:
+    """Return the groups and the ids of all unresolved items."""
+    return [(group, item.id) for group, item in backend.buffers.unresolved(name, 10_000)]
+
+
+def resolve(backend: Backend, rules: Rules, group: str = "") -> int:
+    """Make all unresolved items of a group free."""
+    numbers = [item.number for of, item in backend.buffers.unresolved(rules.name, 10_000) if of == group]
+    return backend.aggregates.resolve(rules, group, numbers)
 
 
 @contextmanager
@@ -111,20 +136,15 @@ def lease_lost(token: str = RUN, group: str = "", name: str = NAME) -> Iterator[
     assert (caught.value.aggregator, caught.value.group, caught.value.token) == (name, group, token)
 
 
-#: Everything that can be seen of an aggregator: its groups, their items, and what was kept.
-Sight = tuple[list[Group], list[list[Item]], list[Kept], list[Kept]]
+#: Everything that can be seen of an aggregator: its groups, their items, and those that are unresolved; and all dead letters.
+Sight = tuple[list[Group], list[list[Item]], list[tuple[str, Item]], list[DeadLetter]]
 
 
 def sight(backend: Backend, name: str = NAME) -> Sight:
     """Look at everything, and change nothing."""
     groups = backend.buffers.groups(name, 1_000)
     items = [backend.buffers.read(name, group.group, 10_000) for group in groups]
-    return (
-        groups,
-        items,
-        backend.leftovers.kept(name, "unresolved", 10_000),
-        backend.leftovers.kept(name, "rejected", 10_000),
-    )
+    return groups, items, backend.buffers.unresolved(name, 10_000), backend.dead.list(10_000)
 
 
 @contextmanager

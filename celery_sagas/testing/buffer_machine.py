@@ -1,21 +1,24 @@
 """A state machine that plays operations on buffers in any order beside the memory backend. It needs hypothesis."""
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from celery_sagas.errors import LeaseLost, NotBuffered
-from celery_sagas.stores.items import Addition, Keeping, Rules
+from celery_sagas.stores.items import Addition, Item, Rules
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
-from celery_sagas.testing.batches import new_items
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.testing.batches import letters_of, new_items
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend
+
+T = TypeVar("T")
 
 NAME = "readings"
 GROUPS = ("", "a")
@@ -43,21 +46,20 @@ class Game:
     group: str
     run: str
     ids: list[str]
-    positions: list[int]  #: of items in a snapshot, or of what was kept
-    kind: Literal["unresolved", "rejected"]
+    positions: list[int]  #: of items in a snapshot, of unresolved ones, or of letters
+    is_rejecting: bool  #: else items of a snapshot become unresolved
     counted: bool
     delay_ms: int  #: for which the group pauses after a release
     ms: int  #: that pass then
 
 
-_KINDS: tuple[Literal["unresolved", "rejected"], ...] = ("unresolved", "rejected")
 _games = st.builds(
     Game,
     group=st.sampled_from(GROUPS),
     run=st.sampled_from(RUNS),
     ids=_ids,
     positions=_positions,
-    kind=st.sampled_from(_KINDS),
+    is_rejecting=st.booleans(),
     counted=st.booleans(),
     delay_ms=st.sampled_from([0, 1_000, 3_000, 9_000]),
     ms=st.sampled_from([0, 0, 1_000, 2_000, 6_000]),
@@ -70,13 +72,13 @@ class Player:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.rules = Rules(NAME)
-        self.runs: dict[tuple[str, str], tuple[str, list[int]]] = {}  #: its token and the numbers of its items
+        self.runs: dict[tuple[str, str], tuple[str, tuple[Item, ...]]] = {}  #: its token and its items
         self.tokens = (f"run {number}" for number in count(1))
 
     def insert(self, game: Game) -> object:
         """Insert readable items, and into the other group unreadable ones."""
         other = GROUPS[GROUPS.index(game.group) - 1]
-        additions = [Addition(game.group, new_items(game.ids)), Addition(other, new_items(game.ids[:1], "v1"))]
+        additions = [Addition(game.group, new_items(game.ids)), Addition(other, new_items(game.ids[:1], is_unreadable=True))]
         return self.backend.aggregates.insert(self.rules, additions)
 
     def claim(self, game: Game) -> object:
@@ -86,24 +88,25 @@ class Player:
         if snapshot is None:
             return None
         assert self.backend.aggregates.claim(self.rules, game.group, token) == snapshot
-        self.runs[game.group, game.run] = token, [item.number for item in snapshot.items]
+        self.runs[game.group, game.run] = token, snapshot.items
         items = [(item.id, item.at, item.attempts) for item in snapshot.items]
         return items, snapshot.reason, snapshot.unresolved, snapshot.is_more
 
     def renew(self, game: Game) -> object:
         """Renew a lease."""
-        token, _ = self.runs.get((game.group, game.run), ("nobody", []))
+        token, _ = self.runs.get((game.group, game.run), ("nobody", ()))
         return self.backend.aggregates.renew(self.rules, game.group, token)
 
     def remove(self, game: Game) -> object:
         """End a lease with success."""
-        return self.backend.aggregates.remove(self.rules, game.group, *self._end(game))
+        token, exceptions = self._end(game)
+        return self.backend.aggregates.remove(self.rules, game.group, token, **exceptions)
 
     def release(self, game: Game) -> object:
         """End a lease with a failure."""
-        token, kept = self._end(game)
-        store = self.backend.aggregates
-        return store.release(self.rules, game.group, token, kept, counted=game.counted, delay_ms=game.delay_ms)
+        token, exceptions = self._end(game)
+        how = {**exceptions, "counted": game.counted, "delay_ms": game.delay_ms}
+        return self.backend.aggregates.release(self.rules, game.group, token, **how)
 
     def claim_due(self, game: Game) -> object:
         """Ask for the flushes that are due; groups that are due for equally long may come in any order."""
@@ -123,17 +126,24 @@ class Player:
         """Remove everything by hand, now and then."""
         return self.backend.buffers.clear(self.rules, game.group) if len(game.positions) == 3 else None
 
-    def put_back(self, game: Game) -> object:
-        """Put back what was kept."""
-        return self.backend.leftovers.put_back(self.rules, self._handles(game))
+    def remove_unresolved(self, game: Game) -> object:
+        """Remove items by hand that nobody could read."""
+        for id in game.ids[:1]:
+            self.backend.buffers.remove(self.rules, game.group, id, unresolved=True)
+        return None
+
+    def resolve(self, game: Game) -> object:
+        """Make unresolved items free."""
+        found = [item.number for group, item in self.backend.buffers.unresolved(NAME, 100) if group == game.group]
+        return self.backend.aggregates.resolve(self.rules, game.group, _chosen(game, found))
+
+    def restore(self, game: Game) -> object:
+        """Put rejected items back."""
+        return [self.backend.aggregates.restore(self.rules, letter) for letter in self._letters(game)]
 
     def discard(self, game: Game) -> object:
-        """Discard what was kept."""
-        return self.backend.leftovers.discard(self.rules, self._handles(game)[:1])
-
-    def note(self, game: Game) -> object:
-        """Note that other code cannot read it either."""
-        return self.backend.leftovers.note(NAME, self._handles(game), game.run)
+        """Discard the letter of an item."""
+        return [self.backend.dead.remove(letter.id) for letter in self._letters(game)[:1]]
 
     def purge(self, game: Game) -> object:
         """Forget removed items; a store may have forgotten some of them before, where their time had passed."""
@@ -142,27 +152,37 @@ class Player:
 
     def sight(self, now: int) -> object:
         """Return everything that can be seen, but for the names that a store gives."""
-        buffers, leftovers = self.backend.buffers, self.backend.leftovers
+        buffers = self.backend.buffers
         groups = [group._replace(due_at=max(group.due_at, now) if group.due_at else 0) for group in buffers.groups(NAME, 9)]
         items = [[item._replace(number=0) for item in buffers.read(NAME, group, 100)] for group in GROUPS]
-        kept = [leftovers.kept(NAME, kind, 100) for kind in _KINDS] + [leftovers.unread(NAME, run, 100) for run in RUNS]
+        unresolved = sorted((group, item._replace(number=0)) for group, item in buffers.unresolved(NAME, 100))
+        letters = [(each.key, each.message_id, each.payload, each.at, each.buffered_at) for each in self._sorted_letters()]
         counts = [buffers.count(NAME, group) for group in (None, *GROUPS)]
-        return buffers.names(), groups, counts, items, [[each._replace(handle="") for each in some] for some in kept]
+        return buffers.names(), groups, counts, items, unresolved, letters
 
-    def _end(self, game: Game) -> tuple[str, list[Keeping]]:
-        token, numbers = self.runs.pop((game.group, game.run), ("nobody", []))
-        chosen = [numbers[position] for position in game.positions if position < len(numbers)]
-        return token, [Keeping(number, game.kind, game.run) for number in chosen]
+    def _end(self, game: Game) -> tuple[str, dict[str, Any]]:
+        token, items = self.runs.pop((game.group, game.run), ("nobody", ()))
+        chosen = _chosen(game, items)
+        if game.is_rejecting:
+            return token, {"rejected": letters_of(*chosen, group=game.group, name=NAME)}
+        return token, {"unreadable": [item.number for item in chosen]}
 
-    def _handles(self, game: Game) -> list[str]:
-        kept = self.backend.leftovers.kept(NAME, game.kind, 100)
-        return [kept[position].handle for position in game.positions if position < len(kept)]
+    def _letters(self, game: Game) -> list[DeadLetter]:
+        return _chosen(game, self._sorted_letters())
+
+    def _sorted_letters(self) -> list[DeadLetter]:
+        """Return the letters, those of one time in an order that does not depend on their ids."""
+        return sorted(self.backend.dead.list(1_000), key=lambda each: (each.at, each.key, each.message_id, each.number))
+
+
+def _chosen(game: Game, given: Sequence[T]) -> list[T]:
+    return [given[position] for position in game.positions if position < len(given)]
 
 
 _OPERATIONS: tuple[Callable[[Player, Game], object], ...] = (
     *(Player.insert, Player.insert, Player.insert, Player.claim, Player.claim, Player.remove, Player.release),
     *(Player.renew, Player.claim_due, Player.open, Player.remove_item, Player.clear),
-    *(Player.put_back, Player.discard, Player.note, Player.purge),
+    *(Player.remove_unresolved, Player.resolve, Player.restore, Player.discard, Player.purge),
 )
 
 

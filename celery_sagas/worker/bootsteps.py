@@ -114,7 +114,7 @@ def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:
     name = name_of(app)
     if not name:
         return
-    for backend in dict.fromkeys((runtime.backend, runtime.batches)):
+    for backend in runtime.backends:
         try:
             before = backend.note_app(name)
         except StoreError as exc:

@@ -1,4 +1,4 @@
-"""What operators do with dead letters: retry one, under a new id, or discard it."""
+"""What operators do with dead letters: a message is retried under a new id, a rejected item put back; or either is discarded."""
 
 import logging
 from typing import Any, NamedTuple
@@ -32,12 +32,12 @@ _SPENT = ("expires", "retries", "task_id")
 class Retried(NamedTuple):
     """What became of a dead letter that was to be retried; the letter is gone."""
 
-    id: str = ""  #: under which its message was sent; empty if nothing was sent
+    id: str = ""  #: under which its message was sent, or its item is buffered; empty if nothing was done
     reason: str = ""  #: what is known of the message, if nothing was sent
 
 
 def retry_letter(runtime: Runtime, letter: DeadLetter) -> Retried:
-    """Send the message of a letter under a new id, confirmed, and remove the letter.
+    """Send the message of a letter under a new id, confirmed, and remove the letter; put a rejected item back into its buffer.
 
     The id is the same however often this letter is retried: if the letter cannot be removed, a step drops the repeat. Before it
     is sent, the journal says that the message under its first id has failed, so that no late delivery of it is handled as well.
@@ -49,21 +49,33 @@ def retry_letter(runtime: Runtime, letter: DeadLetter) -> Retried:
         What became of it.
 
     Raises:
-        MisuseError: The letter holds no message that can be sent.
+        MisuseError: The letter holds no message that can be sent, or an item whose id is buffered again; it is kept.
         PublishError: The broker did not confirm it; the letter is kept.
         StoreError: The letter is kept.
     """
     app, step = runtime.app, registry.step_named(letter.task)
+    if letter.number:
+        return _restore(runtime, letter)
     again = retry_of(app, letter)
     _check_arguments(app, letter, again)
     if step is not None and not _close(runtime.backend, step, letter):
         return _in_vain(letter, "was handled since, under its own id")
     if not _is_awaited(runtime, letter):
-        runtime.backend.dead.remove(letter.id)
+        runtime.remove_letter(letter.id)
         return _in_vain(letter, "changes nothing, since its instance does not wait for it any more")
     runtime.publisher.publish_signature(again)
-    runtime.backend.dead.remove(letter.id)
+    runtime.remove_letter(letter.id)
     return Retried(new_id_of(letter))
+
+
+def _restore(runtime: Runtime, letter: DeadLetter) -> Retried:
+    """Put a rejected item back into its buffer."""
+    if not runtime.batches.aggregates.restore(runtime.rules_named(letter.task), letter):
+        problem = (
+            f"the item {letter.message_id} of {letter.task} was not put back: its id is buffered again, or its letter is gone"
+        )
+        raise MisuseError(problem, "Retry it when that one was flushed, or discard it")
+    return Retried(letter.message_id)
 
 
 def _in_vain(letter: DeadLetter, reason: str) -> Retried:
@@ -94,7 +106,7 @@ def discard_letter(runtime: Runtime, letter: DeadLetter) -> bool:
     """
     withdrawal = withdrawal_of(letter)
     waited = withdrawal is not None and withdrawal.perform(runtime.backend, runtime.settings.conflict_retries)
-    runtime.backend.dead.remove(letter.id)
+    runtime.remove_letter(letter.id)
     return waited
 
 
@@ -152,6 +164,8 @@ def request_in(letter: DeadLetter, task: str) -> Context:
 
 def withdrawal_of(letter: DeadLetter) -> Withdrawal | None:
     """Return what takes the message of a letter from those that an instance waits for; ``None`` if none ever did."""
+    if letter.number:
+        return None
     try:
         addressed = read_address(request_in(letter, letter.task))
     except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has

@@ -38,7 +38,7 @@ class Runtime:
         self.settings = read_settings(app.conf)
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = open_app_backend(app, self.settings)
-        self.batches = self._open_batches()
+        self.batches = _open_batches(self.settings, self.backend)
         self.publisher = _publisher_for(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
         dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s, postbox_of(app, self.publisher))
@@ -48,16 +48,30 @@ class Runtime:
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 
-    def _open_batches(self) -> Backend:
-        """Return the backend that keeps what aggregators buffer: most often the same one."""
-        url = self.settings.aggregator_backend
-        if url is None or url == self.settings.backend:
-            return self.backend
-        return open_backend(url, prefix=self.settings.prefix, options={})
+    @property
+    def backends(self) -> list[Backend]:
+        """The backend of sagas, and that of aggregators if it is another."""
+        return list(dict.fromkeys((self.backend, self.batches)))
+
+    def remove_letter(self, id: str) -> None:
+        """Remove a dead letter from the backend that has it."""
+        any(backend.dead.remove(id) for backend in self.backends)
 
     def retention_s(self, backend: Backend) -> float:
         """Return how long a backend remembers what was handled. Seconds."""
         return self.settings.journal_retention or backend.journal_retention_s
+
+    def rules_named(self, name: str) -> Rules:
+        """Return what an aggregator asks of its store, also if this app does not define it.
+
+        Then nobody knows here when its groups are to be flushed. They become due at once, so that a relay which knows it looks at
+        them by its rules; ids are remembered for as long as they are without ``dedupe_for``.
+        """
+        definition = registry.aggregators.get(name)
+        if definition is not None:
+            return self.rules_of(definition)
+        remember_ms, lease_ms = int(self.retention_s(self.batches) * 1000), int(self.settings.lease_ttl * 1000)
+        return Rules(name, within_ms=1, remember_ms=remember_ms, lease_ms=lease_ms)
 
     def rules_of(self, definition: AggregatorDefinition) -> Rules:
         """Return what an aggregator asks of its store."""
@@ -82,14 +96,14 @@ class Runtime:
             ConfigurationError: The backend cannot be used, or cannot keep the promise.
             StoreUnavailable: It cannot be reached.
         """
-        for backend in dict.fromkeys((self.backend, self.batches)):
+        for backend in self.backends:
             prepare_backend(backend, self.settings, processes)
 
     def close(self) -> None:
         """Close every connection."""
         self.services.dispatcher.close()
         self.publisher.close()
-        for backend in dict.fromkeys((self.backend, self.batches)):
+        for backend in self.backends:
             backend.close()
 
 
@@ -97,6 +111,14 @@ def open_app_backend(app: Celery, settings: Settings) -> Backend:
     """Open the backend that an app's settings name."""
     tell_default_backend(app)
     return open_backend(settings.backend, prefix=settings.prefix, options=settings.backend_options)
+
+
+def _open_batches(settings: Settings, backend: Backend) -> Backend:
+    """Return the backend that keeps what aggregators buffer: most often that of sagas."""
+    url = settings.aggregator_backend
+    if url is None or url == settings.backend:
+        return backend
+    return open_backend(url, prefix=settings.prefix, options={})
 
 
 def prepare_backend(backend: Backend, settings: Settings, processes: int) -> None:
@@ -182,11 +204,19 @@ def borrowed_backend(app: Celery) -> Iterator[Backend]:
 
     Connections that are open when the pool forks would be inherited.
     """
-    if (runtime := _runtimes.get(app)) is not None:
-        yield runtime.backend
-        return
-    with closing(open_app_backend(app, read_settings(app.conf))) as backend:
+    with borrowed_backends(app) as (backend, *_):
         yield backend
+
+
+@contextmanager
+def borrowed_backends(app: Celery) -> Iterator[list[Backend]]:
+    """Lend likewise that of aggregators, too, if it is another."""
+    if (runtime := _runtimes.get(app)) is not None:
+        yield runtime.backends
+        return
+    settings = read_settings(app.conf)
+    with closing(open_app_backend(app, settings)) as backend, closing(_open_batches(settings, backend)) as batches:
+        yield list(dict.fromkeys((backend, batches)))
 
 
 def _make(app: Celery) -> Runtime:

@@ -451,9 +451,9 @@ BUFFERS = (
     ),
     Mutation(
         "buffers",
-        "stores/sql/kept.py",
-        "    remember(session, rules, now, [row], rejected)\n",
-        "",
+        "stores/redis/lua/aggregate_remove.lua",
+        "drop_items(rejected, rejected_digests, ends_at)",
+        "drop_items(rejected, rejected_digests, 0)",
         "The ids of rejected items are remembered like those of any that leave the buffer.",
     ),
     Mutation(
@@ -461,7 +461,7 @@ BUFFERS = (
         "engine/flush.py",
         "if verdict.is_counted and self._was_last(snapshot):",
         "if self._was_last(snapshot):",
-        "An item is not set aside for a failure that does not count, such as a retry that its function asks for.",
+        "An item is not rejected for a failure that does not count, such as a retry that its function asks for.",
     ),
     Mutation(
         "buffers",

@@ -16,7 +16,7 @@ from celery_sagas.cli import sagas
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
-from celery_sagas.stores.items import Addition, Keeping, NewItem, Rules
+from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.publisher import ConfirmedPublisher
@@ -76,26 +76,10 @@ def batches_of(app: Celery) -> Backend:
     return runtime_of(app).batches
 
 
-def add(app: Celery, *ids: str, group: str = "d1", name: str = "meters.store_readings", unread_by: str = "") -> None:
+def add(app: Celery, *ids: str, group: str = "d1", name: str = "meters.store_readings", is_unreadable: bool = False) -> None:
     """Buffer items, as an aggregator would whose gate is never open."""
-    items = tuple(NewItem(id, json.dumps({"device_id": group, "celsius": 21.5}), unread_by) for id in ids)
+    items = tuple(NewItem(id, json.dumps({"device_id": group, "celsius": 21.5}), is_unreadable) for id in ids)
     batches_of(app).aggregates.insert(Rules(name, size=10_000), [Addition(group, items)])
-
-
-def reject(app: Celery, *ids: str, group: str = "d1", name: str = "meters.store_readings", why: str = "a fault") -> list[str]:
-    """Buffer items, have them rejected by a flush, and return all handles of what was rejected."""
-    add(app, *ids, group=group, name=name)
-    batches, rules = batches_of(app), Rules(name, size=1)
-    for _ in ids:
-        snapshot = batches.aggregates.claim(rules, group, "run")
-        assert snapshot is not None
-        batches.aggregates.remove(rules, group, "run", [Keeping(item.number, "rejected", why) for item in snapshot.items])
-    return handles(app, "rejected", name)
-
-
-def handles(app: Celery, kind: str, name: str = "meters.store_readings") -> list[str]:
-    """Return the handles of what was set aside."""
-    return [kept.handle for kept in batches_of(app).leftovers.kept(name, kind, 1_000)]
 
 
 def buffered(app: Celery, group: str = "d1", name: str = "meters.store_readings") -> list[str]:
@@ -114,17 +98,16 @@ class TestList:
     def test_every_aggregator_of_the_app_and_of_the_store(self, app: Celery, store_readings: Any, beat: Any) -> None:
         add(app, "a", "b")
         add(app, "c", group="d2")
-        add(app, "new", unread_by="v1")
-        reject(app, "r", group="d3")
+        add(app, "new", is_unreadable=True)
         add(app, "x", name=STRANGER.name)
         result = run(app, "aggregates", "list")
 
         assert result.exit_code == 0, result.output
-        assert [line.split(maxsplit=5) for line in result.output.splitlines()] == [
-            ["NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "REJECTED", "DEFINED"],
-            ["gone.store_meters", "1", "1", "0", "0", "not in this app"],
-            ["meters.beat", "0", "0", "0", "0", "yes"],
-            ["meters.store_readings", "2", "4", "1", "1", "yes"],
+        assert [line.split(maxsplit=4) for line in result.output.splitlines()] == [
+            ["NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "DEFINED"],
+            ["gone.store_meters", "1", "1", "0", "not in this app"],
+            ["meters.beat", "0", "0", "0", "yes"],
+            ["meters.store_readings", "2", "4", "1", "yes"],
         ]
 
     def test_answers_to_gathers(self, app: Celery) -> None:
@@ -133,9 +116,9 @@ class TestList:
 
         add(app, "0", name=buffer_of("order"))
 
-        assert run(app, "aggregates", "list").output.splitlines()[1].split(maxsplit=5) == [
+        assert run(app, "aggregates", "list").output.splitlines()[1].split(maxsplit=4) == [
             "order.(gathered)",
-            *["1", "1", "0", "0"],
+            *["1", "1", "0"],
             "answers to gathers",
         ]
 
@@ -144,7 +127,7 @@ class TestList:
         add(app, "a")
         (line,) = run(app, "aggregates", "list", "--json").output.splitlines()
 
-        counts = {"groups": 1, "buffered": 1, "unresolved": 0, "rejected": 0}
+        counts = {"groups": 1, "buffered": 1, "unresolved": 0}
         assert json.loads(line) == {"name": "meters.store_readings", **counts, "defined": True}
 
     def test_limit(self, app: Celery, store_readings: Any, beat: Any) -> None:
@@ -162,7 +145,7 @@ class TestListGroups:
     def test_each_group(self, app: Celery, store_readings: Any) -> None:
         add(app, "a", "b")
         batches_of(app).aggregates.claim(Rules("meters.store_readings", size=1), "d1", "run")
-        add(app, "new", unread_by="v1")
+        add(app, "new", is_unreadable=True)
         add(app, "c", group="d2")
         result = run(app, "aggregates", "list", "meters.store_readings")
 
@@ -217,7 +200,7 @@ class TestItems:
     def test_of_all_groups(self, app: Celery, store_readings: Any) -> None:
         """Whatever their state, group by group."""
         add(app, "z", "a", group="d2")
-        add(app, "unread", group="d1", unread_by="v1")
+        add(app, "unread", group="d1", is_unreadable=True)
         add(app, "b", group="d1")
         assert batches_of(app).aggregates.claim(Rules("meters.store_readings", size=1), "d2", "run") is not None
         lines = run(app, "aggregates", "items", "meters.store_readings").output.splitlines()
@@ -290,170 +273,90 @@ def items(app: Celery, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.output.splitlines()]
 
 
-class TestShow:
-    """What was set aside."""
+class TestUnreadable:
+    """What nobody could read."""
 
-    def test_rejected(self, app: Celery, store_readings: Any) -> None:
-        handle, _ = reject(app, "m1", "m2", why="no such meter")
-        result = run(app, "aggregates", "show", "meters.store_readings")
+    def test_with_what_this_code_says_of_each(self, app: Celery, store_readings: Any) -> None:
+        rules = Rules("meters.store_readings")
+        items = (NewItem("m1", '{"device_id":"d1"}', True), NewItem("m2", '{"device_id":"d1","celsius":1}', True))
+        batches_of(app).aggregates.insert(rules, [Addition("d1", items)])
+        add(app, "m3")
+        result = run(app, "aggregates", "unreadable", "meters.store_readings")
 
         assert result.exit_code == 0, result.output
-        header, first, _ = result.output.splitlines()
-        assert header.split() == ["HANDLE", "GROUP", "ID", "BUFFERED", "WHY", "ITEM"]
-        assert first.split()[:3] == [handle, "d1", "m1"]
-        assert first.endswith('UTC  no such meter  {"device_id": "d1", "celsius": 21.5}')
-
-    def test_unresolved(self, app: Celery, store_readings: Any) -> None:
-        """With what this app's code says of them."""
-        rules = Rules("meters.store_readings")
-        items = (NewItem("m1", '{"device_id":"d1"}', "v9"), NewItem("m2", '{"device_id":"d1","celsius":1}', "v9"))
-        batches_of(app).aggregates.insert(rules, [Addition("d1", items)])
-        _, first, second = run(app, "aggregates", "show", "meters.store_readings", "--unresolved").output.splitlines()
-
-        assert "celsius: Field required" in first
+        header, first, second = result.output.splitlines()
+        assert header.split() == ["GROUP", "ID", "BUFFERED", "WHY", "ITEM"]
+        assert first.split()[:2] == ["d1", "m1"]
+        assert first.endswith('UTC  celsius: Field required  {"device_id":"d1"}')
         assert "readable for this app" in second
 
-    def test_unresolved_of_other_code(self, app: Celery) -> None:
-        add(app, "m1", name=STRANGER.name, unread_by="v9")
+    def test_of_other_code(self, app: Celery) -> None:
+        add(app, "m1", name=STRANGER.name, is_unreadable=True)
 
-        assert "not in this app" in run(app, "aggregates", "show", STRANGER.name, "--unresolved").output
-
-    def test_sizes_are_bounded(self, app: Celery, store_readings: Any) -> None:
-        """A reason has up to 2,000 characters, an item a megabyte."""
-        reject(app, "m1", why="why " * 500)
-        line = run(app, "aggregates", "show", "meters.store_readings").output.splitlines()[1]
-
-        assert "why why…" in line
-        assert len(line) < 250
+        assert "not in this app" in run(app, "aggregates", "unreadable", STRANGER.name).output
 
     def test_json(self, app: Celery, store_readings: Any) -> None:
         """In full."""
-        reject(app, "m1", why="why " * 500)
-        (line,) = run(app, "aggregates", "show", "meters.store_readings", "--json").output.splitlines()
+        add(app, "m1", is_unreadable=True)
+        (line,) = run(app, "aggregates", "unreadable", "meters.store_readings", "--json").output.splitlines()
 
-        kept = json.loads(line)
-        assert (kept["kind"], kept["id"], kept["note"]) == ("rejected", "m1", "why " * 500)
-        assert json.loads(kept["payload"]) == {"device_id": "d1", "celsius": 21.5}
+        [(group, item)] = batches_of(app).buffers.unresolved("meters.store_readings", 9)
+        assert json.loads(line) == {"group": group, **item._asdict()}
 
-    def test_limit(self, app: Celery, store_readings: Any) -> None:
-        reject(app, "m1", "m2", "m3")
+    @pytest.mark.parametrize("page", [2, 100])
+    def test_limit(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+        monkeypatch.setattr(import_module("celery_sagas.cli.aggregates"), "_PAGE", page)
+        add(app, *"abcde", is_unreadable=True)
 
-        assert len(run(app, "aggregates", "show", "meters.store_readings", "--limit", "2").output.splitlines()) == 3
+        for limit in (1, 2, 4, 5):
+            result = run(app, "aggregates", "unreadable", "meters.store_readings", "--limit", f"{limit}")
+            assert len(result.output.splitlines()) == 1 + limit
 
-    @pytest.mark.parametrize(("flag", "kind"), [((), "rejected"), (("--unresolved",), "unresolved")])
-    def test_nothing(self, app: Celery, beat: Any, flag: tuple[str, ...], kind: str) -> None:
-        assert run(app, "aggregates", "show", "meters.beat", *flag).output == f"meters.beat has no {kind} items.\n"
+    def test_nothing(self, app: Celery, beat: Any) -> None:
+        assert run(app, "aggregates", "unreadable", "meters.beat").output == "meters.beat has no unreadable items.\n"
 
     def test_unknown(self, app: Celery) -> None:
-        assert run(app, "aggregates", "show", "nobody").exit_code == 1
-
-
-class TestRetry:
-    """Items are put back."""
-
-    def test_those_that_are_named(self, app: Celery, store_readings: Any) -> None:
-        first, second = reject(app, "m1", "m2")
-        result = run(app, "aggregates", "retry", "meters.store_readings", first, first)
-
-        assert (result.exit_code, result.output) == (0, "1 item of meters.store_readings was put back.\n")
-        assert (buffered(app), handles(app, "rejected")) == (["m1"], [second])
-
-    def test_all_rejected_ones(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However many; those that cannot be read are left alone."""
-        monkeypatch.setattr(import_module("celery_sagas.cli.aggregates"), "_PAGE", 2)
-        reject(app, *(f"m{number}" for number in range(5)))
-        add(app, "new", unread_by="v1", group="d2")
-        result = run(app, "aggregates", "retry", "meters.store_readings", "--all")
-
-        assert result.output == "5 items of meters.store_readings were put back.\n"
-        assert len(buffered(app)) == 5
-        assert (len(handles(app, "rejected")), len(handles(app, "unresolved"))) == (0, 1)
-
-    def test_all_unresolved_ones(self, app: Celery, store_readings: Any) -> None:
-        add(app, "new", unread_by="v1")
-        handle = reject(app, "m1", group="d2")
-        result = run(app, "aggregates", "retry", "meters.store_readings", "--all", "--unresolved")
-
-        assert result.output == "1 item of meters.store_readings was put back.\n"
-        assert (handles(app, "unresolved"), handles(app, "rejected")) == ([], handle)
-
-    def test_they_are_flushed(self, app: Celery, worker: Worker, store_readings: Any, flushed: list[list[str]]) -> None:
-        """Their group is due at once."""
-        reject(app, "m1")
-        run(app, "aggregates", "retry", "meters.store_readings", "--all")
-        (due,) = batches_of(app).aggregates.claim_due(["meters.store_readings"], 10, 1_000)
-
-        assert due.group == "d1"
-        app.send_task("meters.store_readings.flush", ["d1"])
-        worker.run()
-        assert flushed == [["m1"]]
-
-    def test_what_cannot_be_put_back(self, app: Celery, store_readings: Any) -> None:
-        """An item whose id is buffered again, and a handle of nothing: the others are."""
-        first, second = reject(app, "m1", "m2")
-        add(app, "m1")
-        result = run(app, "aggregates", "retry", "meters.store_readings", first, second, "999999")
-
-        assert result.exit_code == 1
-        assert "1 item of meters.store_readings was put back.\n" in result.output
-        assert "Error: 2 items were not put back: nothing has their handle, or their id is buffered again\n" in result.output
-        assert handles(app, "rejected") == [first]
-
-    def test_aggregator_of_other_code(self, app: Celery) -> None:
-        """Its group becomes due, so that a relay which knows it has it flushed."""
-        (handle,) = reject(app, "m1", name=STRANGER.name)
-        result = run(app, "aggregates", "retry", STRANGER.name, handle)
-
-        assert result.exit_code == 0, result.output
-        assert [due.group for due in batches_of(app).aggregates.claim_due([STRANGER.name], 10, 1_000)] == ["d1"]
-
-    @pytest.mark.parametrize("arguments", [(), ("1", "--all")], ids=str)
-    @pytest.mark.parametrize("command", ["retry", "discard"])
-    def test_which(self, app: Celery, store_readings: Any, command: str, arguments: tuple[str, ...]) -> None:
-        """One or the other."""
-        result = run(app, "aggregates", command, "meters.store_readings", *arguments)
-
-        assert result.exit_code == 2
-        assert "name the handles of items, or give --all" in result.output
-
-    @pytest.mark.parametrize("command", ["retry", "discard"])
-    def test_unknown(self, app: Celery, command: str) -> None:
-        assert "there is no aggregator nobody" in run(app, "aggregates", command, "nobody", "--all").output
+        assert run(app, "aggregates", "unreadable", "nobody").exit_code == 1
 
 
 class TestDiscard:
-    """Items are removed for good."""
+    """Unreadable items are removed for good."""
 
     def test_those_that_are_named(self, app: Celery, store_readings: Any) -> None:
-        first, second = reject(app, "m1", "m2")
-        result = ask(app, "y\n", "discard", "meters.store_readings", first)
+        add(app, "m1", "m2", is_unreadable=True)
+        result = ask(app, "y\n", "discard", "meters.store_readings", "m1")
 
         assert result.exit_code == 0, result.output
         assert "Remove 1 item of meters.store_readings for good? [y/N]" in result.output
         assert "1 item of meters.store_readings was discarded." in result.output
-        assert (buffered(app), handles(app, "rejected")) == ([], [second])
+        assert buffered(app) == ["m2"]
+
+    @pytest.mark.parametrize(("group", "left"), [((), ([], [])), (("--group", "d2"), (["m1"], []))], ids=str)
+    def test_of_each_group_or_of_one(
+        self, app: Celery, store_readings: Any, group: tuple[str, ...], left: tuple[list[str], list[str]]
+    ) -> None:
+        for name in ("d1", "d2"):
+            add(app, "m1", group=name, is_unreadable=True)
+        run(app, "aggregates", "discard", "meters.store_readings", "m1", *group, "--yes")
+
+        assert (buffered(app), buffered(app, "d2")) == left
 
     @pytest.mark.parametrize("answer", ["n\n", ""])
     def test_nothing_without_a_yes(self, app: Celery, store_readings: Any, answer: str) -> None:
-        kept = reject(app, "m1")
+        add(app, "m1", is_unreadable=True)
         result = ask(app, answer, "discard", "meters.store_readings", "--all")
 
-        assert (result.exit_code, handles(app, "rejected")) == (1, kept)
+        assert (result.exit_code, buffered(app)) == (1, ["m1"])
 
-    def test_all_without_a_question(self, app: Celery, store_readings: Any) -> None:
-        reject(app, "m1", "m2")
-        add(app, "new", unread_by="v1", group="d2")
+    def test_all_without_a_question(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However many; those that can be read are left alone."""
+        monkeypatch.setattr(import_module("celery_sagas.cli.aggregates"), "_PAGE", 2)
+        add(app, *(f"m{number}" for number in range(5)), is_unreadable=True)
+        add(app, "good")
         result = run(app, "aggregates", "discard", "meters.store_readings", "--all", "--yes")
 
-        assert result.output == "2 items of meters.store_readings were discarded.\n"
-        assert (len(handles(app, "rejected")), len(handles(app, "unresolved"))) == (0, 1)
-
-    def test_all_unresolved_ones(self, app: Celery, store_readings: Any) -> None:
-        add(app, "new", unread_by="v1")
-        kept = reject(app, "m1", group="d2")
-        run(app, "aggregates", "discard", "meters.store_readings", "--all", "--unresolved", "--yes")
-
-        assert (buffered(app), handles(app, "rejected")) == ([], kept)
+        assert result.output == "5 items of meters.store_readings were discarded.\n"
+        assert buffered(app) == ["good"]
 
     def test_no_items_at_all(self, app: Celery, store_readings: Any) -> None:
         """There is nothing to ask."""
@@ -461,17 +364,30 @@ class TestDiscard:
 
         assert (result.exit_code, result.output) == (0, "0 items of meters.store_readings were discarded.\n")
 
-    def test_handle_of_nothing(self, app: Celery, store_readings: Any) -> None:
-        result = run(app, "aggregates", "discard", "meters.store_readings", "999999", "--yes")
+    def test_item_that_can_be_read(self, app: Celery, store_readings: Any) -> None:
+        """Nor one that is not there."""
+        add(app, "good")
+        result = run(app, "aggregates", "discard", "meters.store_readings", "good", "unknown", "--yes")
 
-        assert result.exit_code == 1
-        assert "Error: 1 item was not discarded: nothing has their handle\n" in result.output
+        assert (result.exit_code, buffered(app)) == (1, ["good"])
+        assert "Error: 2 items were not discarded: no unreadable item has the id\n" in result.output
+
+    def test_item_that_can_be_read_by_now(self, app: Celery, store_readings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A relay that can was faster."""
+        add(app, "m1", is_unreadable=True)
+        found = batches_of(app).buffers.unresolved("meters.store_readings", 9)
+        batches_of(app).aggregates.resolve(Rules("meters.store_readings"), "d1", [item.number for _, item in found])
+        pages = iter([found, []])
+        monkeypatch.setattr(MemoryBuffers, "unresolved", lambda *_: next(pages))
+        result = run(app, "aggregates", "discard", "meters.store_readings", "--all", "--yes")
+
+        assert (result.exit_code, buffered(app)) == (1, ["m1"])
 
     def test_aggregator_of_other_code(self, app: Celery) -> None:
         """What else waits in the group is not forgotten: the group is due, and a relay that knows its rules looks at it."""
         add(app, "m1", name=STRANGER.name)
-        add(app, "new", name=STRANGER.name, unread_by="v1")
-        result = run(app, "aggregates", "discard", STRANGER.name, "--all", "--unresolved", "--yes")
+        add(app, "new", name=STRANGER.name, is_unreadable=True)
+        result = run(app, "aggregates", "discard", STRANGER.name, "--all", "--yes")
 
         assert result.exit_code == 0, result.output
         assert buffered(app, name=STRANGER.name) == ["m1"]
@@ -480,11 +396,22 @@ class TestDiscard:
 
     def test_ids_of_other_code_are_remembered(self, app: Celery) -> None:
         """A message that is delivered again does not bring back what was discarded."""
-        add(app, "new", name=STRANGER.name, unread_by="v1")
-        run(app, "aggregates", "discard", STRANGER.name, "--all", "--unresolved", "--yes")
+        add(app, "new", name=STRANGER.name, is_unreadable=True)
+        run(app, "aggregates", "discard", STRANGER.name, "--all", "--yes")
         add(app, "new", name=STRANGER.name)
 
         assert buffered(app, name=STRANGER.name) == []
+
+    @pytest.mark.parametrize("arguments", [(), ("1", "--all")], ids=str)
+    def test_which(self, app: Celery, store_readings: Any, arguments: tuple[str, ...]) -> None:
+        """One or the other."""
+        result = run(app, "aggregates", "discard", "meters.store_readings", *arguments)
+
+        assert result.exit_code == 2
+        assert "name the ids of items, or give --all" in result.output
+
+    def test_unknown(self, app: Celery) -> None:
+        assert "there is no aggregator nobody" in run(app, "aggregates", "discard", "nobody", "--all").output
 
 
 class TestFlush:

@@ -273,7 +273,7 @@ class TestRetry:
         assert "l1: order.place was handled since" in result.output
         assert worker.waiting() == []
 
-    @pytest.mark.parametrize("arguments", [(), ("l1", "--all")], ids=str)
+    @pytest.mark.parametrize("arguments", [(), ("l1", "--all"), ("l1", "--task", "a"), ("--all", "--task", "a")], ids=str)
     def test_which(self, app: Celery, arguments: tuple[str, ...]) -> None:
         """One or the other."""
         result = run(app, "dead", "retry", *arguments)
@@ -292,6 +292,23 @@ class TestDiscard:
         assert (result.exit_code, kept(app)) == (0, {"l3"})
         assert result.output == "l1: order.place was discarded.\nl2: order.place was discarded.\n"
         assert worker.waiting() == []
+
+    @pytest.mark.parametrize(
+        ("arguments", "left"), [(("--all",), set()), (("--task", "order.pay"), {"l1", "l3"})], ids=["all", "of a task"]
+    )
+    def test_all_or_those_of_a_task(self, app: Celery, arguments: tuple[str, ...], left: set[str]) -> None:
+        keep(app, letter(), letter("l2", task="order.pay"), letter("l3"))
+        result = run(app, "dead", "discard", *arguments, "--yes")
+
+        assert (result.exit_code, kept(app)) == (0, left)
+
+    def test_all_but_with_a_question(self, app: Celery) -> None:
+        """The command has no answer here."""
+        keep(app, letter(), letter("l2"))
+        result = run(app, "dead", "discard", "--all")
+
+        assert (result.exit_code, kept(app)) == (1, {"l1", "l2"})
+        assert "Remove 2 dead letters for good? [y/N]" in result.output
 
     def test_unknown(self, app: Celery) -> None:
         keep(app, letter())
@@ -394,7 +411,8 @@ def test_connections_are_closed(app: Celery) -> None:
 
 def test_nothing_is_retried_in_eager_mode(eager: Celery) -> None:
     """The message would run here, and its failure be lost with the letter."""
+    keep(eager, letter())
     result = run(eager, "dead", "retry", "--all")
 
-    assert result.exit_code == 1
+    assert (result.exit_code, kept(eager)) == (1, {"l1"})
     assert "task_always_eager" in result.output

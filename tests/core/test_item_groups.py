@@ -1,12 +1,11 @@
-"""Items: sorted into groups by what they share, and told apart by the fingerprint of their type."""
+"""Items: sorted into groups by what they share."""
 
 import enum
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, ConfigDict, PlainSerializer, SecretStr
-from pydantic_core import core_schema
+from pydantic import BaseModel, ConfigDict, SecretStr
 
 from celery_sagas.core.aggregators.items import ItemType
 from celery_sagas.core.message import Message
@@ -117,40 +116,6 @@ def test_check():
     items(Nested, ("shop", "device.id", "device.short")).check()
     with pytest.raises(DefinitionError, match="group_by= names 'number'"):
         items(Reading, "number").check()
-
-
-# --- the fingerprint of a type
-
-
-def model(**fields: Any) -> Any:
-    namespace = {"__module__": __name__, "__qualname__": "Item", "__annotations__": fields}
-    return type(Message)("Item", (Message,), namespace)
-
-
-def test_fingerprint_stays_while_the_type_does():
-    """In each process, that is; and the aggregator's name and groups are none of it."""
-    assert items(model(a=int)).fingerprint == items(model(a=int)).fingerprint
-    assert ItemType("other", model(a=int), "a").fingerprint == items(model(a=int)).fingerprint
-
-
-def test_fingerprint_changes_with_the_type():
-    types = [model(a=int), model(a=str), model(b=int), model(a=int, b=int), model(a=int | None), int, str, Any, dict, list[int]]
-    assert len({items(annotation).fingerprint for annotation in types}) == len(types)
-
-
-class Opaque:
-    """A class whose values have no JSON schema."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        return core_schema.no_info_plain_validator_function(lambda value: value)
-
-
-def test_fingerprint_of_a_type_without_a_schema():
-    """Nothing in it is of this process alone."""
-    fingerprints = {items(Annotated[Opaque, PlainSerializer(lambda value: value)]).fingerprint for _ in range(3)}
-    assert len(fingerprints) == 1
-    assert fingerprints != {items(Annotated[Opaque, "other"]).fingerprint}
 
 
 @pytest.mark.parametrize(

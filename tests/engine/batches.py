@@ -1,7 +1,7 @@
 """An aggregator without Celery: a buffer in memory, and flushes whose function is the test's."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +11,9 @@ from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.message import Message
 from celery_sagas.engine.aggregators.flush import Flush, Flushed, Verdict
 from celery_sagas.stores.aggregates import AggregateStore
-from celery_sagas.stores.items import Addition, Item, Kept, NewItem
+from celery_sagas.stores.items import Addition, Item, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import DeadLetter
 
 NAME = "shop.collect"
 #: How long a lease lasts, and a mark.
@@ -89,6 +90,12 @@ class Interposed(AggregateStore):
     def release(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("release", *args, **kwargs)
 
+    def resolve(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("resolve", *args, **kwargs)
+
+    def restore(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("restore", *args, **kwargs)
+
     def claim_due(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("claim_due", *args, **kwargs)
 
@@ -142,9 +149,9 @@ class Collector:
         """What the aggregator asks of its store."""
         return rules_of(self.definition, **self.changes)
 
-    def add(self, *ids: str, celsius: object = 20, unread_by: str = "") -> None:
+    def add(self, *ids: str, celsius: object = 20, is_unreadable: bool = False) -> None:
         """Buffer items."""
-        new = tuple(NewItem(id, payload(id, celsius), unread_by) for id in ids)
+        new = tuple(NewItem(id, payload(id, celsius), is_unreadable) for id in ids)
         self.backend.aggregates.insert(self.rules, [Addition(self.group, new)])
 
     def flush(self, token: str | None = None) -> Flushed:
@@ -169,10 +176,13 @@ class Collector:
         """Return how many flushes of each buffered item have failed."""
         return {item.id: item.attempts for item in self.stored()}
 
-    def kept(self, kind: str = "rejected") -> dict[str, str]:
-        """Return the notes of the items that were kept."""
-        kept: Sequence[Kept] = self.backend.leftovers.kept(self.definition.name, kind, 1_000)
-        return {each.id: each.note for each in kept}
+    def letters(self) -> dict[str, DeadLetter]:
+        """Return the dead letters of rejected items, by the items' ids."""
+        return {letter.message_id: letter for letter in self.backend.dead.list(1_000)}
+
+    def rejected(self) -> dict[str, str]:
+        """Return why items were rejected."""
+        return {id: letter.text for id, letter in self.letters().items()}
 
     @property
     def seen(self) -> list[list[str]]:

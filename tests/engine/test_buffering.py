@@ -67,11 +67,11 @@ class TestItem:
 class TestUnreadItem:
     """One that this code cannot read, and other code may."""
 
-    def test_says_who_could_not_read_it(self) -> None:
+    def test_says_that_it_could_not_be_read(self) -> None:
         group, item = unread_item(BY_DEVICE, "m1", {"device": "d1", "temperature": 5}, LARGE)
 
         assert (group, item.payload) == ("d1", '{"device":"d1","temperature":5}')
-        assert item.unread_by == BY_DEVICE.items.fingerprint
+        assert item.is_unreadable
 
     @pytest.mark.parametrize("value", [{"temperature": 5}, {"device": None}, {"device": True}, 5, "d1"])
     def test_that_does_not_say_to_which_group_it_belongs(self, value: object) -> None:

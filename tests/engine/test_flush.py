@@ -9,9 +9,11 @@ from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.engine.aggregators import flush
 from celery_sagas.engine.aggregators.flush import Flushed
 from celery_sagas.engine.aggregators.renewal import Renewal
+from celery_sagas.errors import ItemRejected
 from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.testing.clock import Clock
-from tests.engine.batches import LEASE_MS, NAME, Collector, Reading, define
+from tests.engine.batches import LEASE_MS, NAME, Collector, Reading, define, payload
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ class TestBatch:
     def test_tells_its_ids_name_group_and_reason(self, backend: MemoryBackend, clock: Clock) -> None:
         collector = Collector(backend, define(group_by="device", size=5), group="d1")
         collector.add("m2", "m1")
-        collector.add("m3", unread_by="other code")
+        collector.add("m3", is_unreadable=True)
         clock.advance(3_600_000)
 
         collector.flush()
@@ -149,16 +151,42 @@ class TestBatch:
 class TestRejections:
     """``batch.reject``."""
 
-    def test_are_set_aside(self, collector: Collector) -> None:
+    def test_become_dead_letters(self, collector: Collector) -> None:
         collector.add("a", "b")
         collector.work = lambda batch: batch.reject(batch[1], "sensor fault")
 
         flushed = collector.flush()
 
-        assert (collector.states(), collector.kept()) == ({}, {"b": "sensor fault"})
+        assert (collector.states(), collector.rejected()) == ({}, {"b": "sensor fault"})
         assert (flushed.items, flushed.rejected) == (2, 1)
+        [(letter, error)] = flushed.rejections
+        assert letter._replace(at=collector.letters()["b"].at) == collector.letters()["b"]
+        assert (letter.task, letter.key, letter.saga, letter.error, letter.payload) == (
+            NAME,
+            "",
+            "",
+            "ItemRejected",
+            payload("b"),
+        )
+        assert (type(error), str(error)) == (
+            ItemRejected,
+            "The item 'b' of shop.collect was rejected: sensor fault.",
+        )
 
-    def test_are_set_aside_also_if_the_function_raises(self, collector: Collector) -> None:
+    def test_of_each_item_have_ids_of_their_own(self, backend: MemoryBackend) -> None:
+        """Those of one id in two groups, and of one id that was buffered twice, too; but not those of a repeat."""
+        letters: list[DeadLetter] = []
+        for group in ("d1", "d2", "d1"):
+            collector = Collector(backend, define(group_by="device"), {"remember_ms": 0}, group)
+            collector.work = lambda batch: [batch.reject(item) for item in batch]
+            collector.add("a", "b")
+            letters += [rejection.letter for rejection in collector.flush().rejections]
+        assert len({letter.id for letter in letters}) == 6
+        collector.backend.aggregates.restore(collector.rules, letters[-1])
+        [again] = collector.flush().rejections
+        assert again.letter.id == letters[-1].id
+
+    def test_become_dead_letters_also_if_the_function_raises(self, collector: Collector) -> None:
         collector.add("a", "b")
 
         def work(batch: Batch[Reading]) -> None:
@@ -168,7 +196,7 @@ class TestRejections:
         collector.work = work
         flushed = collector.flush()
 
-        assert (collector.failures(), collector.kept()) == ({"b": 1}, {"a": "sensor fault"})
+        assert (collector.failures(), collector.rejected()) == ({"b": 1}, {"a": "sensor fault"})
         assert flushed.rejected == 1
 
     def test_reason_is_made_fit_to_be_stored(self, collector: Collector) -> None:
@@ -177,7 +205,7 @@ class TestRejections:
 
         collector.flush()
 
-        note = collector.kept()["a"]
+        note = collector.rejected()["a"]
         assert note.startswith("\\0\\ud800xxx")
         assert len(note) == 2_000
 
@@ -194,9 +222,8 @@ class TestUnread:
         assert collector.seen == [["a"]]
         assert collector.batches[0].unresolved_count == 1
         assert collector.states() == {"b": "unresolved"}
-        assert collector.kept("unresolved") == {"b": collector.definition.items.fingerprint}
         assert (flushed.items, flushed.unresolved) == (1, 1)
-        assert "the item b cannot be read, and is kept until it can be" in caplog.text
+        assert "the item b cannot be read, and waits until it can be" in caplog.text
         assert "hot" not in caplog.text
 
     def test_alone_call_nothing(self, collector: Collector) -> None:
@@ -228,7 +255,7 @@ class TestUnread:
         collector.work = work
         collector.flush()
 
-        assert (collector.states(), collector.kept()) == ({"b": "unresolved"}, {"a": "fault"})
+        assert (collector.states(), collector.rejected()) == ({"b": "unresolved"}, {"a": "fault"})
 
     def test_are_not_blamed_for_a_failure(self, collector: Collector) -> None:
         collector.add("a")

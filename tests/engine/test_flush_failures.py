@@ -204,7 +204,7 @@ class TestPause:
         collector.flush()
         for _ in range(3):
             assert collector.flush().reason == ""
-        assert (list(collector.kept()), collector.seen) == (["a"], [["a"]])
+        assert (list(collector.rejected()), collector.seen) == (["a"], [["a"]])
 
         clock.advance(5_000)
         collector.flush()
@@ -221,18 +221,19 @@ class TestSplitting:
 
         assert collector.seen == [list("abcd")] * 3 + [list("ab"), ["a"]]
 
-    def test_item_that_fails_alone_is_set_aside_with_its_error(
+    def test_item_that_fails_alone_is_rejected_with_its_error(
         self, collector: Collector, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The others are tried again after the delay."""
         collector.add("a", "b", "c", "d")
         flushed = flush_often(collector, clock, 5)
 
-        assert collector.kept() == {"a": "it fails alone: Boom('a')"}
+        assert collector.rejected() == {"a": "a"}
+        letter = collector.letters()["a"]
+        assert (letter.error, "Boom: a" in letter.traceback) == ("Boom", True)
         assert "a" not in collector.states()
         assert (flushed.items, flushed.rejected, type(flushed.error)) == (1, 1, Boom)
         assert (flushed.is_settled, flushed.delay_s) == (False, 5.0)
-        assert "the item a fails alone, and is set aside: Boom('a')" in caplog.text
 
     @pytest.mark.parametrize("bad", ["a", "b", "c", "d", "ad", "abcd"])
     def test_the_others_come_through(self, collector: Collector, clock: Clock, bad: str) -> None:
@@ -245,11 +246,11 @@ class TestSplitting:
             if flushed.reason and flushed.error is None:
                 done += collector.seen[-1]
 
-        assert sorted(collector.kept()) == sorted(bad)
+        assert sorted(collector.rejected()) == sorted(bad)
         assert sorted(done) == sorted(set("abcd") - set(bad))
         assert collector.states() == {}
 
-    def test_error_that_does_not_count_sets_nothing_aside(self, collector: Collector, clock: Clock) -> None:
+    def test_error_that_does_not_count_rejects_nothing(self, collector: Collector, clock: Clock) -> None:
         """Neither at first, nor where one that counts would be the last."""
         collector.changes = {"size": 1}
         collector.add("a")
@@ -257,7 +258,7 @@ class TestSplitting:
             collector.verdict = Verdict(is_counted=is_counted, delay_s=5.0)
             flush_often(collector, clock, times)
 
-        assert (collector.kept(), collector.failures(), len(collector.seen)) == ({}, {"a": 2}, 20)
+        assert (collector.rejected(), collector.failures(), len(collector.seen)) == ({}, {"a": 2}, 20)
 
     def test_error_is_made_fit_to_be_stored(self, collector: Collector, clock: Clock) -> None:
         collector.changes = {"size": 1}
@@ -265,14 +266,14 @@ class TestSplitting:
         collector.add("a")
         flush_often(collector, clock, 3)
 
-        note = collector.kept()["a"]
+        note = collector.rejected()["a"]
         assert len(note) == 2_000
         assert "\0" not in note
 
     def test_item_whose_last_flush_has_ended_its_worker(
         self, collector: Collector, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Nobody was left to set it aside: it is, before it ends another."""
+        """Nobody was left to reject it: it is, before it ends another."""
         collector.changes = {"size": 1}
         collector.add("a", "b")
         for death in range(3):
@@ -282,9 +283,8 @@ class TestSplitting:
         flushed = collector.flush()
 
         assert collector.seen == []
-        assert "ended their worker, 3 times" in collector.kept()["a"]
+        assert "ended their worker, 3 times" in collector.rejected()["a"]
         assert (flushed.items, flushed.rejected, flushed.error) == (0, 1, None)
-        assert "the item a is set aside" in caplog.text
         assert collector.asked == [""]
         collector.work = lambda batch: None
         collector.flush()
@@ -338,7 +338,7 @@ class TestLeaseLost:
         with pytest.raises(LeaseLost):
             collector.flush()
 
-        assert collector.kept() == {}
+        assert collector.rejected() == {}
 
 
 class TestStoreAway:

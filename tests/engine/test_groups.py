@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.engine.aggregators.groups import BATCH, LOOKED_AT, PAUSE_S, Groups
 from celery_sagas.engine.outbox.sweeps import Sweep
@@ -44,9 +45,9 @@ class Deployment:
             raise self.errors.pop(0)
         self.asked.append((definition.name, group))
 
-    def add(self, *groups: str, name: str = NAME, text: str = "", unread_by: str = "", **rules: Any) -> None:
+    def add(self, *groups: str, name: str = NAME, text: str = "", is_unreadable: bool = False, **rules: Any) -> None:
         """Buffer an item in each of these groups."""
-        additions = [Addition(group, (NewItem(f"{group}-id", text or payload(group), unread_by),)) for group in groups]
+        additions = [Addition(group, (NewItem(f"{group}-id", text or payload(group), is_unreadable),)) for group in groups]
         self.backend.aggregates.insert(rules_of(define(name=name, size=None), **rules), additions)
 
     def sweep(self, groups: Groups | None = None) -> Sweep:
@@ -64,6 +65,10 @@ class Deployment:
         """Return the state of what is buffered, by group."""
         groups = self.backend.buffers.groups(NAME, 1_000)
         return {each.group: item.state for each in groups for item in self.backend.buffers.read(NAME, each.group, 10)}
+
+
+def collect_anything(batch: Batch[Any]) -> None:
+    """Take whatever there is."""
 
 
 @pytest.fixture
@@ -335,7 +340,7 @@ class TestUnread:
 
     def test_readable_ones_come_back(self, deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "celery_sagas")
-        deployment.add("a", unread_by="older code")
+        deployment.add("a", is_unreadable=True)
 
         groups = deployment.groups()
         deployment.sweep(groups)
@@ -345,21 +350,39 @@ class TestUnread:
         deployment.sweep(groups)
         assert deployment.asked_groups == ["a"]
 
-    def test_others_are_tried_once(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-        """By this code, that is: the note says so."""
-        deployment.add("a", text='{"device": "a"}', unread_by="newer code")
+    def test_others_stay_until_they_can_be_read(self, deployment: Deployment) -> None:
+        """They open no gate, and are due at no time."""
+        deployment.add("a", text='{"device": "a"}', is_unreadable=True)
         groups = deployment.groups()
         deployment.sweep(groups)
+        self.sweep_later(deployment, groups)
+        assert (deployment.states(), deployment.asked) == ({"a": "unresolved"}, [])
 
-        assert deployment.states() == {"a": "unresolved"}
-        (kept,) = deployment.backend.leftovers.kept(NAME, "unresolved", 10)
-        assert kept.note == deployment.definitions[0].items.fingerprint
-        monkeypatch.setattr(deployment.backend.leftovers, "note", failing(AssertionError()))
+        deployment.definitions = [define(collect_anything, group_by="device", size=None)]
         self.sweep_later(deployment, groups)
 
+        assert deployment.states() == {"a": "free"}
+
+    def test_items_behind_many_others_are_reached(self, deployment: Deployment) -> None:
+        """One round after the other, each in as many sweeps as it takes."""
+        deployment.add(*(f"{number:03}" for number in range(BATCH + 9)), text="{}", is_unreadable=True)
+        deployment.add("last", is_unreadable=True)
+        groups = deployment.groups()
+        deployment.sweep(groups)
+        deployment.sweep(groups)
+        assert deployment.states()["last"] == "free"
+
+        deployment.add("first", is_unreadable=True)
+        deployment.sweep(groups)
+        assert deployment.states()["first"] == "unresolved"
+        self.sweep_later(deployment, groups)
+        deployment.sweep(groups)
+
+        assert deployment.states()["first"] == "free"
+
     def test_each_of_a_mixture(self, deployment: Deployment) -> None:
-        deployment.add("a", "b", unread_by="older code")
-        deployment.add("c", "d", text="{}", unread_by="older code")
+        deployment.add("a", "b", is_unreadable=True)
+        deployment.add("c", "d", text="{}", is_unreadable=True)
         deployment.sweep()
 
         assert deployment.states() == {"a": "free", "b": "free", "c": "unresolved", "d": "unresolved"}
@@ -367,7 +390,7 @@ class TestUnread:
     def test_are_looked_for_now_and_then(self, deployment: Deployment) -> None:
         groups = deployment.groups()
         deployment.sweep(groups)
-        deployment.add("a", unread_by="older code")
+        deployment.add("a", is_unreadable=True)
         deployment.sweep(groups)
         assert deployment.states() == {"a": "unresolved"}
 
@@ -377,7 +400,7 @@ class TestUnread:
 
     def test_so_many_at_once(self, deployment: Deployment) -> None:
         """The next sweep goes on at once: it does not wait for its time."""
-        deployment.add(*(f"{number:03}" for number in range(BATCH + 1)), unread_by="older code")
+        deployment.add(*(f"{number:03}" for number in range(BATCH + 1)), is_unreadable=True)
         groups = deployment.groups()
         deployment.sweep(groups)
         assert list(deployment.states().values()).count("unresolved") == 1
@@ -388,14 +411,14 @@ class TestUnread:
 
     def test_of_unknown_aggregators_are_left_to_others(self, deployment: Deployment) -> None:
         deployment.definitions = [define(name="shop.other")]
-        deployment.add("a", unread_by="older code")
+        deployment.add("a", is_unreadable=True)
         deployment.sweep()
 
         assert deployment.states() == {"a": "unresolved"}
 
     def test_not_when_it_is_to_end(self, deployment: Deployment) -> None:
         deployment.must_end = lambda: True
-        deployment.add("a", unread_by="older code")
+        deployment.add("a", is_unreadable=True)
         deployment.sweep()
 
         assert deployment.states() == {"a": "unresolved"}

@@ -184,7 +184,7 @@ class TestFlush:
         collector.store.once_before("remove", lambda: begun.append(len(renewals() - before)))
         collector.flush()
 
-        assert (collector.seen, list(collector.kept()), begun) == ([], ["a"], [1])
+        assert (collector.seen, list(collector.rejected()), begun) == ([], ["a"], [1])
 
 
 def renewals() -> set[threading.Thread]:

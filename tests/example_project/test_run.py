@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "example_project"
 LIMIT = 240
 #: Where nothing may be left; the store keeps the names of aggregators.
 TABLES = [f"saga_{name}" for name in ("instance", "key", "journal", "delivery", "outbox", "dead")]
-TABLES += [f"saga_{name}" for name in ("buffer", "group", "lease", "seen", "kept")]
+TABLES += [f"saga_{name}" for name in ("buffer", "group", "lease", "seen")]
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_every_order_is_in_the_state_that_it_must_be_in(clone: Path) -> None:
     assert summary["books"]["calls"] == 12, "a flaky card takes three calls, one that waits for the customer two"
     assert list(temporary(clone).iterdir()) == [], "it left files behind"
     invoices = summary["invoices"]
-    assert (invoices["filed"], invoices["set_aside"], invoices["waiting"]) == (6 + 12, 1, 0)
+    assert (invoices["filed"], invoices["rejected"], invoices["waiting"]) == (6 + 12, 1, 0)
     assert Decimal(invoices["total"]) == Decimal(summary["books"]["taken"]) + Decimal("254.88"), "those of the counter beside"
     assert invoices["largest_batch"] == 5
 

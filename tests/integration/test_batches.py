@@ -13,6 +13,7 @@ import time
 import pytest
 
 from celery_sagas.stores.items import Addition, NewItem, Rules
+from celery_sagas.testing.batches import letters_of
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.crew import PAUSE_S, Crew
 from tests.integration.deaths import VISIBILITY, wait_died
@@ -116,12 +117,10 @@ def test_items_are_flushed_wherever_their_process_dies(deploy: Deploy, engine: s
 
 #: What a program does with items that are never flushed, what else it does, and what a relay does, which must come last.
 BY_HAND, PROGRAMS, RELAYS = (
-    around("remove_one", "clear", "discard"),
-    around("open", "purge"),
-    around("claim_due", "put_back", "note"),
+    around("remove_one", "clear"),
+    around("open", "purge", "restore"),
+    around("claim_due", "resolve"),
 )
-#: Of items that nobody can read, or not yet.
-UNREAD = ("discard", "put_back", "note")
 RULES = Rules(COLLECT, size=SIZE, within_ms=1_000, lease_ms=2_000)
 
 
@@ -132,19 +131,19 @@ def test_items_are_flushed_wherever_a_relay_or_a_program_dies(deploy: Deploy, en
     deployment.start("prefork", 4).wait_ready()
     points = [*BY_HAND, *PROGRAMS, *RELAYS]
     deployment.backend.aggregates.insert(RULES, [addition_at(point, number) for number, point in enumerate(points)])
+    for point in around("restore"):
+        reject(deployment, point)
     for point in points:
         if stage_of(point) == "claim_due":
             wait_until(functools.partial(is_due, deployment, point), deployment.describe)
         do(deployment, stage_of(point), point)
         wait_died(deployment, point)
-        if point in BY_HAND:
+        if point in BY_HAND or stage_of(point) == "restore":
             do(deployment, stage_of(point), point)
             wait_until(functools.partial(is_done, deployment, point), deployment.describe)
-    unread = deployment.backend.leftovers.kept(COLLECT, "unresolved", 100)
-    assert [each.group for each in unread if each.note != "other code"] == around("note")
-    assert deployment.backend.leftovers.discard(RULES, [each.handle for each in unread]) == 2
+    assert deployment.backend.dead.list(9) == []
     deployment.start_relay()
-    flushed = {number for number, point in enumerate(points) if point not in BY_HAND and stage_of(point) != "note"}
+    flushed = {number for number, point in enumerate(points) if point not in BY_HAND}
     wait_flushed(deployment, flushed)
     assert came(deployment) == dict.fromkeys(flushed, 1)
 
@@ -155,10 +154,17 @@ def stage_of(point: str) -> str:
 
 
 def addition_at(point: str, number: int) -> Addition:
-    """Return the item of a point; that of a note, or of what is discarded, says too little."""
-    stage = stage_of(point)
-    item = {"group": point, **({"number": number} if stage not in ("discard", "note") else {})}
-    return Addition(point, (NewItem(f"item of {point}", json.dumps(item), "other code" if stage in UNREAD else ""),))
+    """Return the item of a point; those that a relay is to resolve could not be read before."""
+    item = json.dumps({"group": point, "number": number})
+    return Addition(point, (NewItem(f"item of {point}", item, is_unreadable=stage_of(point) == "resolve"),))
+
+
+def reject(deployment: Deployment, point: str) -> None:
+    """Reject the item of a point, as a flush does."""
+    rules, store = RULES._replace(size=1), deployment.backend.aggregates
+    snapshot = store.claim(rules, point, "rejecter")
+    assert snapshot is not None
+    store.remove(rules, point, "rejecter", rejected=letters_of(*snapshot.items, group=point, name=COLLECT))
 
 
 def do(deployment: Deployment, command: str, group: str) -> None:

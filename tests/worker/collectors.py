@@ -9,7 +9,8 @@ from celery import Celery
 
 from celery_sagas import Batch, Message, aggregator
 from celery_sagas.core.registry import registry
-from celery_sagas.stores.items import Counts, Kept
+from celery_sagas.stores.items import Counts, Item
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.runtime import runtime_of
 
 
@@ -73,6 +74,11 @@ def ids(app: Celery, group: str = "", name: str = "shop.collect") -> list[str]:
     return [item.id for item in runtime_of(app).batches.buffers.read(name, group, 1_000)]
 
 
-def kept(app: Celery, kind: str = "rejected") -> list[Kept]:
-    """Return what was set aside, or cannot be read."""
-    return runtime_of(app).batches.leftovers.kept("shop.collect", kind, 1_000)
+def rejected(app: Celery) -> list[DeadLetter]:
+    """Return the dead letters of rejected items."""
+    return runtime_of(app).batches.dead.list(1_000)
+
+
+def unresolved(app: Celery) -> list[tuple[str, Item]]:
+    """Return the items that could not be read, each with its group."""
+    return runtime_of(app).batches.buffers.unresolved("shop.collect", 1_000)

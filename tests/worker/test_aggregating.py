@@ -14,7 +14,7 @@ from celery_sagas.worker.operators import retry_of
 from celery_sagas.worker.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
-from tests.worker.collectors import Reading, aggregators, collector, counts, ids, kept
+from tests.worker.collectors import Reading, aggregators, collector, counts, ids, unresolved
 
 __all__ = ["aggregators"]
 
@@ -170,10 +170,10 @@ class TestUnread:
         app.send_task("shop.collect", ({"device": "d1", "celsius": "secret"},), task_id="m1")
 
         assert [delivered.fate for delivered in worker.run()] == ["acked"]
-        (item,) = kept(app, "unresolved")
-        assert (item.id, item.group, item.payload) == ("m1", "d1", '{"device":"d1","celsius":"secret"}')
+        ((group, item),) = unresolved(app)
+        assert (item.id, group, item.payload) == ("m1", "d1", '{"device":"d1","celsius":"secret"}')
         assert backend_of(app).dead.list(10) == []
-        assert "shop.collect[m1] cannot be read, and is kept until it can be" in caplog.text
+        assert "shop.collect[m1] cannot be read, and waits until it can be" in caplog.text
         assert "secret" not in caplog.text
 
     @pytest.mark.parametrize("error", [StoreUnavailable("memory://", "away"), BufferFull("shop.collect", "", 1)])
@@ -189,7 +189,7 @@ class TestUnread:
 
         assert (again.id, again.args, again.headers[REDELIVERIES]) == ("m1", [{"device": "d1", "celsius": "hot"}], 1)
         worker.run()
-        assert [item.id for item in kept(app, "unresolved")] == ["m1"]
+        assert [item.id for _, item in unresolved(app)] == ["m1"]
 
 
 def raising(error: Exception) -> Any:

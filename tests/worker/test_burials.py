@@ -33,8 +33,8 @@ from celery_sagas.core.requests.requests import Came, ReturnAddress, Target
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import control, runtime
-from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures import dead_letters, requests
+from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.redelivery import HELD_S
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks

@@ -439,7 +439,7 @@ class Shelf(Backend):
         kept = MemoryBackend(url.replace("shelf://", "memory://"), prefix=prefix, clock=clock)
         self.url, self.prepared = url, 0
         self.sagas, self.outbox, self.journal, self.deliveries = kept.sagas, kept.outbox, kept.journal, kept.deliveries
-        self.dead, self.aggregates, self.buffers, self.leftovers = kept.dead, kept.aggregates, kept.buffers, kept.leftovers
+        self.dead, self.aggregates, self.buffers = kept.dead, kept.aggregates, kept.buffers
 
     def prepare(self, *, create_schema: bool, processes: int) -> list[str]:
         self.prepared += 1

@@ -20,7 +20,7 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, NewApp, Worker, backend_of
-from tests.worker.collectors import Boom, Collected, Reading, aggregators, collector, counts, ids, kept
+from tests.worker.collectors import Boom, Collected, Reading, aggregators, collector, counts, ids, rejected
 
 __all__ = ["aggregators"]
 
@@ -252,8 +252,10 @@ class TestFunction:
         assert worker.waiting() == []
         assert (seen, counts(app).buffered) == ([2, 2, 2], 0)
 
-    def test_item_that_fails_alone_is_set_aside(self, new_app: NewApp, clock: Clock) -> None:
-        """And the others are tried after the pause; there is nothing that a dead letter could say."""
+    def test_item_that_fails_alone_becomes_a_dead_letter(
+        self, new_app: NewApp, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """And the others are tried after the pause."""
         app = new_app(saga_max_deliveries=2)
         _, collected = filled()
         worker = Worker(app)
@@ -263,16 +265,25 @@ class TestFunction:
                 raise Boom
 
         collected.work = work
-        while not kept(app):
+        told: list[dict[str, Any]] = []
+
+        @signals.step_failed.connect
+        def tell(**facts: Any) -> None:
+            told.append(facts)
+
+        while not rejected(app):
             assert isinstance(worker.one().error, Retry)
             *_, again = worker.waiting()
             clock.advance(round(delay_of(again)) * 1000)
 
-        assert [(item.id, item.note) for item in kept(app)] == [("a", "it fails alone: Boom()")]
+        (letter,) = rejected(app)
+        assert (letter.task, letter.message_id, letter.error) == ("shop.collect", "a", "Boom")
+        (facts,) = told
+        assert (facts["sender"].name, facts["letter"].id, type(facts["exception"])) == ("shop.collect.flush", letter.id, Boom)
+        assert f"shop.collect[a] failed and is kept as the dead letter {letter.id}: Boom" in caplog.text
         assert ids(app) == ["b"]
         worker.run()
         assert (collected.items[-1], ids(app)) == ([D2], [])
-        assert backend_of(app).dead.list(10) == []
 
 
 class TestMessage:

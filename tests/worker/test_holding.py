@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 from kombu.common import QoS
 
-from celery_sagas.worker.failures.holding import Hold
 from celery_sagas.worker.failures import holding
+from celery_sagas.worker.failures.holding import Hold
 
 PREFETCHED = 2
 

@@ -285,6 +285,19 @@ class TestInspect:
 
         assert self.ask(app)["dead_letters"] == 1
 
+    def test_counts_those_of_the_aggregators_backend_too(self, new_app: NewApp, tmp_path: Path) -> None:
+        """Whether a runtime is open, or the backends are opened for it."""
+        backends = {name: f"sqlite:///{tmp_path}/{name}.sqlite3" for name in ("sagas", "batches")}
+        app = new_app(saga_aggregator_backend=backends["batches"])
+        app.conf.saga_backend = backends["sagas"]
+        runtime_of(app).prepare(processes=1)
+        for backend in runtime_of(app).backends:
+            backend.dead.add(letter())
+
+        assert self.ask(app)["dead_letters"] == 2
+        close_runtime(app)
+        assert self.ask(app)["dead_letters"] == 2
+
     def test_store_that_fails(self, fast: Celery, thread: RelayThread, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rest is shown all the same."""
         monkeypatch.setattr(backend_of(fast).dead, "count", Mock(side_effect=StoreUnavailable("redis://h", "it is loading")))

@@ -60,7 +60,7 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         return f"<Batch of {len(self)}: name={self.name!r}{group}, reason={self.reason!r}>"
 
     def reject(self, item: ItemT, reason: object = "") -> None:
-        """Set one item aside, whatever becomes of the others: ``celery sagas aggregates`` lists it.
+        """Reject one item, whatever becomes of the others: it becomes a dead letter.
 
         It is done with the batch, when the function returns or raises. To reject an item again changes the reason.
 

@@ -1,11 +1,8 @@
 """The items of an aggregator: encoded where they are given, read where they are flushed, and sorted into groups."""
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
@@ -22,8 +19,6 @@ from celery_sagas.errors import BUGS, DefinitionError, InvalidMessage
 GroupBy = str | tuple[str, ...] | Callable[[Any], object]
 #: The parameter that stands for the item in paths.
 _ITEM: Final = "item"
-#: Where an object stands in memory, which its text tells.
-_ADDRESS: Final = re.compile(" at 0x[0-9a-fA-F]+")
 
 
 class Encoded(NamedTuple):
@@ -134,15 +129,6 @@ class ItemType:
             return text_of(read_path(_path(self.correlate_by), {_ITEM: item}))
         except ValueError:
             return None
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A text that changes when the type does: what could not be read may be readable then."""
-        try:
-            schema: object = self._adapter.json_schema()
-        except Exception:  # not every type that can be read has one
-            schema = _ADDRESS.sub("", repr(self.annotation))
-        return blake2b(json.dumps(schema, sort_keys=True, default=repr).encode(), digest_size=12).hexdigest()
 
     def _check_paths(self, keyword: str, paths: Sequence[tuple[str, ...]], remedy: str) -> None:
         for path in paths:

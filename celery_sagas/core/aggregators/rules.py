@@ -8,7 +8,7 @@ LARGEST_SIZE: Final = 10_000
 DEFAULT_LIMIT: Final = 1_000
 
 #: Why a group is flushed: it has enough items; the oldest has waited for long enough; none has come for long enough; somebody
-#: asked for it; items have come back from a flush that failed or died, or from those that were set aside.
+#: asked for it; items have come back from a flush that failed or died, can be read now, or were rejected and put back.
 Reason = Literal["size", "age", "idle", "asked", "again"]
 
 
@@ -82,7 +82,7 @@ def allowed(rules: Rules, attempts: int) -> int:
     """Return how many items may be in one batch with an item whose flushes have failed so often.
 
     After ``max_attempts`` the batches become half as large with each failure, down to the item that fails alone. 0: that was
-    its last attempt, it is set aside.
+    its last attempt, it is rejected.
     """
     return rules.limit >> max(attempts - rules.max_attempts + 1, 0)
 

@@ -44,7 +44,7 @@ def unread_item(definition: AggregatorDefinition, id: str, value: object, max_by
         InvalidMessage: It is too large, or does not say to which group it belongs.
     """
     payload = _payload(definition, value, max_bytes)
-    return definition.items.group_of(value), NewItem(id, payload, unread_by=definition.items.fingerprint)
+    return definition.items.group_of(value), NewItem(id, payload, is_unreadable=True)
 
 
 def buffer(store: AggregateStore, rules: Rules, items: Sequence[tuple[str, NewItem]], ask: Callable[[str], bool]) -> int:

@@ -2,23 +2,25 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Reason, Rules, allowed
+from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.engine.aggregators.renewal import Renewal
-from celery_sagas.errors import InvalidMessage, LeaseLost, StoreError, StoreUnavailable
+from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, letter_of
+from celery_sagas.errors import InvalidMessage, ItemRejected, LeaseLost, StoreError, StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
-from celery_sagas.stores.items import Item, Keeping, Snapshot
+from celery_sagas.stores.items import Item, Snapshot
+from celery_sagas.stores.records import DeadLetter
 
 logger = logging.getLogger("celery_sagas")
 
-_NOTE_CHARACTERS = 2_000
 #: The part of a delay for which a group pauses at least: the retry may come a little early, by the clock of another machine.
 _PAUSE_OF_DELAY = 0.8
 #: Seconds between two attempts to remove what was flushed, while the store is away: the function must not run again for that.
@@ -34,6 +36,13 @@ class Verdict:
     delay_s: float = 0.0  #: after which the caller asks for the next flush
 
 
+class Rejection(NamedTuple):
+    """An item that has become a dead letter, and why."""
+
+    letter: DeadLetter
+    error: Exception
+
+
 @dataclass(frozen=True, slots=True)
 class Flushed:
     """What came of a flush."""
@@ -42,12 +51,17 @@ class Flushed:
     group: str
     reason: str = ""  #: why the gate was open; empty if it was closed
     items: int = 0  #: that the function was given
-    rejected: int = 0
     unresolved: int = 0  #: that could not be read
+    rejections: tuple[Rejection, ...] = ()
     result: Any = None
     error: Exception | None = None  #: what the function raised
     is_settled: bool = False  #: whether nothing is to be tried again, although it raised
     delay_s: float = 0.0  #: after which it is
+
+    @property
+    def rejected(self) -> int:
+        """How many items were rejected."""
+        return len(self.rejections)
 
 
 @dataclass(slots=True)
@@ -81,71 +95,86 @@ class Flush:
 
     def _run(self, snapshot: Snapshot) -> Flushed:
         items, values, unread = self._read(snapshot)
+        flushed = Flushed(self.definition.name, self.group, snapshot.reason, len(items), len(unread))
         if not items:
-            self._remove(unread)
-            return self._flushed(snapshot, None, unread)
-        reason = cast("Reason", snapshot.reason)
+            self._remove((), unread)
+            return flushed
         batch = Batch(
             values,
             ids=[item.id for item in items],
             name=self.definition.name,
             group=self.group,
-            reason=reason,
+            reason=cast("Reason", snapshot.reason),
             unresolved_count=snapshot.unresolved + len(unread),
         )
         try:
             result = self.call(batch)
         except Exception as exc:
-            return self._fail(snapshot, items, batch, unread, exc)
-        self._remove([*unread, *_rejections(items, batch)])
-        return self._flushed(snapshot, batch, unread, result=result)
+            return self._fail(snapshot, items, self._rejections(items, batch), unread, replace(flushed, error=exc))
+        rejections = self._rejections(items, batch)
+        self._remove(rejections, unread)
+        return replace(flushed, rejections=rejections, result=result)
 
-    def _fail(self, snapshot: Snapshot, items: list[Item], batch: Batch[Any], unread: list[Keeping], error: Exception) -> Flushed:
+    def _fail(
+        self, snapshot: Snapshot, items: list[Item], rejections: tuple[Rejection, ...], unread: list[int], flushed: Flushed
+    ) -> Flushed:
+        error = cast("Exception", flushed.error)
         verdict = self.judge(error, items[0].attempts)
-        kept = [*unread, *_rejections(items, batch)]
         if verdict.is_done:
-            self._remove(kept)
-            return self._flushed(snapshot, batch, unread, error=error, is_settled=True)
-        flushed = self._flushed(snapshot, batch, unread, error=error, delay_s=verdict.delay_s)
+            self._remove(rejections, unread)
+            return replace(flushed, rejections=rejections, is_settled=True)
         if verdict.is_counted and self._was_last(snapshot):
-            kept, flushed = [Keeping(items[0].number, "rejected", _note_of(error))], replace(flushed, rejected=1)
-            logger.error("%s: the item %s fails alone, and is set aside: %r", self._subject, items[0].id, error)
-        self._release(kept, verdict)  # also where nothing comes back: the group pauses
-        return flushed
+            rejections = (self._rejection(items[0], error),)
+        is_released = self._release(rejections, unread, verdict)  # also where nothing comes back: the group pauses
+        return replace(flushed, rejections=rejections if is_released else (), delay_s=verdict.delay_s)
 
     def _was_last(self, snapshot: Snapshot) -> bool:
         """Whether this was the last attempt of an item, alone."""
         return len(snapshot.items) == 1 and allowed(self.rules, snapshot.items[0].attempts + 1) == 0
 
     def _is_exhausted(self, snapshot: Snapshot) -> bool:
-        """Whether the last attempt of an item, alone, has ended its worker, so that nobody was left to set it aside."""
+        """Whether the last attempt of an item, alone, has ended its worker, so that nobody was left to reject it."""
         return len(snapshot.items) == 1 and allowed(self.rules, snapshot.items[0].attempts) == 0
 
     def _reject_exhausted(self, snapshot: Snapshot) -> Flushed:
         (item,) = snapshot.items
-        note = f"its flushes have failed, or ended their worker, {item.attempts} times, the last of them alone"
-        self._remove([Keeping(item.number, "rejected", note)])
-        logger.error("%s: the item %s is set aside: %s", self._subject, item.id, note)
-        return Flushed(self.definition.name, self.group, snapshot.reason, rejected=1)
+        reason = f"its flushes have failed, or ended their worker, {item.attempts} times, the last of them alone"
+        rejections = (self._rejection(item, ItemRejected(self.definition.name, self.group, item.id, reason)),)
+        self._remove(rejections, ())
+        return Flushed(self.definition.name, self.group, snapshot.reason, rejections=rejections)
 
-    def _read(self, snapshot: Snapshot) -> tuple[list[Item], list[Any], list[Keeping]]:
-        """Return the items that can be read, what they are, and the others."""
+    def _rejections(self, items: list[Item], batch: Batch[Any]) -> tuple[Rejection, ...]:
+        name, group = self.definition.name, self.group
+        found = [(items[position], reason) for position, reason in batch.rejected.items()]
+        return tuple(self._rejection(item, ItemRejected(name, group, item.id, reason)) for item, reason in found)
+
+    def _rejection(self, item: Item, error: Exception) -> Rejection:
+        """Make the dead letter of an item: its id is the same each time."""
+        name, group = self.definition.name, self.group
+        letter = letter_of(name, item.id, "", error, item.payload)
+        if isinstance(error, ItemRejected):
+            letter = letter._replace(text=storable(error.reason, TEXT_CHARACTERS), traceback="")
+        id = derived_id(f"{item.number}/{name}/{group}", f"{item.id}/rejected")
+        return Rejection(letter._replace(id=id, key=group, number=item.number, buffered_at=item.at), error)
+
+    def _read(self, snapshot: Snapshot) -> tuple[list[Item], list[Any], list[int]]:
+        """Return the items that can be read, what they are, and the numbers of the others."""
         items, values, unread = [], [], []
         for item in snapshot.items:
             try:
                 values.append(self.definition.items.read(item.payload))
                 items.append(item)
             except InvalidMessage as exc:
-                unread.append(Keeping(item.number, "unresolved", self.definition.items.fingerprint))
-                logger.warning("%s: the item %s cannot be read, and is kept until it can be: %s", self._subject, item.id, exc)
+                unread.append(item.number)
+                logger.warning("%s: the item %s cannot be read, and waits until it can be: %s", self._subject, item.id, exc)
         return items, values, unread
 
-    def _remove(self, kept: list[Keeping]) -> None:
+    def _remove(self, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
         """End the lease; while the store is away, try for half of its time."""
-        give_up, attempts = time.monotonic() + self.rules.lease_ms / 2000, 0
+        give_up, attempts, letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _letters(rejections)
         while True:
             try:
-                is_open = self.store.remove(self.rules, self.group, self.token, kept)
+                is_open = self.store.remove(self.rules, self.group, self.token, rejected=letters, unreadable=unread)
                 break
             except LeaseLost:
                 if not attempts:
@@ -160,19 +189,19 @@ class Flush:
         if is_open:
             self.ask(self.group)
 
-    def _release(self, kept: list[Keeping], verdict: Verdict) -> None:
+    def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: Verdict) -> bool:
+        """End the lease, and return whether that was done."""
+        how: dict[str, Any] = {"rejected": _letters(rejections), "unreadable": unread, "counted": verdict.is_counted}
+        pause_ms = _pause_ms(verdict.delay_s * 1000, self.rules.lease_ms)
         try:
-            pause_ms = _pause_ms(verdict.delay_s * 1000, self.rules.lease_ms)
-            self.store.release(self.rules, self.group, self.token, kept, counted=verdict.is_counted, delay_ms=pause_ms)
+            self.store.release(self.rules, self.group, self.token, **how, delay_ms=pause_ms)
         except StoreError as exc:  # the error of the function says more
             logger.warning("%s: its items are not released, they come back when its lease ends: %s", self._subject, exc)
+            return False
+        return True
 
     def _renew(self) -> bool:
         return self.store.renew(self.rules, self.group, self.token)
-
-    def _flushed(self, snapshot: Snapshot, batch: Batch[Any] | None, unread: list[Keeping], **outcome: Any) -> Flushed:
-        items, rejected = (len(batch), len(batch.rejected)) if batch is not None else (0, 0)
-        return Flushed(self.definition.name, self.group, snapshot.reason, items, rejected, len(unread), **outcome)
 
     @property
     def _subject(self) -> str:
@@ -184,11 +213,5 @@ def _pause_ms(delay_ms: float, lease_ms: int) -> int:
     return int(max(delay_ms * _PAUSE_OF_DELAY, delay_ms - lease_ms / 2))
 
 
-def _rejections(items: list[Item], batch: Batch[Any]) -> list[Keeping]:
-    return [
-        Keeping(items[position].number, "rejected", storable(note, _NOTE_CHARACTERS)) for position, note in batch.rejected.items()
-    ]
-
-
-def _note_of(error: Exception) -> str:
-    return storable(f"it fails alone: {error!r}", _NOTE_CHARACTERS)
+def _letters(rejections: Sequence[Rejection]) -> list[DeadLetter]:
+    return [rejection.letter for rejection in rejections]

@@ -1,4 +1,4 @@
-"""What a relay does for aggregators: groups that are due are flushed, and what could not be read is tried by other code."""
+"""What a relay does for aggregators: groups that are due are flushed, and unreadable items are tried again."""
 
 import logging
 import time
@@ -9,7 +9,7 @@ from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.errors import InvalidMessage, PublishError
-from celery_sagas.stores.items import Addition, Kept
+from celery_sagas.stores.items import Addition, Item
 from celery_sagas.stores.ports import Backend
 
 logger = logging.getLogger("celery_sagas")
@@ -18,7 +18,7 @@ logger = logging.getLogger("celery_sagas")
 BATCH = 100
 #: Groups that one sweep looks at after a start.
 LOOKED_AT = 200
-#: Seconds between two looks at what this code has not tried to read yet, when nothing was left by the last.
+#: Seconds between two rounds through the unreadable items of all aggregators.
 PAUSE_S = 60.0
 
 
@@ -41,6 +41,8 @@ class Groups:
         self._next_reading = self.clock()
         #: By aggregator: its last group that was looked at since this process began; its rules may be new.
         self._looked_at: dict[str, str | None] = {}
+        #: By aggregator: the last unreadable item of this round, with its group.
+        self._tried: dict[str, tuple[str, int]] = {}
 
     def sweep(self, sweep: Sweep, must_end: Callable[[], bool]) -> None:
         """Ask for the flushes that are due, as long as the broker takes them; end before what was claimed first is due again."""
@@ -59,7 +61,7 @@ class Groups:
         if known and not must_end() and self.clock() >= self._next_reading:
             self._next_reading = self.clock() + PAUSE_S
             for definition in known.values():
-                self._read_again(definition)
+                self._try_again(definition)
 
     def _look_at_some(self, sweep: Sweep, definition: AggregatorDefinition) -> None:
         """Have some groups looked at by the rules that the aggregator has now: they have their due times by older ones."""
@@ -84,24 +86,25 @@ class Groups:
         sweep.flushes += 1
         return True
 
-    def _read_again(self, definition: AggregatorDefinition) -> None:
-        """Put back what this code can read, and note on the rest that it cannot."""
-        leftovers, reader = self.backend.leftovers, definition.items.fingerprint
-        unread = leftovers.unread(definition.name, reader, BATCH)
-        readable = [kept.handle for kept in unread if _is_readable(definition, kept)]
-        others = [kept.handle for kept in unread if kept.handle not in set(readable)]
-        if readable:
-            count = leftovers.put_back(self.rules_of(definition), readable)
-            logger.info("%s: %d items can be read now, and are flushed", definition.name, count)
-        if others:
-            leftovers.note(definition.name, others, reader)
-        if len(unread) == BATCH:
-            self._next_reading = self.clock()
+    def _try_again(self, definition: AggregatorDefinition) -> None:
+        """Free the next unreadable items that this code can read: the code has changed, or what it was that could not."""
+        name = definition.name
+        items = self.backend.buffers.unresolved(name, BATCH, self._tried.pop(name, None))
+        groups: dict[str, list[int]] = {}
+        for group, item in items:
+            if _is_readable(definition, item):
+                groups.setdefault(group, []).append(item.number)
+        count = sum(self.backend.aggregates.resolve(self.rules_of(definition), *each) for each in groups.items())
+        if count:
+            logger.info("%s: %d items can be read now, and are flushed", name, count)
+        if len(items) == BATCH:
+            group, last = items[-1]
+            self._tried[name], self._next_reading = (group, last.number), self.clock()
 
 
-def _is_readable(definition: AggregatorDefinition, kept: Kept) -> bool:
+def _is_readable(definition: AggregatorDefinition, item: Item) -> bool:
     try:
-        definition.items.read(kept.payload)
+        definition.items.read(item.payload)
     except InvalidMessage:
         return False
     return True

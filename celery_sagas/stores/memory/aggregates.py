@@ -1,15 +1,17 @@
 """Aggregators in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from heapq import nsmallest
 from itertools import islice
 
 from celery_sagas.core.aggregators.rules import taken
 from celery_sagas.errors import ItemNotBuffered, LeaseLost, NothingBuffered
-from celery_sagas.stores.aggregates import AggregateStore, Buffers, Leftovers
-from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, Keeping, Kept, NewItem, Rules, Snapshot
-from celery_sagas.stores.memory.buffers import Buffer, Lease, Left, Place
+from celery_sagas.stores.aggregates import AggregateStore, Buffers
+from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, NewItem, Rules, Snapshot
+from celery_sagas.stores.memory.buffers import Buffer, Lease, Place
+from celery_sagas.stores.memory.dead import keep
 from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.records import DeadLetter
 
 
 class MemoryAggregateStore(AggregateStore):
@@ -74,34 +76,85 @@ class MemoryAggregateStore(AggregateStore):
             self._buffers.settle(place, rules, now)
             return True
 
-    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
+    def remove(
+        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+    ) -> bool:
         with self._state.lock:
             place, now = (rules.name, group), self._clock()
-            buffer, numbers = self._end(place, token)
-            for number in numbers - {keeping.number for keeping in kept}:
-                self._buffers.remember(place, buffer.drop(number).id, rules, now)
-            self._buffers.keep(place, rules, kept, now)
+            buffer, numbers = self._end(place, token, unreadable)
+            self._remove(place, rules, numbers, rejected, now)
             is_open = buffer.ask(rules, now)
             self._buffers.settle(place, rules, now)
             return is_open
 
     def release(
-        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        counted: bool = True,
+        delay_ms: int = 0,
     ) -> None:
         with self._state.lock:
             place, now = (rules.name, group), self._clock()
-            buffer, numbers = self._end(place, token)
-            buffer.free_again(numbers - {keeping.number for keeping in kept}, attempts=int(counted))
-            self._buffers.keep(place, rules, kept, now)
+            buffer, numbers = self._end(place, token, unreadable)
+            gone = numbers & {letter.number for letter in rejected}
+            buffer.free_again(numbers - gone, attempts=int(counted))
+            self._remove(place, rules, gone, rejected, now)
             buffer.paused_until = max(buffer.paused_until, now + delay_ms)
             buffer.marked_until = max(buffer.marked_until, now + delay_ms + rules.lease_ms)
             self._buffers.settle(place, rules, now)
 
-    def _end(self, place: Place, token: str) -> tuple[Buffer, set[int]]:
+    def _end(self, place: Place, token: str, unreadable: Collection[int]) -> tuple[Buffer, set[int]]:
+        """End a lease; return the numbers of its items that can be read."""
         buffer = self._buffers.groups.get(place)
         if buffer is None or token not in buffer.leases:
             raise LeaseLost(*place, token)
-        return buffer, set(buffer.leases.pop(token).numbers)
+        numbers = set(buffer.leases.pop(token).numbers)
+        buffer.unresolved |= numbers.intersection(unreadable)
+        return buffer, numbers.difference(unreadable)
+
+    def _remove(self, place: Place, rules: Rules, numbers: set[int], rejected: Sequence[DeadLetter], now: int) -> None:
+        for letter in rejected:
+            if letter.number in numbers:
+                keep(self._state, letter, now)
+        for number in numbers:
+            self._buffers.remember(place, self._buffers.groups[place].drop(number).id, rules, now)
+
+    def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
+        with self._state.lock:
+            place = rules.name, group
+            buffer = self._buffers.groups.get(place, Buffer())
+            found = buffer.unresolved.intersection(numbers)
+            if found:
+                self._free_anew(place, rules, found)
+            return len(found)
+
+    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+        with self._state.lock:
+            place = rules.name, letter.key
+            buffer = self._buffers.groups.get(place, Buffer())
+            if letter.id not in self._state.letters or letter.message_id in buffer.ids:
+                return False
+            del self._state.letters[letter.id]
+            self._buffers.groups[place] = buffer
+            buffer.items[letter.number] = Item(letter.number, letter.message_id, letter.payload, letter.buffered_at)
+            buffer.ids[letter.message_id] = letter.number
+            self._free_anew(place, rules, {letter.number})
+            return True
+
+    def _free_anew(self, place: Place, rules: Rules, numbers: set[int]) -> None:
+        """Free items that were under no lease, and have their group looked at."""
+        buffer = self._buffers.groups[place]
+        buffer.unresolved -= numbers
+        for number in numbers:
+            buffer.items[number] = buffer.items[number]._replace(attempts=0)
+        buffer.free_again(numbers, attempts=0)
+        buffer.marked_until = 0
+        self._buffers.settle(place, rules, self._clock())
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
         with self._state.lock:
@@ -141,9 +194,8 @@ class MemoryBuffers(Buffers):
     def count(self, name: str, group: str | None = None) -> Counts:
         with self._state.lock:
             groups = [buffer for place, buffer in self._buffers.groups.items() if place[0] == name and group in (None, place[1])]
-            rejected = [left for left in self._buffers.rejected_of(name) if group in (None, left.place[1])]
             buffered, unresolved = sum(len(each.items) for each in groups), sum(len(each.unresolved) for each in groups)
-            return Counts(len(groups), buffered, unresolved, len(rejected))
+            return Counts(len(groups), buffered, unresolved)
 
     def groups(self, name: str, limit: int, after: str = "") -> list[Group]:
         with self._state.lock:
@@ -157,11 +209,18 @@ class MemoryBuffers(Buffers):
             first = nsmallest(limit, (number for number in buffer.items if number > after))
             return [buffer.shown(number) for number in first]
 
+    def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
+        with self._state.lock:
+            groups = {place[1]: buffer for place, buffer in self._buffers.groups.items() if place[0] == name}
+            numbers = sorted((group, number) for group, buffer in groups.items() for number in buffer.unresolved)
+            first = [each for each in numbers if after is None or each > after][:limit]
+            return [(group, groups[group].shown(number)) for group, number in first]
+
     def open(self, rules: Rules, group: str) -> bool:
         with self._state.lock:
             place, now = (rules.name, group), self._clock()
             buffer = self._buffers.groups.get(place)
-            numbers = set(buffer.items) - set(buffer.unresolved) if buffer else ()
+            numbers = buffer.items.keys() - buffer.unresolved if buffer else ()
             if buffer is None or not numbers:
                 return False
             buffer.open(max(numbers), "asked")
@@ -170,14 +229,14 @@ class MemoryBuffers(Buffers):
             self._buffers.settle(place, rules, now)
             return True
 
-    def remove(self, rules: Rules, group: str, id: str) -> None:
+    def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
         with self._state.lock:
             place = rules.name, group
             buffer = self._buffers.groups.get(place)
             if buffer is None:
                 raise NothingBuffered(*place)
             number = buffer.ids.get(id)
-            if number is None or buffer.shown(number).state == "leased":
+            if number is None or (number not in buffer.unresolved if unresolved else buffer.shown(number).state == "leased"):
                 raise ItemNotBuffered(*place, id, len(buffer.items))
             self._drop(place, rules, [number])
 
@@ -194,75 +253,6 @@ class MemoryBuffers(Buffers):
 
     def _drop(self, place: Place, rules: Rules, numbers: Sequence[int]) -> None:
         _drop(self._state, place, rules, numbers, self._clock())
-
-
-class MemoryLeftovers(Leftovers):
-    """Unresolved and rejected items."""
-
-    def __init__(self, state: State, clock: Clock) -> None:
-        self._state = state
-        self._buffers = state.buffers
-        self._clock = clock
-
-    def kept(self, name: str, kind: str, limit: int, after: str = "") -> list[Kept]:
-        with self._state.lock:
-            lefts = self._unresolved(name) if kind == "unresolved" else self._buffers.rejected_of(name)
-            return [kept for _, _, kept in lefts if not after or int(kept.handle) > int(after)][:limit]
-
-    def unread(self, name: str, reader: str, limit: int) -> list[Kept]:
-        with self._state.lock:
-            return [kept for _, _, kept in self._unresolved(name) if kept.note != reader][:limit]
-
-    def note(self, name: str, handles: Sequence[str], reader: str) -> int:
-        with self._state.lock:
-            lefts = [left for left in self._unresolved(name) if left.kept.handle in handles]
-            for place, number, _ in lefts:
-                unresolved = self._buffers.groups[place].unresolved
-                unresolved[number] = unresolved[number]._replace(reader=reader)
-            return len(lefts)
-
-    def put_back(self, rules: Rules, handles: Sequence[str]) -> int:
-        with self._state.lock:
-            now = self._clock()
-            places = [left.place for left in self._of(rules.name, handles) if self._put_back(left)]
-            for place in set(places):
-                self._buffers.groups[place].marked_until = 0
-                self._buffers.settle(place, rules, now)
-            return len(places)
-
-    def _put_back(self, left: Left) -> bool:
-        place, number, kept = left
-        buffer = self._buffers.groups.setdefault(place, Buffer())
-        if buffer.ids.get(kept.id, number) != number:
-            return False
-        self._buffers.rejected.pop(kept.handle, None)
-        buffer.unresolved.pop(number, None)
-        buffer.items[number] = Item(number, kept.id, kept.payload, kept.at)
-        buffer.ids[kept.id] = number
-        buffer.free_again([number], attempts=0)
-        return True
-
-    def discard(self, rules: Rules, handles: Sequence[str]) -> int:
-        with self._state.lock:
-            lefts, now = self._of(rules.name, handles), self._clock()
-            for place, number, kept in lefts:
-                if kept.kind == "rejected":
-                    del self._buffers.rejected[kept.handle]
-                else:
-                    _drop(self._state, place, rules, [number], now)
-            return len(lefts)
-
-    def _of(self, name: str, handles: Sequence[str]) -> list[Left]:
-        return [left for left in (*self._unresolved(name), *self._buffers.rejected_of(name)) if left.kept.handle in handles]
-
-    def _unresolved(self, name: str) -> list[Left]:
-        lefts = []
-        for place, buffer in self._buffers.groups.items():
-            for number, (handle, reader) in buffer.unresolved.items() if place[0] == name else ():
-                item = buffer.items[number]
-                kept = Kept(f"{handle}", place[1], item.id, item.payload, item.at, "unresolved", reader)
-                lefts.append(Left(place, number, kept))
-        return sorted(lefts, key=lambda left: int(left.kept.handle))
 
 
 def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> Lease | None:

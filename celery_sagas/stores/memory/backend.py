@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
-from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers, MemoryLeftovers
+from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers
 from celery_sagas.stores.memory.dead import MemoryDeadLetters
 from celery_sagas.stores.memory.deliveries import MemoryDeliveries
 from celery_sagas.stores.memory.journal import MemoryJournal
@@ -45,7 +45,6 @@ class MemoryBackend(Backend):
         self.dead = MemoryDeadLetters(state, clock)
         self.aggregates = MemoryAggregateStore(state, clock)
         self.buffers = MemoryBuffers(state, clock)
-        self.leftovers = MemoryLeftovers(state, clock)
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         if processes > 1:

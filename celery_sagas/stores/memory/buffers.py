@@ -1,13 +1,12 @@
 """The buffers of one backend in memory; whoever reads or writes them holds the lock."""
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
 
 from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
-from celery_sagas.stores.items import Item, Keeping, Kept, NewItem, State
+from celery_sagas.stores.items import Item, NewItem, State
 
 #: An aggregator and a group.
 Place = tuple[str, str]
@@ -22,21 +21,6 @@ class Lease:
     reason: str
 
 
-class Unread(NamedTuple):
-    """What is known of an unresolved item."""
-
-    handle: int
-    reader: str  #: the fingerprint of the code that could not read it
-
-
-class Left(NamedTuple):
-    """A leftover, and where it came from."""
-
-    place: Place
-    number: int
-    kept: Kept
-
-
 @dataclass(slots=True)
 class Buffer:
     """One group. Each item stands in ``items``; its number also in one of the views."""
@@ -44,7 +28,7 @@ class Buffer:
     items: dict[int, Item] = field(default_factory=dict)  #: by number
     free: list[int] = field(default_factory=list)  #: sorted
     leases: dict[str, Lease] = field(default_factory=dict)  #: by token
-    unresolved: dict[int, Unread] = field(default_factory=dict)  #: by number
+    unresolved: set[int] = field(default_factory=set)  #: numbers
     ids: dict[str, int] = field(default_factory=dict)
     last_at: int = 0
     open_to: int = 0
@@ -84,8 +68,8 @@ class Buffer:
         """Add an item."""
         self.items[number] = Item(number, new.id, new.payload, now)
         self.ids[new.id] = number
-        if new.unread_by:
-            self.unresolved[number] = Unread(number, new.unread_by)
+        if new.is_unreadable:
+            self.unresolved.add(number)
         else:
             self.free.append(number)
             self.last_at = now
@@ -102,7 +86,7 @@ class Buffer:
         """Remove an item from the buffer."""
         item = self.items.pop(number)
         del self.ids[item.id]
-        self.unresolved.pop(number, None)
+        self.unresolved.discard(number)
         return item
 
     def give_up_ended(self, now: int) -> None:
@@ -124,8 +108,7 @@ class Buffers:
     groups: dict[Place, Buffer] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     seen: dict[tuple[str, str, str], int] = field(default_factory=dict)  #: aggregator, group and id → until when it is known
-    rejected: dict[str, Left] = field(default_factory=dict)  #: by handle, in their order
-    numbers: Iterator[int] = field(default_factory=lambda: count(1))  #: of items and of handles: none is used again
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))  #: of items: none is used again
 
     def settle(self, place: Place, rules: Rules, now: int) -> None:
         """Leave a group right after a change: with its due time, or not at all."""
@@ -139,20 +122,3 @@ class Buffers:
         """Remember the id of an item that was removed."""
         if rules.remember_ms:
             self.seen[(*place, id)] = now + rules.remember_ms
-
-    def keep(self, place: Place, rules: Rules, keepings: Sequence[Keeping], now: int) -> None:
-        """Keep items of a lease that is ending."""
-        buffer = self.groups[place]
-        for keeping in keepings:
-            handle = next(self.numbers)
-            if keeping.kind == "unresolved":
-                buffer.unresolved[keeping.number] = Unread(handle, keeping.note)
-                continue
-            item = buffer.drop(keeping.number)
-            kept = Kept(f"{handle}", place[1], item.id, item.payload, item.at, "rejected", keeping.note)
-            self.rejected[kept.handle] = Left(place, item.number, kept)
-            self.remember(place, item.id, rules, now)
-
-    def rejected_of(self, name: str) -> list[Left]:
-        """Return what was rejected of an aggregator, the first that was kept first."""
-        return [left for left in self.rejected.values() if left.place[0] == name]

@@ -14,7 +14,7 @@ class MemoryDeadLetters(DeadLetters):
 
     def add(self, letter: DeadLetter) -> None:
         with self._state.lock:
-            self._state.letters.setdefault(letter.id, letter._replace(at=self._clock()))
+            keep(self._state, letter, self._clock())
 
     def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
         with self._state.lock:
@@ -35,6 +35,11 @@ class MemoryDeadLetters(DeadLetters):
     def count(self) -> int:
         with self._state.lock:
             return len(self._state.letters)
+
+
+def keep(state: State, letter: DeadLetter, now: int) -> None:
+    """Keep a letter, unless one with its id is there."""
+    state.letters.setdefault(letter.id, letter._replace(at=now))
 
 
 def _age(letter: DeadLetter) -> tuple[int, str]:

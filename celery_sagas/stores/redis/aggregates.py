@@ -1,19 +1,29 @@
 """Aggregators in Redis."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, Final
 
 from celery_sagas.errors import LeaseLost
 from celery_sagas.stores.aggregates import AggregateStore
-from celery_sagas.stores.items import Added, Addition, DueGroup, Item, Keeping, Rules, Snapshot
+from celery_sagas.stores.items import Added, Addition, DueGroup, Item, Rules, Snapshot
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.client import Client
 from celery_sagas.stores.redis.connections import Word
 from celery_sagas.stores.redis.keys import Shard, new_call
-from celery_sagas.stores.redis.packing import digest_of_item, pack_item, unpack_item, unreadable, unreadable_in_list
+from celery_sagas.stores.redis.packing import (
+    digest_of_item,
+    encode,
+    pack_item,
+    pack_letter,
+    pack_rejected,
+    unpack_item,
+    unreadable,
+    unreadable_in_list,
+)
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.scripts import Now, load, servers_time
+from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
 from celery_sagas.stores.redis.turns import Turns
 
 #: How many groups one script marks, how many ids one forgets, and how many items one inserts: it holds up everybody else.
@@ -25,6 +35,8 @@ _CLAIM: Final = load("aggregate_claim")
 _RENEW: Final = load("aggregate_renew")
 _REMOVE: Final = load("aggregate_remove")
 _RELEASE: Final = load("aggregate_release")
+_RESOLVE: Final = load("aggregate_resolve")
+_RESTORE: Final = load("aggregate_restore")
 _CLAIM_DUE: Final = load("aggregate_claim_due")
 _PURGE: Final = load("aggregate_purge")
 
@@ -52,34 +64,61 @@ class RedisAggregateStore(AggregateStore):
 
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
         shard = self._placement.of_group(rules.name, group)
-        keys = shard.buffers.change(rules.name, group, keeps=False)
+        keys = shard.buffers.change(rules.name, group, is_usual=True)
         args = of_rules(rules, group, self._now(), "-")
         answer = self._client.run(_CLAIM, keys, [*args, token, rules.limit, rules.max_attempts], commits=True)
         return _snapshot(shard, rules, group, answer) if answer else None
 
     def renew(self, rules: Rules, group: str, token: str) -> bool:
-        keys = self._placement.of_group(rules.name, group).buffers.change(rules.name, group, keeps=False)
+        keys = self._placement.of_group(rules.name, group).buffers.change(rules.name, group, is_usual=True)
         return bool(self._client.run(_RENEW, keys, [*of_rules(rules, group, self._now(), "-"), token]))
 
-    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
+    def remove(
+        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+    ) -> bool:
         shard, call = self._placement.of_group(rules.name, group), new_call()
-        keys = shard.buffers.change(rules.name, group, keeps=bool(kept))
-        args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, *_flat(kept)]
+        keys = shard.buffers.change(rules.name, group, is_usual=not (rejected or unreadable))
+        args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, *_exceptions(rejected, unreadable)]
         answer = self._client.run(_REMOVE, keys, args, answer=shard.answer(call), commits=True)
         if answer < 0:
             raise LeaseLost(rules.name, group, token)
         return bool(answer)
 
     def release(
-        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        counted: bool = True,
+        delay_ms: int = 0,
     ) -> None:
         shard, call = self._placement.of_group(rules.name, group), new_call()
-        keys = shard.buffers.change(rules.name, group, keeps=bool(kept))
+        is_usual = not (rejected or unreadable)
+        keys = shard.buffers.change(rules.name, group, is_usual=is_usual)
         args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, int(counted), delay_ms]
-        # what is kept leaves the batch, and must not be lost
-        answer = self._client.run(_RELEASE, keys, [*args, *_flat(kept)], answer=shard.answer(call), commits=bool(kept))
-        if not answer:
+        args += _exceptions(rejected, unreadable)
+        # a letter must not be lost
+        if not self._client.run(_RELEASE, keys, args, answer=shard.answer(call), commits=not is_usual):
             raise LeaseLost(rules.name, group, token)
+
+    def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
+        chosen = list(numbers)
+        parts = [chosen[start : start + _AT_ONCE] for start in range(0, len(chosen), _AT_ONCE)]
+        return sum(self._change(_RESOLVE, rules, group, part) for part in parts)
+
+    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+        digest = digest_of_item(rules.name, letter.key, letter.message_id)
+        own: list[Word] = [encode(letter.id), letter.number, digest, pack_rejected(digest, letter)]
+        return bool(self._change(_RESTORE, rules, letter.key, own))
+
+    def _change(self, script: Script, rules: Rules, group: str, own: Sequence[Word]) -> int:
+        shard, call = self._placement.of_group(rules.name, group), new_call()
+        args = [*of_rules(rules, group, self._now(), call), *own]
+        keys = shard.buffers.change(rules.name, group)
+        return int(self._client.run(script, keys, args, answer=shard.answer(call), commits=True))
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
         known = list(dict.fromkeys(names))
@@ -124,12 +163,13 @@ class RedisAggregateStore(AggregateStore):
         return added
 
     def _insert(self, shard: Shard, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
-        keeps = any(item.unread_by for addition in additions for item in addition.items)
-        keys = shard.buffers.insertion(rules.name, [addition.group for addition in additions], keeps=keeps)
+        has_unreadable = any(item.is_unreadable for addition in additions for item in addition.items)
+        groups = [addition.group for addition in additions]
+        keys = shard.buffers.insertion(rules.name, groups, has_unreadable=has_unreadable)
         args = of_rules(rules, rules.name, self._now(), new_call())
         args += [rules.max_buffered, len(additions)]
         for addition in additions:
-            _pack(args, rules.name, addition, keeps)
+            _pack(args, rules.name, addition)
         answer = map(int, self._client.run(_INSERT, keys, args, commits=True).split())
         return [Added(new, bool(is_open), bool(is_full)) for new, is_open, is_full in zip(*[answer] * 3, strict=True)]
 
@@ -173,18 +213,18 @@ def _together(pieces: Sequence[Added]) -> Added:
     return Added(sum(each.added for each in pieces), any(each.is_open for each in pieces), any(each.is_full for each in pieces))
 
 
-def _pack(args: list[Word], name: str, addition: Addition, keeps: bool) -> None:
+def _pack(args: list[Word], name: str, addition: Addition) -> None:
     """Add what ``aggregate_insert`` takes of an addition."""
     group, items = addition
     digests = [digest_of_item(name, group, item.id) for item in items]
     args += [group, len(items), *digests]
     args += [pack_item(digest, item) for digest, item in zip(digests, items, strict=True)]
-    if keeps:
-        args += [item.unread_by for item in items]
 
 
-def _flat(kept: Sequence[Keeping]) -> list[Word]:
-    return [word for number, kind, note in kept for word in (number, kind, note)]
+def _exceptions(rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> list[Word]:
+    """Return what the end of a lease takes of the items that are neither removed nor released."""
+    letters = [word for letter in rejected for word in (letter.number, encode(letter.id), pack_letter(letter))]
+    return [len(unreadable), *unreadable, *letters]
 
 
 def _snapshot(shard: Shard, rules: Rules, group: str, answer: Sequence[Any]) -> Snapshot:

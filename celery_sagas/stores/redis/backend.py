@@ -13,7 +13,6 @@ from celery_sagas.stores.redis.connections import always
 from celery_sagas.stores.redis.dead import RedisDeadLetters
 from celery_sagas.stores.redis.deliveries import RedisDeliveries
 from celery_sagas.stores.redis.journal import RedisJournal
-from celery_sagas.stores.redis.leftovers import RedisLeftovers
 from celery_sagas.stores.redis.location import Kind, Location, locate
 from celery_sagas.stores.redis.options import Options, read_options
 from celery_sagas.stores.redis.outbox import RedisOutbox
@@ -56,7 +55,6 @@ class RedisBackend(Backend):
         self.dead = RedisDeadLetters(self.client, self._placement, now)
         self.aggregates = RedisAggregateStore(self.client, self._placement, now)
         self.buffers = RedisBuffers(self.client, self._placement, now)
-        self.leftovers = RedisLeftovers(self.client, self._placement, now)
 
     def __repr__(self) -> str:
         return f"RedisBackend({self.url!r})"

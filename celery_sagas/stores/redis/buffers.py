@@ -10,7 +10,7 @@ from celery_sagas.stores.redis.aggregates import of_rules, read_item
 from celery_sagas.stores.redis.client import Client
 from celery_sagas.stores.redis.connections import Word
 from celery_sagas.stores.redis.keys import Shard, new_call
-from celery_sagas.stores.redis.packing import digest_of_item
+from celery_sagas.stores.redis.packing import digest_of_item, encode
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
 
@@ -24,6 +24,7 @@ _NAMES: Final = load("buffer_names")
 _COUNT: Final = load("buffer_count")
 _GROUPS: Final = load("buffer_groups")
 _READ: Final = load("buffer_read")
+_UNRESOLVED: Final = load("buffer_unresolved")
 _OPEN: Final = load("buffer_open")
 _REMOVE: Final = load("buffer_remove")
 _CLEAR: Final = load("buffer_clear")
@@ -44,7 +45,7 @@ class RedisBuffers(Buffers):
     def count(self, name: str, group: str | None = None) -> Counts:
         shards = self._placement.in_turn() if group is None else [self._placement.of_group(name, group)]
         args: list[Word] = [] if group is None else [group]
-        kinds = ("groups", "items", "fresh_ids", "unresolved", "rejected", "rejected_of")
+        kinds = ("groups", "items", "fresh_ids", "unread")
         answers = [self._client.run(_COUNT, shard.buffers.of(name, *kinds), args) for shard in shards]
         return Counts(*map(sum, zip(*answers, strict=True)))
 
@@ -62,12 +63,33 @@ class RedisBuffers(Buffers):
             items += part
         return items
 
-    def open(self, rules: Rules, group: str) -> bool:
-        return bool(self._change(_OPEN, rules, group, keeps=False))
+    def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
+        shards = sorted(self._placement.in_turn(), key=lambda shard: shard.place)
+        begin = "-"
+        if after:
+            shards = shards[shards.index(self._placement.of_group(name, after[0])) :]
+            begin = f"({len(encode(after[0]))}:{after[0]}:{after[1]:016}"
+        found: list[tuple[str, Item]] = []
+        for shard in shards:
+            found += self._unresolved_of(shard, name, begin, limit - len(found))
+            if len(found) >= limit:
+                break
+            begin = "-"
+        return found
 
-    def remove(self, rules: Rules, group: str, id: str) -> None:
+    def _unresolved_of(self, shard: Shard, name: str, begin: str, limit: int) -> Iterator[tuple[str, Item]]:
+        answer = self._client.run(_UNRESOLVED, shard.buffers.of(name, "unread", "items", "attempts"), [begin, limit])
+        for member, attempts, packed in zip(*[iter(answer)] * 3, strict=True):
+            group = member.partition(b":")[2][:-17].decode()
+            item = read_item(shard, (name, group), int(member[-16:]), packed, attempts)
+            yield group, item._replace(state="unresolved")
+
+    def open(self, rules: Rules, group: str) -> bool:
+        return bool(self._change(_OPEN, rules, group, is_usual=True))
+
+    def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
         digest = digest_of_item(rules.name, group, id)
-        buffered = self._change(_REMOVE, rules, group, digest, rules.remember_ms)
+        buffered = self._change(_REMOVE, rules, group, digest, rules.remember_ms, int(unresolved))
         if buffered == 0:
             raise NothingBuffered(rules.name, group)
         if buffered > 0:
@@ -84,19 +106,20 @@ class RedisBuffers(Buffers):
     def _parts(self, name: str, group: str, limit: int, last: int) -> Iterator[list[Item]]:
         """Read a bounded number of items at once, until there are enough or no more."""
         shard = self._placement.of_group(name, group)
-        own = shard.buffers.of_group(name, group, "free", "leased", "unread", "fresh")
-        keys = [*shard.buffers.of(name, "items", "attempts"), *own, *shard.buffers.of(name, "fresh_ids")]
+        free, leased, fresh = shard.buffers.of_group(name, group, "free", "leased", "fresh")
+        items, attempts, unread, fresh_ids = shard.buffers.of(name, "items", "attempts", "unread", "fresh_ids")
+        keys = [items, attempts, free, leased, unread, fresh, fresh_ids]
         while limit > 0:
             at_once = min(limit, _AT_ONCE)
-            answer = self._client.run(_READ, keys, [last, at_once])
+            answer = self._client.run(_READ, keys, [last, at_once, group])
             rows = list(zip(*[iter(answer)] * 4, strict=True))
             yield [_read(shard, (name, group), int(number), state.decode(), *rest) for number, state, *rest in rows]
             limit = 0 if len(rows) < at_once else limit - at_once
             last = int(rows[-1][0]) if rows else last
 
-    def _change(self, script: Script, rules: Rules, group: str, *own: Word, keeps: bool = True) -> int:
+    def _change(self, script: Script, rules: Rules, group: str, *own: Word, is_usual: bool = False) -> int:
         shard, call = self._placement.of_group(rules.name, group), new_call()
-        keys = shard.buffers.change(rules.name, group, keeps=keeps)
+        keys = shard.buffers.change(rules.name, group, is_usual=is_usual)
         args = [*of_rules(rules, group, self._now(), call), *own]
         changed: int = self._client.run(script, keys, args, answer=shard.answer(call), commits=True)
         return changed

@@ -49,18 +49,15 @@ SHARD_KEYS: Final[Mapping[str, Kind]] = {
     ),
     "buffer:fresh_ids:<aggregator>": Kind("hash", "digest of aggregator, group and id -> number of a fresh item"),
     "buffer:attempts:<aggregator>": Kind("hash", "number of an item -> how many of its flushes have failed, if one has"),
-    "buffer:kept:<aggregator>": Kind("hash", "handle -> unresolved or rejected item, as lua/parts/keeping.lua says"),
-    "buffer:unresolved:<aggregator>": Kind("zset", "handles of unresolved items, by themselves: they grow with the time"),
-    "buffer:notes:<aggregator>": Kind("zset", "<bytes of note>:<note>:<handle> of each unresolved item"),
-    "buffer:rejected:<aggregator>": Kind("zset", "handles of rejected items, by themselves"),
-    "buffer:rejected_of:<aggregator>": Kind("hash", "group -> how many of its items are rejected, if there are any"),
+    "buffer:unread:<aggregator>": Kind("zset", "<bytes of group>:<group>:<number, 16 digits> of each unresolved item"),
     "buffer:free:<group>": Kind("zset", "numbers of the items that are free again, by themselves"),
     "buffer:leases:<group>": Kind("hash", "token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>"),
     "buffer:leased:<group>": Kind("hash", "token -> <number> <digest> … of the items under the lease"),
-    "buffer:unread:<group>": Kind("zset", "handles of the unresolved items, by the items' numbers"),
     "buffer:seen": Kind("zset", "digest of aggregator, group and id of a removed item, by the time in ms until when it is known"),
-    "buffer:sequence": Kind("hash", "number -> the last item's; kept -> the last handle"),
+    "buffer:sequence": Kind("hash", "number -> the last item's"),
     "buffer:names": Kind("zset", "aggregators that have ever buffered something, by their names"),
+    "letters": Kind("hash", "id -> dead letter of a rejected item"),
+    "letters:at": Kind("zset", "id of that, by its time in ms"),
     "answer:<call>": Kind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),
 }
 #: By what follows the hash tag ``{<prefix>:dead}``, of what has to do with messages that fail.
@@ -107,7 +104,7 @@ class Shard:
 
     def __init__(self, prefix: str, number: int, place: str) -> None:
         self.place = place
-        self._tag = tag = tag_of(prefix, str(number))
+        self.tag = tag = tag_of(prefix, str(number))  #: the hash tag of all of them
         self.reservations = f"{tag}:reservations"
         self.journal = f"{tag}:journal"
         self.order = f"{tag}:journal:order"
@@ -127,15 +124,15 @@ class Shard:
 
     def answer(self, call: str) -> str:
         """Return the key of what a call was answered."""
-        return answer_to(call, self._tag)
+        return answer_to(call, self.tag)
 
     def instances(self, saga: str) -> str:
         """Return the key of a saga's instances."""
-        return f"{self._tag}:instances:{saga}"
+        return f"{self.tag}:instances:{saga}"
 
     def keys(self, saga: str) -> str:
         """Return the key of a saga's keys and alternate keys."""
-        return f"{self._tag}:keys:{saga}"
+        return f"{self.tag}:keys:{saga}"
 
     def find(self, names: tuple[str, ...]) -> list[str]:
         """Return the keys of ``saga_find``; made once, since there are few sagas and many messages."""

@@ -4,22 +4,18 @@ The lengths make every text safe, whatever is in it, and a cut or edited value d
 """
 
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
 
 from celery_sagas.errors import StoreError, UnreadableState
-from celery_sagas.stores.items import Item, Kept, NewItem, State
+from celery_sagas.stores.items import Item, NewItem, State
 from celery_sagas.stores.records import KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
 
 #: The end of the year 9999 in milliseconds: what Python can tell.
 _LAST_TIME = 253_402_300_799_999
 #: The kinds of rows that end with their instance.
 _BOUND_KINDS = ("scheduled", "deadline")
-
-#: The kinds of kept items, by how they are kept.
-_KINDS: Mapping[bytes, Literal["unresolved", "rejected"]] = {b"u": "unresolved", b"r": "rejected"}
 
 
 class Malformed(ValueError):
@@ -125,13 +121,16 @@ def unpack_row(id: str, packed: bytes, attempts: int) -> OutboxRow:
 def pack_letter(letter: DeadLetter) -> bytes:
     """Pack a letter without its time: the script writes it before it."""
     texts = (letter.task, letter.message_id, letter.saga, letter.key, letter.error, letter.text, letter.traceback, letter.payload)
-    return _pack(texts)
+    return _pack(texts, letter.number, letter.buffered_at)
 
 
 def unpack_letter(id: str, packed: bytes) -> DeadLetter:
     """Read a letter."""
-    (at, *_), (task, message_id, saga, key, error, text, traceback, payload) = _split(packed, 1, 8)
-    return DeadLetter(id, task, message_id, saga, key, error, text, traceback, payload, int(at))
+    words, (task, message_id, saga, key, error, text, traceback, payload) = _split(packed, 1, 8)
+    if len(words) != 11:
+        raise Malformed("it does not say whether it is a message")
+    numbers = int(words[0]), int(words[9]), int(words[10])
+    return DeadLetter(id, task, message_id, saga, key, error, text, traceback, payload, *numbers)
 
 
 def digest_of_item(aggregator: str, group: str, id: str) -> bytes:
@@ -141,30 +140,21 @@ def digest_of_item(aggregator: str, group: str, id: str) -> bytes:
 
 
 def pack_item(digest: bytes, item: NewItem) -> bytes:
-    """Pack an item without its time: the script writes it before it."""
+    """Pack an item without its time: the script writes it before it, in the place of the mark of an unreadable one."""
     id, payload = encode(item.id), encode(item.payload)
-    return b"%b %d %d\n%b%b" % (digest, len(id), len(payload), id, payload)
+    mark = b"!" if item.is_unreadable else b""
+    return b"%b%b %d %d\n%b%b" % (mark, digest, len(id), len(payload), id, payload)
+
+
+def pack_rejected(digest: bytes, letter: DeadLetter) -> bytes:
+    """Pack the item of a letter."""
+    return b"%d %b" % (letter.buffered_at, pack_item(digest, NewItem(letter.message_id, letter.payload)))
 
 
 def unpack_item(number: int, packed: bytes, attempts: int = 0, state: State = "free") -> Item:
     """Read an item."""
     words, (id, payload) = _split(packed, 2, 2)
     return Item(number, id, payload, _number(words[0]), attempts, state)
-
-
-def unpack_kept(handle: str, packed: bytes, buffered: bytes) -> Kept:
-    """Read an unresolved or rejected item.
-
-    Args:
-        handle: Of it.
-        packed: What is kept under the handle.
-        buffered: The packed item, if that is in the buffer.
-    """
-    (kind, number, *_), (group, note, item) = _split(packed, 2, 3)
-    if kind not in _KINDS:
-        raise Malformed(f"{kind.decode(errors='replace')!r} is no kind of a kept item")
-    of = unpack_item(_number(number), encode(item) or buffered)
-    return Kept(handle, group, of.id, of.payload, of.at, _KINDS[kind], note)
 
 
 def unreadable(saga: str, key: str, stored_under: str, field: str, problem: object) -> UnreadableState:

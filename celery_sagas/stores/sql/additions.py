@@ -6,11 +6,10 @@ from sqlalchemy import Select, exists, select
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.core.aggregators.rules import Rules
-from celery_sagas.stores.items import Added, Addition, Keeping, NewItem
+from celery_sagas.stores.items import Added, Addition, NewItem
 from celery_sagas.stores.sql.bulk import insert_given, insert_rows, parameters
 from celery_sagas.stores.sql.groups import GroupRow, add_name, digest, forget_empty, lock_all, put_groups, save, settled
-from celery_sagas.stores.sql.items import FREE, UNRESOLVED, known_keys, numbers_of_keys, select_known, still_known
-from celery_sagas.stores.sql.kept import add_kept
+from celery_sagas.stores.sql.items import FREE, UNRESOLVED, known_keys, select_known, still_known
 from celery_sagas.stores.sql.session import Session
 from celery_sagas.stores.sql.statements import Values
 from celery_sagas.stores.sql.tables import buffer, group
@@ -18,7 +17,7 @@ from celery_sagas.stores.sql.tables import buffer, group
 #: In the place of the number that an item is about to get: larger than any that a gate was opened for.
 _LATEST = 2**62
 #: The columns of a new item: those that all of one call have in common, and its own.
-_COMMON, OWN = ("at", "attempts", "token", "rejected"), ("place", "key", "id", "payload", "state")
+_COMMON, OWN = ("at", "attempts", "token"), ("place", "key", "id", "payload", "state")
 
 _Keyed = list[tuple[str, NewItem]]
 
@@ -37,7 +36,6 @@ def insert(session: Session, rules: Rules, additions: Sequence[Addition]) -> lis
         arrivals = _Arrivals(rules, now, groups, known)
         answers = arrivals.take_all(keyed)
         arrivals.write(session)
-    arrivals.write_notes(session)
     if arrivals.items and not all(row.buffered for row in groups.values()):
         add_name(session, rules.name)
     return answers
@@ -67,7 +65,7 @@ class _Arrivals:
         if new and 0 < self._rules.max_buffered < row.buffered + len(new):
             return Added(0, is_full=True)
         self.items |= {key: (row, item) for key, item in new.items()}
-        self._count(row, sum(not item.unread_by for item in new.values()), len(new))
+        self._count(row, sum(not item.is_unreadable for item in new.values()), len(new))
         return Added(len(new), row.ask(self._rules, self._now))
 
     def _new(self, items: _Keyed) -> dict[str, NewItem]:
@@ -109,30 +107,20 @@ class _Arrivals:
         insert_rows(session, buffer, self._item_values(), self._common)
         save(session, self._rules, self._now, self._rows)
 
-    def write_notes(self, session: Session) -> None:
-        """Note why items are kept that were inserted as unresolved."""
-        unread = [key for key, (_, item) in self.items.items() if item.unread_by]
-        numbers = sorted(numbers_of_keys(session, unread))
-        add_kept(session, [self._unresolved(key, number) for number, key in numbers])
-
-    def _unresolved(self, key: str, number: int) -> tuple[GroupRow, Keeping]:
-        row, item = self.items[key]
-        return row, Keeping(number, "unresolved", item.unread_by)
-
     @property
     def _rows(self) -> list[GroupRow]:
         return list(self._groups.values())
 
     @property
     def _common(self) -> Values:
-        return dict(zip(_COMMON, (self._now, 0, "", 0), strict=True))
+        return dict(zip(_COMMON, (self._now, 0, ""), strict=True))
 
     def _item_values(self) -> list[Values]:
         return [_values(key, *item) for key, item in self.items.items()]
 
 
 def _values(key: str, row: GroupRow, item: NewItem) -> Values:
-    state = UNRESOLVED if item.unread_by else FREE
+    state = UNRESOLVED if item.is_unreadable else FREE
     return dict(zip(OWN, (row.place, key, item.id, item.payload, state), strict=True))
 
 

@@ -1,12 +1,13 @@
 """Aggregators in SQL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
-from celery_sagas.stores.items import Added, Addition, DueGroup, Keeping, Snapshot
+from celery_sagas.stores.items import Added, Addition, DueGroup, Snapshot
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.additions import insert
 from celery_sagas.stores.sql.calls import in_transaction
 from celery_sagas.stores.sql.database import Database
@@ -14,6 +15,7 @@ from celery_sagas.stores.sql.due import claim_due
 from celery_sagas.stores.sql.flushes import Flushes
 from celery_sagas.stores.sql.joining import Waiting, join
 from celery_sagas.stores.sql.purges import purge
+from celery_sagas.stores.sql.returns import resolve, restore
 from celery_sagas.stores.sql.tables import seen
 
 T = TypeVar("T")
@@ -50,13 +52,30 @@ class SqlAggregateStore(AggregateStore):
     def renew(self, rules: Rules, group: str, token: str) -> bool:
         return self._flush(rules, group, lambda flushes: flushes.renew(token))
 
-    def remove(self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = ()) -> bool:
-        return self._flush(rules, group, lambda flushes: flushes.remove(token, kept))
+    def remove(
+        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+    ) -> bool:
+        return self._flush(rules, group, lambda flushes: flushes.remove(token, rejected, unreadable))
 
     def release(
-        self, rules: Rules, group: str, token: str, kept: Sequence[Keeping] = (), *, counted: bool = True, delay_ms: int = 0
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        counted: bool = True,
+        delay_ms: int = 0,
     ) -> None:
-        self._flush(rules, group, lambda flushes: flushes.release(token, kept, attempts=int(counted), delay_ms=delay_ms))
+        how = {"attempts": int(counted), "delay_ms": delay_ms}
+        self._flush(rules, group, lambda flushes: flushes.release(token, rejected, unreadable, **how))
+
+    def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
+        return in_transaction(self._database, lambda session: resolve(session, rules, group, numbers))
+
+    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+        return in_transaction(self._database, lambda session: restore(session, rules, letter))
 
     def _flush(self, rules: Rules, group: str, call: Callable[[Flushes], T]) -> T:
         return in_transaction(self._database, lambda session: call(Flushes(session, rules, group)))

@@ -12,7 +12,6 @@ from celery_sagas.stores.sql.database import Database
 from celery_sagas.stores.sql.dead import SqlDeadLetters
 from celery_sagas.stores.sql.deliveries import SqlDeliveries
 from celery_sagas.stores.sql.journal import SqlJournal
-from celery_sagas.stores.sql.leftovers import SqlLeftovers
 from celery_sagas.stores.sql.location import locate
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas import SqlSagaStore
@@ -46,7 +45,6 @@ class SqlBackend(Backend):
         self.dead = SqlDeadLetters(self.database)
         self.aggregates = SqlAggregateStore(self.database)
         self.buffers = SqlBuffers(self.database)
-        self.leftovers = SqlLeftovers(self.database)
 
     def __repr__(self) -> str:
         return f"SqlBackend({self.url!r})"

@@ -1,5 +1,6 @@
 """Dead letters in SQL."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -21,13 +22,16 @@ from sqlalchemy.dialects import postgresql
 
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.bulk import put_rows
 from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.session import Session
 from celery_sagas.stores.sql.statements import PREFIX, bound, now
 from celery_sagas.stores.sql.tables import dead
 
-_GIVEN = ("id", "task", "message_id", "saga", "key", "error", "text", "traceback", "payload")
 #: In the order of ``DeadLetter``'s fields.
-_LETTER: list[ColumnElement[Any]] = [*(dead.c[name] for name in _GIVEN), dead.c.at]
+_LETTER: list[ColumnElement[Any]] = [dead.c[name] for name in DeadLetter._fields]
+#: What the store does not set itself.
+_GIVEN = tuple(name for name in DeadLetter._fields if name != "at")
 
 
 class SqlDeadLetters(DeadLetters):
@@ -49,11 +53,21 @@ class SqlDeadLetters(DeadLetters):
         return DeadLetter(*rows[0]) if rows else None
 
     def remove(self, id: str) -> bool:
-        return self._database.change(_delete, (), {"id": id}) > 0
+        return self._database.run(lambda session: discard(session, id))
 
     def count(self) -> int:
         ((count,),) = self._database.fetch(_count, (), {})
         return int(count)
+
+
+def keep(session: Session, now: int, letters: Sequence[DeadLetter]) -> None:
+    """Keep the letters of rejected items."""
+    put_rows(session, dead, [letter._replace(at=now)._asdict() for letter in letters])
+
+
+def discard(session: Session, id: str) -> bool:
+    """Remove a letter; return whether it was there."""
+    return session.change(_delete, (), {"id": id}) > 0
 
 
 def _insert(database: str) -> Insert:

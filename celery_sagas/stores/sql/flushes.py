@@ -1,14 +1,15 @@
 """What a flush does with its items: it claims them under a lease, and ends that in one way or another."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from celery_sagas.core.aggregators.rules import Rules, taken
 from celery_sagas.errors import LeaseLost
-from celery_sagas.stores.items import Item, Keeping, Snapshot
+from celery_sagas.stores.items import Item, Snapshot
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql import items
+from celery_sagas.stores.sql.dead import keep
 from celery_sagas.stores.sql.groups import GroupRow, lock, save
 from celery_sagas.stores.sql.items import FREE, look_at_oldest
-from celery_sagas.stores.sql.kept import keep
 from celery_sagas.stores.sql.leases import Lease, add_lease, end_lease, extend_lease, first_end, read_leases
 from celery_sagas.stores.sql.remembered import remember
 from celery_sagas.stores.sql.session import Session
@@ -73,37 +74,41 @@ class Flushes:
         self._save()
         return True
 
-    def remove(self, token: str, kept: Sequence[Keeping]) -> bool:
+    def remove(self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> bool:
         """End a lease, and remove its items; return whether a flush is to be asked for."""
-        numbers = self._keep(self._end(token), kept)
-        remember(self._session, self._rules, self._now, [self._row], numbers)
-        items.remove(self._session, numbers)
+        self._remove(self._end(token, unreadable), rejected)
         is_open = self._row.ask(self._rules, self._now)
         self._save()
         return is_open
 
-    def release(self, token: str, kept: Sequence[Keeping], *, attempts: int, delay_ms: int) -> None:
+    def release(
+        self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int], *, attempts: int, delay_ms: int
+    ) -> None:
         """End a lease, and free its items."""
-        self._free(self._keep(self._end(token), kept), attempts)
+        numbers, gone = self._end(token, unreadable), {letter.number for letter in rejected}
+        self._remove([number for number in numbers if number in gone], rejected)
+        self._free([number for number in numbers if number not in gone], attempts)
         self._row.paused_until = max(self._row.paused_until, self._now + delay_ms)
         self._row.marked_until = max(self._row.marked_until, self._now + delay_ms + self._rules.lease_ms)
         self._save()
 
-    def _end(self, token: str) -> list[int]:
-        """End a lease; return the numbers of what is under none now."""
+    def _end(self, token: str, unreadable: Collection[int] = ()) -> list[int]:
+        """End a lease; return the numbers of its items that can be read."""
         if self._leases.pop(token, None) is None:
             raise LeaseLost(self._rules.name, self._group, token)
         numbers = items.leased_numbers(self._session, self._row.place, token)
         end_lease(self._session, self._row.place, token)
         self._row.leased -= len(numbers)
-        return numbers
+        unresolved = [number for number in numbers if number in unreadable]
+        items.set_unresolved(self._session, unresolved)
+        self._row.unresolved += len(unresolved)
+        return [number for number in numbers if number not in unreadable]
 
-    def _keep(self, numbers: Sequence[int], kept: Sequence[Keeping]) -> list[int]:
-        """Keep some of the items of a lease that has ended; return the numbers of the others."""
-        keepings = {each.number: each for each in reversed(kept) if each.number in set(numbers)}
-        if keepings:
-            keep(self._session, self._rules, self._now, self._row, list(reversed(keepings.values())))
-        return [number for number in numbers if number not in keepings]
+    def _remove(self, numbers: Sequence[int], rejected: Sequence[DeadLetter]) -> None:
+        gone = set(numbers)
+        keep(self._session, self._now, [letter for letter in rejected if letter.number in gone])
+        remember(self._session, self._rules, self._now, [self._row], numbers)
+        items.remove(self._session, numbers)
 
     def _free(self, numbers: Sequence[int], attempts: int) -> None:
         if numbers:

@@ -4,7 +4,7 @@ Which are changed, or removed, is said by their numbers alone: a condition on th
 for, the items of others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -15,9 +15,11 @@ from sqlalchemy import (
     Integer,
     Select,
     Update,
+    and_,
     bindparam,
     delete,
     func,
+    or_,
     select,
     union_all,
     update,
@@ -26,14 +28,14 @@ from sqlalchemy import literal_column as literal
 from sqlalchemy.sql.selectable import CompoundSelect
 
 from celery_sagas.stores.items import Item
+from celery_sagas.stores.sql.bulk import insert_rows
 from celery_sagas.stores.sql.groups import GroupRow
 from celery_sagas.stores.sql.session import Row, Session
-from celery_sagas.stores.sql.statements import PREFIX, any_of, bound, in_parts, numbered
-from celery_sagas.stores.sql.tables import buffer, seen
+from celery_sagas.stores.sql.statements import PREFIX, Values, any_of, bound, in_parts, numbered
+from celery_sagas.stores.sql.tables import buffer, group, has_unresolved, seen
 
-FREE, LEASED, UNRESOLVED, REJECTED = "free", "leased", "unresolved", "rejected"
-#: The states of what is in the buffer.
-BUFFERED = (FREE, LEASED, UNRESOLVED)
+FREE, LEASED, UNRESOLVED = "free", "leased", "unresolved"
+STATES = (FREE, LEASED, UNRESOLVED)
 
 #: In the order of ``Item``'s fields.
 _ITEM: list[ColumnElement[Any]] = [buffer.c[name] for name in ("number", "id", "payload", "at", "attempts", "state")]
@@ -65,20 +67,8 @@ def select_known(count: int) -> CompoundSelect[Any]:
     return union_all(buffered, select(seen.c.key, seen.c.ends_at).where(*is_seen))
 
 
-def numbers_of_keys(session: Session, keys: Sequence[str]) -> set[tuple[int, str]]:
-    """Return the numbers of buffered items, with their keys."""
-    found: set[tuple[int, str]] = set()
-    for count, given in in_parts(session.database, "key", keys):
-        found |= {(number, key) for number, key in session.fetch(_numbers_of_keys, (count,), given)}
-    return found
-
-
-def _numbers_of_keys(count: int) -> Select[Any]:
-    return select(buffer.c.number, buffer.c.key).where(*_are_buffered(count))
-
-
 def _are_buffered(count: int) -> list[ColumnElement[bool]]:
-    return [buffer.c.prefix == PREFIX, any_of(buffer.c.key, "key", count), buffer.c.rejected == literal("0")]
+    return [buffer.c.prefix == PREFIX, any_of(buffer.c.key, "key", count)]
 
 
 def first_items(session: Session, place: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
@@ -105,6 +95,29 @@ def _of_state(parameter: str) -> Select[Any]:
 def _is_in(parameter: str) -> list[ColumnElement[bool]]:
     is_in_place = [buffer.c.prefix == PREFIX, buffer.c.place == bound(buffer.c.place, "place")]
     return [*is_in_place, buffer.c.state == bound(buffer.c.state, parameter)]
+
+
+def unresolved_among(session: Session, place: str, numbers: Collection[int]) -> list[int]:
+    """Return which items of a group are unresolved."""
+    found: set[int] = set()
+    for count, given in in_parts(session.database, "number", sorted(numbers)):
+        found |= {number for (number,) in session.fetch(_among, (count,), {"place": place, "state": UNRESOLVED, **given})}
+    return sorted(found)
+
+
+def _among(count: int) -> Select[Any]:
+    return select(buffer.c.number).where(*are(count), *_is_in("state"))
+
+
+def select_unresolved(has_after: bool) -> Select[Any]:
+    """Select unresolved items of an aggregator, with their groups, one group after the other."""
+    is_item = (buffer.c.place == group.c.place) & (buffer.c.prefix == PREFIX)
+    are = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "aggregator"), has_unresolved(group)]
+    place, number = bound(group.c.place, "place"), bound(buffer.c.number, "number")
+    follow = [or_(group.c.place > place, and_(group.c.place == place, buffer.c.number > number))] if has_after else []
+    items = select(group.c.grp, *_ITEM).join_from(group, buffer, is_item)
+    is_unresolved = buffer.c.state == bound(buffer.c.state, "state")
+    return items.where(*are, is_unresolved, *follow).order_by(group.c.place, buffer.c.number).limit(_LIMIT)
 
 
 def leased_items(session: Session, place: str, token: str) -> list[Item]:
@@ -175,18 +188,18 @@ def free(session: Session, numbers: Sequence[int], attempts: int) -> None:
 
 
 def free_anew(session: Session, numbers: Sequence[int]) -> None:
-    """Make unresolved and rejected items free, as if they had never been tried."""
+    """Make unresolved items free, as if they had never been tried."""
     _change(session, _free_anew, numbers, {"new_state": FREE, "new_token": ""})
+
+
+def insert_item(session: Session, values: Values) -> None:
+    """Insert a free item that has a number already."""
+    insert_rows(session, buffer, [{**values, "attempts": 0, "state": FREE, "token": ""}])
 
 
 def set_unresolved(session: Session, numbers: Sequence[int]) -> None:
     """Leave leased items in the buffer as unresolved ones."""
     _change(session, _set_state, numbers, {"new_state": UNRESOLVED, "new_token": ""})
-
-
-def set_rejected(session: Session, numbers: Sequence[int]) -> None:
-    """Take leased items out of the buffer."""
-    _change(session, _reject, numbers, {"new_state": REJECTED, "new_token": ""})
 
 
 def remove(session: Session, numbers: Sequence[int]) -> None:
@@ -214,11 +227,7 @@ def _free(count: int) -> Update:
 
 
 def _free_anew(count: int) -> Update:
-    return _set_state(count).values(attempts=literal("0"), rejected=literal("0", BigInteger()))
-
-
-def _reject(count: int) -> Update:
-    return _set_state(count).values(rejected=buffer.c.number)
+    return _set_state(count).values(attempts=literal("0"))
 
 
 def _delete(count: int) -> Delete:

@@ -48,7 +48,7 @@ class Waiting:
 
 
 def _is_one(addition: Addition) -> bool:
-    return len(addition.items) == 1 and not addition.items[0].unread_by
+    return len(addition.items) == 1 and not addition.items[0].is_unreadable
 
 
 def join(session: Session, rules: Rules, addition: Addition) -> bool:
@@ -87,6 +87,5 @@ def _join(has_size: int, has_within: int, has_idle: int, has_most: int) -> Selec
 
 def _item_of(joined: CTE) -> CTE:
     columns: dict[str, ColumnElement[Any]] = {"prefix": PREFIX, "at": joined.c.last_at, "attempts": literal("0")}
-    columns |= {"token": literal("''"), "rejected": literal("0")}
-    columns |= {name: bound(buffer.c[name], f"new_{name}") for name in OWN}
+    columns |= {"token": literal("''")} | {name: bound(buffer.c[name], f"new_{name}") for name in OWN}
     return insert(buffer).from_select(list(columns), select(*columns.values()).select_from(joined)).cte("item")

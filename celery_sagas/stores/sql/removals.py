@@ -1,10 +1,21 @@
 """What people do to a group by hand."""
 
+from collections.abc import Sequence
+
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
-from celery_sagas.stores.sql.groups import GroupRow, digest, lock, save
-from celery_sagas.stores.sql.items import FREE, LEASED, UNRESOLVED, item_of_key, last_number, look_at_oldest, numbers_in, remove
-from celery_sagas.stores.sql.kept import forget_number, forget_unresolved
+from celery_sagas.stores.sql.groups import digest, lock, save
+from celery_sagas.stores.sql.items import (
+    FREE,
+    LEASED,
+    STATES,
+    UNRESOLVED,
+    item_of_key,
+    last_number,
+    look_at_oldest,
+    numbers_in,
+    remove,
+)
 from celery_sagas.stores.sql.leases import end_leases
 from celery_sagas.stores.sql.remembered import remember
 from celery_sagas.stores.sql.session import Session
@@ -23,27 +34,22 @@ def open_gate(session: Session, rules: Rules, group: str) -> bool:
     return True
 
 
-def remove_item(session: Session, rules: Rules, group: str, id: str) -> None:
-    """Remove the item with an id, unless it is under a lease."""
+def remove_item(session: Session, rules: Rules, group: str, id: str, states: Sequence[str]) -> None:
+    """Remove the item with an id, if it is in one of these states."""
     now, row = lock(session, rules.name, group)
     if row is None:
         raise NothingBuffered(rules.name, group)
     number, state = item_of_key(session, digest(rules.name, group, id)) or (0, LEASED)
-    if state == LEASED:
+    if state not in states:
         raise ItemNotBuffered(rules.name, group, id, row.buffered)
     remember(session, rules, now, [row], [number])
     remove(session, [number])
-    _count_out(session, row, number, state)
-    save(session, rules, now, [row])
-
-
-def _count_out(session: Session, row: GroupRow, number: int, state: str) -> None:
     if state == UNRESOLVED:
         row.unresolved -= 1
-        forget_number(session, row.place, number)
     else:
         row.free -= 1
         look_at_oldest(session, row)
+    save(session, rules, now, [row])
 
 
 def clear(session: Session, rules: Rules, group: str) -> int:
@@ -52,11 +58,10 @@ def clear(session: Session, rules: Rules, group: str) -> int:
     if row is None:
         return 0
     count = row.buffered
-    for state in (FREE, LEASED, UNRESOLVED):
+    for state in STATES:
         while numbers := numbers_in(session, row.place, state):
             remember(session, rules, now, [row], numbers)
             remove(session, numbers)
-    forget_unresolved(session, row.place)
     end_leases(session, row.place)
     row.free = row.leased = row.unresolved = 0
     save(session, rules, now, [row])

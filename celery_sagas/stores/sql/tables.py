@@ -1,6 +1,6 @@
 """The tables. All saga types share them; every table that holds data is partitioned by ``prefix``."""
 
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import (
     BigInteger,
@@ -174,6 +174,11 @@ def has_time(column: ColumnElement[int]) -> ColumnElement[bool]:
     return column > literal_column("0")
 
 
+def has_unresolved(groups: Any) -> ColumnElement[bool]:
+    """Return the condition of the partial index by unresolved items, as a statement must say it to use that."""
+    return cast(ColumnElement[bool], groups.c.unresolved > literal_column("0"))
+
+
 Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
 Index("saga_delivery_at", delivery.c.prefix, delivery.c.at, postgresql_where=has_time(delivery.c.at))
 Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=has_time(outbox.c.available_at))
@@ -188,7 +193,7 @@ Index(
     sqlite_where=ENDS_WITH_INSTANCE,
 )
 
-#: Nothing here has a limit but the id: a letter that cannot be kept would be lost.
+#: Nothing here has a limit but the id: a letter that cannot be kept would be lost. Rejected items are among the messages.
 dead = _table(
     "saga_dead",
     _text("id"),
@@ -201,6 +206,8 @@ dead = _table(
     _document("traceback"),
     _document("payload"),
     _time("at"),
+    _place("number"),  # of a rejected item in its buffer; 0: a message
+    _time("buffered_at"),
     PrimaryKeyConstraint("id", "prefix"),
     Index("saga_dead_at", "prefix", "at", "id"),
 )
@@ -240,7 +247,17 @@ Index(
     sqlite_where=has_time(group.c.due_at),
 )
 
-#: The items, those that were rejected included. Few columns are indexed: every item is written two or three times.
+Index(
+    "saga_group_unresolved",
+    group.c.aggregator,
+    group.c.prefix,
+    group.c.place,
+    group.c.unresolved,
+    postgresql_where=has_unresolved(group),
+    sqlite_where=has_unresolved(group),
+)
+
+#: The items. Few columns are indexed: every item is written two or three times.
 buffer = _table(
     "saga_buffer",
     _growing("number"),
@@ -250,10 +267,9 @@ buffer = _table(
     _document("payload"),
     _time("at"),
     _number("attempts"),
-    _word("state"),  # free, leased, unresolved or rejected
+    _word("state"),  # free, leased or unresolved
     _text("token"),  # of its lease
-    _place("rejected"),  # 0: it is buffered, and nothing else with its id is; else its number
-    UniqueConstraint("key", "prefix", "rejected", name="saga_buffer_key"),
+    UniqueConstraint("key", "prefix", name="saga_buffer_key"),
     Index("saga_buffer_state", "place", "state", "prefix", "number"),
     **_GROWS,
 )
@@ -271,21 +287,6 @@ lease = _table(
 #: The ids of removed items, as the digests in ``saga_buffer``.
 seen = _table("saga_seen", _digest("key"), _time("ends_at"), PrimaryKeyConstraint("key", "prefix"))
 Index("saga_seen_ends", seen.c.prefix, seen.c.ends_at, postgresql_where=has_time(seen.c.ends_at))
-
-#: The unresolved and the rejected items, in the order in which they became that.
-kept = _table(
-    "saga_kept",
-    _growing("handle"),
-    _text("aggregator"),
-    _text("grp"),
-    _digest("place"),
-    _place("number"),
-    _word("kind"),
-    _document("note"),
-    Index("saga_kept_kind", "aggregator", "kind", "prefix", "handle"),
-    Index("saga_kept_place", "place", "prefix", "number"),
-    **_GROWS,
-)
 
 #: The app that has started last. It came after the others: a database may be without it.
 app = Table("saga_app", metadata, Column("prefix", _name(64), primary_key=True), _document("name"), **_MYSQL)

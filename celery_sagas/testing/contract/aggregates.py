@@ -13,6 +13,8 @@ from celery_sagas.testing.contract.odd_names import OddNamesContract
 from celery_sagas.testing.contract.pausing import PausingContract
 from celery_sagas.testing.contract.removal import RemovalContract
 from celery_sagas.testing.contract.renewal import RenewalContract
+from celery_sagas.testing.contract.restoring import RestoringContract
+from celery_sagas.testing.contract.unresolved import ResolvingContract
 
 
 class InsertContract(BufferingContract, DuplicatesContract, AskingContract, LookingAgainContract, OddNamesContract):
@@ -23,5 +25,11 @@ class LeaseOfItemsContract(FlushingContract, RemovalContract, LeasingContract, P
     """How they go out."""
 
 
-class AggregateStoreContract(InsertContract, LeaseOfItemsContract, DueGroupsContract, DueTimesContract, CrowdContract):
+class ReturnContract(ResolvingContract, RestoringContract):
+    """How they come back."""
+
+
+class AggregateStoreContract(
+    InsertContract, LeaseOfItemsContract, ReturnContract, DueGroupsContract, DueTimesContract, CrowdContract
+):
     """What every ``AggregateStore`` must do."""

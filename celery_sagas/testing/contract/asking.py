@@ -59,13 +59,13 @@ class AskingContract(StoreFixtures):
 
     def test_unresolved_items_do_not_open_the_gate(self, backend: Backend) -> None:
         """There are no empty flushes."""
-        assert not add(backend, PAIRS, "a", "b", "c", unread_by="v1").is_open
+        assert not add(backend, PAIRS, "a", "b", "c", is_unreadable=True).is_open
         assert not add(backend, PAIRS, "d").is_open
         assert add(backend, PAIRS, "e").is_open
 
     def test_unresolved_items_do_not_open_the_gate_by_time(self, backend: Backend, clock: Clock) -> None:
         timed = HOURLY._replace(idle_ms=HOUR)
-        add(backend, timed, "a", unread_by="v1")
+        add(backend, timed, "a", is_unreadable=True)
         assert due_at(backend) == 0
         clock.advance(2 * HOUR)
         assert not add(backend, timed, "a").is_open
@@ -75,9 +75,9 @@ class AskingContract(StoreFixtures):
         """It does not put the idle time off."""
         add(backend, IDLE, "a")
         clock.advance(HOUR - 1)
-        add(backend, IDLE, "b", unread_by="v1")
+        add(backend, IDLE, "b", is_unreadable=True)
         clock.advance(1)
-        assert add(backend, IDLE, "b", unread_by="v1") == Added(0, is_open=True)
+        assert add(backend, IDLE, "b", is_unreadable=True) == Added(0, is_open=True)
 
     def test_skipped_item_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
         add(backend, IDLE, "a")

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 
-from celery_sagas.stores.items import Addition, Item, Keeping, Rules
+from celery_sagas.stores.items import Addition, Item, Rules
 from celery_sagas.stores.ports import Backend
-from celery_sagas.testing.batches import add, new_items
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.testing.batches import add, letters_of, new_items
 from celery_sagas.testing.clock import Clock
 
 #: Does something in a world; what it returns is compared.
@@ -27,25 +28,29 @@ class BufferWorld:
     rules: Rules = field(
         default_factory=lambda: Rules(f"readings {next(_tags)}", size=2, max_buffered=7, remember_ms=LEASE, lease_ms=LEASE)
     )
-    numbers: dict[str, int] = field(default_factory=dict)  #: of the leased items
-    handles: list[str] = field(default_factory=list)  #: of what was kept
+    items: dict[str, Item] = field(default_factory=dict)  #: those under the lease, and the unresolved one
+    letters: list[DeadLetter] = field(default_factory=list)  #: of what was rejected
 
     def arrange(self, backend: Backend, clock: Clock) -> None:
         """Make the world."""
         self._flush(backend, "zero", "x", "y")
-        backend.aggregates.remove(self.rules, "", "zero", [Keeping(self.numbers["x"], "rejected", "broken")])
+        self.letters = self.letters_of("x")
+        backend.aggregates.remove(self.rules, "", "zero", rejected=self.letters)
         self._flush(backend, "one", "a", "b")
         clock.advance(LEASE)
         add(backend, self.rules, "c", "d")
-        add(backend, self.rules, "e", unread_by="v1")
-        kinds = ("unresolved", "rejected")
-        self.handles = [kept.handle for kind in kinds for kept in backend.leftovers.kept(self.rules.name, kind, 9)]
+        add(backend, self.rules, "e", is_unreadable=True)
+        self.items |= {item.id: item for _, item in backend.buffers.unresolved(self.rules.name, 9)}
+
+    def letters_of(self, *ids: str) -> list[DeadLetter]:
+        """Return the letters of items that are rejected."""
+        return letters_of(*(self.items[id] for id in ids), name=self.rules.name)
 
     def _flush(self, backend: Backend, token: str, *ids: str) -> None:
         add(backend, self.rules, *ids)
         snapshot = backend.aggregates.claim(self.rules, "", token)
         assert snapshot is not None
-        self.numbers = {item.id: item.number for item in snapshot.items}
+        self.items = {item.id: item for item in snapshot.items}
 
     def aftermath(self, backend: Backend, clock: Clock) -> object:
         """Return everything that can be observed, now and when all leases have ended, and empty the buffer."""
@@ -60,9 +65,9 @@ class BufferWorld:
         groups = backend.buffers.groups(name, 9)
         due = ["at once" if 0 < group.due_at <= clock.now else group.due_at for group in groups]
         items = [_shown(item) for item in backend.buffers.read(name, "", 99)]
-        kept = [backend.leftovers.kept(name, kind, 99) for kind in ("unresolved", "rejected")]
-        notes = [(each.id, each.payload, each.kind, each.note) for kind in kept for each in kind]
-        return backend.buffers.count(name), [group._replace(due_at=0) for group in groups], due, items, notes
+        unresolved = [_shown(item) for _, item in backend.buffers.unresolved(name, 99)]
+        letters = sorted(each.message_id for each in backend.dead.list(10_000) if each.task == name)
+        return backend.buffers.count(name), [group._replace(due_at=0) for group in groups], due, items, unresolved, letters
 
     def _drain(self, backend: Backend, token: str) -> object:
         taken = claim_by(backend, self, token)
@@ -88,8 +93,8 @@ def insert_items(backend: Backend, world: BufferWorld) -> object:
 
 
 def insert_other_items(backend: Backend, world: BufferWorld) -> object:
-    """Insert "y" too, and "a", which is there."""
-    return backend.aggregates.insert(world.rules, [Addition("", new_items("ya"))])
+    """Insert "x" and "y" too, and "a", which is there."""
+    return backend.aggregates.insert(world.rules, [Addition("", new_items("xya"))])
 
 
 def insert_what_fills_it(backend: Backend, world: BufferWorld) -> object:
@@ -127,15 +132,15 @@ def end_lease(backend: Backend, world: BufferWorld) -> object:
     return backend.aggregates.remove(world.rules, "", "one")
 
 
-def end_lease_and_keep(backend: Backend, world: BufferWorld) -> object:
-    """Keep what "one" has leased: nothing is removed for good."""
-    kept = [Keeping(world.numbers["b"], "rejected", "broken"), Keeping(world.numbers["a"], "unresolved", "v2")]
-    return backend.aggregates.remove(world.rules, "", "one", kept)
+def end_lease_and_reject(backend: Backend, world: BufferWorld) -> object:
+    """Reject "b", which "one" has leased, and leave "a" unresolved."""
+    letters, unreadable = world.letters_of("b"), [world.items["a"].number]
+    return backend.aggregates.remove(world.rules, "", "one", rejected=letters, unreadable=unreadable)
 
 
 def release_items(backend: Backend, world: BufferWorld) -> object:
     """Release what "one" has leased, and reject one of it."""
-    return backend.aggregates.release(world.rules, "", "one", [Keeping(world.numbers["a"], "rejected", "broken")])
+    return backend.aggregates.release(world.rules, "", "one", rejected=world.letters_of("a"))
 
 
 def release_for_later(backend: Backend, world: BufferWorld) -> object:
@@ -163,19 +168,24 @@ def clear_buffer(backend: Backend, world: BufferWorld) -> object:
     return backend.buffers.clear(world.rules, "")
 
 
-def put_items_back(backend: Backend, world: BufferWorld) -> object:
-    """Put back what was unresolved and rejected at the beginning."""
-    return backend.leftovers.put_back(world.rules, world.handles)
+def remove_unresolved(backend: Backend, world: BufferWorld) -> object:
+    """Remove "e" by hand, if it is unresolved."""
+    return backend.buffers.remove(world.rules, "", "e", unresolved=True)
 
 
-def discard_items(backend: Backend, world: BufferWorld) -> object:
-    """Remove what was unresolved and rejected at the beginning."""
-    return backend.leftovers.discard(world.rules, world.handles)
+def resolve_item(backend: Backend, world: BufferWorld) -> object:
+    """Make "e" free again, which was unresolved at the beginning."""
+    return backend.aggregates.resolve(world.rules, "", [world.items["e"].number])
 
 
-def note_items(backend: Backend, world: BufferWorld) -> object:
-    """Note that other code cannot read it either."""
-    return backend.leftovers.note(world.rules.name, world.handles, "v3")
+def restore_item(backend: Backend, world: BufferWorld) -> object:
+    """Put back "x", which was rejected at the beginning."""
+    return backend.aggregates.restore(world.rules, world.letters[0])
+
+
+def discard_letter(backend: Backend, world: BufferWorld) -> object:
+    """Discard the letter of "x"."""
+    return backend.dead.remove(world.letters[0].id)
 
 
 OPERATIONS: tuple[BufferMove, ...] = (
@@ -185,27 +195,29 @@ OPERATIONS: tuple[BufferMove, ...] = (
     claim_items,
     renew_lease,
     end_lease,
-    end_lease_and_keep,
+    end_lease_and_reject,
     release_items,
     release_for_later,
     claim_due_groups,
     open_gate,
     remove_item,
+    remove_unresolved,
     clear_buffer,
-    put_items_back,
-    discard_items,
-    note_items,
+    resolve_item,
+    restore_item,
+    discard_letter,
 )
 RIVALS: tuple[BufferMove, ...] = (
     insert_other_items,
     insert_what_fills_it,
     claim_items,
     claim_items_for_another,
-    end_lease_and_keep,
+    end_lease_and_reject,
     release_items,
     release_for_later,
     claim_due_groups,
     remove_item,
     clear_buffer,
-    put_items_back,
+    resolve_item,
+    restore_item,
 )

@@ -2,7 +2,8 @@
 
 from celery_sagas.testing.contract.by_hand import OpeningContract, RemovingContract
 from celery_sagas.testing.contract.looking import LookingContract
+from celery_sagas.testing.contract.unresolved import UnresolvedContract
 
 
-class BuffersContract(LookingContract, OpeningContract, RemovingContract):
+class BuffersContract(LookingContract, UnresolvedContract, OpeningContract, RemovingContract):
     """What every ``Buffers`` must do."""

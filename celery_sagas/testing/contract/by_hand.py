@@ -17,9 +17,10 @@ from celery_sagas.testing.batches import (
     flush,
     ids_of,
     lease_lost,
+    letters_of,
     nothing_changed,
     numbered,
-    rejected,
+    numbers_of,
     taken_by,
     unresolved,
 )
@@ -77,7 +78,7 @@ class OpeningContract(StoreFixtures):
 
     def test_nothing_is_opened_where_nothing_can_be_flushed(self, backend: Backend) -> None:
         """There are no empty flushes."""
-        add(backend, PAIRS, "a", "b", unread_by="v1")
+        add(backend, PAIRS, "a", "b", is_unreadable=True)
         with nothing_changed(backend):
             assert backend.buffers.open(PAIRS, "") is False
             assert backend.buffers.open(PAIRS, "no such group") is False
@@ -90,12 +91,12 @@ class RemovingContract(StoreFixtures):
 
     def test_item_is_removed_by_its_id(self, backend: Backend) -> None:
         add(backend, CLOSED, *"abc")
-        add(backend, CLOSED, "d", unread_by="v1")
+        add(backend, CLOSED, "d", is_unreadable=True)
         backend.buffers.remove(CLOSED, "", "b")
         backend.buffers.remove(CLOSED, "", "d")
         assert buffered(backend) == ["a", "c"]
-        assert backend.leftovers.kept(NAME, "unresolved", 9) == []
-        assert backend.buffers.count(NAME) == Counts(1, 2, 0, 0)
+        assert unresolved(backend) == []
+        assert backend.buffers.count(NAME) == Counts(1, 2, 0)
 
     def test_removing_the_last_item_removes_the_group(self, backend: Backend) -> None:
         add(backend, HOURLY, "a")
@@ -132,7 +133,7 @@ class RemovingContract(StoreFixtures):
     def test_item_that_is_not_there_is_not_removed(self, backend: Backend) -> None:
         """The error has the number of those that are."""
         add(backend, CLOSED, "a", "b", group="group")
-        add(backend, CLOSED, "c", group="group", unread_by="v1")
+        add(backend, CLOSED, "c", group="group", is_unreadable=True)
         with nothing_changed(backend), pytest.raises(ItemNotBuffered) as caught:
             backend.buffers.remove(CLOSED, "group", "A")
         error = caught.value
@@ -156,14 +157,25 @@ class RemovingContract(StoreFixtures):
         backend.buffers.remove(PAIRS, "", "a")
         assert taken_by(backend, PAIRS, "two") == ["b"]
 
+    def test_item_is_removed_only_if_it_is_unresolved(self, backend: Backend) -> None:
+        """Others may be able to read it by now."""
+        add(backend, PAIRS, *"abc")
+        add(backend, PAIRS, "d", is_unreadable=True)
+        flush(backend, PAIRS)
+        for id in "acx":
+            with nothing_changed(backend), pytest.raises(ItemNotBuffered):
+                backend.buffers.remove(PAIRS, "", id, unresolved=True)
+        backend.buffers.remove(PAIRS, "", "d", unresolved=True)
+        assert buffered(backend) == ["a", "b", "c"]
+
     def test_group_is_cleared_whatever_is_in_it(self, backend: Backend) -> None:
         add(backend, PAIRS, *"abcd")
-        add(backend, PAIRS, "e", unread_by="v1")
+        add(backend, PAIRS, "e", is_unreadable=True)
         add(backend, PAIRS, "f", group="other")
         flush(backend, PAIRS)
         assert backend.buffers.clear(PAIRS, "") == 5
-        assert backend.buffers.count(NAME) == Counts(1, 1, 0, 0)
-        assert backend.leftovers.kept(NAME, "unresolved", 9) == []
+        assert backend.buffers.count(NAME) == Counts(1, 1, 0)
+        assert unresolved(backend) == []
         assert buffered(backend, "other") == ["f"]
         assert backend.buffers.clear(PAIRS, "") == 0
 
@@ -192,9 +204,10 @@ class RemovingContract(StoreFixtures):
         """They are buffered no more."""
         add(backend, PAIRS, *"abc")
         items = flush(backend, PAIRS).items
-        backend.aggregates.remove(PAIRS, "", "one", [rejected(items[0]), unresolved(items[1])])
+        backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(items[0]), unreadable=numbers_of(items[1]))
         assert backend.buffers.clear(PAIRS, "") == 2
-        assert backend.buffers.count(NAME) == Counts(0, 0, 0, 1)
+        assert backend.buffers.count(NAME) == Counts(0, 0, 0)
+        assert [letter.message_id for letter in backend.dead.list(9)] == ["a"]
 
     def test_three_thousand_items_are_cleared_at_once(self, backend: Backend) -> None:
         add(backend, CLOSED, *numbered(3_000))

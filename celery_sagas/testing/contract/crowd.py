@@ -17,10 +17,10 @@ from celery_sagas.testing.batches import (
     add,
     buffered,
     flush,
+    letters_of,
     new_items,
     nothing_changed,
     numbered,
-    rejected,
     taken_by,
 )
 from celery_sagas.testing.clock import Clock
@@ -63,7 +63,7 @@ class CrowdContract(StoreFixtures):
         with ThreadPoolExecutor(len(workers)) as threads:
             orders = (groups, groups[::-1], groups, groups[::-1])
             assert list(threads.map(_insert_into, workers, "abcd", orders)) == [60] * 4
-        assert workers[0].buffers.count(NAME) == Counts(12, 240, 0, 0)
+        assert workers[0].buffers.count(NAME) == Counts(12, 240, 0)
 
     def test_one_caller_alone_asks_for_a_flush(self, workers: list[Backend]) -> None:
         with ThreadPoolExecutor(len(workers)) as threads:
@@ -105,7 +105,7 @@ class CrowdContract(StoreFixtures):
         add(backend, bounded, "a", "b")
         assert stranger.buffers.names() == []
         assert stranger.buffers.groups(NAME, 9) == []
-        assert stranger.buffers.count(NAME) == Counts(0, 0, 0, 0)
+        assert stranger.buffers.count(NAME) == Counts(0, 0, 0)
         assert taken_by(stranger, bounded) == []
         clock.advance(LEASE)
         assert stranger.aggregates.claim_due([NAME], 9, LEASE) == []
@@ -115,18 +115,18 @@ class CrowdContract(StoreFixtures):
         remembering = PAIRS._replace(remember_ms=5 * MINUTE)
         add(backend, remembering, *"abcd")
         items = flush(backend, remembering).items
-        backend.aggregates.remove(remembering, "", "one", [rejected(items[0])])
+        backend.aggregates.remove(remembering, "", "one", rejected=letters_of(items[0]))
         flush(backend, remembering)
-        [kept] = backend.leftovers.kept(NAME, "rejected", 9)
+        [letter] = backend.dead.list(9)
         with nothing_changed(backend):
             assert not stranger.aggregates.renew(PAIRS, "", "one")
             with pytest.raises(LeaseLost):
                 stranger.aggregates.remove(PAIRS, "", "one")
             assert stranger.buffers.clear(PAIRS, "") == 0
             assert not stranger.buffers.open(PAIRS, "")
-            assert stranger.leftovers.kept(NAME, "rejected", 9) == []
-            assert stranger.leftovers.put_back(PAIRS, [kept.handle]) == 0
-            assert stranger.leftovers.discard(PAIRS, [kept.handle]) == 0
+            assert stranger.dead.list(9) == []
+            assert not stranger.aggregates.restore(PAIRS, letter)
+            assert not stranger.dead.remove(letter.id)
         clock.advance(5 * MINUTE)
         assert stranger.aggregates.purge(9) == 0
         assert backend.aggregates.purge(9) == 2

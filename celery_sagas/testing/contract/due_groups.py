@@ -14,8 +14,8 @@ from celery_sagas.testing.batches import (
     due_at,
     flush,
     numbered,
+    numbers_of,
     taken_by,
-    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
@@ -134,7 +134,7 @@ class DueGroupsContract(StoreFixtures):
     def test_group_with_unresolved_items_alone_is_not_due(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
-        backend.aggregates.remove(PAIRS, "", "one", [unresolved(item) for item in items])
+        backend.aggregates.remove(PAIRS, "", "one", unreadable=numbers_of(*items))
         assert due_at(backend) == 0
         clock.advance(1_000 * HOUR)
         assert claim_due(backend) == []

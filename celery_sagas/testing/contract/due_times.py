@@ -1,10 +1,8 @@
 """When a group is due, after each call that changes it."""
 
-from collections.abc import Callable
-
 import pytest
 
-from celery_sagas.stores.items import Item, Keeping, Rules
+from celery_sagas.stores.items import Rules
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import (
     CLOSED,
@@ -16,9 +14,9 @@ from celery_sagas.testing.batches import (
     add,
     due_at,
     flush,
-    rejected,
+    letters_of,
+    numbers_of,
     taken_by,
-    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
@@ -96,12 +94,13 @@ class DueTimesContract(StoreFixtures):
         assert backend.aggregates.claim(TIMED, "", "two") is None
         assert due_at(backend) == start + LEASE
 
-    @pytest.mark.parametrize("keep", [unresolved, rejected])
-    def test_due_time_does_not_count_what_was_kept(self, backend: Backend, keep: Callable[[Item], Keeping]) -> None:
+    @pytest.mark.parametrize("is_rejected", [False, True], ids=["unreadable", "rejected"])
+    def test_due_time_counts_neither_unresolved_nor_rejected_items(self, backend: Backend, is_rejected: bool) -> None:
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
-        add(backend, HOURLY, "c", unread_by="v1")
-        backend.aggregates.remove(HOURLY, "", "one", [keep(item) for item in items])
+        add(backend, HOURLY, "c", is_unreadable=True)
+        rejected, unreadable = (letters_of(*items), []) if is_rejected else ([], numbers_of(*items))
+        backend.aggregates.remove(HOURLY, "", "one", rejected=rejected, unreadable=unreadable)
         assert due_at(backend) == 0
 
     def test_group_is_due_at_once_if_its_gate_is_open_and_nobody_was_asked(self, backend: Backend, clock: Clock) -> None:

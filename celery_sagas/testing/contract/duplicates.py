@@ -12,10 +12,10 @@ from celery_sagas.testing.batches import (
     add,
     buffered,
     flush,
+    letters_of,
     new_items,
     nothing_changed,
-    rejected,
-    unresolved,
+    numbers_of,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
@@ -32,7 +32,7 @@ class DuplicatesContract(StoreFixtures):
         """It stays as it came first."""
         add(backend, CLOSED, "a", "b")
         with nothing_changed(backend):
-            again = (NewItem("b", "another payload"), NewItem("a", "another payload", unread_by="v1"))
+            again = (NewItem("b", "another payload"), NewItem("a", "another payload", is_unreadable=True))
             assert backend.aggregates.insert(CLOSED, [Addition("", again)]) == [Added(0)]
 
     def test_repeated_items_are_skipped_one_by_one(self, backend: Backend) -> None:
@@ -64,7 +64,7 @@ class DuplicatesContract(StoreFixtures):
             assert add(backend, CLOSED, "d", group=group) == Added(1)
 
     def test_unresolved_item_is_skipped(self, backend: Backend) -> None:
-        add(backend, CLOSED, "a", unread_by="v1")
+        add(backend, CLOSED, "a", is_unreadable=True)
         assert add(backend, CLOSED, "a") == Added(0)
 
     def test_id_of_another_group_or_aggregator_is_no_duplicate(self, backend: Backend) -> None:
@@ -115,13 +115,13 @@ class DuplicatesContract(StoreFixtures):
         """They are buffered, and nothing more."""
         add(backend, REMEMBERING, "a", "b")
         first = flush(backend, REMEMBERING).items[0]
-        backend.aggregates.release(REMEMBERING, "", "one", [unresolved(first)])
+        backend.aggregates.release(REMEMBERING, "", "one", unreadable=numbers_of(first))
         clock.advance(9 * HOUR)
         assert backend.aggregates.purge(9) == 0
 
     def test_rejected_item_is_remembered(self, backend: Backend, clock: Clock) -> None:
         add(backend, REMEMBERING, "a", "b")
-        backend.aggregates.remove(REMEMBERING, "", "one", [rejected(flush(backend, REMEMBERING).items[0])])
+        backend.aggregates.remove(REMEMBERING, "", "one", rejected=letters_of(flush(backend, REMEMBERING).items[0]))
         assert add(backend, REMEMBERING, "a", "b") == Added(0)
         clock.advance(HOUR)
         assert add(backend, REMEMBERING, "a", "b") == Added(2, is_open=True)
@@ -182,7 +182,7 @@ class DuplicatesContract(StoreFixtures):
         bounded = PAIRS._replace(max_buffered=3)
         add(backend, bounded, "a", "b")
         flush(backend, bounded)
-        add(backend, bounded, "c", unread_by="v1")
+        add(backend, bounded, "c", is_unreadable=True)
         assert add(backend, bounded, "d") == Added(0, is_full=True)
         backend.aggregates.remove(bounded, "", "one")
         assert add(backend, bounded, "d") == Added(1)

@@ -151,16 +151,16 @@ class FlushingContract(StoreFixtures):
         assert ids_of(flush(backend, PAIRS, "two").items) == ["c", "d"]
 
     def test_unresolved_items_are_counted_and_not_given(self, backend: Backend) -> None:
-        add(backend, PAIRS, "a", "b", unread_by="v1")
+        add(backend, PAIRS, "a", "b", is_unreadable=True)
         add(backend, PAIRS, "c")
-        add(backend, PAIRS, "d", unread_by="v1")
+        add(backend, PAIRS, "d", is_unreadable=True)
         add(backend, PAIRS, "e")
         snapshot = flush(backend, PAIRS)
         assert (ids_of(snapshot.items), snapshot.unresolved) == (["c", "e"], 3)
         assert states(backend) == {"a": "unresolved", "b": "unresolved", "c": "leased", "d": "unresolved", "e": "leased"}
 
     def test_unresolved_items_of_the_group_alone_are_counted(self, backend: Backend) -> None:
-        add(backend, PAIRS, "x", group="other", unread_by="v1")
+        add(backend, PAIRS, "x", group="other", is_unreadable=True)
         add(backend, PAIRS, "a", "b")
         assert flush(backend, PAIRS).unresolved == 0
 

@@ -14,11 +14,11 @@ from celery_sagas.testing.batches import (
     flush,
     ids_of,
     lease_lost,
+    letters_of,
     nothing_changed,
-    rejected,
+    numbers_of,
     states,
     taken_by,
-    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
@@ -42,7 +42,7 @@ class LeasingContract(StoreFixtures):
         """It does not wait for others to fill its batch."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
-        backend.aggregates.remove(PAIRS, "", "one", [unresolved(flush(backend, PAIRS, "one").items[0])])
+        backend.aggregates.remove(PAIRS, "", "one", unreadable=numbers_of(flush(backend, PAIRS, "one").items[0]))
         add(backend, PAIRS, "c", "d")
         flush(backend, PAIRS, "two")
         clock.advance(LEASE)
@@ -141,23 +141,24 @@ class LeasingContract(StoreFixtures):
         clock.advance(LEASE)
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
-    def test_items_are_kept_at_release(self, backend: Backend) -> None:
+    def test_items_are_rejected_and_unresolved_at_release(self, backend: Backend) -> None:
         """Those that cannot be flushed do not stop the others."""
         four = PAIRS._replace(size=4)
         add(backend, four, *"abcd")
         items = flush(backend, four).items
-        backend.aggregates.release(four, "", "one", [unresolved(items[0]), rejected(items[2])])
+        backend.aggregates.release(four, "", "one", rejected=letters_of(items[2]), unreadable=numbers_of(items[0]))
         assert states(backend) == {"a": "unresolved", "b": "free", "d": "free"}
         assert attempts(backend) == {"a": 0, "b": 1, "d": 1}
-        assert backend.buffers.count(NAME) == Counts(1, 3, 1, 1)
+        assert backend.buffers.count(NAME) == Counts(1, 3, 1)
+        assert [letter.message_id for letter in backend.dead.list(9)] == ["c"]
         assert taken_by(backend, four, "two") == ["b", "d"]
 
     def test_release_that_rejects_every_item_removes_the_group(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
-        backend.aggregates.release(PAIRS, "", "one", [rejected(item) for item in items])
+        backend.aggregates.release(PAIRS, "", "one", rejected=letters_of(*items))
         assert backend.buffers.groups(NAME, 9) == []
-        assert backend.buffers.count(NAME) == Counts(0, 0, 0, 2)
+        assert backend.dead.count() == 2
 
     def test_lease_that_was_given_up_is_not_released(self, backend: Backend, clock: Clock) -> None:
         """The items are those of another run."""
@@ -166,7 +167,7 @@ class LeasingContract(StoreFixtures):
         clock.advance(LEASE)
         flush(backend, PAIRS, "two")
         with nothing_changed(backend), lease_lost():
-            backend.aggregates.release(PAIRS, "", "one", [rejected(items[0])])
+            backend.aggregates.release(PAIRS, "", "one", rejected=letters_of(items[0]))
 
     def test_lease_that_nobody_has_is_not_released(self, backend: Backend) -> None:
         """The call releases the items of its own token alone."""

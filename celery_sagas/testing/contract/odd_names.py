@@ -2,7 +2,19 @@
 
 from celery_sagas.stores.items import Added, Addition, DueGroup, NewItem
 from celery_sagas.stores.ports import Backend
-from celery_sagas.testing.batches import HOURLY, LEASE, NAME, PAIRS, add, buffered, flush, ids_of, new_items, rejected, unresolved
+from celery_sagas.testing.batches import (
+    HOURLY,
+    LEASE,
+    NAME,
+    PAIRS,
+    add,
+    buffered,
+    flush,
+    ids_of,
+    letters_of,
+    new_items,
+    numbers_of,
+)
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
 from celery_sagas.testing.contract.text import LOOK_ALIKES, ODD_JSON, each_longest
@@ -103,8 +115,9 @@ class OddNamesContract(StoreFixtures):
         assert sorted(backend.aggregates.claim_due([text], 9, LEASE)) == [DueGroup(text, text[:-1]), DueGroup(text, text)]
         items = flush(backend, rules, "one", text).items
         assert ids_of(items) == [text, text[:-1]]
-        backend.aggregates.remove(rules, text, "one", [rejected(items[0])])
-        assert [kept.id for kept in backend.leftovers.kept(text, "rejected", 9)] == [text]
+        backend.aggregates.remove(rules, text, "one", rejected=letters_of(items[0], group=text, name=text))
+        [letter] = backend.dead.list(9)
+        assert (letter.task, letter.key, letter.message_id) == (text, text, text)
         assert add(backend, rules, text, text[:-1], group=text) == Added(0)
 
     def test_payloads_come_back_character_by_character(self, backend: Backend) -> None:
@@ -116,15 +129,29 @@ class OddNamesContract(StoreFixtures):
         taken = flush(backend, rules).items
         assert [item.payload for item in taken] == list(payloads)
         assert [item.payload for item in backend.buffers.read(NAME, "", 99)] == list(payloads)
-        backend.aggregates.remove(rules, "", "one", [*map(unresolved, taken[:6]), *map(rejected, taken[6:])])
-        kept = [*backend.leftovers.kept(NAME, "unresolved", 99), *backend.leftovers.kept(NAME, "rejected", 99)]
-        assert [each.payload for each in kept] == list(payloads)
+        backend.aggregates.remove(rules, "", "one", rejected=letters_of(*taken[6:]), unreadable=numbers_of(*taken[:6]))
+        unresolved = [item.payload for _, item in backend.buffers.unresolved(NAME, 99)]
+        letters = {letter.message_id: letter.payload for letter in backend.dead.list(99)}
+        assert [*unresolved, *(letters[item.id] for item in taken[6:])] == list(payloads)
 
-    def test_notes_come_back_character_by_character(self, backend: Backend) -> None:
+    def test_reasons_come_back_character_by_character(self, backend: Backend) -> None:
         """They may be as long as the limit allows."""
         notes = ["é'\"\\%s\n😀", "x" * 2_000, "漢" * 2_000, "😀" * 2_000]
         rules = PAIRS._replace(size=len(notes))
         add(backend, rules, *"abcd")
-        keepings = [rejected(item, note) for item, note in zip(flush(backend, rules).items, notes, strict=True)]
-        backend.aggregates.remove(rules, "", "one", keepings)
-        assert [kept.note for kept in backend.leftovers.kept(NAME, "rejected", 9)] == notes
+        items = flush(backend, rules).items
+        letters = [letter for item, note in zip(items, notes, strict=True) for letter in letters_of(item, text=note)]
+        backend.aggregates.remove(rules, "", "one", rejected=letters)
+        assert {letter.message_id: letter.text for letter in backend.dead.list(9)} == dict(zip("abcd", notes, strict=True))
+
+    def test_unresolved_items_of_odd_groups_are_told_apart(self, backend: Backend) -> None:
+        additions = [Addition(group, new_items([f"{number}"], is_unreadable=True)) for number, group in enumerate(ODD)]
+        backend.aggregates.insert(PAIRS, additions)
+        found = backend.buffers.unresolved(NAME, 1_000)
+        assert sorted((group, item.id) for group, item in found) == sorted(
+            (group, f"{number}") for number, group in enumerate(ODD)
+        )
+        for group, item in found:
+            assert [each.id for each in backend.buffers.read(NAME, group, 9)] == [item.id]
+            assert backend.aggregates.resolve(PAIRS, group, [item.number]) == 1
+        assert backend.buffers.unresolved(NAME, 9) == []

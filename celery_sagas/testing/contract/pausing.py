@@ -15,9 +15,10 @@ from celery_sagas.testing.batches import (
     flush,
     ids_of,
     nothing_changed,
+    numbers_of,
+    resolve,
     states,
     taken_by,
-    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
@@ -152,17 +153,16 @@ class PausingContract(StoreFixtures):
         four = PAIRS._replace(size=4)
         add(backend, four, *"abcd")
         items = flush(backend, four).items
-        backend.aggregates.release(four, "", "one", [unresolved(item) for item in items], delay_ms=MINUTE)
+        backend.aggregates.release(four, "", "one", unreadable=numbers_of(*items), delay_ms=MINUTE)
         assert backend.buffers.open(PAIRS, "") is False
         add(backend, PAIRS, "e", "f")
         assert taken_by(backend, PAIRS, "two") == []
 
-    def test_what_is_put_back_waits_for_the_end_of_the_pause(self, backend: Backend, clock: Clock) -> None:
+    def test_what_can_be_read_again_waits_for_the_end_of_the_pause(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b")
         first, _ = flush(backend, PAIRS).items
-        backend.aggregates.release(PAIRS, "", "one", [unresolved(first)], delay_ms=MINUTE)
-        [kept] = backend.leftovers.kept(NAME, "unresolved", 9)
-        assert backend.leftovers.put_back(PAIRS, [kept.handle]) == 1
+        backend.aggregates.release(PAIRS, "", "one", unreadable=numbers_of(first), delay_ms=MINUTE)
+        assert resolve(backend, PAIRS) == 1
         assert taken_by(backend, PAIRS, "two") == []
         clock.advance(MINUTE)
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]

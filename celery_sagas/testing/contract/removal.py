@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_sagas.stores.items import Added, Counts, Kept
+from celery_sagas.stores.items import Added, Counts
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import (
     HOURLY,
@@ -14,11 +14,12 @@ from celery_sagas.testing.batches import (
     due_at,
     flush,
     lease_lost,
+    letters_of,
     nothing_changed,
-    rejected,
+    numbered,
+    numbers_of,
     states,
     taken_by,
-    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
@@ -41,7 +42,7 @@ class RemovalContract(StoreFixtures):
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         add(backend, PAIRS, "c")
-        add(backend, PAIRS, "d", unread_by="v1")
+        add(backend, PAIRS, "d", is_unreadable=True)
         backend.aggregates.remove(PAIRS, "", "one")
         assert states(backend) == {"c": "free", "d": "unresolved"}
 
@@ -57,7 +58,7 @@ class RemovalContract(StoreFixtures):
             flush(backend, PAIRS, group=group)
             assert backend.aggregates.remove(PAIRS, group, "one") is False
         assert backend.buffers.groups(NAME, 9) == []
-        assert backend.buffers.count(NAME) == Counts(0, 0, 0, 0)
+        assert backend.buffers.count(NAME) == Counts(0, 0, 0)
         assert backend.aggregates.claim_due([NAME], 9, LEASE) == []
 
     def test_group_that_was_empty_begins_anew(self, backend: Backend, clock: Clock) -> None:
@@ -86,7 +87,7 @@ class RemovalContract(StoreFixtures):
         clock.advance(LEASE)
         flush(backend, PAIRS, "two")
         with nothing_changed(backend), lease_lost("one"):
-            backend.aggregates.remove(PAIRS, "", "one", [rejected(items[0])])
+            backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(items[0]))
         backend.aggregates.remove(PAIRS, "", "two")
         with lease_lost("one"):
             backend.aggregates.remove(PAIRS, "", "one")
@@ -148,30 +149,46 @@ class RemovalContract(StoreFixtures):
         assert backend.aggregates.remove(PAIRS, "", "one") is False
         assert due_at(backend) == 0
 
-    def test_unresolved_item_stays_in_the_buffer(self, backend: Backend) -> None:
+    def test_unreadable_item_stays_in_the_buffer(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         [first, _] = flush(backend, PAIRS).items
-        backend.aggregates.remove(PAIRS, "", "one", [unresolved(first, "v2")])
-        assert states(backend) == {"a": "unresolved"}
-        [kept] = backend.leftovers.kept(NAME, "unresolved", 9)
-        assert kept == Kept(kept.handle, "", "a", first.payload, first.at, "unresolved", "v2")
+        backend.aggregates.remove(PAIRS, "", "one", unreadable=numbers_of(first))
+        assert backend.buffers.read(NAME, "", 9) == [first._replace(state="unresolved")]
+        assert backend.buffers.unresolved(NAME, 9) == [("", first._replace(state="unresolved"))]
         assert add(backend, PAIRS, "a", "b") == Added(1)
         assert add(backend, PAIRS, "c").is_open
 
-    def test_rejected_item_leaves_the_buffer(self, backend: Backend) -> None:
+    def test_rejected_item_becomes_a_dead_letter(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b", group="group")
         [_, second] = flush(backend, PAIRS, group="group").items
-        backend.aggregates.remove(PAIRS, "group", "one", [rejected(second, "no such meter")])
+        [letter] = letters_of(second, group="group")
+        clock.advance(1)
+        backend.aggregates.remove(PAIRS, "group", "one", rejected=[letter])
         assert backend.buffers.groups(NAME, 9) == []
-        [kept] = backend.leftovers.kept(NAME, "rejected", 9)
-        assert kept == Kept(kept.handle, "group", "b", second.payload, second.at, "rejected", "no such meter")
-        assert backend.buffers.count(NAME) == Counts(0, 0, 0, 1)
+        assert backend.dead.list(9) == [letter._replace(at=clock.now)]
+        assert backend.dead.get(letter.id) == letter._replace(at=clock.now)
 
-    def test_some_items_are_kept_and_the_others_removed(self, backend: Backend) -> None:
+    def test_some_items_stay_and_the_others_are_removed(self, backend: Backend) -> None:
         five = PAIRS._replace(size=5)
         add(backend, five, *"abcdef")
         items = flush(backend, five).items
-        backend.aggregates.remove(five, "", "one", [rejected(items[3]), unresolved(items[1]), rejected(items[0])])
+        backend.aggregates.remove(five, "", "one", rejected=letters_of(items[3], items[0]), unreadable=numbers_of(items[1]))
         assert states(backend) == {"b": "unresolved", "f": "free"}
-        assert backend.buffers.count(NAME) == Counts(1, 2, 1, 2)
-        assert [kept.id for kept in backend.leftovers.kept(NAME, "rejected", 9)] == ["d", "a"]
+        assert backend.buffers.count(NAME) == Counts(1, 2, 1)
+        assert sorted(letter.message_id for letter in backend.dead.list(9)) == ["a", "d"]
+
+    def test_letter_of_what_is_not_under_the_lease_is_not_kept(self, backend: Backend) -> None:
+        """Nor does an item become unresolved that another has."""
+        add(backend, PAIRS, *"abcd")
+        flush(backend, PAIRS, "one")
+        others = flush(backend, PAIRS, "two").items
+        backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(others[0]), unreadable=numbers_of(others[1]))
+        assert states(backend) == {"c": "leased", "d": "leased"}
+        assert backend.dead.count() == 0
+
+    def test_two_hundred_items_are_rejected_at_once(self, backend: Backend) -> None:
+        many = PAIRS._replace(size=200)
+        add(backend, many, *numbered(200))
+        letters = letters_of(*flush(backend, many).items)
+        backend.aggregates.remove(many, "", "one", rejected=letters)
+        assert sorted(letter.id for letter in backend.dead.list(999)) == sorted(letter.id for letter in letters)

@@ -13,9 +13,9 @@ from celery_sagas.testing.batches import (
     buffered,
     due_at,
     flush,
+    letters_of,
     nothing_changed,
     numbered,
-    rejected,
     states,
     taken_by,
 )
@@ -107,13 +107,13 @@ class RenewalContract(StoreFixtures):
         assert [_fail(backend, EIGHT, token) for token in "12345"] == [8, 8, 4, 2, 1]
 
     def test_item_that_failed_alone_for_the_last_time_comes_alone(self, backend: Backend) -> None:
-        """Whoever claims it sets it aside."""
+        """Whoever claims it rejects it."""
         one = PAIRS._replace(size=1, max_attempts=1)
         add(backend, one, "a", "b")
         assert [_fail(backend, one, token) for token in "123"] == [1, 1, 1]
         [item] = flush(backend, one, "last").items
         assert (item.id, item.attempts) == ("a", 3)
-        backend.aggregates.remove(one, "", "last", [rejected(item)])
+        backend.aggregates.remove(one, "", "last", rejected=letters_of(item))
         assert states(backend) == {"b": "free"}
 
     def test_item_that_has_failed_ends_the_batch_of_those_that_have_not(self, backend: Backend) -> None:

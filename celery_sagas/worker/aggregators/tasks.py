@@ -22,7 +22,7 @@ from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.aggregators.flushes import add_items, ask
 from celery_sagas.worker.celery_internals import add_task, registered, time_limit_s, unregister
 from celery_sagas.worker.durable import DurableTask, bearing
-from celery_sagas.worker.failures.dead_letters import failing, keep_failures
+from celery_sagas.worker.failures.dead_letters import announce, failing, keep_failures
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, REDELIVERIES, check_message_id, headers_of
 from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
@@ -154,6 +154,8 @@ def flush_group(task: FlushTask, group: str) -> Any:
         redeliver_if_it_helps(task, runtime.publisher, exc)
         raise
     _tell(task, flushed)
+    for letter, error in flushed.rejections:
+        announce(task, letter, error)
     if flushed.error is not None:
         _fail(task, flushed.error, flushed)
     return flushed.result
@@ -198,7 +200,7 @@ def _item_of(definition: AggregatorDefinition, id: str, value: Any, max_bytes: i
             group, item = unread_item(definition, id, value, max_bytes)
         except InvalidMessage:
             raise exc from None
-        logger.warning("%s[%s] cannot be read, and is kept until it can be: %s", definition.name, id, exc)
+        logger.warning("%s[%s] cannot be read, and waits until it can be: %s", definition.name, id, exc)
         return group, item
 
 

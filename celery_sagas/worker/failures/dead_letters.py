@@ -120,10 +120,15 @@ def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> 
         is_known = letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
         kept = bury(backend, step, letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
-        logger.error("%s[%s] failed and is kept as the dead letter %s: %s", name, kept.message_id, kept.id, kept.error)
-        signals.step_failed.send(sender=task, letter=kept, exception=error)
+        announce(task, kept, error)
         notify_requester(task.app, request, error, letter=kept.id, may_be_answered=True)  # once its letter is retried
     return kept
+
+
+def announce(task: Any, letter: DeadLetter, error: Exception) -> None:
+    """Log a new dead letter, and send the signal."""
+    logger.error("%s[%s] failed and is kept as the dead letter %s: %s", letter.task, letter.message_id, letter.id, letter.error)
+    signals.step_failed.send(sender=task, letter=letter, exception=error)
 
 
 def payload_of(task: str, request: Any) -> str:

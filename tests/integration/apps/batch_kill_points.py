@@ -15,7 +15,6 @@ from celery import signals
 from deployed import FOLDER, note
 from traps import die, set_trap
 
-from celery_sagas.core.registry import registry
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.errors import NotBuffered
 from celery_sagas.worker.relay import groups_of
@@ -57,10 +56,8 @@ def arm(**_: object) -> None:
     deadly(batches.buffers, "remove", "remove_one", named)
     for method in ("open", "clear"):
         deadly(batches.buffers, method, method, named)
-    for method in ("claim_due", "purge"):
+    for method in ("claim_due", "purge", "resolve", "restore"):
         deadly(batches.aggregates, method, method, done_to)
-    for method in ("note", "put_back", "discard"):
-        deadly(batches.leftovers, method, method, done_to)
 
 
 @app.task(name="batches.do", ignore_result=True)
@@ -85,18 +82,18 @@ def remove_one(group: str) -> None:
         collect.remove(f"item of {group}", group)
 
 
-def discard(group: str) -> None:
+def restore(group: str) -> None:
     runtime = runtime_of(app)
-    kept = runtime.batches.leftovers.kept(collect.name, "unresolved", 100)
-    handles = [each.handle for each in kept if each.group == group]
-    runtime.batches.leftovers.discard(runtime.rules_of(registry.aggregators[collect.name]), handles)
+    for letter in runtime.batches.dead.list(100):
+        if letter.key == group:
+            runtime.batches.aggregates.restore(runtime.rules_named(collect.name), letter)
 
 
 _COMMANDS: dict[str, Callable[[str], object]] = {
     "open": collect.flush,
     "clear": collect.clear,
     "remove_one": remove_one,
-    "discard": discard,
+    "restore": restore,
     "purge": lambda group: runtime_of(app).batches.aggregates.purge(1_000),
-    **dict.fromkeys(("claim_due", "put_back", "note"), sweep),
+    **dict.fromkeys(("claim_due", "resolve"), sweep),
 }

@@ -68,9 +68,9 @@ def note_removals(**_: object) -> None:
         began[token] = time.monotonic()
         return claim(rules, group, token)
 
-    def remove_noted(rules: Any, group: str, token: str, *arguments: Any) -> Any:
+    def remove_noted(rules: Any, group: str, token: str, **exceptions: Any) -> Any:
         try:
-            answer = remove(rules, group, token, *arguments)
+            answer = remove(rules, group, token, **exceptions)
         except StoreError as exc:
             if not isinstance(exc, LeaseLost) or time.monotonic() - began[token] > _MOST_OF * rules.lease_ms / 1000:
                 note("batches", f"refused {token}")

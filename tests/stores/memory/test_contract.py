@@ -18,7 +18,6 @@ from celery_sagas.testing import (
     DeliveriesContract,
     InterleavingContract,
     JournalContract,
-    LeftoversContract,
     NewBackend,
     OutboxContract,
     SagaStoreContract,
@@ -61,10 +60,6 @@ class TestAggregates(Memory, AggregateStoreContract):
 
 class TestBuffers(Memory, BuffersContract):
     """A look at the buffers, and changes by hand."""
-
-
-class TestLeftovers(Memory, LeftoversContract):
-    """Unresolved and rejected items."""
 
 
 class TestBackend(Memory, BackendContract):

@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from celery_sagas.stores.items import Addition, Keeping, Kept, NewItem, Rules, Snapshot
+from celery_sagas.stores.items import Addition, NewItem, Rules, Snapshot
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.testing.batches import letters_of
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.damage import FORGET
 from tests.stores.redis.times import let_time_pass
@@ -15,7 +18,7 @@ RULES = Rules("agg", size=3, within_ms=MINUTE, remember_ms=HOUR, lease_ms=MINUTE
 
 def insert_items(backend: RedisBackend) -> None:
     """Insert items of two groups, some of them unresolved; a flush is wanted of the first."""
-    additions = [addition("full", "abc"), addition("new{}:é", "ab", unread_by="old")]
+    additions = [addition("full", "abc"), addition("new{}:é", "ab", ends_unreadable=True)]
     added = backend.aggregates.insert(RULES, additions)
     assert [each.is_open for each in added] == [True, False]
 
@@ -48,13 +51,15 @@ def remove_items(backend: RedisBackend) -> None:
     backend.aggregates.remove(RULES, "full", "token")
 
 
-def keep_items(backend: RedisBackend) -> list[Kept]:
-    """Let the first item be rejected, the second be unresolved, and the third be removed."""
-    backend.aggregates.insert(RULES, [addition("kept", "xyz")])
-    snapshot = backend.aggregates.claim(RULES, "kept", "token")
+def reject_items(backend: RedisBackend) -> DeadLetter:
+    """Let the first item be rejected, the second be unresolved, and the third be removed; return the letter."""
+    backend.aggregates.insert(RULES, [addition("divided", "xyz")])
+    snapshot = backend.aggregates.claim(RULES, "divided", "token")
     assert snapshot
-    backend.aggregates.remove(RULES, "kept", "token", keeping(snapshot))
-    return [*backend.leftovers.kept("agg", "rejected", 9), *backend.leftovers.kept("agg", "unresolved", 9)]
+    exceptions = divided(snapshot, "divided")
+    backend.aggregates.remove(RULES, "divided", "token", **exceptions)
+    [letter] = exceptions["rejected"]
+    return letter
 
 
 def release_items(backend: RedisBackend) -> None:
@@ -63,12 +68,12 @@ def release_items(backend: RedisBackend) -> None:
     backend.aggregates.release(RULES, "full", "token", delay_ms=MINUTE)
 
 
-def release_and_keep(backend: RedisBackend) -> None:
-    """Release an item of three, and keep the others."""
+def release_and_reject(backend: RedisBackend) -> None:
+    """Release an item of three, reject one, and leave one unresolved."""
     backend.aggregates.insert(RULES, [addition("released", "xyz")])
     snapshot = backend.aggregates.claim(RULES, "released", "token")
     assert snapshot
-    backend.aggregates.release(RULES, "released", "token", keeping(snapshot))
+    backend.aggregates.release(RULES, "released", "token", **divided(snapshot, "released"))
 
 
 def claim_due_groups(backend: RedisBackend) -> None:
@@ -90,13 +95,13 @@ def forget_ids(backend: RedisBackend) -> None:
 
 def look_at_buffers(backend: RedisBackend) -> None:
     """Read everything."""
-    keep_items(backend)
+    reject_items(backend)
     assert backend.buffers.names() == ["agg"]
     backend.buffers.count("agg")
-    backend.buffers.count("agg", "kept")
+    backend.buffers.count("agg", "divided")
     backend.buffers.groups("agg", 9)
-    backend.buffers.read("agg", "kept", 9)
-    backend.leftovers.unread("agg", "new", 9)
+    backend.buffers.read("agg", "divided", 9)
+    assert len(backend.buffers.unresolved("agg", 9)) == 1
 
 
 def open_gate(backend: RedisBackend) -> None:
@@ -115,45 +120,41 @@ def remove_one(backend: RedisBackend) -> None:
 def clear(backend: RedisBackend) -> None:
     """Clear a group with a lease, after one with an unresolved item."""
     claim_items(backend)
-    keep_items(backend)
-    assert backend.buffers.clear(RULES, "kept") == 1
+    reject_items(backend)
+    assert backend.buffers.clear(RULES, "divided") == 1
     assert backend.buffers.clear(RULES, "full") == 3
 
 
-def note(backend: RedisBackend) -> None:
-    """Note that another reader cannot read an item either."""
-    handles = [kept.handle for kept in keep_items(backend)]
-    assert backend.leftovers.note("agg", handles, "new") == 1
+def resolve(backend: RedisBackend) -> None:
+    """Free an unresolved item."""
+    reject_items(backend)
+    [(group, item)] = backend.buffers.unresolved("agg", 9)
+    assert backend.aggregates.resolve(RULES, group, [item.number]) == 1
 
 
-def put_back(backend: RedisBackend) -> None:
-    """Put back an unresolved item, and a rejected one."""
-    handles = [kept.handle for kept in keep_items(backend)]
-    assert backend.leftovers.put_back(RULES, handles) == 2
+def restore(backend: RedisBackend) -> None:
+    """Put back a rejected item."""
+    assert backend.aggregates.restore(RULES, reject_items(backend))
 
 
-def discard(backend: RedisBackend) -> None:
-    """Discard an unresolved item, and a rejected one."""
-    handles = [kept.handle for kept in keep_items(backend)]
-    assert backend.leftovers.discard(RULES, handles) == 2
+def addition(group: str, ids: Sequence[str], *, ends_unreadable: bool = False) -> Addition:
+    """Return items, of which the last may be unreadable."""
+    unreadable = [False] * (len(ids) - 1) + [ends_unreadable]
+    return Addition(group, tuple(NewItem(id, f'"{id}"', each) for id, each in zip(ids, unreadable, strict=True)))
 
 
-def addition(group: str, ids: Sequence[str], unread_by: str = "") -> Addition:
-    """Return items, of which the last may be one that its code cannot read."""
-    readers = [""] * (len(ids) - 1) + [unread_by]
-    return Addition(group, tuple(NewItem(id, f'"{id}"', reader) for id, reader in zip(ids, readers, strict=True)))
-
-
-def keeping(snapshot: Snapshot) -> list[Keeping]:
+def divided(snapshot: Snapshot, group: str = "") -> dict[str, Any]:
+    """Reject the first of three items, and leave the second unresolved."""
     first, second, _ = snapshot.items
-    return [Keeping(first.number, "rejected", "broken"), Keeping(second.number, "unresolved", "old")]
+    return {"rejected": letters_of(first, group=group, name="agg"), "unreadable": [second.number]}
 
 
 def empty_buffers(backend: RedisBackend) -> None:
     """Remove everything, and forget that it was there."""
     for group in backend.buffers.groups("agg", 99):
         backend.buffers.clear(RULES, group.group)
-    backend.leftovers.discard(RULES, [kept.handle for kept in backend.leftovers.kept("agg", "rejected", 99)])
+    for letter in backend.dead.list(99):
+        backend.dead.remove(letter.id)
     backend.client.run(FORGET, [backend._placement.shards[0].buffers.seen], [])
 
 
@@ -164,16 +165,15 @@ BUFFER_PLAYS: tuple[Callable[[RedisBackend], object], ...] = (
     claim_items_again,
     renew,
     remove_items,
-    keep_items,
+    reject_items,
     release_items,
-    release_and_keep,
+    release_and_reject,
     claim_due_groups,
     forget_ids,
     look_at_buffers,
     open_gate,
     remove_one,
     clear,
-    note,
-    put_back,
-    discard,
+    resolve,
+    restore,
 )

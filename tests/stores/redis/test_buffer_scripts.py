@@ -6,47 +6,46 @@ from typing import Any
 import pytest
 
 from celery_sagas.errors import StoreError, UnreadableState
-from celery_sagas.stores.items import Added, Addition, Kept, Rules
+from celery_sagas.stores.items import Added, Addition, Item, Rules
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.keys import SHARD_KEYS
 from celery_sagas.stores.redis.scripts import load
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE
-from tests.stores.redis.buffer_plays import RULES, addition, empty_buffers, keep_items, keeping
+from tests.stores.redis.buffer_plays import RULES, addition, divided, empty_buffers
 from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, urls_of
 from tests.stores.redis.damage import foreign
 
 url = urls_of(*EVERY_SERVER)
-_KEYS = [name for name in SHARD_KEYS if name.startswith("buffer:")]
+_KEYS = [name for name in SHARD_KEYS if name.startswith(("buffer:", "letters"))]
 _GROUP = "a group {}: é"
 
 
 def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     """Return every writing operation on one group, each with everything that it can write."""
-    aggregates, buffers, leftovers = backend.aggregates, backend.buffers, backend.leftovers
+    aggregates, buffers = backend.aggregates, backend.buffers
     once = RULES._replace(size=2)
     aggregates.insert(once, [addition(_GROUP, "abcdefghi")])
     first = aggregates.claim(once._replace(size=3), _GROUP, "first")
     second = aggregates.claim(once._replace(size=3), _GROUP, "second")
     assert first
     assert second
-    aggregates.remove(once, _GROUP, "first", keeping(first))
+    exceptions = divided(first, _GROUP)
+    aggregates.remove(once, _GROUP, "first", **exceptions)
     joined = RULES._replace(size=0, within_ms=0, idle_ms=0)
     aggregates.insert(joined, [addition("joined", "a")])
-    kept = [each.handle for kind in ("unresolved", "rejected") for each in leftovers.kept("agg", kind, 9)]
     return [
-        lambda: aggregates.insert(RULES, [addition(_GROUP, "xy", "old"), addition("new", "z")]),
+        lambda: aggregates.insert(RULES, [addition(_GROUP, "xy", ends_unreadable=True), addition("new", "z")]),
         lambda: aggregates.insert(joined, [addition("joined", "b")]),
         lambda: aggregates.claim(once, _GROUP, "third"),
         lambda: aggregates.renew(once, _GROUP, "second"),
-        lambda: aggregates.remove(once, _GROUP, "second", keeping(second)),
+        lambda: aggregates.remove(once, _GROUP, "second", **divided(second, _GROUP)),
         lambda: aggregates.release(once, _GROUP, "third"),
         lambda: aggregates.claim_due(["agg"], 9, MINUTE),
         lambda: buffers.open(once, _GROUP),
         lambda: buffers.remove(once, _GROUP, "b"),
-        lambda: leftovers.note("agg", kept, "new"),
-        lambda: leftovers.put_back(once, kept),
-        lambda: leftovers.discard(once, [each.handle for each in leftovers.kept("agg", "unresolved", 9)]),
+        lambda: aggregates.resolve(once, _GROUP, exceptions["unreadable"]),
+        lambda: aggregates.restore(once, exceptions["rejected"][0]),
         lambda: buffers.clear(once, _GROUP),
     ]
 
@@ -101,16 +100,27 @@ class TestDamage:
         assert redis_backend.aggregates.claim(RULES, "", "token") is None
         assert redis_backend.buffers.groups("agg", 9) == []
 
-    @pytest.mark.parametrize("damaged", [b"", b"{}", b"r 1 9 9 9\n", b"x 1 0 0 0\n"])
-    def test_damaged_leftover_is_unreadable(self, redis_backend: RedisBackend, server: Any, prefix: str, damaged: bytes) -> None:
-        kept = keep_items(redis_backend)
-        key = f"{{{prefix}:0}}:buffer:kept:agg"
-        for handle in server.hkeys(key):
-            server.hset(key, handle, damaged)
-        for kind in ("unresolved", "rejected"):
-            with pytest.raises(UnreadableState, match="buffer:kept:agg"):
-                redis_backend.leftovers.kept("agg", kind, 9)
-        assert redis_backend.leftovers.note("agg", [each.handle for each in kept], "new") == 0
+    @pytest.mark.parametrize("damaged", [b"", b"{}", b"nonsense"])
+    def test_damaged_unresolved_item_is_unreadable(
+        self, redis_backend: RedisBackend, server: Any, prefix: str, damaged: bytes
+    ) -> None:
+        redis_backend.aggregates.insert(RULES, [addition("", "a", ends_unreadable=True)])
+        server.hset(f"{{{prefix}:0}}:buffer:items:agg", 1, damaged)
+        with pytest.raises(UnreadableState, match="buffer:items:agg"):
+            redis_backend.buffers.unresolved("agg", 9)
+        assert redis_backend.buffers.clear(RULES, "") == 1
+
+    def test_damaged_letter_is_told_with_its_key(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        redis_backend.aggregates.insert(RULES, [addition("", "abc")])
+        snapshot = redis_backend.aggregates.claim(RULES, "", "token")
+        assert snapshot
+        exceptions = divided(snapshot)
+        redis_backend.aggregates.remove(RULES, "", "token", **exceptions)
+        [letter] = exceptions["rejected"]
+        server.hset(f"{{{prefix}:0}}:letters", letter.id, b"nonsense")
+        with pytest.raises(StoreError, match=f"{prefix}:0}}:letters"):
+            redis_backend.dead.list(9)
+        assert redis_backend.dead.remove(letter.id)
 
 
 class TestTraces:
@@ -165,8 +175,9 @@ class TestFresh:
 
     def test_items_that_come_back_stand_among_the_fresh_ones(self, redis_backend: RedisBackend) -> None:
         rules = RULES._replace(size=4)
-        redis_backend.aggregates.insert(rules, [addition("", "abc", "old"), addition("", "defghi")])
-        redis_backend.leftovers.put_back(rules, [kept.handle for kept in redis_backend.leftovers.kept("agg", "unresolved", 9)])
+        redis_backend.aggregates.insert(rules, [addition("", "abc", ends_unreadable=True), addition("", "defghi")])
+        [(_, third)] = redis_backend.buffers.unresolved("agg", 9)
+        assert redis_backend.aggregates.resolve(rules, "", [third.number]) == 1
         assert _ids(redis_backend) == "abcdefghi"
         assert _claimed(redis_backend, rules) == "abcd"
         assert _claimed(redis_backend, rules, "other") == "efgh"
@@ -229,7 +240,7 @@ class TestFresh:
         redis_backend.aggregates.release(RULES, "", _claim(redis_backend))
         left = [id for id in ids if id not in gone]
         assert [item.id for item in redis_backend.buffers.read("agg", "", 9_000)] == left
-        assert redis_backend.buffers.count("agg") == redis_backend.buffers.count("agg", "") == (1, len(left), 0, 0)
+        assert redis_backend.buffers.count("agg") == redis_backend.buffers.count("agg", "") == (1, len(left), 0)
         snapshot = redis_backend.aggregates.claim(RULES._replace(size=3_000), "", "other")
         assert snapshot
         assert [item.id for item in snapshot.items] == left[:3_000]
@@ -324,27 +335,23 @@ class TestShards:
         assert (len(first), len(second)) == (20, 10)
         assert sorted(each.group for each in first + second) == groups
 
-    def test_leftovers_follow_each_other_whatever_their_shard(
+    def test_unresolved_items_and_letters_are_listed_whatever_their_shard(
         self, backend: RedisBackend, clock: Clock, groups: list[str]
     ) -> None:
+        letters = []
         for group in groups:
             snapshot = backend.aggregates.claim(RULES, group, "token")
             assert snapshot
-            backend.aggregates.remove(RULES, group, "token", keeping(snapshot))
+            exceptions = divided(snapshot, group)
+            backend.aggregates.remove(RULES, group, "token", **exceptions)
+            letters += exceptions["rejected"]
             clock.advance(1)
-        for kind in ("rejected", "unresolved"):
-            assert [kept.group for kept in _pages(backend, kind)] == groups
-        handles = [kept.handle for kept in backend.leftovers.unread("agg", "new", 99)]
-        assert backend.leftovers.note("agg", handles[:20], "new") == 20
-        assert len(backend.leftovers.unread("agg", "new", 99)) == 10
-        assert backend.leftovers.put_back(RULES, handles) == 30
-        assert backend.leftovers.discard(RULES, [kept.handle for kept in _pages(backend, "rejected")]) == 30
-        assert backend.buffers.count("agg") == (30, 30, 0, 0)
-
-    def test_strange_handle_is_of_nothing(self, backend: RedisBackend) -> None:
-        strange = ["", "1", "1.", "1.7", "x.0", "1.0", "².0"]
-        assert backend.leftovers.put_back(RULES, strange) == backend.leftovers.discard(RULES, strange) == 0
-        assert backend.leftovers.note("agg", strange, "new") == 0
+        assert [letter.key for letter in backend.dead.list(99)] == groups[::-1]
+        found = _pages(backend)
+        assert sorted(group for group, _ in found) == groups
+        assert sum(backend.aggregates.resolve(RULES, group, [item.number]) for group, item in found) == 30
+        assert all(backend.aggregates.restore(RULES, letter) for letter in letters)
+        assert backend.buffers.count("agg") == (30, 60, 0)
 
 
 def _trips(backend: RedisBackend) -> list[str]:
@@ -356,9 +363,9 @@ def _trips(backend: RedisBackend) -> list[str]:
     return trips
 
 
-def _pages(backend: RedisBackend, kind: str) -> list[Kept]:
-    """Read leftovers page by page."""
-    found: list[Kept] = []
-    while page := backend.leftovers.kept("agg", kind, 7, after=found[-1].handle if found else ""):
+def _pages(backend: RedisBackend) -> list[tuple[str, Item]]:
+    """Read unresolved items page by page."""
+    found: list[tuple[str, Item]] = []
+    while page := backend.buffers.unresolved("agg", 7, (found[-1][0], found[-1][1].number) if found else None):
         found += page
     return found

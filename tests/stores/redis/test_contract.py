@@ -15,7 +15,6 @@ from celery_sagas.testing import (
     DeliveriesContract,
     InterleavingContract,
     JournalContract,
-    LeftoversContract,
     NewBackend,
     OutboxContract,
     SagaStoreContract,
@@ -59,10 +58,6 @@ class TestAggregates(Redis, AggregateStoreContract):
 
 class TestBuffers(Redis, BuffersContract):
     """The buffers."""
-
-
-class TestLeftovers(Redis, LeftoversContract):
-    """The leftovers."""
 
 
 class TestBackend(Redis, BackendContract):

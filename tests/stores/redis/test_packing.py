@@ -60,7 +60,7 @@ def test_row_comes_back(row: Outgoing, instance_id: str, step: str) -> None:
     assert (back.instance_id, back.step, back.cause) == (instance_id, step, ENTRY.message_id)
 
 
-@given(st.builds(DeadLetter, st.just("id"), *[texts] * 8, numbers))
+@given(st.builds(DeadLetter, st.just("id"), *[texts] * 8, numbers, numbers, numbers))
 def test_letter_comes_back(letter: DeadLetter) -> None:
     assert unpack_letter("id", b"%d %b" % (letter.at, pack_letter(letter))) == letter
 

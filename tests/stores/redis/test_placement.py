@@ -214,7 +214,7 @@ class TestShards:
             _start(sharded, str(number))
         assert [sharded.journal.purge(-HOUR, 5) for _ in range(4)] == [5, 5, 2, 0]
 
-    def test_dead_letters_are_in_no_shard(self, sharded: RedisBackend) -> None:
+    def test_dead_letters_of_messages_are_in_no_shard(self, sharded: RedisBackend) -> None:
         letters = [letter() for _ in range(9)]
         for each in letters:
             sharded.dead.add(each)
@@ -350,7 +350,7 @@ class TestOneShardIsAway:
         with pytest.raises(StoreError, match="holds what the saga backend never writes"):
             later.claim_due("relay", 9, HOUR)
 
-    def test_leftovers_are_asked_of_the_one_that_has_them(self, sharded: RedisBackend) -> None:
+    def test_what_a_message_has_left_is_asked_of_the_one_that_has_it(self, sharded: RedisBackend) -> None:
         _, message_id = _start(sharded, "42", "sent")
         cause = _handled_as(sharded, "42", message_id)
         sharded.outbox.count_leased(cause)  # the script is loaded, and the node known

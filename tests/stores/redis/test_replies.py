@@ -36,7 +36,7 @@ from celery_sagas.testing.samples import (
 )
 from tests.integration.proxy import Proxy
 from tests.servers import unique
-from tests.stores.redis.buffer_plays import RULES, addition, keeping
+from tests.stores.redis.buffer_plays import RULES, addition, divided
 from tests.stores.redis.conftest import OpenAt
 from tests.stores.redis.damage import DAMAGE
 
@@ -202,13 +202,14 @@ def paused(backend: Backend) -> None:
     backend.aggregates.release(RULES, "", "token", delay_ms=MINUTE)
 
 
-def kept_items(backend: Backend) -> list[str]:
+def rejected_items(backend: Backend) -> dict[str, Any]:
     """Let one be unresolved, and one be rejected."""
-    backend.aggregates.remove(RULES, "", "token", keeping(leased(backend)))
-    return [kept.handle for kind in ("unresolved", "rejected") for kept in backend.leftovers.kept(RULES.name, kind, 9)]
+    exceptions = divided(leased(backend))
+    backend.aggregates.remove(RULES, "", "token", **exceptions)
+    return exceptions
 
 
-NEW_ITEMS = [addition("", "abcd", "old"), addition("other", "xy")]
+NEW_ITEMS = [addition("", "abcd", ends_unreadable=True), addition("other", "xy")]
 BUFFERED = [
     Play("insert items", nothing, lambda backend, _: backend.aggregates.insert(RULES, NEW_ITEMS)),
     Play("insert more items", inserted, lambda backend, _: backend.aggregates.insert(RULES, [addition("", "efg")])),
@@ -216,20 +217,20 @@ BUFFERED = [
     Play("claim items", inserted, lambda backend, _: backend.aggregates.claim(RULES, "", "token")),
     Play("renew", leased, lambda backend, _: backend.aggregates.renew(RULES, "", "token")),
     Play("remove items", leased, lambda backend, _: backend.aggregates.remove(RULES, "", "token")),
-    Play("keep items", leased, lambda backend, of: backend.aggregates.remove(RULES, "", "token", keeping(of))),
-    Play("release items", leased, lambda backend, of: backend.aggregates.release(RULES, "", "token", keeping(of))),
+    Play("reject items", leased, lambda backend, of: backend.aggregates.remove(RULES, "", "token", **divided(of))),
+    Play("release items", leased, lambda backend, of: backend.aggregates.release(RULES, "", "token", **divided(of))),
     Play("pause", leased, lambda backend, _: backend.aggregates.release(RULES, "", "token", delay_ms=MINUTE)),
     Play("claim in a pause", paused, lambda backend, _: backend.aggregates.claim(RULES, "", "another token")),
     Play("open a gate in a pause", paused, lambda backend, _: backend.buffers.open(RULES, "")),
     Play("claim due groups", inserted, lambda backend, _: later(backend).aggregates.claim_due([RULES.name], 1, MINUTE)),
-    Play("forget ids", kept_items, lambda backend, _: later(backend).aggregates.purge(1)),
+    Play("forget ids", rejected_items, lambda backend, _: later(backend).aggregates.purge(1)),
     Play("open a gate", inserted, lambda backend, _: backend.buffers.open(RULES, "other")),
     Play("remove an item", inserted, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
-    Play("remove an unresolved item", kept_items, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
-    Play("clear a group", kept_items, lambda backend, _: backend.buffers.clear(RULES, "")),
-    Play("note", kept_items, lambda backend, of: backend.leftovers.note(RULES.name, of, "new")),
-    Play("put back", kept_items, lambda backend, of: backend.leftovers.put_back(RULES, of)),
-    Play("discard", kept_items, lambda backend, of: backend.leftovers.discard(RULES, of)),
+    Play("remove an unresolved item", rejected_items, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
+    Play("clear a group", rejected_items, lambda backend, _: backend.buffers.clear(RULES, "")),
+    Play("resolve", rejected_items, lambda backend, of: backend.aggregates.resolve(RULES, "", of["unreadable"])),
+    Play("restore", rejected_items, lambda backend, of: backend.aggregates.restore(RULES, of["rejected"][0])),
+    Play("discard", rejected_items, lambda backend, of: backend.dead.remove(of["rejected"][0].id)),
 ]
 PLAYS: list[Play | Commit] = [*COMMITS, *OTHERS, *BUFFERED]
 

@@ -26,11 +26,11 @@ from celery_sagas.testing.batches import (
     RUN,
     add,
     flush,
-    keep,
     lease_lost,
+    letters_of,
     new_items,
     numbered,
-    rejected,
+    reject,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR
@@ -109,9 +109,12 @@ class TestStatements:
         sql.database.observers.append(texts.append)
         rules = PAIRS._replace(name="VALUE", remember_ms=HOUR)
         add(sql, rules, "VALUE", "other", group="VALUE")
-        first, _ = flush(sql, rules, "VALUE", "VALUE").items
-        sql.aggregates.remove(rules, "VALUE", "VALUE", [rejected(first, "VALUE")])
-        assert sql.leftovers.put_back(rules, [each.handle for each in sql.leftovers.kept("VALUE", "rejected", 9)]) == 1
+        first, second = flush(sql, rules, "VALUE", "VALUE").items
+        [letter] = letters_of(first, group="VALUE", name="VALUE", text="VALUE")
+        sql.aggregates.remove(rules, "VALUE", "VALUE", rejected=[letter], unreadable=[second.number])
+        assert sql.buffers.unresolved("VALUE", 9, ("VALUE", 0))
+        assert sql.aggregates.resolve(rules, "VALUE", [second.number]) == 1
+        assert sql.aggregates.restore(rules, letter)
         assert not any("VALUE" in text.replace("VALUES", "") for text in texts)
 
 
@@ -124,8 +127,9 @@ class TestStatements:
         (items._leased_numbers, (), {"place": "p", "state": "leased", "token": "t"}, "saga_buffer_state"),
         (items.select_known, (64,), parameters("key", numbered(64)), "saga_buffer_"),
         (due._due, (), {"name": NAME, "limit": 9}, "saga_group_due"),
+        (items.select_unresolved, (False,), {"aggregator": NAME, "state": "unresolved", "limit": 9}, "saga_group_unresolved"),
     ],
-    ids=["first", "next", "oldest", "leased", "known", "due"],
+    ids=["first", "next", "oldest", "leased", "known", "due", "unresolved"],
 )
 def test_nothing_is_searched_or_sorted(
     sql: SqlBackend, build: Build, shape: Shape, values: dict[str, object], index: str
@@ -152,14 +156,18 @@ class TestTraces:
         add(sql, rules, "a", "b")
         flush(sql, rules)
         sql.aggregates.remove(rules, "", RUN)
-        add(sql, rules, "c", unread_by="v1")
+        add(sql, rules, "c", is_unreadable=True)
         add(sql, rules, "d")
         sql.buffers.clear(rules, "")
         assert _rows(sql) == {"saga_aggregator": 1, "saga_seen": 4}
 
-    def test_leftovers_leave_nothing_either(self, sql: SqlBackend) -> None:
-        handles = [kept.handle for kind in ("unresolved", "rejected") for kept in keep(sql, kind, "a", "b", group=kind)]
-        assert sql.leftovers.discard(CLOSED, handles) == 4
+    def test_unresolved_and_rejected_items_leave_nothing_either(self, sql: SqlBackend) -> None:
+        add(sql, CLOSED, "a", is_unreadable=True)
+        sql.buffers.remove(CLOSED, "", "a", unresolved=True)
+        [first, second] = reject(sql, "b", "c")
+        assert sql.dead.remove(first.id)
+        assert sql.aggregates.restore(CLOSED, second)
+        sql.buffers.remove(CLOSED, "", "c")
         assert _rows(sql) == {"saga_aggregator": 1}
 
     def test_number_is_never_given_again(self, sql: SqlBackend) -> None:
@@ -290,17 +298,6 @@ class TestVictims:
             add(sql, CLOSED, "item")
         sql.database.observers.clear()
         assert sql.buffers.count(NAME).buffered == int(is_made)
-
-
-@pytest.mark.parametrize("handle", ["", "x", "-1", "1.0", "\u0661", "9" * 30])
-def test_text_that_is_no_handle_names_nothing(sql: SqlBackend, handle: str) -> None:
-    keep(sql, "unresolved", "item")
-    assert sql.leftovers.note(NAME, [handle], "v2") == 0
-    assert sql.leftovers.put_back(CLOSED, [handle]) == 0
-    assert sql.leftovers.discard(CLOSED, [handle]) == 0
-    assert sql.leftovers.kept(NAME, "unresolved", 9, after=handle) == (
-        sql.leftovers.kept(NAME, "unresolved", 9) if not handle else []
-    )
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

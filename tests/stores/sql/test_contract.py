@@ -16,7 +16,6 @@ from celery_sagas.testing import (
     DeliveriesContract,
     InterleavingContract,
     JournalContract,
-    LeftoversContract,
     NewBackend,
     OutboxContract,
     SagaStoreContract,
@@ -80,10 +79,6 @@ class TestAggregates(Sql, AggregateStoreContract):
 
 class TestBuffers(Sql, BuffersContract):
     """The buffers."""
-
-
-class TestLeftovers(Sql, LeftoversContract):
-    """The leftovers."""
 
 
 class TestBackend(Sql, BackendContract):

@@ -11,6 +11,7 @@ from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.sql.additions import insert
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.calls import in_transaction
+from celery_sagas.stores.sql.items import FREE
 from celery_sagas.stores.sql.joining import Waiting
 from celery_sagas.stores.sql.removals import clear, remove_item
 from celery_sagas.stores.sql.session import Session
@@ -80,7 +81,7 @@ def test_the_same_item_came_and_went(sql: SqlBackend, rival: SqlBackend) -> None
 
     def come_and_go(session: Session) -> None:
         come(session)
-        remove_item(session, RULES, "", "item")
+        remove_item(session, RULES, "", "item", (FREE,))
 
     add(sql, RULES, "first")
     with joining_meanwhile(sql, rival, come_and_go) as added:
@@ -119,5 +120,5 @@ def test_what_is_remembered_of_groups_is_bounded(sql: SqlBackend, monkeypatch: p
 
     assert [waiting.is_worth_while(RULES, [addition]) for addition in additions] == [False, True, True]
     assert not waiting.is_worth_while(RULES, additions)
-    unread = additions[2]._replace(items=new_items(["item"], unread_by="v1"))
+    unread = additions[2]._replace(items=new_items(["item"], is_unreadable=True))
     assert not waiting.is_worth_while(RULES, [unread])

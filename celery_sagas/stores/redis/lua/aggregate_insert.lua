@@ -1,31 +1,16 @@
 -- uses: clock
 -- Buffer items of several groups, each group once.
--- KEYS: groups, order, due, items, sequence, seen, fresh ids, names, fresh items of each group; if an item is unresolved also
---   kept, unresolved, notes, unread items of each group
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, names, fresh items of each group; if an item is unreadable also
+--   unread
 -- ARGV: call, now (ms, or empty), aggregator, size, within, idle, lease (ms), most items, number of groups; for each group: its
---   name, number of items, digest of each, each packed item; if an item is unresolved, what could not read each (empty:
---   nothing)
+--   name, number of items, digest of each, each packed item, after a ! if it is unreadable
 -- Answers with: for each group how many items are new, 1 if a flush is to be asked for, 1 if it is full; spaces in between.
 -- A repeat finds the items, and its call if no other has inserted since: then it answers as the first call did.
 local call, now, most, number_of_groups = ARGV[1], clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9])
 -- uses: joining many state gate group
-local sequence, names, of_unread = KEYS[5], KEYS[8], 11 + number_of_groups
-local check_unresolved, write_unresolved
-if #KEYS > of_unread then
--- uses: keeping
-  rejected, counts = nil, nil
-  kept, unresolved, notes = KEYS[of_unread - 2], KEYS[of_unread - 1], KEYS[of_unread]
-  check_unresolved = function(number)
-    unread = KEYS[of_unread + number]
-    check_kept()
-  end
-  write_unresolved = function(group, number, item, digest, reader)
-    unread = KEYS[of_unread + group.position]
-    redis.call('HSET', items, number, item, digest, number)
-    keep_unresolved(group, number, reader, now)
-  end
-end
--- uses: adding
+local sequence, names, unread = KEYS[5], KEYS[8], KEYS[9 + number_of_groups]
+-- uses: unread resolving adding
+if unread then redis.call('ZCARD', unread) end
 
 local found, reply, total, at = {}, {}, 0, 10
 for number = 1, number_of_groups do
@@ -34,13 +19,12 @@ for number = 1, number_of_groups do
   group.new = group.inserter ~= call and unknown(at + 2, at + 1 + group.count) or {}
   group.is_full = most > 0 and #group.new > 0 and buffered(group) + #group.new > most
   if group.is_full then group.new = {} end
-  if check_unresolved then check_unresolved(number) end
   redis.call('ZCARD', due)
   if group.is_new then
     redis.call('ZCARD', order)
     redis.call('ZCARD', names)
   end
-  found[number], total, at = group, total + #group.new, at + 2 + group.count * (check_unresolved and 3 or 2)
+  found[number], total, at = group, total + #group.new, at + 2 + 2 * group.count
 end
 
 local last = total > 0 and redis.call('HINCRBY', sequence, 'number', total) - total

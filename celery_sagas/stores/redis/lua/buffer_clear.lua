@@ -1,7 +1,7 @@
--- uses: clock many state gate group items leases fresh oldest freeing attempts keeping unkeeping answers
+local unread = KEYS[13]
+-- uses: clock many state gate group items leases fresh oldest freeing attempts unread resolving answers
 -- Remove the first items of a group, whatever their state; its leases are given up.
--- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, kept, unresolved,
---   notes, unread, rejected, rejected ones of each group, answer of the call
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, unread, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), for how long ids are remembered (ms, 0: not at all), how
 --   many at most, beside those under leases
 -- Answers with: how many items were removed.
@@ -19,7 +19,7 @@ local function drop(numbers, digests)
 end
 
 check_leases()
-check_kept()
+redis.call('ZCARD', unread)
 local group, again = find_group(ARGV[3], fresh, free), answered()
 if again then return again end
 for _, token in ipairs(redis.call('HKEYS', leases)) do
@@ -27,12 +27,8 @@ for _, token in ipairs(redis.call('HKEYS', leases)) do
   end_lease(group, token)
 end
 
-local waiting, numbers = redis.call('ZRANGE', unread, 0, limit - 1, 'WITHSCORES'), {}
-for at = 1, #waiting, 2 do
-  local _, number, _, note = read_kept(waiting[at])
-  forget_unresolved(group, waiting[at], note or '')
-  numbers[#numbers + 1] = number or waiting[at + 1]
-end
+local numbers = first_unread(group.name, 0, limit)
+for _, number in ipairs(numbers) do unset_unread(group, number) end
 drop(numbers)
 
 if limit > #numbers then

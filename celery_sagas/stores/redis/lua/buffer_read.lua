@@ -1,10 +1,11 @@
--- uses: many
+local unread = KEYS[5]
+-- uses: many unread
 -- Read items of a group in the order of insertion, whatever their state. It only reads.
 -- KEYS: items, attempts, free, leased, unread, fresh, fresh ids
--- ARGV: number of the item that they follow (0: none), how many at most
+-- ARGV: number of the item that they follow (0: none), how many at most, group
 -- Answers with: for each its number, state (fresh: free, and in the list), how often it has failed, packed item (empty if it is
 --   lost).
-local items, attempts, free, leased, unread, fresh, fresh_ids = unpack(KEYS)
+local items, attempts, free, leased, fresh, fresh_ids = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7]
 local after, limit, found, reply = tonumber(ARGV[1]), tonumber(ARGV[2]), {}, {}
 
 local function note(number, state, packed)
@@ -37,8 +38,7 @@ end
 note_fresh()
 local first = string.format('(%.0f', after)
 for _, number in ipairs(redis.call('ZRANGEBYSCORE', free, first, '+inf', 'LIMIT', 0, limit)) do note(number, 'free') end
-local waiting = redis.call('ZRANGEBYSCORE', unread, first, '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
-for at = 2, #waiting, 2 do note(waiting[at], 'unresolved') end
+for _, number in ipairs(first_unread(ARGV[3], after, limit)) do note(number, 'unresolved') end
 for _, list in ipairs(redis.call('HVALS', leased)) do
   for number in string.gmatch(list, '(%d+) %S+') do note(number, 'leased') end
 end

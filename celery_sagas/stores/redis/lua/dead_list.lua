@@ -1,16 +1,13 @@
 -- List dead letters, newest first. It only reads.
 -- KEYS: letters, letters by time
--- ARGV: id of the letter that they follow (empty: none), how many at most
+-- ARGV: id of the letter that they follow (empty: none); where it is not here, what is too new to follow, as ZCOUNT takes it
+--   (empty: nothing); how many at most
 -- Answers with: for each letter its id and the packed letter (empty if it is lost).
-local first = 0
-if ARGV[1] ~= '' then
-  local rank = redis.call('ZREVRANK', KEYS[2], ARGV[1])
-  if not rank then return {} end
-  first = rank + 1
-end
+local rank = redis.call('ZREVRANK', KEYS[2], ARGV[1])
+local first = rank and rank + 1 or ARGV[2] ~= '' and redis.call('ZCOUNT', KEYS[2], ARGV[2], '+inf') or 0
 
 local reply = {}
-for _, id in ipairs(redis.call('ZREVRANGE', KEYS[2], first, first + ARGV[2] - 1)) do
+for _, id in ipairs(redis.call('ZREVRANGE', KEYS[2], first, first + ARGV[3] - 1)) do
   reply[#reply + 1] = id
   reply[#reply + 1] = redis.call('HGET', KEYS[1], id) or ''
 end

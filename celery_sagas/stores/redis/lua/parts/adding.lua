@@ -1,6 +1,5 @@
--- Adds items. Expects many and group, call and now, and write_unresolved, which is nil if all items can be read. The digests of
--- the items stand in ARGV, each packed item as far behind its digest as there are items in the addition; what could not read it
--- as far again behind that.
+-- Adds items. Expects many, group and resolving, call and now. The digests of the items stand in ARGV, each packed item as far
+-- behind its digest as there are items in the addition.
 
 -- Note which digests in ARGV a key knows: a hash those of buffered items, the sorted set those that are remembered.
 local function note_known(known, command, key, first, last)
@@ -28,13 +27,13 @@ end
 local function write_items(group, number)
   local time, fresh, known = string.format('%.0f ', now), {}, {}
   for at, position in ipairs(group.new) do
-    local own, digest, packed = string.format('%.0f', number + at), ARGV[position], time .. ARGV[position + group.count]
-    local reader = write_unresolved and ARGV[position + 2 * group.count] or ''
-    if reader == '' then
-      add(fresh, own, packed)
-      add(known, digest, own)
+    local own, digest, packed = string.format('%.0f', number + at), ARGV[position], ARGV[position + group.count]
+    if string.byte(packed) == 33 then
+      redis.call('HSET', items, own, time .. string.sub(packed, 2), digest, own)
+      set_unread(group, own)
     else
-      write_unresolved(group, own, packed, digest, reader)
+      add(fresh, own, time .. packed)
+      add(known, digest, own)
     end
   end
   if #fresh == 0 then return end

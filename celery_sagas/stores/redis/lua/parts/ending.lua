@@ -1,30 +1,35 @@
--- The end of a lease. Expects attempts and keeping; the kept items as the last of ARGV: number, kind, note.
+-- The end of a lease. Expects attempts and resolving; KEYS[14] letters, [15] letters by time; the last of ARGV: how many items
+-- are unreadable, the number of each, then for each rejected item its number, the id of its letter, the packed letter.
+local letters, letters_at = KEYS[14], KEYS[15]
 
--- Divide the items of a lease: numbers and digests of those that are not kept; and what is kept, in the order of ARGV.
-local function divide(numbers, digests, first)
-  local digest_by, others, others_digests, keeping = {}, {}, {}, {}
-  for position, number in ipairs(numbers) do digest_by[number] = digests[position] end
-  for at = first, #ARGV, 3 do
-    local number = ARGV[at]
-    if digest_by[number] then
-      keeping[#keeping + 1] = { number = number, digest = digest_by[number], kind = ARGV[at + 1], note = ARGV[at + 2] }
-    end
-    digest_by[number] = nil
-  end
-  for _, number in ipairs(numbers) do
-    if digest_by[number] then others[#others + 1], others_digests[#others_digests + 1] = number, digest_by[number] end
-  end
-  return others, others_digests, keeping
+-- Read from each key, so that a foreign one is noticed before the first write.
+local function check_ending()
+  if not letters then return end
+  redis.call('ZCARD', unread)
+  redis.call('HLEN', letters)
+  redis.call('ZCARD', letters_at)
 end
 
--- Keep items: unresolved ones stay in the buffer, rejected ones leave it.
-local function keep_items(group, keeping, ends_at, now)
-  for _, each in ipairs(keeping) do
-    if each.kind == 'unresolved' then
-      keep_unresolved(group, each.number, each.note, now)
+-- End a lease, and leave its unreadable items unresolved; return numbers and digests of the others, then of the rejected ones,
+-- whose letters are kept.
+local function divide(group, token, first, now)
+  local numbers, digests = leased_by(token)
+  local rejected_from, of = first + 1 + ARGV[first], {}
+  end_lease(group, token)
+  for at = first + 1, rejected_from - 1 do of[ARGV[at]] = 'unreadable' end
+  for at = rejected_from, #ARGV, 3 do of[ARGV[at]] = at end
+  local others, others_digests, rejected, rejected_digests = {}, {}, {}, {}
+  for position, number in ipairs(numbers) do
+    local at = of[number]
+    if at == 'unreadable' then
+      set_unread(group, number)
+    elseif at then
+      redis.call('HSET', letters, ARGV[at + 1], string.format('%.0f ', now) .. ARGV[at + 2])
+      redis.call('ZADD', letters_at, now, ARGV[at + 1])
+      rejected[#rejected + 1], rejected_digests[#rejected_digests + 1] = number, digests[position]
     else
-      keep_rejected(group, each.number, each.note, redis.call('HGET', items, each.number) or '', now)
-      drop_items({ each.number }, { each.digest }, ends_at)
+      others[#others + 1], others_digests[#others_digests + 1] = number, digests[position]
     end
   end
+  return others, others_digests, rejected, rejected_digests
 end

@@ -1,0 +1,26 @@
+-- uses: clock many state gate group items leases fresh oldest freeing answers
+-- Put a rejected item back where it stood, remove its letter, and open the gate for it; but not if its id is buffered again.
+-- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, unread, letters, letters by
+--   time, answer of the call
+-- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), id of the letter, number of the item, its digest, the
+--   packed item
+-- Answers with: 1, or 0 if its id is buffered again, or the letter gone.
+-- A repeat finds the letter gone, and answers as the first call did.
+local now, letters, letters_at = clock(ARGV[2]), KEYS[14], KEYS[15]
+local letter, number, digest, packed = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
+
+check_leases()
+redis.call('ZCARD', letters_at)
+local group = find_group(ARGV[3], fresh, free)
+if answered() then return 1 end
+if redis.call('HEXISTS', letters, letter) == 0 then return 0 end
+if redis.call('HEXISTS', items, digest) + redis.call('HEXISTS', fresh_ids, digest) > 0 then return 0 end
+
+redis.call('HSET', items, number, packed, digest, number)
+redis.call('ZREM', seen, digest)
+group.marked = 0
+free_again(group, { number })
+save_group(group, now)
+redis.call('HDEL', letters, letter)
+redis.call('ZREM', letters_at, letter)
+return remember(1)
