@@ -1,4 +1,4 @@
-"""Batches: sequences whose items can be set aside."""
+"""Batches: sequences whose items can be rejected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

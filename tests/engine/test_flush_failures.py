@@ -198,7 +198,7 @@ class TestPause:
         assert collector.seen == [list("abcd"), list("efgh")]
 
     def test_also_after_an_item_that_failed_alone(self, collector: Collector, clock: Clock) -> None:
-        """What is broken may not be the item: then each would be called at once, and set aside in the end."""
+        """What is broken may not be the item: then each would be called at once, and rejected in the end."""
         collector.changes = {"size": 1, "max_attempts": 1}
         collector.add("a", "b")
         collector.flush()

@@ -173,7 +173,7 @@ class TestFlush:
 
         assert collector.states() == {}
 
-    def test_renews_also_for_an_item_that_is_set_aside_unseen(self, collector: Collector, clock: Clock) -> None:
+    def test_renews_also_for_an_item_that_is_rejected_unseen(self, collector: Collector, clock: Clock) -> None:
         """No function runs."""
         collector.changes |= {"size": 1, "max_attempts": 1}
         collector.add("a")

@@ -13,7 +13,6 @@ CONTRACTS = [
     testing.DeadLettersContract,
     testing.AggregateStoreContract,
     testing.BuffersContract,
-    testing.LeftoversContract,
     testing.BackendContract,
     testing.InterleavingContract,
     MachineContract,

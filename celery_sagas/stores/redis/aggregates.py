@@ -41,7 +41,22 @@ _CLAIM_DUE: Final = load("aggregate_claim_due")
 _PURGE: Final = load("aggregate_purge")
 
 
-class RedisAggregateStore(AggregateStore):
+class OfGroups:
+    """Runs scripts, those that change a group among them."""
+
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        self._client = client
+        self._placement = placement
+        self._now = now
+
+    def _change(self, script: Script, rules: Rules, group: str, *own: Word, is_usual: bool = False, commits: bool = True) -> int:
+        shard, call = self._placement.of_group(rules.name, group), new_call()
+        keys = shard.buffers.change(rules.name, group, is_usual=is_usual)
+        args = [*of_rules(rules, group, self._now(), call), *own]
+        return int(self._client.run(script, keys, args, answer=shard.answer(call), commits=commits))
+
+
+class RedisAggregateStore(OfGroups, AggregateStore):
     """Items in a list for each group, until a flush takes them, then in one hash for each aggregator and shard; a group lives
     whole in one shard, chosen by its name.
 
@@ -50,9 +65,7 @@ class RedisAggregateStore(AggregateStore):
     """
 
     def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._placement = placement
-        self._now = now
+        super().__init__(client, placement, now)
         self._turns = Turns(client)
 
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
@@ -76,10 +89,8 @@ class RedisAggregateStore(AggregateStore):
     def remove(
         self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
     ) -> bool:
-        shard, call = self._placement.of_group(rules.name, group), new_call()
-        keys = shard.buffers.change(rules.name, group, is_usual=not (rejected or unreadable))
-        args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, *_exceptions(rejected, unreadable)]
-        answer = self._client.run(_REMOVE, keys, args, answer=shard.answer(call), commits=True)
+        own = [token, rules.remember_ms, *_exceptions(rejected, unreadable)]
+        answer = self._change(_REMOVE, rules, group, *own, is_usual=not (rejected or unreadable))
         if answer < 0:
             raise LeaseLost(rules.name, group, token)
         return bool(answer)
@@ -95,30 +106,21 @@ class RedisAggregateStore(AggregateStore):
         counted: bool = True,
         delay_ms: int = 0,
     ) -> None:
-        shard, call = self._placement.of_group(rules.name, group), new_call()
         is_usual = not (rejected or unreadable)
-        keys = shard.buffers.change(rules.name, group, is_usual=is_usual)
-        args = [*of_rules(rules, group, self._now(), call), token, rules.remember_ms, int(counted), delay_ms]
-        args += _exceptions(rejected, unreadable)
+        own = [token, rules.remember_ms, int(counted), delay_ms, *_exceptions(rejected, unreadable)]
         # a letter must not be lost
-        if not self._client.run(_RELEASE, keys, args, answer=shard.answer(call), commits=not is_usual):
+        if not self._change(_RELEASE, rules, group, *own, is_usual=is_usual, commits=not is_usual):
             raise LeaseLost(rules.name, group, token)
 
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
         chosen = list(numbers)
         parts = [chosen[start : start + _AT_ONCE] for start in range(0, len(chosen), _AT_ONCE)]
-        return sum(self._change(_RESOLVE, rules, group, part) for part in parts)
+        return sum(self._change(_RESOLVE, rules, group, *part) for part in parts)
 
     def restore(self, rules: Rules, letter: DeadLetter) -> bool:
         digest = digest_of_item(rules.name, letter.key, letter.message_id)
-        own: list[Word] = [encode(letter.id), letter.number, digest, pack_rejected(digest, letter)]
-        return bool(self._change(_RESTORE, rules, letter.key, own))
-
-    def _change(self, script: Script, rules: Rules, group: str, own: Sequence[Word]) -> int:
-        shard, call = self._placement.of_group(rules.name, group), new_call()
-        args = [*of_rules(rules, group, self._now(), call), *own]
-        keys = shard.buffers.change(rules.name, group)
-        return int(self._client.run(script, keys, args, answer=shard.answer(call), commits=True))
+        own = encode(letter.id), letter.number, digest, pack_rejected(digest, letter)
+        return bool(self._change(_RESTORE, rules, letter.key, *own))
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
         known = list(dict.fromkeys(names))

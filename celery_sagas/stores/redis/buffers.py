@@ -6,13 +6,11 @@ from typing import Final
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
 from celery_sagas.stores.aggregates import Buffers
 from celery_sagas.stores.items import Counts, Group, Item, Rules, State
-from celery_sagas.stores.redis.aggregates import of_rules, read_item
-from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.aggregates import OfGroups, read_item
 from celery_sagas.stores.redis.connections import Word
-from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import digest_of_item, encode
-from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
+from celery_sagas.stores.redis.scripts import load
 
 #: How many items one script reads, or removes: it holds up everybody else.
 _AT_ONCE: Final = 1_000
@@ -30,13 +28,8 @@ _REMOVE: Final = load("buffer_remove")
 _CLEAR: Final = load("buffer_clear")
 
 
-class RedisBuffers(Buffers):
+class RedisBuffers(OfGroups, Buffers):
     """A look at what the aggregators have, part by part: of thousands of items, each part is of its own moment."""
-
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._placement = placement
-        self._now = now
 
     def names(self) -> list[str]:
         answers = [self._client.run(_NAMES, [shard.buffers.names], []) for shard in self._placement.in_turn()]
@@ -116,13 +109,6 @@ class RedisBuffers(Buffers):
             yield [_read(shard, (name, group), int(number), state.decode(), *rest) for number, state, *rest in rows]
             limit = 0 if len(rows) < at_once else limit - at_once
             last = int(rows[-1][0]) if rows else last
-
-    def _change(self, script: Script, rules: Rules, group: str, *own: Word, is_usual: bool = False) -> int:
-        shard, call = self._placement.of_group(rules.name, group), new_call()
-        keys = shard.buffers.change(rules.name, group, is_usual=is_usual)
-        args = [*of_rules(rules, group, self._now(), call), *own]
-        changed: int = self._client.run(script, keys, args, answer=shard.answer(call), commits=True)
-        return changed
 
 
 def _read(shard: Shard, place: tuple[str, str], number: int, word: str, attempts: int, packed: bytes) -> Item:

@@ -15,7 +15,7 @@ from celery_sagas.stores.sql.due import claim_due
 from celery_sagas.stores.sql.flushes import Flushes
 from celery_sagas.stores.sql.joining import Waiting, join
 from celery_sagas.stores.sql.purges import purge
-from celery_sagas.stores.sql.returns import resolve, restore
+from celery_sagas.stores.sql.removals import restore
 from celery_sagas.stores.sql.tables import seen
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class SqlAggregateStore(AggregateStore):
         self._flush(rules, group, lambda flushes: flushes.release(token, rejected, unreadable, **how))
 
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
-        return in_transaction(self._database, lambda session: resolve(session, rules, group, numbers))
+        return self._flush(rules, group, lambda flushes: flushes.resolve(numbers))
 
     def restore(self, rules: Rules, letter: DeadLetter) -> bool:
         return in_transaction(self._database, lambda session: restore(session, rules, letter))

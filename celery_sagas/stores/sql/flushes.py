@@ -92,6 +92,17 @@ class Flushes:
         self._row.marked_until = max(self._row.marked_until, self._now + delay_ms + self._rules.lease_ms)
         self._save()
 
+    def resolve(self, numbers: Collection[int]) -> int:
+        """Free unresolved items as if they had never been tried; return how many of them there were."""
+        found = items.unresolved_among(self._session, self._row.place, numbers)
+        if found:
+            items.free_anew(self._session, found)
+            self._row.unresolved -= len(found)
+            self._row.back(found)
+            look_at_oldest(self._session, self._row)
+            self._save()
+        return len(found)
+
     def _end(self, token: str, unreadable: Collection[int] = ()) -> list[int]:
         """End a lease; return the numbers of its items that can be read."""
         if self._leases.pop(token, None) is None:

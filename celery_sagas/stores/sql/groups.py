@@ -61,6 +61,12 @@ class GroupRow:
         self.marked_until = now + rules.lease_ms
         return True
 
+    def back(self, numbers: Sequence[int]) -> None:
+        """Count items that are free again after they were unresolved or rejected, and have the group looked at for them."""
+        self.free += len(numbers)
+        self.open(max(numbers), "again")
+        self.marked_until = 0
+
     def open(self, to: int, why: str) -> None:
         """Open the gate for everything up to a number."""
         if to >= self.open_to:

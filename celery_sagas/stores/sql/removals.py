@@ -4,12 +4,15 @@ from collections.abc import Sequence
 
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
-from celery_sagas.stores.sql.groups import digest, lock, save
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.dead import discard
+from celery_sagas.stores.sql.groups import digest, lock, lock_all, save
 from celery_sagas.stores.sql.items import (
     FREE,
     LEASED,
     STATES,
     UNRESOLVED,
+    insert_item,
     item_of_key,
     last_number,
     look_at_oldest,
@@ -50,6 +53,20 @@ def remove_item(session: Session, rules: Rules, group: str, id: str, states: Seq
         row.free -= 1
         look_at_oldest(session, row)
     save(session, rules, now, [row])
+
+
+def restore(session: Session, rules: Rules, letter: DeadLetter) -> bool:
+    """Insert the item of a letter and remove the letter, unless its id is buffered again, or the letter gone."""
+    now, groups = lock_all(session, rules.name, {letter.key})
+    row, key = groups[letter.key], digest(rules.name, letter.key, letter.message_id)
+    is_wanted = item_of_key(session, key) is None and discard(session, letter.id)
+    if is_wanted:
+        item = {"number": letter.number, "id": letter.message_id, "payload": letter.payload, "at": letter.buffered_at}
+        insert_item(session, {**item, "place": row.place, "key": key})
+        row.back([letter.number])
+        look_at_oldest(session, row)
+    save(session, rules, now, [row])
+    return is_wanted
 
 
 def clear(session: Session, rules: Rules, group: str) -> int:

@@ -29,7 +29,7 @@ from celery_sagas.testing.samples import HOUR, MINUTE, letter
 class RestoringContract(StoreFixtures):
     """A dead letter is an item again."""
 
-    def test_item_comes_back_where_it_stood(self, backend: Backend) -> None:
+    def test_rejected_item_comes_back_where_it_stood(self, backend: Backend) -> None:
         add(backend, PAIRS, *"abcd")
         before = backend.buffers.read(NAME, "", 9)
         [rejected] = letters_of(flush(backend, PAIRS).items[1])
@@ -38,7 +38,7 @@ class RestoringContract(StoreFixtures):
         assert backend.buffers.read(NAME, "", 9) == before
         assert backend.dead.list(9) == []
 
-    def test_item_comes_back_with_no_attempt(self, backend: Backend) -> None:
+    def test_rejected_item_comes_back_with_no_attempt(self, backend: Backend) -> None:
         """What made it fail was mended."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
@@ -50,14 +50,14 @@ class RestoringContract(StoreFixtures):
         assert attempts(backend) == {"a": 0, "b": 0}
         assert [item.attempts for item in flush(backend, PAIRS, "three").items] == [0, 0]
 
-    def test_gate_is_open_for_what_is_back(self, backend: Backend) -> None:
+    def test_gate_is_open_for_a_rejected_item_that_is_back(self, backend: Backend) -> None:
         """It has waited for long enough."""
         [rejected, _] = reject(backend, "a", "b")
         backend.aggregates.restore(CLOSED, rejected)
         snapshot = flush(backend, CLOSED)
         assert (ids_of(snapshot.items), snapshot.reason) == (["a"], "again")
 
-    def test_group_is_due_at_once(self, backend: Backend, clock: Clock) -> None:
+    def test_group_of_a_rejected_item_that_is_back_is_due_at_once(self, backend: Backend, clock: Clock) -> None:
         """A flush that was asked for does not delay it."""
         [rejected] = reject(backend, "a")
         add(backend, PAIRS, "b", "c")
