@@ -10,7 +10,7 @@ import pytest
 import celery_sagas
 from celery_sagas.settings import PREFIX, Settings
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.options import DEFAULTS
+from celery_sagas.stores.sql.connection.options import DEFAULTS
 from celery_sagas.stores.sql.tables import metadata
 from celery_sagas.testing.samples import HOUR, outgoing, start
 from tests import servers

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_sagas import Saga
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.stores.memory.dead import MemoryDeadLetters
+from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of, interposed

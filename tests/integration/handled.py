@@ -9,9 +9,9 @@ from sqlalchemy import Executable, text
 
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import unpack_entry
-from celery_sagas.stores.redis.scripts import Script
 
 Handled = Callable[[str], int]
 

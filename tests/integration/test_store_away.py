@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.stores.redis.scripts import load
+from celery_sagas.stores.redis.connection.scripts import load
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD, increments, send_all, sums, values
 from tests.integration.proxy import Proxy

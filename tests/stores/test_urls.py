@@ -14,8 +14,8 @@ from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores import urls
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.client import Client
-from celery_sagas.stores.redis.cluster import ClusterClient
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.cluster import ClusterClient
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.urls import open_backend, register_backend
 from celery_sagas.testing.clock import Clock

@@ -22,7 +22,7 @@ from celery_sagas.stores import urls
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.scripts import Script
+from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.urls import open_backend, register_backend
 from celery_sagas.testing.batches import CLOSED, add, buffered, flush

@@ -9,7 +9,7 @@ from celery_sagas.errors import ItemNotBuffered, LeaseLost, NothingBuffered
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, NewItem, Rules, Snapshot
 from celery_sagas.stores.memory.buffers import Buffer, Lease, Place
-from celery_sagas.stores.memory.dead import keep
+from celery_sagas.stores.memory.dead_letters import keep
 from celery_sagas.stores.memory.state import Clock, State
 from celery_sagas.stores.records import DeadLetter
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers
-from celery_sagas.stores.memory.dead import MemoryDeadLetters
+from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.memory.deliveries import MemoryDeliveries
 from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.memory.outbox import MemoryOutbox

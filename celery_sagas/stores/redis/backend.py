@@ -4,22 +4,22 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.redis.aggregates import RedisAggregateStore
-from celery_sagas.stores.redis.buffers import RedisBuffers
+from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
+from celery_sagas.stores.redis.aggregators.buffers import RedisBuffers
 from celery_sagas.stores.redis.checks import check_servers
-from celery_sagas.stores.redis.client import Client
-from celery_sagas.stores.redis.cluster import ClusterClient
-from celery_sagas.stores.redis.connections import always
-from celery_sagas.stores.redis.dead import RedisDeadLetters
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.cluster import ClusterClient
+from celery_sagas.stores.redis.connection.connections import always
+from celery_sagas.stores.redis.connection.location import Kind, Location, locate
+from celery_sagas.stores.redis.connection.options import Options, read_options
+from celery_sagas.stores.redis.connection.scripts import servers_time
+from celery_sagas.stores.redis.connection.sentinel import master_of
+from celery_sagas.stores.redis.dead_letters import RedisDeadLetters
 from celery_sagas.stores.redis.deliveries import RedisDeliveries
 from celery_sagas.stores.redis.journal import RedisJournal
-from celery_sagas.stores.redis.location import Kind, Location, locate
-from celery_sagas.stores.redis.options import Options, read_options
 from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.sagas import RedisSagaStore
-from celery_sagas.stores.redis.scripts import servers_time
-from celery_sagas.stores.redis.sentinel import master_of
 
 
 class RedisBackend(Backend):
@@ -31,7 +31,7 @@ class RedisBackend(Backend):
         url: As Celery and redis-py take it: ``redis://``, ``rediss://``, ``unix://``, ``redis+socket://``, ``sentinel://``,
             ``redis+cluster://`` or ``rediss+cluster://``.
         prefix: Partitions the keys.
-        options: Those of ``celery_sagas.stores.redis.options``.
+        options: Those of ``celery_sagas.stores.redis.connection.options``.
         clock: Returns the time in milliseconds since the epoch; the server's if left out.
     """
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from celery_sagas.errors import ConfigurationError, StoreError, UnsafeBackend
-from celery_sagas.stores.redis.client import Client
-from celery_sagas.stores.redis.location import Kind
-from celery_sagas.stores.redis.options import Options
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.location import Kind
+from celery_sagas.stores.redis.connection.options import Options
 
 _OLDEST: Final = (6, 2)
 _LOST: Final = "every saga, the record of what was handled, and what was still to be sent"

@@ -3,11 +3,11 @@
 from typing import Final
 
 from celery_sagas.stores.ports import Deliveries
-from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.scripts import Now, load, servers_time
 from celery_sagas.stores.redis.keys import answer_to, new_call
 from celery_sagas.stores.redis.packing import digest_of
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.scripts import Now, load, servers_time
 
 #: How many messages one script forgets: it holds up everybody else.
 _PURGED_AT_ONCE: Final = 500

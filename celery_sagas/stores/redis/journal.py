@@ -5,11 +5,11 @@ from typing import Final
 
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
-from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.scripts import Now, load, servers_time
 from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import encode, subject_of, unpack_entry, unreadable
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.scripts import Now, load, servers_time
 
 #: How many entries one script reads.
 _READ_AT_ONCE: Final = 100

@@ -1,11 +1,87 @@
 """The catalogue of keys: what stands under which name in Redis. Nothing that is to last expires: what is old is purged."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from secrets import token_hex
 from typing import Final
 
-from celery_sagas.stores.redis.buffer_keys import BufferKeys
+#: How many of a group's keys are needed where nothing is unresolved or rejected.
+_USUAL: Final = 12
+
+
+def letters_in(tag: str) -> tuple[str, str]:
+    """Return the keys of the dead letters that have a hash tag."""
+    return f"{tag}:letters", f"{tag}:letters:at"
+
+
+class BufferKeys:
+    """The keys of buffers.
+
+    Args:
+        tag: The hash tag of the shard.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.seen = f"{tag}:buffer:seen"
+        self.sequence = f"{tag}:buffer:sequence"
+        self.names = f"{tag}:buffer:names"
+        self.letters = letters_in(tag)  #: those of rejected items
+
+    def of(self, aggregator: str, *kinds: str) -> list[str]:
+        """Return keys of an aggregator, by the words for them in the catalogue."""
+        return [f"{self._tag}:buffer:{kind}:{aggregator}" for kind in kinds]
+
+    def of_group(self, aggregator: str, group: str, *kinds: str) -> list[str]:
+        """Return keys of a group."""
+        return [f"{self._tag}:buffer:{kind}:{len(aggregator)}:{aggregator}:{group}" for kind in kinds]
+
+    def change(self, aggregator: str, group: str, *, is_usual: bool = False) -> tuple[str, ...]:
+        """Return what the scripts take that change one group.
+
+        Args:
+            aggregator: Its name.
+            group: The group.
+            is_usual: Whether they change nothing that is unresolved or rejected.
+        """
+        keys = _of_change(self, aggregator, group)
+        return keys[:_USUAL] if is_usual else keys
+
+    def insertion(self, aggregator: str, groups: Sequence[str], *, has_unreadable: bool) -> tuple[str, ...]:
+        """Return what ``aggregate_insert`` takes.
+
+        Args:
+            aggregator: Its name.
+            groups: In their order.
+            has_unreadable: Whether an item is unreadable.
+        """
+        if len(groups) == 1 and not has_unreadable:  # others hardly ever come together again
+            return _of_one_insertion(self, aggregator, groups[0])
+        return (*_of_insertion(self, aggregator, groups), *(self.of(aggregator, "unread") if has_unreadable else ()))
+
+
+def _of_all(keys: BufferKeys, aggregator: str) -> list[str]:
+    """Return what each of these scripts takes first."""
+    return [*keys.of(aggregator, "groups", "order", "due", "items"), keys.sequence, keys.seen, *keys.of(aggregator, "fresh_ids")]
+
+
+@lru_cache(maxsize=1024)
+def _of_change(keys: BufferKeys, aggregator: str, group: str) -> tuple[str, ...]:
+    shared = [*_of_all(keys, aggregator), *keys.of(aggregator, "attempts")]
+    own = keys.of_group(aggregator, group, "free", "leases", "leased", "fresh")
+    return (*shared, *own, *keys.of(aggregator, "unread"), *keys.letters)
+
+
+@lru_cache(maxsize=1024)
+def _of_one_insertion(keys: BufferKeys, aggregator: str, group: str) -> tuple[str, ...]:
+    return _of_insertion(keys, aggregator, [group])
+
+
+def _of_insertion(keys: BufferKeys, aggregator: str, groups: Sequence[str]) -> tuple[str, ...]:
+    fresh = [key for group in groups for key in keys.of_group(aggregator, group, "fresh")]
+    return (*_of_all(keys, aggregator), keys.names, *fresh)
+
 
 #: What an empty prefix is called in keys; the colon keeps it apart from every real prefix.
 _NO_PREFIX: Final = "celery-sagas:"
@@ -110,9 +186,9 @@ class Shard:
         self.order = f"{tag}:journal:order"
         self.heads = f"{tag}:journal:heads"
         self.completed = f"{tag}:journal:completed"
-        #: In the order in which ``lua/rows.lua`` takes them.
+        #: In the order in which ``lua/parts/rows.lua`` takes them.
         self.rows = tuple(f"{tag}:outbox{name}" for name in ("", ":due", ":leases", ":failures", ":index"))
-        #: In the order in which ``lua/effects.lua`` takes them.
+        #: In the order in which ``lua/parts/effects.lua`` takes them.
         self.effects = (*self.rows, self.journal, self.order, self.heads, self.completed)
         self.buffers = BufferKeys(tag)
         self._of_find: dict[tuple[str, ...], list[str]] = {}

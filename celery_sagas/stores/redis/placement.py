@@ -9,10 +9,10 @@ from typing import Final
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
 from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.records import ID, Lookup
-from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.keys import Shard, new_call, tag_of
 from celery_sagas.stores.redis.packing import encode
-from celery_sagas.stores.redis.scripts import load
 
 #: Of the keys and what they hold. The version is raised with every change of it, the oldest one with a change on which older code
 #: cannot run.

@@ -7,7 +7,8 @@ from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
-from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.scripts import Now, Script, load, servers_time
 from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import (
     digest_of,
@@ -25,7 +26,6 @@ from celery_sagas.stores.redis.packing import (
     unreadable,
 )
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.scripts import Now, Script, load, servers_time
 
 _Args = list[str | int | bytes]
 

@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import TimeoutError as NoAnswer
 
 from celery_sagas.errors import StoreError, StoreUnavailable
-from celery_sagas.stores.redis.client import Client
+from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.keys import Shard
 
 Taken = TypeVar("Taken")

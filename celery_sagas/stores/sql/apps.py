@@ -7,9 +7,8 @@ from sqlalchemy import literal_column as literal
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.stores.sql.database import Database
-from celery_sagas.stores.sql.session import Session
-from celery_sagas.stores.sql.statements import PREFIX, bound
+from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.tables import app
 
 

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from celery_sagas.errors import UnsafeBackend
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.sql.aggregates import SqlAggregateStore
+from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
+from celery_sagas.stores.sql.aggregators.buffers import SqlBuffers
 from celery_sagas.stores.sql.apps import note_app
-from celery_sagas.stores.sql.buffers import SqlBuffers
 from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
-from celery_sagas.stores.sql.database import Database
-from celery_sagas.stores.sql.dead import SqlDeadLetters
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.location import locate
+from celery_sagas.stores.sql.dead_letters import SqlDeadLetters
 from celery_sagas.stores.sql.deliveries import SqlDeliveries
 from celery_sagas.stores.sql.journal import SqlJournal
-from celery_sagas.stores.sql.location import locate
 from celery_sagas.stores.sql.outbox import SqlOutbox
-from celery_sagas.stores.sql.sagas import SqlSagaStore
+from celery_sagas.stores.sql.sagas.sagas import SqlSagaStore
 from celery_sagas.stores.sql.schema import ddl, prepare_schema
 
 
@@ -26,7 +26,7 @@ class SqlBackend(Backend):
     Args:
         url: An SQLAlchemy URL, with or without Celery's ``db+``.
         prefix: Partitions the tables.
-        options: Those of ``celery_sagas.stores.sql.options``.
+        options: Those of ``celery_sagas.stores.sql.connection.options``.
         clock: Returns the time in milliseconds since the epoch; the server's if left out.
     """
 

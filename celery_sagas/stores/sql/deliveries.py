@@ -7,10 +7,9 @@ from sqlalchemy import literal_column as literal
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.stores.ports import Deliveries
-from celery_sagas.stores.sql.database import Database
+from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound, now
 from celery_sagas.stores.sql.purges import purge
-from celery_sagas.stores.sql.session import Session
-from celery_sagas.stores.sql.statements import PREFIX, Values, bound, now
 from celery_sagas.stores.sql.tables import delivery
 
 _MESSAGE = ("step", "message_id")

@@ -7,10 +7,10 @@ from sqlalchemy import BindParameter, Integer, Select, bindparam, select
 
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
-from celery_sagas.stores.sql.database import Database
-from celery_sagas.stores.sql.lookups import ENTRY
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.statements import PREFIX, bound, numbered, one_of
 from celery_sagas.stores.sql.purges import purge
-from celery_sagas.stores.sql.statements import PREFIX, bound, numbered, one_of
+from celery_sagas.stores.sql.sagas.lookups import ENTRY
 from celery_sagas.stores.sql.tables import journal
 
 _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())

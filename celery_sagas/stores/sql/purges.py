@@ -18,8 +18,8 @@ from sqlalchemy import (
     tuple_,
 )
 
-from celery_sagas.stores.sql.database import Database
-from celery_sagas.stores.sql.statements import PREFIX, now
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.statements import PREFIX, now
 from celery_sagas.stores.sql.tables import delivery, has_time, journal, metadata, seen
 
 _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())

@@ -10,8 +10,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 from celery_sagas.connections import OnFailure
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.layouts import Layout
-from celery_sagas.stores.sql.dialects import SqlDialect
-from celery_sagas.stores.sql.location import Location
+from celery_sagas.stores.sql.connection.dialects import SqlDialect
+from celery_sagas.stores.sql.connection.location import Location
 from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
 
 

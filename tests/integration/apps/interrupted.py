@@ -18,8 +18,8 @@ from counters import app as app
 from deployed import note
 
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.connections import Server
-from celery_sagas.stores.sql.connections import Connections, OpenConnection
+from celery_sagas.stores.redis.connection.connections import Server
+from celery_sagas.stores.sql.connection.connections import Connections, OpenConnection
 from celery_sagas.worker import tasks
 from celery_sagas.worker.runtime import runtime_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_sagas.stores.items import Addition, NewItem, Rules, Snapshot
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.stores.redis.aggregates import RedisAggregateStore
+from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.testing.batches import letters_of
 from celery_sagas.testing.samples import HOUR, MINUTE

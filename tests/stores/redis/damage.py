@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from hashlib import sha1
 from typing import Any
 
-from celery_sagas.stores.redis.scripts import Script
+from celery_sagas.stores.redis.connection.scripts import Script
 
 
 def script(source: str) -> Script:

@@ -10,9 +10,9 @@ import redis
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.claims import Claims
-from celery_sagas.stores.redis.cluster import ClusterClient
+from celery_sagas.stores.redis.connection.cluster import ClusterClient
 from celery_sagas.stores.redis.keys import Shard
+from celery_sagas.stores.redis.outbox import Claims
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, RELAY, claim, effects, entry, ids, new_id, outgoing, send
 from tests import redis_servers

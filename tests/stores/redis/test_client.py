@@ -22,14 +22,14 @@ from redis.crc import key_slot
 
 from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
-from celery_sagas.stores.redis import client as client_module
-from celery_sagas.stores.redis import connections as connections_module
 from celery_sagas.stores.redis.backend import RedisBackend, open_client
-from celery_sagas.stores.redis.client import Client
-from celery_sagas.stores.redis.cluster import ClusterClient
-from celery_sagas.stores.redis.location import locate
-from celery_sagas.stores.redis.options import read_options
-from celery_sagas.stores.redis.scripts import Script
+from celery_sagas.stores.redis.connection import client as client_module
+from celery_sagas.stores.redis.connection import connections as connections_module
+from celery_sagas.stores.redis.connection.client import Client
+from celery_sagas.stores.redis.connection.cluster import ClusterClient
+from celery_sagas.stores.redis.connection.location import locate
+from celery_sagas.stores.redis.connection.options import read_options
+from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.testing.samples import MINUTE, RELAY, by_key, change, effects, entry, found, outgoing, start
 from tests import redis_servers
 from tests.integration.proxy import Proxy

@@ -17,8 +17,8 @@ from redis.exceptions import TimeoutError as NoAnswer
 from celery_sagas.errors import ConfigurationError, Retry, StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.errors import Translator
-from celery_sagas.stores.redis.scripts import Script
+from celery_sagas.stores.redis.connection.errors import Translator
+from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.testing.samples import by_key, change, effects, found, is_there, letter, new_record, outgoing, start
 from tests import redis_servers
 from tests.integration.proxy import Proxy

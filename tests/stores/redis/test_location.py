@@ -5,7 +5,7 @@ import traceback
 import pytest
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.stores.redis.location import Address, Kind, hide, locate
+from celery_sagas.stores.redis.connection.location import Address, Kind, hide, locate
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.location import locate
-from celery_sagas.stores.redis.options import Options, connection_arguments, read_options
+from celery_sagas.stores.redis.connection.location import locate
+from celery_sagas.stores.redis.connection.options import Options, connection_arguments, read_options
 
 SENTINEL = "sentinel://one;sentinel://two"
 

@@ -10,10 +10,10 @@ import pytest
 from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, NewRecord, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.stores.redis.keys import Shard, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import LAYOUT
-from celery_sagas.stores.redis.scripts import Script
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, effects, entry, ids, letter, new_id, outgoing
 from tests.stores.redis.conftest import SERVER, Open, urls_of

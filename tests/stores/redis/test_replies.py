@@ -15,9 +15,9 @@ from celery_sagas.errors import AlreadyHandled
 from celery_sagas.stores.items import Addition, Snapshot
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Effects, Record
-from celery_sagas.stores.redis.aggregates import RedisAggregateStore
+from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.scripts import load, names
+from celery_sagas.stores.redis.connection.scripts import load, names
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
     HOUR,

@@ -14,9 +14,9 @@ import redis
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, UnreadableState
 from celery_sagas.stores.records import Handling, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.connection.scripts import load, names
 from celery_sagas.stores.redis.keys import DEAD_KEYS, META_KEY, SHARD_KEYS
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.scripts import load, names
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
     HOUR,
@@ -53,7 +53,7 @@ Play = Callable[[RedisBackend], object]
 #: A word of a line of ``MONITOR``.
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _FOLDER = files("celery_sagas.stores.redis") / "lua"
-_LUA = [file for folder in (_FOLDER, _FOLDER / "parts") for file in folder.iterdir() if file.name.endswith(".lua")]
+_LUA = [file for folder in _FOLDER.iterdir() for file in folder.iterdir() if file.name.endswith(".lua")]
 
 
 @dataclass
@@ -859,7 +859,7 @@ class TestFiles:
 
 
 def _head(name: str) -> str:
-    lines = (_FOLDER / f"{name}.lua").read_text("utf-8").splitlines()
+    (lines,) = (file.read_text("utf-8").splitlines() for file in _LUA if file.name == f"{name}.lua")
     return "\n".join(line for line in lines if line.startswith("--"))
 
 
@@ -867,4 +867,4 @@ def test_a_starting_worker_tries_every_command(redis_backend: RedisBackend) -> N
     """So that a right that is missing shows before anything is consumed."""
     used = {command for name in names() for command in re.findall(r"redis\.call\('([A-Z]+)'", load(name).source)}
     tried = set(re.findall(r"redis\.call\('([A-Z]+)'", load("rights_try").source))
-    assert used == tried, "add the command to lua/rights_try.lua"
+    assert used == tried, "add the command to lua/placement/rights_try.lua"

@@ -12,10 +12,10 @@ from sqlalchemy import Select, func, select, text
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.items import Addition, DueGroup
-from celery_sagas.stores.sql import due, items
+from celery_sagas.stores.sql.aggregators import due, items
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.statements import PREFIX, Build, Shape
-from celery_sagas.stores.sql.statements import numbered as parameters
+from celery_sagas.stores.sql.connection.statements import PREFIX, Build, Shape
+from celery_sagas.stores.sql.connection.statements import numbered as parameters
 from celery_sagas.stores.sql.tables import metadata
 from celery_sagas.testing.batches import (
     CLOSED,

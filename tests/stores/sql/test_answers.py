@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Executable, make_url, text
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
-from celery_sagas.stores.sql import answers
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.options import DEFAULTS
+from celery_sagas.stores.sql.connection import answers
+from celery_sagas.stores.sql.connection.options import DEFAULTS
 from celery_sagas.testing.samples import by_key, claim, found, outgoing, send, start
 from tests.integration.proxy import Proxy
 from tests.servers import unique

@@ -6,7 +6,7 @@ import pytest
 
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.claims import _due
+from celery_sagas.stores.sql.outbox import _due
 from tests.stores.sql.watching import explained
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, TextClause, create_engine, text
 
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.connections import Connections
+from celery_sagas.stores.sql.connection.connections import Connections
 from tests.stores.sql.watching import OpenConnections
 from tests.waiting import DEADLINE_S
 

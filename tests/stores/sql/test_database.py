@@ -16,8 +16,7 @@ from sqlalchemy import Executable, text
 from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.database import _StaleConnection
-from celery_sagas.stores.sql.session import Session
+from celery_sagas.stores.sql.connection.database import Session, _StaleConnection
 from celery_sagas.testing.samples import (
     MINUTE,
     STEP,

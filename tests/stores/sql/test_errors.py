@@ -10,8 +10,8 @@ from sqlalchemy.exc import StatementError
 
 from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.errors import Fault, Subject, Translator
-from celery_sagas.stores.sql.location import locate
+from celery_sagas.stores.sql.connection.errors import Fault, Subject, Translator
+from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.testing.samples import by_key
 
 _LOCATION = locate("postgresql://me:s3cret@host/shop")

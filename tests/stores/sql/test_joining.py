@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from celery_sagas.stores.items import Added, Addition
-from celery_sagas.stores.sql.additions import insert
+from celery_sagas.stores.sql.aggregators.additions import insert
+from celery_sagas.stores.sql.aggregators.items import FREE
+from celery_sagas.stores.sql.aggregators.joining import Waiting
+from celery_sagas.stores.sql.aggregators.removals import clear, remove_item
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.calls import in_transaction
-from celery_sagas.stores.sql.items import FREE
-from celery_sagas.stores.sql.joining import Waiting
-from celery_sagas.stores.sql.removals import clear, remove_item
-from celery_sagas.stores.sql.session import Session
+from celery_sagas.stores.sql.connection.calls import in_transaction
+from celery_sagas.stores.sql.connection.database import Session
 from celery_sagas.testing.batches import CLOSED, add, buffered, new_items
 from celery_sagas.testing.samples import HOUR
 from tests.stores.sql.conftest import Open
@@ -113,7 +113,7 @@ def test_the_group_was_cleared(sql: SqlBackend, rival: SqlBackend) -> None:
 
 
 def test_what_is_remembered_of_groups_is_bounded(sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sagas.stores.sql.joining._REMEMBERED", 2)
+    monkeypatch.setattr("celery_sagas.stores.sql.aggregators.joining._REMEMBERED", 2)
     waiting = Waiting()
     additions = [Addition(f"group {number}", new_items(["item"])) for number in range(3)]
     waiting.note(RULES, additions, [Added(1)] * 3)

@@ -17,7 +17,7 @@ from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql import schema
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.checks import CHECKS
-from celery_sagas.stores.sql.location import locate
+from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.schema import ddl
 from celery_sagas.stores.sql.tables import LAYOUT, metadata
 from celery_sagas.testing.batches import CLOSED, add

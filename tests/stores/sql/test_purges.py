@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Column, Integer
 
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.bulk import insert_rows
+from celery_sagas.stores.sql.connection.bulk import insert_rows
 from celery_sagas.stores.sql.purges import _purge
 from celery_sagas.stores.sql.tables import metadata
 from tests.stores.sql.watching import explained

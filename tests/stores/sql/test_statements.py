@@ -7,8 +7,9 @@ from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
-from celery_sagas.stores.sql import deliveries, statements
-from celery_sagas.stores.sql.statements import Statement, compile_statement
+from celery_sagas.stores.sql import deliveries
+from celery_sagas.stores.sql.connection import statements
+from celery_sagas.stores.sql.connection.statements import Statement, compile_statement
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from sqlalchemy import event
 
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.database import _StaleConnection
+from celery_sagas.stores.sql.connection.database import _StaleConnection
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Aggregators: items, groups, leases and flushes."""

@@ -1,0 +1,47 @@
+"""Where the master is that the Sentinels watch."""
+
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as LostConnection
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.redis.connection.connections import Resolve
+from celery_sagas.stores.redis.connection.location import Address, Location, hide
+from celery_sagas.stores.redis.connection.options import Options
+
+
+def master_of(location: Location, options: Options) -> Resolve:
+    """Return what asks the Sentinels for the master: each time anew, over connections of its own, so that a fail-over is seen."""
+    arguments: dict[str, Any] = {
+        "socket_timeout": options.socket_connect_timeout,
+        "socket_connect_timeout": options.socket_connect_timeout,
+        "protocol": 2,
+        **options.sentinel_kwargs,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    secrets = location.secrets + options.secrets()
+
+    def open_sentinel() -> Any:
+        make: Any = Sentinel  # it has no annotations
+        return make(location.hosts, options.min_other_sentinels, arguments)
+
+    def resolve() -> Address:
+        sentinel = open_sentinel()
+        try:
+            host, port = sentinel.discover_master(options.master_name)
+            return host, int(port)
+        except MasterNotFoundError as exc:
+            text = hide(str(exc), secrets)
+            raise LostConnection(text) from None
+        finally:
+            for each in sentinel.sentinels:
+                each.close()
+
+    try:
+        open_sentinel()
+    except TypeError as exc:  # nothing is connected: an argument that redis-py does not know
+        raise ConfigurationError(f"sentinel_kwargs in saga_backend_options is wrong: {hide(str(exc), secrets)}") from None
+    return resolve

@@ -1,0 +1,87 @@
+"""Aggregators in SQL."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+from celery_sagas.core.aggregators.rules import Rules
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.aggregates import AggregateStore
+from celery_sagas.stores.items import Added, Addition, DueGroup, Snapshot
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.aggregators.additions import insert
+from celery_sagas.stores.sql.aggregators.due import claim_due
+from celery_sagas.stores.sql.aggregators.flushes import Flushes
+from celery_sagas.stores.sql.aggregators.joining import Waiting, join
+from celery_sagas.stores.sql.aggregators.removals import restore
+from celery_sagas.stores.sql.connection.calls import in_transaction
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.purges import purge
+from celery_sagas.stores.sql.tables import seen
+
+T = TypeVar("T")
+
+
+class SqlAggregateStore(AggregateStore):
+    """Groups in the table ``saga_group``, their items in ``saga_buffer``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting = Waiting()
+
+    def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        if not additions:
+            return []
+        if self._waiting.is_worth_while(rules, additions) and self._join(rules, additions[0]):
+            return [Added(1)]
+        added = in_transaction(self._database, lambda session: insert(session, rules, additions))
+        if self._database.name == "postgresql":
+            self._waiting.note(rules, additions, added)
+        return added
+
+    def _join(self, rules: Rules, addition: Addition) -> bool:
+        try:
+            return self._database.run(lambda session: join(session, rules, addition))
+        except StoreUnavailable as exc:
+            if not self._database.gave_way(exc):
+                raise
+            return False
+
+    def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
+        return self._flush(rules, group, lambda flushes: flushes.claim(token))
+
+    def renew(self, rules: Rules, group: str, token: str) -> bool:
+        return self._flush(rules, group, lambda flushes: flushes.renew(token))
+
+    def remove(
+        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+    ) -> bool:
+        return self._flush(rules, group, lambda flushes: flushes.remove(token, rejected, unreadable))
+
+    def release(
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        counted: bool = True,
+        delay_ms: int = 0,
+    ) -> None:
+        how = {"attempts": int(counted), "delay_ms": delay_ms}
+        self._flush(rules, group, lambda flushes: flushes.release(token, rejected, unreadable, **how))
+
+    def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
+        return self._flush(rules, group, lambda flushes: flushes.resolve(numbers))
+
+    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+        return in_transaction(self._database, lambda session: restore(session, rules, letter))
+
+    def _flush(self, rules: Rules, group: str, call: Callable[[Flushes], T]) -> T:
+        return in_transaction(self._database, lambda session: call(Flushes(session, rules, group)))
+
+    def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+        return in_transaction(self._database, lambda session: claim_due(session, names, limit, lease_ms))
+
+    def purge(self, limit: int) -> int:
+        return purge(self._database, seen.name, -1, limit)  # a millisecond that has come is over

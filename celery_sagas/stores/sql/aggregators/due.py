@@ -1,0 +1,41 @@
+"""How due groups are marked, so that two calls at once never get the same one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, BindParameter, Integer, Select, Update, bindparam, select, update
+
+from celery_sagas.stores.items import DueGroup
+from celery_sagas.stores.sql.connection.database import Row, Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.tables import group, has_time
+
+
+def claim_due(session: Session, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+    """Mark the groups that are due, the longest due first."""
+    rows: list[Row] = []
+    for name in sorted(set(names)):
+        rows += session.fetch(_due, (), {"name": name, "limit": limit})
+    chosen = sorted(rows, key=tuple)[:limit]
+    for count, given in in_parts(session.database, "place", sorted(row[-1] for row in chosen)):
+        session.change(_mark, (count,), {"lease_ms": lease_ms, **given})
+    return [DueGroup(name, grp) for _, name, grp, _ in chosen]
+
+
+def _due() -> Select[Any]:
+    """Select due groups of one aggregator: of several at once the database would sort all that are due.
+
+    Those are passed over that somebody changes now: they will be right when that is done.
+    """
+    is_due = [group.c.due_at <= now(), has_time(group.c.due_at)]
+    is_ours = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "name")]
+    limit: BindParameter[int] = bindparam("limit", type_=Integer())
+    columns = (group.c.due_at, group.c.aggregator, group.c.grp, group.c.place)
+    order = (group.c.due_at, group.c.grp)
+    return select(*columns).where(*is_ours, *is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+
+
+def _mark(count: int) -> Update:
+    lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
+    are = [group.c.prefix == PREFIX, any_of(group.c.place, "place", count)]
+    return update(group).where(*are).values(marked_until=now() + lease_ms, due_at=now() + lease_ms)

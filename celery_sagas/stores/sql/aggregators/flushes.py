@@ -1,0 +1,137 @@
+"""What a flush does with its items: it claims them under a lease, and ends that in one way or another."""
+
+from collections.abc import Collection, Sequence
+
+from celery_sagas.core.aggregators.rules import Rules, taken
+from celery_sagas.errors import LeaseLost
+from celery_sagas.stores.items import Item, Snapshot
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.aggregators import items
+from celery_sagas.stores.sql.aggregators.groups import GroupRow, lock, save
+from celery_sagas.stores.sql.aggregators.items import FREE, look_at_oldest
+from celery_sagas.stores.sql.aggregators.leases import Lease, add_lease, end_lease, extend_lease, first_end, read_leases
+from celery_sagas.stores.sql.aggregators.remembered import remember
+from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.dead_letters import keep
+
+
+class Flushes:
+    """The flushes of one group, which is locked until the transaction ends."""
+
+    def __init__(self, session: Session, rules: Rules, group: str) -> None:
+        self._session = session
+        self._rules = rules
+        self._group = group
+        self._now, row = lock(session, rules.name, group)
+        self._row = row or GroupRow("", rules.name, group)
+        self._leases = read_leases(session, self._row)
+
+    def claim(self, token: str) -> Snapshot | None:
+        """Lease the first free items to a token, if the gate is open; a token that has a lease is given the same again."""
+        if not self._row.buffered:
+            return None
+        if token in self._leases:
+            return self._snapshot(items.leased_items(self._session, self._row.place, token), self._leases[token])
+        if self._row.paused_until > self._now:
+            return None
+        self._give_up_ended()
+        self._row.marked_until = 0
+        reason = self._row.reason(self._rules, self._now)
+        snapshot = self._lend(token, reason) if reason else None
+        self._save()
+        return snapshot
+
+    def _give_up_ended(self) -> None:
+        for lease in [lease for lease in self._leases.values() if lease.ends_at <= self._now]:
+            self._free(self._end(lease.token), attempts=1)
+
+    def _lend(self, token: str, reason: str) -> Snapshot:
+        row, limit = self._row, self._rules.limit
+        if reason in ("age", "idle"):
+            row.open(items.last_number(self._session, row.place, FREE), reason)
+        first = items.first_items(self._session, row.place, [FREE], limit + 1)
+        count = taken(self._rules, [item.attempts for item in first])
+        lent, (row.oldest, row.oldest_at) = first[:count], _place_of(first[count:])
+        lease = self._leases[token] = Lease(token, reason, self._now + self._rules.lease_ms)
+        items.lend(self._session, [item.number for item in lent], token)
+        add_lease(self._session, row.place, lease)
+        row.free -= count
+        row.leased += count
+        row.ask(self._rules, self._now)
+        return self._snapshot(lent, lease)
+
+    def _snapshot(self, lent: Sequence[Item], lease: Lease) -> Snapshot:
+        as_free = tuple(item._replace(state="free") for item in lent)
+        return Snapshot(as_free, lease.reason, self._row.unresolved, self._row.marked_until > self._now)
+
+    def renew(self, token: str) -> bool:
+        """Begin the time of a lease anew, if it is there."""
+        if token not in self._leases:
+            return False
+        ends_at = self._now + self._rules.lease_ms
+        extend_lease(self._session, self._row.place, token, ends_at)
+        self._leases[token] = self._leases[token]._replace(ends_at=ends_at)
+        self._save()
+        return True
+
+    def remove(self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> bool:
+        """End a lease, and remove its items; return whether a flush is to be asked for."""
+        self._remove(self._end(token, unreadable), rejected)
+        is_open = self._row.ask(self._rules, self._now)
+        self._save()
+        return is_open
+
+    def release(
+        self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int], *, attempts: int, delay_ms: int
+    ) -> None:
+        """End a lease, and free its items."""
+        numbers, gone = self._end(token, unreadable), {letter.number for letter in rejected}
+        self._remove([number for number in numbers if number in gone], rejected)
+        self._free([number for number in numbers if number not in gone], attempts)
+        self._row.paused_until = max(self._row.paused_until, self._now + delay_ms)
+        self._row.marked_until = max(self._row.marked_until, self._now + delay_ms + self._rules.lease_ms)
+        self._save()
+
+    def resolve(self, numbers: Collection[int]) -> int:
+        """Free unresolved items as if they had never been tried; return how many of them there were."""
+        found = items.unresolved_among(self._session, self._row.place, numbers)
+        if found:
+            items.free_anew(self._session, found)
+            self._row.unresolved -= len(found)
+            self._row.back(found)
+            look_at_oldest(self._session, self._row)
+            self._save()
+        return len(found)
+
+    def _end(self, token: str, unreadable: Collection[int] = ()) -> list[int]:
+        """End a lease; return the numbers of its items that can be read."""
+        if self._leases.pop(token, None) is None:
+            raise LeaseLost(self._rules.name, self._group, token)
+        numbers = items.leased_numbers(self._session, self._row.place, token)
+        end_lease(self._session, self._row.place, token)
+        self._row.leased -= len(numbers)
+        unresolved = [number for number in numbers if number in unreadable]
+        items.set_unresolved(self._session, unresolved)
+        self._row.unresolved += len(unresolved)
+        return [number for number in numbers if number not in unreadable]
+
+    def _remove(self, numbers: Sequence[int], rejected: Sequence[DeadLetter]) -> None:
+        gone = set(numbers)
+        keep(self._session, self._now, [letter for letter in rejected if letter.number in gone])
+        remember(self._session, self._rules, self._now, [self._row], numbers)
+        items.remove(self._session, numbers)
+
+    def _free(self, numbers: Sequence[int], attempts: int) -> None:
+        if numbers:
+            items.free(self._session, numbers, attempts)
+            self._row.free += len(numbers)
+            self._row.open(max(numbers), "again")
+            look_at_oldest(self._session, self._row)
+
+    def _save(self) -> None:
+        self._row.lease_end = first_end(self._leases.values())
+        save(self._session, self._rules, self._now, [self._row])
+
+
+def _place_of(rest: Sequence[Item]) -> tuple[int, int]:
+    return (rest[0].number, rest[0].at) if rest else (0, 0)

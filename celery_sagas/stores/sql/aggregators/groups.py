@@ -1,0 +1,167 @@
+"""The row of a group: whoever has locked it has all of the group to itself, until the transaction ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, insert, select
+from sqlalchemy.dialects import postgresql
+
+from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
+from celery_sagas.stores.sql.connection.bulk import insert_given, lock_rows, or_change, put_rows
+from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.tables import aggregator, group
+
+
+def digest(*names: str) -> str:
+    """Return what stands for several names; no two lists of names that anybody finds have the same."""
+    text = "".join(f"{len(name)}:{name}" for name in names)
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A row of ``saga_group``. Times are milliseconds since the epoch."""
+
+    place: str
+    aggregator: str
+    grp: str
+    free: int = 0
+    leased: int = 0
+    unresolved: int = 0
+    oldest: int = 0
+    oldest_at: int = 0
+    last_at: int = 0
+    open_to: int = 0
+    open_why: str = ""
+    marked_until: int = 0
+    paused_until: int = 0
+    lease_end: int = 0
+    due_at: int = 0
+    removals: int = 0
+
+    @property
+    def buffered(self) -> int:
+        """How many items the group has."""
+        return self.free + self.leased + self.unresolved
+
+    def reason(self, rules: Rules, now: int) -> str:
+        """Return why the gate is open, or an empty text."""
+        return reason_of(rules, self._waiting(), now)
+
+    def ask(self, rules: Rules, now: int) -> bool:
+        """Set the mark if the gate is open and there is none; return whether it was set."""
+        if self.marked_until > now or not self.reason(rules, now):
+            return False
+        self.marked_until = now + rules.lease_ms
+        return True
+
+    def back(self, numbers: Sequence[int]) -> None:
+        """Count items that are free again after they were unresolved or rejected, and have the group looked at for them."""
+        self.free += len(numbers)
+        self.open(max(numbers), "again")
+        self.marked_until = 0
+
+    def open(self, to: int, why: str) -> None:
+        """Open the gate for everything up to a number."""
+        if to >= self.open_to:
+            self.open_to, self.open_why = to, why
+
+    def settle(self, rules: Rules, now: int) -> None:
+        """Set the time at which somebody must look at it."""
+        ends = [self.lease_end] if self.lease_end else []
+        self.due_at = due_at(rules, self._waiting(), now, self.marked_until, ends) or 0
+
+    def copy(self) -> GroupRow:
+        """Return another one that is the same."""
+        return GroupRow(*_fields_of(self))
+
+    def _waiting(self) -> Waiting:
+        return Waiting(self.free, self.oldest, self.oldest_at, self.last_at, self.open_to, self.open_why)
+
+
+_FIELDS = tuple(field.name for field in fields(GroupRow))
+_fields_of = attrgetter(*_FIELDS)
+_COLUMNS: list[ColumnElement[Any]] = [group.c[name] for name in _FIELDS]
+
+
+def lock(session: Session, name: str, of: str) -> tuple[int, GroupRow | None]:
+    """Lock a group that has items; return the store's time, and its row, if there is one."""
+    rows = session.fetch(_select_locked, (), {"place": digest(name, of)})
+    return (rows[0][0], GroupRow(*rows[0][1:])) if rows else (0, None)
+
+
+def lock_all(session: Session, name: str, groups: Collection[str]) -> tuple[int, dict[str, GroupRow]]:
+    """Lock groups, in the order in which everybody does, whether they have items or not; return the store's time, and them.
+
+    A single one that has items, as nearly always, is locked without being written.
+    """
+    if len(groups) == 1:
+        (only,) = groups
+        now, row = lock(session, name, only)
+        if row is not None:
+            return now, {only: row}
+    empty = sorted((GroupRow(digest(name, each), name, each) for each in set(groups)), key=lambda row: row.place)
+    lock_rows(session, group, [_values(row) for row in empty])
+    rows = []
+    for count, given in in_parts(session.database, "place", [row.place for row in empty]):
+        rows += session.fetch(_select_all, (count,), given)
+    return max(row[0] for row in rows), {row.grp: row for row in (GroupRow(*fields[1:]) for fields in rows)}
+
+
+def save(session: Session, rules: Rules, now: int, rows: Sequence[GroupRow]) -> None:
+    """Leave locked groups right after a change: with their due times, or not at all."""
+    put_rows(session, group, settled(rules, now, rows))
+    forget_empty(session, rows)
+
+
+def settled(rules: Rules, now: int, rows: Sequence[GroupRow]) -> list[Values]:
+    """Set the due times of groups; return the values of those that have items, in the order in which everybody locks them."""
+    for row in rows:
+        row.settle(rules, now)
+    return [_values(row) for row in sorted(rows, key=lambda row: row.place) if row.buffered]
+
+
+def forget_empty(session: Session, rows: Sequence[GroupRow]) -> None:
+    """Delete the groups that have no items."""
+    for count, given in in_parts(session.database, "place", sorted(row.place for row in rows if not row.buffered)):
+        session.change(_delete, (count,), given)
+
+
+def put_groups(*where: ColumnElement[bool], is_one: bool) -> Insert:
+    """Change one row, or any number, if the conditions hold, on PostgreSQL."""
+    return or_change(insert_given(group, _FIELDS, (), *where, is_one=is_one), group.name, *_FIELDS)
+
+
+def add_name(session: Session, name: str) -> None:
+    """Note that an aggregator has buffered something."""
+    session.change(_insert_name, (session.database,), {"name": name})
+
+
+def _values(row: GroupRow) -> Values:
+    return {name: getattr(row, name) for name in _FIELDS}
+
+
+def _select_locked() -> Select[Any]:
+    is_it = (group.c.prefix == PREFIX, group.c.place == bound(group.c.place, "place"))
+    return select(now(), *_COLUMNS).where(*is_it).with_for_update()
+
+
+def _select_all(count: int) -> Select[Any]:
+    return select(now(), *_COLUMNS).where(group.c.prefix == PREFIX, any_of(group.c.place, "place", count))
+
+
+def _delete(count: int) -> Delete:
+    return delete(group).where(group.c.prefix == PREFIX, any_of(group.c.place, "place", count))
+
+
+def _insert_name(database: str) -> Insert:
+    columns = {"prefix": PREFIX, "name": bound(aggregator.c.name, "name")}
+    if database == "postgresql":
+        return postgresql.insert(aggregator).values(columns).on_conflict_do_nothing()
+    return insert(aggregator).values(columns).prefix_with("IGNORE", dialect="mysql").prefix_with("OR IGNORE", dialect="sqlite")

@@ -1,0 +1,234 @@
+"""Items in the table ``saga_buffer``. Those who change any have locked their group.
+
+Which are changed, or removed, is said by their numbers alone: a condition on the group might have MySQL look through, and wait
+for, the items of others.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Delete,
+    Integer,
+    Select,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy import literal_column as literal
+from sqlalchemy.sql.selectable import CompoundSelect
+
+from celery_sagas.stores.items import Item
+from celery_sagas.stores.sql.aggregators.groups import GroupRow
+from celery_sagas.stores.sql.connection.bulk import insert_rows
+from celery_sagas.stores.sql.connection.database import Row, Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, numbered
+from celery_sagas.stores.sql.tables import buffer, group, has_unresolved, seen
+
+FREE, LEASED, UNRESOLVED = "free", "leased", "unresolved"
+STATES = (FREE, LEASED, UNRESOLVED)
+
+#: In the order of ``Item``'s fields.
+_ITEM: list[ColumnElement[Any]] = [buffer.c[name] for name in ("number", "id", "payload", "at", "attempts", "state")]
+#: How many items are removed at once when all are.
+_AT_ONCE = 5_000
+_LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
+
+
+def known_keys(session: Session, keys: Sequence[str], now: int) -> set[str]:
+    """Return which keys are those of buffered items, or of items that were removed and are remembered.
+
+    Whose time has passed is told here: asked for it, a database might look through all whose time has not.
+    """
+    found: set[str] = set()
+    for count, given in in_parts(session.database, "key", keys):
+        found |= still_known(session.fetch(select_known, (count,), given), now)
+    return found
+
+
+def still_known(rows: Sequence[Row], now: int) -> set[str]:
+    """Return the keys in the rows of ``select_known`` whose time has not passed."""
+    return {key for key, ends_at in rows if not 0 < ends_at <= now}
+
+
+def select_known(count: int) -> CompoundSelect[Any]:
+    """Select keys, with the time until when they are remembered; 0: they are buffered."""
+    buffered = select(buffer.c.key, literal("0", BigInteger()).label("ends_at")).where(*_are_buffered(count))
+    is_seen = [seen.c.prefix == PREFIX, any_of(seen.c.key, "key", count)]
+    return union_all(buffered, select(seen.c.key, seen.c.ends_at).where(*is_seen))
+
+
+def _are_buffered(count: int) -> list[ColumnElement[bool]]:
+    return [buffer.c.prefix == PREFIX, any_of(buffer.c.key, "key", count)]
+
+
+def first_items(session: Session, place: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
+    """Return the first items of a group that are in these states and follow a number, in the order of insertion."""
+    values = {"place": place, "limit": limit, **numbered("state", states)}
+    if after:
+        values["after"] = after
+    return [Item(*row) for row in session.fetch(_first, (len(states), bool(after)), values)]
+
+
+def _first(count: int, has_after: bool) -> Select[Any]:
+    """Take the first ones of each state, so that the index by state has them in order."""
+    follow = [buffer.c.number > bound(buffer.c.number, "after")] if has_after else []
+    states = [_of_state(f"state_{number}").where(*follow) for number in range(count)]
+    each = [state.order_by(buffer.c.number).limit(_LIMIT).subquery() for state in states]
+    items = union_all(*(select(part) for part in each)).subquery("items")
+    return select(items).order_by(items.c.number).limit(_LIMIT)
+
+
+def _of_state(parameter: str) -> Select[Any]:
+    return select(*_ITEM).where(*_is_in(parameter))
+
+
+def _is_in(parameter: str) -> list[ColumnElement[bool]]:
+    is_in_place = [buffer.c.prefix == PREFIX, buffer.c.place == bound(buffer.c.place, "place")]
+    return [*is_in_place, buffer.c.state == bound(buffer.c.state, parameter)]
+
+
+def unresolved_among(session: Session, place: str, numbers: Collection[int]) -> list[int]:
+    """Return which items of a group are unresolved."""
+    found: set[int] = set()
+    for count, given in in_parts(session.database, "number", sorted(numbers)):
+        found |= {number for (number,) in session.fetch(_among, (count,), {"place": place, "state": UNRESOLVED, **given})}
+    return sorted(found)
+
+
+def _among(count: int) -> Select[Any]:
+    return select(buffer.c.number).where(*are(count), *_is_in("state"))
+
+
+def select_unresolved(has_after: bool) -> Select[Any]:
+    """Select unresolved items of an aggregator, with their groups, one group after the other."""
+    is_item = (buffer.c.place == group.c.place) & (buffer.c.prefix == PREFIX)
+    are = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "aggregator"), has_unresolved(group)]
+    place, number = bound(group.c.place, "place"), bound(buffer.c.number, "number")
+    follow = [or_(group.c.place > place, and_(group.c.place == place, buffer.c.number > number))] if has_after else []
+    items = select(group.c.grp, *_ITEM).join_from(group, buffer, is_item)
+    is_unresolved = buffer.c.state == bound(buffer.c.state, "state")
+    return items.where(*are, is_unresolved, *follow).order_by(group.c.place, buffer.c.number).limit(_LIMIT)
+
+
+def leased_items(session: Session, place: str, token: str) -> list[Item]:
+    """Return the items of a lease, in the order of insertion."""
+    return [Item(*row) for row in session.fetch(_leased, (), _leased_values(place, token))]
+
+
+def leased_numbers(session: Session, place: str, token: str) -> list[int]:
+    """Return the numbers of the items of a lease, sorted."""
+    return [number for (number,) in session.fetch(_leased_numbers, (), _leased_values(place, token))]
+
+
+def _leased_values(place: str, token: str) -> dict[str, object]:
+    return {"place": place, "state": LEASED, "token": token}
+
+
+def _leased() -> Select[Any]:
+    return _of_state("state").where(buffer.c.token == bound(buffer.c.token, "token")).order_by(buffer.c.number)
+
+
+def _leased_numbers() -> Select[Any]:
+    return _leased().with_only_columns(buffer.c.number)
+
+
+def item_of_key(session: Session, key: str) -> tuple[int, str] | None:
+    """Return the number and the state of the buffered item with a key."""
+    rows = session.fetch(_item_of_key, (), {"key_0": key})
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+def _item_of_key() -> Select[Any]:
+    return select(buffer.c.number, buffer.c.state).where(*_are_buffered(1))
+
+
+def last_number(session: Session, place: str, state: str) -> int:
+    """Return the number of the last item of a group that is in a state; 0 if none is."""
+    ((number,),) = session.fetch(_last_number, (), {"place": place, "state": state})
+    return int(number or 0)
+
+
+def _last_number() -> Select[Any]:
+    return select(func.max(buffer.c.number)).where(*_is_in("state"))
+
+
+def numbers_in(session: Session, place: str, state: str) -> list[int]:
+    """Return the numbers of some items of a group that are in a state, as long as there are any."""
+    return [number for number, _ in session.fetch(_oldest, (), {"place": place, "state": state, "limit": _AT_ONCE})]
+
+
+def look_at_oldest(session: Session, row: GroupRow) -> None:
+    """Note which free item of a group is the first."""
+    found = session.fetch(_oldest, (), {"place": row.place, "state": FREE, "limit": 1}) if row.free else []
+    row.oldest, row.oldest_at = found[0] if found else (0, 0)
+
+
+def _oldest() -> Select[Any]:
+    return select(buffer.c.number, buffer.c.at).where(*_is_in("state")).order_by(buffer.c.number).limit(_LIMIT)
+
+
+def lend(session: Session, numbers: Sequence[int], token: str) -> None:
+    """Put free items under a lease."""
+    _change(session, _set_state, numbers, {"new_state": LEASED, "new_token": token})
+
+
+def free(session: Session, numbers: Sequence[int], attempts: int) -> None:
+    """End the lease on items; so many attempts are counted on each."""
+    _change(session, _free, numbers, {"new_state": FREE, "new_token": "", "more": attempts})
+
+
+def free_anew(session: Session, numbers: Sequence[int]) -> None:
+    """Make unresolved items free, as if they had never been tried."""
+    _change(session, _free_anew, numbers, {"new_state": FREE, "new_token": ""})
+
+
+def insert_item(session: Session, values: Values) -> None:
+    """Insert a free item that has a number already."""
+    insert_rows(session, buffer, [{**values, "attempts": 0, "state": FREE, "token": ""}])
+
+
+def set_unresolved(session: Session, numbers: Sequence[int]) -> None:
+    """Leave leased items in the buffer as unresolved ones."""
+    _change(session, _set_state, numbers, {"new_state": UNRESOLVED, "new_token": ""})
+
+
+def remove(session: Session, numbers: Sequence[int]) -> None:
+    """Remove items for good."""
+    _change(session, _delete, numbers, {})
+
+
+def _change(session: Session, build: Any, numbers: Sequence[int], values: dict[str, object]) -> None:
+    for count, given in in_parts(session.database, "number", sorted(numbers)):
+        session.change(build, (count,), {**values, **given})
+
+
+def are(count: int) -> list[ColumnElement[bool]]:
+    """Conditions: the items with these numbers."""
+    return [buffer.c.prefix == PREFIX, any_of(buffer.c.number, "number", count)]
+
+
+def _set_state(count: int) -> Update:
+    state, token = bound(buffer.c.state, "new_state"), bound(buffer.c.token, "new_token")
+    return update(buffer).where(*are(count)).values(state=state, token=token)
+
+
+def _free(count: int) -> Update:
+    return _set_state(count).values(attempts=buffer.c.attempts + bound(buffer.c.attempts, "more"))
+
+
+def _free_anew(count: int) -> Update:
+    return _set_state(count).values(attempts=literal("0"))
+
+
+def _delete(count: int) -> Delete:
+    return delete(buffer).where(*are(count))

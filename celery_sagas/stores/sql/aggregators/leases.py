@@ -1,0 +1,80 @@
+"""Leases, in the table ``saga_lease``. Those who change any have locked their group."""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Delete, Insert, Select, Update, delete, insert, select, update
+
+from celery_sagas.stores.sql.aggregators.groups import GroupRow
+from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, bound
+from celery_sagas.stores.sql.tables import lease
+
+
+class Lease(NamedTuple):
+    """The time that one run of a flush has, and why it came to be."""
+
+    token: str
+    reason: str
+    ends_at: int
+
+
+def read_leases(session: Session, row: GroupRow) -> dict[str, Lease]:
+    """Return the leases of a group, by their tokens."""
+    if not row.leased:
+        return {}
+    return {fields[0]: Lease(*fields) for fields in session.fetch(_select, (), {"place": row.place})}
+
+
+def add_lease(session: Session, place: str, made: Lease) -> None:
+    """Keep a new lease."""
+    session.change(_insert, (), {"place": place, **made._asdict()})
+
+
+def extend_lease(session: Session, place: str, token: str, ends_at: int) -> None:
+    """Have a lease end at another time."""
+    session.change(_extend, (), {"place": place, "token": token, "ends_at": ends_at})
+
+
+def end_lease(session: Session, place: str, token: str) -> None:
+    """Remove a lease."""
+    session.change(_delete, (), {"place": place, "token": token})
+
+
+def end_leases(session: Session, place: str) -> None:
+    """Remove all leases of a group."""
+    session.change(_delete_all, (), {"place": place})
+
+
+def first_end(leases: Collection[Lease]) -> int:
+    """Return when the first of them ends; 0 if there is none."""
+    return min((each.ends_at for each in leases), default=0)
+
+
+def _select() -> Select[Any]:
+    return select(lease.c.token, lease.c.reason, lease.c.ends_at).where(*_are_of_group())
+
+
+def _insert() -> Insert:
+    given = {name: bound(lease.c[name], name) for name in ("place", *Lease._fields)}
+    return insert(lease).values({"prefix": PREFIX, **given})
+
+
+def _extend() -> Update:
+    return update(lease).where(*_is_it()).values(ends_at=bound(lease.c.ends_at, "ends_at"))
+
+
+def _delete() -> Delete:
+    return delete(lease).where(*_is_it())
+
+
+def _delete_all() -> Delete:
+    return delete(lease).where(*_are_of_group())
+
+
+def _is_it() -> list[ColumnElement[bool]]:
+    return [*_are_of_group(), lease.c.token == bound(lease.c.token, "token")]
+
+
+def _are_of_group() -> list[ColumnElement[bool]]:
+    return [lease.c.prefix == PREFIX, lease.c.place == bound(lease.c.place, "place")]

@@ -1,0 +1,85 @@
+"""What people do to a group by hand."""
+
+from collections.abc import Sequence
+
+from celery_sagas.core.aggregators.rules import Rules
+from celery_sagas.errors import ItemNotBuffered, NothingBuffered
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.aggregators.groups import digest, lock, lock_all, save
+from celery_sagas.stores.sql.aggregators.items import (
+    FREE,
+    LEASED,
+    STATES,
+    UNRESOLVED,
+    insert_item,
+    item_of_key,
+    last_number,
+    look_at_oldest,
+    numbers_in,
+    remove,
+)
+from celery_sagas.stores.sql.aggregators.leases import end_leases
+from celery_sagas.stores.sql.aggregators.remembered import remember
+from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.dead_letters import discard
+
+
+def open_gate(session: Session, rules: Rules, group: str) -> bool:
+    """Open the gate of a group for everything that is free or leased, and set the mark."""
+    now, row = lock(session, rules.name, group)
+    if row is None or not row.free + row.leased:
+        return False
+    row.open(max(last_number(session, row.place, state) for state in (FREE, LEASED)), "asked")
+    look_at_oldest(session, row)
+    row.paused_until = 0
+    row.marked_until = now + rules.lease_ms
+    save(session, rules, now, [row])
+    return True
+
+
+def remove_item(session: Session, rules: Rules, group: str, id: str, states: Sequence[str]) -> None:
+    """Remove the item with an id, if it is in one of these states."""
+    now, row = lock(session, rules.name, group)
+    if row is None:
+        raise NothingBuffered(rules.name, group)
+    number, state = item_of_key(session, digest(rules.name, group, id)) or (0, LEASED)
+    if state not in states:
+        raise ItemNotBuffered(rules.name, group, id, row.buffered)
+    remember(session, rules, now, [row], [number])
+    remove(session, [number])
+    if state == UNRESOLVED:
+        row.unresolved -= 1
+    else:
+        row.free -= 1
+        look_at_oldest(session, row)
+    save(session, rules, now, [row])
+
+
+def restore(session: Session, rules: Rules, letter: DeadLetter) -> bool:
+    """Insert the item of a letter and remove the letter, unless its id is buffered again, or the letter gone."""
+    now, groups = lock_all(session, rules.name, {letter.key})
+    row, key = groups[letter.key], digest(rules.name, letter.key, letter.message_id)
+    is_wanted = item_of_key(session, key) is None and discard(session, letter.id)
+    if is_wanted:
+        item = {"number": letter.number, "id": letter.message_id, "payload": letter.payload, "at": letter.buffered_at}
+        insert_item(session, {**item, "place": row.place, "key": key})
+        row.back([letter.number])
+        look_at_oldest(session, row)
+    save(session, rules, now, [row])
+    return is_wanted
+
+
+def clear(session: Session, rules: Rules, group: str) -> int:
+    """Remove all items of a group, and give its leases up."""
+    now, row = lock(session, rules.name, group)
+    if row is None:
+        return 0
+    count = row.buffered
+    for state in STATES:
+        while numbers := numbers_in(session, row.place, state):
+            remember(session, rules, now, [row], numbers)
+            remove(session, numbers)
+    end_leases(session, row.place)
+    row.free = row.leased = row.unresolved = 0
+    save(session, rules, now, [row])
+    return count

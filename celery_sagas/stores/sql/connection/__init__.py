@@ -1,0 +1,1 @@
+"""The connections to a database, and what runs over them."""

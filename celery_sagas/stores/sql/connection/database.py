@@ -1,0 +1,283 @@
+"""The engine, its connections, and the statements that were compiled for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import RLock
+from typing import Any, TypeAlias, TypeVar, cast
+
+from sqlalchemy import Connection
+from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.exc import DBAPIError
+
+from celery_sagas.errors import StoreError
+from celery_sagas.forks import FILES
+from celery_sagas.stores.sql.connection.connections import Connections, OpenConnection
+from celery_sagas.stores.sql.connection.dialects import DIALECTS
+from celery_sagas.stores.sql.connection.errors import Fault, Subject, Translator
+from celery_sagas.stores.sql.connection.location import Location
+from celery_sagas.stores.sql.connection.options import make_engine, read_options
+from celery_sagas.stores.sql.connection.statements import Build, Shape, Statement, Step, Values, compile_statement
+
+Row: TypeAlias = Sequence[Any]
+
+
+class Session:
+    """Runs statements, each as a transaction of its own unless one is begun."""
+
+    def __init__(self, database: Database, cursor: DBAPICursor) -> None:
+        self._database = database
+        self._cursor = cursor
+        self._is_open = False
+        self._sent: tuple[str, Sequence[dict[str, object]]] = ("", ())
+
+    def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
+        """Run a statement and return its rows."""
+        rows = self._run(build, shape, values).fetchall()
+        return list(map(_decoded, rows)) if self._database.name == "mysql" else list(rows)
+
+    def change(self, build: Build, shape: Shape, values: Values) -> int:
+        """Run a statement and return how many rows it changed."""
+        return self._run(build, shape, values).rowcount
+
+    def change_each(self, build: Build, shape: Shape, rows: Sequence[Values]) -> None:
+        """Run a statement with each of several rows: on SQLite without a trip, on MySQL as one ``INSERT`` of them all."""
+        statement = self._database.statement(build, shape)
+        self._observe(statement.text)
+        self._sent = statement.text, [statement.bind(row) for row in rows]
+        self._cursor.executemany(*self._sent)
+
+    def commit_steps(self, steps: Sequence[Step]) -> bool:
+        """Run the steps of a commit, all or none.
+
+        Returns:
+            ``False`` if nothing was written, because a required step changed no row.
+        """
+        if len(steps) == 1:
+            return self._take(steps[0])
+        self.begin()
+        for step in steps:
+            if not self._take(step):
+                self.end("ROLLBACK")
+                return False
+        self.end("COMMIT")
+        return True
+
+    def change_all(self, steps: Sequence[Step]) -> int:
+        """Run steps, all or none; return how many rows they changed."""
+        if len(steps) > 1:
+            self.begin()
+        changed = sum(self.change(step.build, step.shape, step.values) for step in steps)
+        if len(steps) > 1:
+            self.end("COMMIT")
+        return changed
+
+    def _take(self, step: Step) -> bool:
+        return self.change(step.build, step.shape, step.values) > 0 or not step.is_required
+
+    def measure(self) -> int:
+        """Return how large the last statement was, as PyMySQL has sent it: with its values. Bytes."""
+        (text, rows), cursor = self._sent, cast(Any, self._cursor)
+        return 1 + max((len(cursor.mogrify(text, row).encode()) for row in rows), default=len(text))  # 1: the command
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._is_open = True
+        self._execute(self._database.dialect.begin)
+
+    def end(self, how: str) -> None:
+        """End the transaction with ``COMMIT`` or ``ROLLBACK``."""
+        self._execute(how)
+        self._is_open = False
+
+    def recover(self) -> bool:
+        """Undo what an error left open (MySQL keeps it, to be committed with what comes next); tell whether that worked."""
+        if not self._is_open:
+            return True
+        try:
+            self.end("ROLLBACK")
+        except self._database.driver.Error:
+            return False
+        return True
+
+    @property
+    def database(self) -> str:
+        """The kind of the database."""
+        return self._database.name
+
+    def _run(self, build: Build, shape: Shape, values: Values) -> DBAPICursor:
+        statement = self._database.statement(build, shape)
+        return self._execute(statement.text, statement.bind(values))
+
+    def _execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
+        self._observe(text)
+        self._sent = text, parameters
+        self._cursor.execute(text, *parameters)
+        return self._cursor
+
+    def _observe(self, text: str) -> None:
+        for observer in self._database.observers:
+            observer(text)
+
+
+def _decoded(row: Row) -> Row:
+    """Return a row as text: MySQL returns what is compared byte by byte as bytes."""
+    return tuple(value.decode() if isinstance(value, bytes) else value for value in row)
+
+
+T = TypeVar("T")
+
+
+#: Bytes of a statement that every server takes which has its default limit, or a larger one.
+_SMALL = 1_000_000
+
+
+class _StaleConnection(Exception):
+    """Raised inside this module when a connection that had worked before turns out to be lost."""
+
+
+class Database:
+    """A database, as one process sees it.
+
+    Args:
+        location: Where it is.
+        prefix: Partitions every table.
+        options: ``saga_backend_options``.
+        clock: Overrides the server's clock.
+    """
+
+    def __init__(self, location: Location, prefix: str, options: Mapping[str, object], clock: Callable[[], int] | None) -> None:
+        self.location = location
+        self.name = location.url.get_backend_name()
+        self.dialect = DIALECTS[self.name]
+        self._options = read_options(options, location)
+        self.engine = make_engine(location, self.dialect, self._options)
+        self.connections = Connections(self.engine, self._options["pool_recycle"])
+        self.driver = self.engine.dialect.loaded_dbapi
+        #: Called with the text of each statement before it is run, ``BEGIN``, ``COMMIT`` and ``ROLLBACK`` included.
+        self.observers: list[Callable[[str], None]] = []
+        self._prefix = prefix
+        self._clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
+        self._errors = Translator(self.driver, location)
+        self._statements: dict[tuple[Build, Shape], Statement] = {}
+        #: Each operation runs in it.
+        self._gate: AbstractContextManager[object] = nullcontext()
+        if location.in_memory:
+            self._gate = RLock()  # the connection is the database: threads take turns
+        elif self.name == "sqlite":
+            FILES.close_before_forks(self.connections)
+            self._gate = FILES
+
+    def statement(self, build: Build, shape: Shape) -> Statement:
+        """Return a compiled statement; shapes are few, so that each is compiled once."""
+        statement = self._statements.get((build, shape))
+        if statement is None:
+            statement = compile_statement(build, shape, self.engine.dialect, prefix=self._prefix, clock=self._clock)
+            self._statements[build, shape] = statement
+        return statement
+
+    def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
+        """Run one statement and return its rows."""
+        return self.run(lambda session: session.fetch(build, shape, values))
+
+    def change(self, build: Build, shape: Shape, values: Values) -> int:
+        """Run one statement and return how many rows it changed."""
+        return self.run(lambda session: session.change(build, shape, values))
+
+    def run(self, work: Callable[[Session], T], subject: Subject | None = None) -> T:
+        """Run one operation on a connection.
+
+        An operation whose connection was lost since the last one (the server was restarted) is run once more, on a new
+        connection. It may have been committed the first time: whoever writes must be able to tell.
+
+        Args:
+            work: The operation.
+            subject: What a commit is about.
+        """
+        with self._gate, self._errors.translated(subject):
+            try:
+                return self._attempt(work, may_repeat=True)
+            except _StaleConnection:
+                self.connections.close_idle()  # the others are as old, but for those that come back now
+            return self._attempt(work, may_repeat=False)
+
+    def _attempt(self, work: Callable[[Session], T], *, may_repeat: bool) -> T:
+        opened = (self.connections.check_out() if may_repeat else None) or self.connections.open()
+        is_sound, began = False, time.monotonic()
+        try:
+            session = Session(self, opened.cursor)
+            result = work(session)
+            is_sound = opened.has_worked = True
+        except self.driver.Error as exc:
+            is_lost = self.engine.dialect.is_disconnect(exc, opened.driver_connection, None)
+            if is_lost or self._errors.fault_of(exc) is Fault.REFUSED:
+                self._check_size(session, exc)
+            was_stale = opened.has_worked and time.monotonic() - began < self._options["answer_timeout"]  # not a silent server
+            if is_lost and may_repeat and was_stale:
+                raise _StaleConnection from exc
+            is_sound = not is_lost and session.recover()
+            raise
+        else:
+            return result
+        finally:
+            self._give_back(opened, is_sound)
+
+    def _check_size(self, session: Session, error: Exception) -> None:
+        """Check whether a statement failed because the server takes none of its size: it would fail each time.
+
+        Raises:
+            StoreError: So it is; nothing was stored.
+        """
+        if not self.dialect.statement_limit or (size := session.measure()) < _SMALL:
+            return
+        try:
+            with self.engine.connect() as connection:
+                limit = int(connection.exec_driver_sql(self.dialect.statement_limit).scalar_one())
+        except DBAPIError:
+            return  # the server is away
+        if size >= limit:
+            raise StoreError(
+                f"The saga backend {self.location.shown} takes statements of less than {limit:,} bytes, and this one has "
+                f"{size:,}. Nothing was stored. Raise max_allowed_packet on the server, or store and send less at once."
+            ) from error
+
+    def _give_back(self, opened: OpenConnection, is_sound: bool) -> None:
+        if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
+            opened.connection.rollback()
+        if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step
+            self.connections.check_in(opened)
+        else:
+            opened.close()
+
+    def was_locked_out(self, error: StoreError) -> bool:
+        """Tell whether an operation was undone as the victim of a deadlock or of a lock time-out."""
+        return self._is_about(error, Fault.LOCKED)
+
+    def gave_way(self, error: StoreError) -> bool:
+        """Tell whether a statement was undone for the sake of another that was there first."""
+        return self._is_about(error, Fault.LOCKED, Fault.UNIQUE)
+
+    def lacks_table(self, error: StoreError) -> bool:
+        """Tell whether an operation failed because a table is missing."""
+        return self._is_about(error, Fault.NO_TABLE)
+
+    def _is_about(self, error: StoreError, *faults: Fault) -> bool:
+        return isinstance(error.__cause__, Exception) and self._errors.fault_of(error.__cause__) in faults
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """Open a connection for what is done once, through SQLAlchemy's own interface."""
+        with self._gate, self._errors.translated(), self.engine.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._gate:
+            self.connections.close()
+            self.engine.dispose()
+
+
+def _wall_clock() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,123 @@
+"""The one place where a driver's errors become the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from sqlalchemy.exc import DBAPIError, StatementError
+
+from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.sql.connection.location import Location
+
+if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
+    from sqlalchemy.engine.interfaces import DBAPIModule
+
+
+class Fault(Enum):
+    """What a driver's error means."""
+
+    LOCKED = auto()  #: the victim of a deadlock or of a lock time-out
+    UNIQUE = auto()  #: something that was to be inserted is there already
+    REFUSED = auto()  #: the values themselves: they would be refused again
+    NO_TABLE = auto()  #: nobody has created our tables
+    UNAVAILABLE = auto()  #: everything else
+
+
+#: By SQLSTATE (or its class, the first two characters) on PostgreSQL, by number on MySQL. What is not here goes by the
+#: exception's class.
+_FAULTS: Mapping[str | int | None, Fault] = {
+    "40001": Fault.LOCKED,  # serialization failure
+    "40P01": Fault.LOCKED,  # deadlock
+    "55P03": Fault.LOCKED,  # lock not available
+    1020: Fault.LOCKED,  # record has changed since last read
+    1205: Fault.LOCKED,  # lock wait time-out
+    1213: Fault.LOCKED,  # deadlock
+    "42P01": Fault.NO_TABLE,  # undefined table
+    1146: Fault.NO_TABLE,  # no such table
+    "22": Fault.REFUSED,  # data exception
+    "54": Fault.REFUSED,  # program limit exceeded: too long for an index
+    1118: Fault.REFUSED,  # row too large, or too large for the redo log
+    1153: Fault.REFUSED,  # larger than max_allowed_packet
+    1197: Fault.REFUSED,  # transaction larger than max_binlog_cache_size
+    1366: Fault.REFUSED,  # incorrect string value
+}
+#: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
+_ENCODING_ERRORS = (UnicodeError, OverflowError)
+
+_NO_TABLE = "it has no saga tables: start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
+
+_PATHS = "sqlite:///name is relative to the working directory, sqlite:////name is absolute"
+
+
+class Subject(NamedTuple):
+    """What a commit is about, for its ``RevisionConflict``."""
+
+    saga: str
+    key: str
+
+
+class Translator:
+    """Translates the errors of one driver at one location."""
+
+    def __init__(self, driver: DBAPIModule, location: Location) -> None:
+        self._driver = driver
+        self._location = location
+
+    @contextmanager
+    def translated(self, subject: Subject | None = None) -> Iterator[None]:
+        """Raise every error of the driver as a ``StoreError``.
+
+        Args:
+            subject: What is committed. Without it a conflict is a ``StoreUnavailable``: nobody would run anything again.
+        """
+        try:
+            yield
+        except DBAPIError as exc:
+            origin = exc.orig if isinstance(exc.orig, Exception) else exc
+            raise self._translate(origin, subject) from origin
+        except StatementError as exc:  # SQLAlchemy's about what interrupts a statement of its own: a time limit, say
+            raise exc.orig or exc from None
+        except (self._driver.Error, *_ENCODING_ERRORS) as exc:
+            raise self._translate(exc, subject) from exc
+
+    def _translate(self, error: Exception, subject: Subject | None) -> StoreError:
+        fault = self.fault_of(error)
+        if subject is not None and fault in (Fault.LOCKED, Fault.UNIQUE):
+            return RevisionConflict(*subject, "locked" if fault is Fault.LOCKED else "unique")
+        if fault is Fault.REFUSED:
+            return StoreError(
+                f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."
+            )
+        return StoreUnavailable(self._location.shown, _NO_TABLE if fault is Fault.NO_TABLE else self._unavailable(error))
+
+    def _unavailable(self, error: Exception) -> str:
+        folder = self._location.missing_folder
+        return f"the folder {folder} does not exist: create it, or write another path ({_PATHS})" if folder else self._text(error)
+
+    def fault_of(self, error: Exception) -> Fault:
+        """Tell what an error means."""
+        code = _code(error)
+        fault = _FAULTS.get(code) or (_FAULTS.get(code[:2]) if isinstance(code, str) else None)
+        if fault is not None:
+            return fault
+        if isinstance(error, self._driver.IntegrityError):
+            return Fault.UNIQUE
+        if str(error).startswith("no such table: saga_"):  # SQLite has no number for it
+            return Fault.NO_TABLE
+        return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
+
+    def _text(self, error: Exception) -> str:
+        """Return the first line: those that follow may repeat stored values."""
+        line = next(iter(str(error).splitlines()), "").rstrip(".")
+        return self._location.hide_secrets(f"{type(error).__name__}: {line}" if line else type(error).__name__)
+
+
+def _code(error: Exception) -> str | int | None:
+    """Return PyMySQL's number (its SQLSTATE, where it has one, tells less), or psycopg's SQLSTATE."""
+    if error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    state = getattr(error, "sqlstate", None)
+    return state if isinstance(state, str) else None

@@ -1,0 +1,99 @@
+"""``saga_backend_options`` of an SQL backend, and the engine that they make."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Engine, NullPool, StaticPool, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.sql.connection.answers import bound_answers
+from celery_sagas.stores.sql.connection.dialects import SqlDialect
+from celery_sagas.stores.sql.connection.location import Location
+
+#: Every option with its default. Times are seconds.
+DEFAULTS: Mapping[str, Any] = {
+    "pool_recycle": 1800,  # the age at which a connection is replaced; -1: never
+    "connect_timeout": 5,
+    "answer_timeout": 30,  # but SQLite: how long the server may be silent
+    "busy_timeout": 5,  # SQLite only: how long to wait for another writer
+    "connect_args": {},
+}
+#: Every statement is its own transaction, or begins and ends one itself.
+_OURS = ("autocommit", "isolation_level", "execution_options")
+
+
+def read_options(options: Mapping[str, object], location: Location) -> dict[str, Any]:
+    """Check the options and fill in the defaults.
+
+    Raises:
+        ConfigurationError: One is unknown, of the wrong type, or takes the control of transactions away.
+    """
+    connect_args = options.get("connect_args", {})
+    _check_type("connect_args", connect_args, Mapping)
+    for given in (options, connect_args, location.url.query):
+        _refuse_ours(given)
+    if unknown := sorted(set(options) - set(DEFAULTS)):
+        raise ConfigurationError(f"unknown option {', '.join(unknown)} of an SQL backend", f"Known are {', '.join(DEFAULTS)}")
+    for name in set(options) - {"connect_args"}:
+        _check_type(name, options[name], int | float)
+    for name in ("connect_timeout", "answer_timeout"):
+        if options.get(name, 1) <= 0:  # type: ignore[operator]
+            raise ConfigurationError(f"the option {name} is {options[name]}", "Set it to more than 0 seconds")
+    return {**DEFAULTS, **options}
+
+
+def _refuse_ours(given: Any) -> None:
+    if forced := sorted(set(given) & set(_OURS)):
+        raise ConfigurationError(
+            f"the option {', '.join(forced)} cannot be set: a commit would not be all or nothing",
+            "Leave it out; the backend sets it",
+        )
+
+
+def _check_type(name: str, value: object, kind: Any) -> None:
+    if not isinstance(value, kind):
+        expected = "a mapping" if kind is Mapping else "a number"
+        raise ConfigurationError(f"the option {name} must be {expected}, not of type {type(value).__name__}")
+
+
+def make_engine(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:
+    """Make an engine whose connections are in autocommit, and that keeps none: ``Connections`` does."""
+    engine = create_engine(
+        location.url,
+        poolclass=StaticPool if location.in_memory else NullPool,  # in memory, the connection is the database
+        pool_reset_on_return=None,
+        paramstyle=dialect.paramstyle,
+        connect_args={**_patience(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
+    )
+    if engine.name == "postgresql":
+        bound_answers(engine, options["answer_timeout"])
+        if "prepare_threshold" not in options["connect_args"]:
+            event.listen(engine, "connect", _prepare_nothing_in_a_pool)
+    event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection, entry))
+    return engine
+
+
+def _prepare_nothing_in_a_pool(connection: Any, _: object) -> None:
+    """Have psycopg prepare no statement on a connection that ends at a pooler, such as PgBouncer.
+
+    A pooler may lend each transaction another connection to PostgreSQL, where a statement of that name is missing, or is another
+    one. It gives its clients process ids of its own making, which they need to cancel a statement: PostgreSQL says another one.
+    """
+    cursor = connection.cursor()
+    cursor.execute("SELECT pg_backend_pid()")
+    (pid,) = cursor.fetchone()
+    cursor.close()
+    if pid != connection.pgconn.backend_pid:
+        connection.prepare_threshold = None
+
+
+def _patience(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in dialect.patience(options).items() if name not in location.url.query}
+
+
+def _set_up(dialect: SqlDialect, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    dialect.on_connect(cursor)
+    cursor.close()

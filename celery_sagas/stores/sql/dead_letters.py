@@ -1,0 +1,107 @@
+"""Dead letters in SQL."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Delete,
+    Insert,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
+from sqlalchemy.dialects import postgresql
+
+from celery_sagas.stores.ports import DeadLetters
+from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.connection.bulk import put_rows
+from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now
+from celery_sagas.stores.sql.tables import dead
+
+#: In the order of ``DeadLetter``'s fields.
+_LETTER: list[ColumnElement[Any]] = [dead.c[name] for name in DeadLetter._fields]
+#: What the store does not set itself.
+_GIVEN = tuple(name for name in DeadLetter._fields if name != "at")
+
+
+class SqlDeadLetters(DeadLetters):
+    """Letters in the table ``saga_dead``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, letter: DeadLetter) -> None:
+        values = {name: getattr(letter, name) for name in _GIVEN}
+        self._database.change(_insert, (self._database.name,), values)
+
+    def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
+        rows = self._database.fetch(_list, (before is not None,), {"limit": limit, "before": before})
+        return [DeadLetter(*row) for row in rows]
+
+    def get(self, id: str) -> DeadLetter | None:
+        rows = self._database.fetch(_get, (), {"id": id})
+        return DeadLetter(*rows[0]) if rows else None
+
+    def remove(self, id: str) -> bool:
+        return self._database.run(lambda session: discard(session, id))
+
+    def count(self) -> int:
+        ((count,),) = self._database.fetch(_count, (), {})
+        return int(count)
+
+
+def keep(session: Session, now: int, letters: Sequence[DeadLetter]) -> None:
+    """Keep the letters of rejected items."""
+    put_rows(session, dead, [letter._replace(at=now)._asdict() for letter in letters])
+
+
+def discard(session: Session, id: str) -> bool:
+    """Remove a letter; return whether it was there."""
+    return session.change(_delete, (), {"id": id}) > 0
+
+
+def _insert(database: str) -> Insert:
+    """Insert a letter unless it is there. MySQL's ``IGNORE`` also keeps a letter that does not fit, cut."""
+    columns: dict[str, ColumnElement[Any]] = {
+        "prefix": PREFIX,
+        **{name: bound(dead.c[name], name) for name in _GIVEN},
+        "at": now(),
+    }
+    if database == "postgresql":
+        return postgresql.insert(dead).values(columns).on_conflict_do_nothing()
+    return insert(dead).values(columns).prefix_with("IGNORE", dialect="mysql").prefix_with("OR IGNORE", dialect="sqlite")
+
+
+def _list(has_before: bool) -> Select[Any]:
+    """Select letters, newest first."""
+    letters = select(*_LETTER).where(dead.c.prefix == PREFIX).order_by(dead.c.at.desc(), dead.c.id.desc())
+    limit: BindParameter[int] = bindparam("limit", type_=Integer())
+    return letters.where(*([_follows_before()] if has_before else [])).limit(limit)
+
+
+def _follows_before() -> ColumnElement[bool]:
+    before = bound(dead.c.id, "before")
+    last = dead.alias("last")
+    time = select(last.c.at).where(last.c.prefix == PREFIX, last.c.id == before).scalar_subquery()
+    return or_(dead.c.at < time, and_(dead.c.at == time, dead.c.id < before))
+
+
+def _get() -> Select[Any]:
+    return select(*_LETTER).where(dead.c.prefix == PREFIX, dead.c.id == bound(dead.c.id, "id"))
+
+
+def _count() -> Select[Any]:
+    return select(func.count()).select_from(dead).where(dead.c.prefix == PREFIX)
+
+
+def _delete() -> Delete:
+    return delete(dead).where(dead.c.prefix == PREFIX, dead.c.id == bound(dead.c.id, "id"))

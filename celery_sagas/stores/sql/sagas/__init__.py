@@ -1,0 +1,1 @@
+"""Instances: found, inserted, updated, deleted and renamed."""

@@ -1,0 +1,118 @@
+"""What a commit writes beside the instance: its line in the journal and its outgoing rows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindparam, case, delete, insert, select
+from sqlalchemy import literal_column as literal
+
+from celery_sagas.stores.records import Effects, Entry, Outgoing
+from celery_sagas.stores.sql.connection.statements import PREFIX, Step, Values, bound, chunks, now, one_of
+from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
+
+_ENTRY = ("step", "message_id", "attempt", "outcome", "saga", "key", "instance_id", "version", "detail")
+#: The columns in which the outgoing rows of a commit differ.
+OUTGOING = ("id", "kind", "message_id", "task", "payload", "due_at")
+
+
+def insert_entry() -> Insert:
+    """Insert the journal's line."""
+    columns = entry_columns()
+    return insert(journal).from_select(list(columns), select(*columns.values()))
+
+
+def entry_columns() -> dict[str, ColumnElement[Any]]:
+    """Return what the journal's line consists of."""
+    return {"prefix": PREFIX, **{name: _of_entry(name) for name in _ENTRY}, "at": now()}
+
+
+def _of_entry(name: str) -> ColumnElement[Any]:
+    return bound(journal.c[name], f"entry_{name}")
+
+
+def entry_values(entry: Entry) -> Values:
+    """Return the parameters of the journal's line."""
+    return {
+        "entry_step": entry.step,
+        "entry_message_id": entry.message_id,
+        "entry_attempt": entry.attempt,
+        "entry_outcome": entry.outcome,
+        "entry_saga": entry.saga,
+        "entry_key": entry.key,
+        "entry_instance_id": entry.instance_id,
+        "entry_version": entry.version,
+        "entry_detail": entry.detail,
+    }
+
+
+def outgoing_columns(own: Callable[[Column[Any]], ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:
+    """Return what an outgoing row consists of; one that waits for its due time is under no lease.
+
+    Args:
+        own: Gives the value of a column in which the rows differ.
+    """
+    due_at = own(outbox.c.due_at)
+    waits = due_at > literal("0")
+    until = now() + bindparam("grace_ms", type_=BigInteger())
+    return {
+        "prefix": PREFIX,
+        **{name: own(outbox.c[name]) for name in OUTGOING},
+        "available_at": case((waits, due_at), else_=until),
+        "leased_until": case((waits, literal("0", BigInteger())), else_=until),
+        "token": case((waits, literal("''", outbox.c.token.type)), else_=bound(outbox.c.token, "owner")),
+        "attempts": literal("0", outbox.c.attempts.type),
+        "error": literal("''", outbox.c.error.type),
+        "instance_id": _of_entry("instance_id"),
+        "step": _of_entry("step"),
+        "cause": _of_entry("message_id"),
+    }
+
+
+def lease_values(effects: Effects) -> Values:
+    """Return the parameters that the outgoing rows have in common, but for those of the journal's line."""
+    return {"owner": effects.owner, "grace_ms": effects.grace_ms}
+
+
+def _insert_outgoing(count: int) -> Insert:
+    def column_of(number: int) -> Callable[[Column[Any]], ColumnElement[Any]]:
+        return lambda column: bound(column, f"{column.name}_{number}")
+
+    return insert(outbox).values([outgoing_columns(column_of(number)) for number in range(count)])
+
+
+def effect_steps(effects: Effects) -> list[Step]:
+    """Return the statements that write the effects one table after the other."""
+    line = entry_values(effects.entry)
+    common = {**line, **lease_values(effects)}
+    inserts = [Step(_insert_outgoing, (len(rows),), {**common, **_row_values(rows)}) for rows in chunks(effects.outgoing)]
+    return [Step(insert_entry, (), line), *inserts]
+
+
+def _row_values(rows: Sequence[Outgoing]) -> Values:
+    return {f"{name}_{number}": getattr(row, name) for number, row in enumerate(rows) for name in OUTGOING}
+
+
+def delete_rows_of_instance() -> Delete:
+    """Remove what is scheduled for an instance, and its deadlines."""
+    return delete(outbox).where(*rows_of_instance())
+
+
+def rows_of_instance() -> list[ColumnElement[bool]]:
+    """Conditions: the rows end with the instance."""
+    return [*decided_by_instance(), ENDS_WITH_INSTANCE]
+
+
+def delete_withdrawn(count: int) -> Delete:
+    """Remove so many rows of an instance, which it has withdrawn."""
+    return delete(outbox).where(*decided_by_instance(), one_of(outbox.c.id, "withdrawn", count))
+
+
+def decided_by_instance() -> list[ColumnElement[bool]]:
+    """Conditions: the instance decided the rows."""
+    return [outbox.c.prefix == PREFIX, outbox.c.instance_id == bound(outbox.c.instance_id, "id")]
+
+
+def in_order(*conditions: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+    """Make PostgreSQL lock the rows in the order of their ids, in which MySQL does by itself: nobody waits in a circle."""
+    locked = select(outbox.c.id).where(*conditions).order_by(outbox.c.id).with_for_update()
+    return [outbox.c.prefix == PREFIX, outbox.c.id.in_(locked)]

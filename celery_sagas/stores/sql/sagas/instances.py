@@ -1,0 +1,130 @@
+"""Statements that write instances and their alternate keys, for every database."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Delete,
+    Insert,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy import literal_column as literal
+
+from celery_sagas.stores.records import Change, Effects, NewRecord, Record
+from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound, now, one_of
+from celery_sagas.stores.sql.tables import instance, key
+
+_NOBODY: dict[str, ColumnElement[Any]] = {
+    "reserved_by": literal("''", instance.c.reserved_by.type),
+    "reserved_until": literal("0", BigInteger()),
+}
+_WRITTEN = ("schema_version", "data", "pending")
+
+
+def insert_instance(*conditions: ColumnElement[bool]) -> Insert:
+    """Insert an instance if the conditions hold."""
+    columns: dict[str, ColumnElement[Any]] = {
+        "prefix": PREFIX,
+        **{name: bound(instance.c[name], name) for name in ("id", "saga", "key", *_WRITTEN)},
+        "version": literal("1", BigInteger()),
+        "created_at": now(),
+        "updated_at": now(),
+        **_NOBODY,
+    }
+    return insert(instance).from_select(list(columns), select(*columns.values()).where(*conditions))
+
+
+def update_instance(*conditions: ColumnElement[bool]) -> Update:
+    """Change the instance that was found, if the conditions hold too; its reservation ends."""
+    written: dict[str, ColumnElement[Any]] = {name: bound(instance.c[name], name) for name in _WRITTEN}
+    version = instance.c.version + literal("1", BigInteger())
+    return update(instance).where(_as_found(), *conditions).values(**written, version=version, updated_at=now(), **_NOBODY)
+
+
+def delete_instance() -> Delete:
+    """Remove the instance that was found."""
+    return delete(instance).where(_as_found())
+
+
+def reserve_instance() -> Update:
+    """Reserve an instance, whatever its version."""
+    until = now() + bindparam("for_ms", type_=BigInteger())
+    holder = bound(instance.c.reserved_by, "holder")
+    return update(instance).where(_is("id"), has_found_name(), _may_be_changed()).values(reserved_by=holder, reserved_until=until)
+
+
+def _as_found() -> ColumnElement[bool]:
+    return and_(_is("id"), instance.c.version == bound(instance.c.version, "version"), has_found_name(), _may_be_changed())
+
+
+def has_found_name() -> ColumnElement[bool]:
+    """The instance has the name of its saga under which it was found."""
+    return instance.c.saga == bound(instance.c.saga, "found_saga")
+
+
+def _is(name: str) -> ColumnElement[bool]:
+    return and_(instance.c.prefix == PREFIX, instance.c[name] == bound(instance.c[name], name))
+
+
+def _may_be_changed() -> ColumnElement[bool]:
+    """Nobody else has reserved it."""
+    return or_(instance.c.reserved_until <= now(), instance.c.reserved_by == bound(instance.c.reserved_by, "holder"))
+
+
+def is_key_free(former: int) -> list[ColumnElement[bool]]:
+    """Conditions of an insert: no instance has the key under a former name; the unique key watches over today's."""
+    taken = exists(literal("1")).where(_is("key"), one_of(instance.c.saga, "former", former))
+    return [~taken] if former else []
+
+
+def insert_key(former: int) -> Insert:
+    """Insert an alternate key, unless it is there under a former name."""
+    columns: dict[str, ColumnElement[Any]] = {
+        "prefix": PREFIX,
+        **{name: bound(key.c[name], name) for name in ("property", "value", "saga", "instance_id")},
+    }
+    taken = exists(literal("1")).where(_is_key(), one_of(key.c.saga, "former", former))
+    return insert(key).from_select(list(columns), select(*columns.values()).where(*([~taken] if former else [])))
+
+
+def delete_key() -> Delete:
+    """Remove an alternate key from an instance, under whatever name of the saga it was added."""
+    return delete(key).where(_is_key(), key.c.instance_id == bound(key.c.instance_id, "instance_id"))
+
+
+def delete_keys() -> Delete:
+    """Remove all alternate keys of an instance."""
+    return delete(key).where(key.c.prefix == PREFIX, key.c.instance_id == bound(key.c.instance_id, "id"))
+
+
+def _is_key() -> ColumnElement[bool]:
+    names = ("property", "value")
+    return and_(key.c.prefix == PREFIX, *(key.c[name] == bound(key.c[name], name) for name in names))
+
+
+def new_values(record: NewRecord) -> Values:
+    """Return the parameters of ``insert_instance``."""
+    return {"id": record.id, "saga": record.names[0], "key": record.key, **_written(record)}
+
+
+def change_values(record: Record, change: Change, effects: Effects) -> Values:
+    """Return the parameters of ``update_instance``."""
+    return {**found_values(record, effects), **_written(change)}
+
+
+def found_values(record: Record, effects: Effects) -> Values:
+    """Return the parameters of ``delete_instance``."""
+    return {"id": record.id, "version": record.version, "found_saga": record.saga, "holder": effects.holder}
+
+
+def _written(change: NewRecord | Change) -> Values:
+    return {"schema_version": change.schema_version, "data": change.data, "pending": change.pending}

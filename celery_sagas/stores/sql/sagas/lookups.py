@@ -1,0 +1,91 @@
+"""Statements that look for an instance and for the journal's entry of a message."""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, FromClause, Select, and_, case, literal_column, select
+
+from celery_sagas.stores.records import ID, KEY, Entry, Record
+from celery_sagas.stores.sql.connection.database import Row
+from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now, one_of
+from celery_sagas.stores.sql.sagas.instances import has_found_name
+from celery_sagas.stores.sql.tables import instance, journal, key
+
+_HOLDER = case((instance.c.reserved_until > now(), instance.c.reserved_by), else_=literal_column("''"))
+
+#: In the order of ``Record``'s fields.
+_RECORD: list[ColumnElement[Any]] = [
+    instance.c.id,
+    instance.c.saga,
+    instance.c.key,
+    instance.c.version,
+    instance.c.schema_version,
+    instance.c.data,
+    instance.c.pending,
+    instance.c.created_at,
+    instance.c.updated_at,
+    _HOLDER,
+]
+#: In the order of ``Entry``'s fields.
+ENTRY: list[ColumnElement[Any]] = [
+    journal.c.step,
+    journal.c.message_id,
+    journal.c.attempt,
+    journal.c.outcome,
+    journal.c.saga,
+    journal.c.key,
+    journal.c.instance_id,
+    journal.c.version,
+    journal.c.detail,
+    journal.c.at,
+]
+
+
+def find(property: str, names: int, steps: int) -> Select[Any]:
+    """Select an instance under any of the names and, if there are steps, the entry of a message: one row, or none of either."""
+    one = select(literal_column("1").label("one")).subquery("one")
+    instances, condition = _instances(property, names)
+    source = one.outerjoin(instances, condition)
+    if not steps:
+        return select(*_RECORD).select_from(source)
+    return select(*_RECORD, *ENTRY).select_from(source.outerjoin(journal, _handled(steps)))
+
+
+def _instances(property: str, names: int) -> tuple[FromClause, ColumnElement[bool]]:
+    is_ours = and_(instance.c.prefix == PREFIX, one_of(instance.c.saga, "saga", names))
+    if property == ID:
+        return instance, and_(is_ours, instance.c.id == bound(instance.c.id, "value"))
+    if property == KEY:
+        return instance, and_(is_ours, instance.c.key == bound(instance.c.key, "value"))
+    holder = and_(is_ours, instance.c.id == key.c.instance_id)
+    return key.join(instance, holder), and_(
+        key.c.prefix == PREFIX,
+        key.c.property == bound(key.c.property, "property"),
+        key.c.value == bound(key.c.value, "value"),
+    )
+
+
+def _handled(steps: int) -> ColumnElement[bool]:
+    return and_(
+        journal.c.prefix == PREFIX,
+        one_of(journal.c.step, "step", steps),
+        journal.c.message_id == bound(journal.c.message_id, "message_id"),
+    )
+
+
+def find_rivals() -> Select[Any]:
+    """Select why a commit was refused: the attempt that handled its message, and the instance's version and holder."""
+    one = select(literal_column("1").label("one")).subquery("one")
+    is_instance = and_(instance.c.prefix == PREFIX, instance.c.id == bound(instance.c.id, "id"), has_found_name())
+    source = one.outerjoin(journal, _handled(1)).outerjoin(instance, is_instance)
+    return select(journal.c.attempt, instance.c.version, _HOLDER).select_from(source)
+
+
+def record_of(row: Row) -> Record | None:
+    """Make a record of the columns that ``find`` selects."""
+    return None if row[0] is None else Record(*row[: len(_RECORD)])
+
+
+def handled_of(row: Row) -> Entry | None:
+    """Make an entry of what follows the record in ``find``."""
+    fields = row[len(_RECORD) :]
+    return Entry(*fields) if fields and fields[0] is not None else None

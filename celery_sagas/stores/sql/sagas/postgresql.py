@@ -1,0 +1,178 @@
+"""Commits for PostgreSQL: one statement, which is its own transaction.
+
+The instance comes first; everything else is inserted from its result, so that a stale commit writes nothing. No part of it may
+have an ``ON CONFLICT``: a key that is there already must undo the whole.
+"""
+
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Insert, any_, bindparam, exists, select, true, tuple_
+from sqlalchemy import delete as delete_from
+from sqlalchemy import insert as insert_into
+from sqlalchemy import literal_column as literal
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql.selectable import TableValuedAlias
+
+from celery_sagas.stores.records import Change, Effects, NewRecord, Record
+from celery_sagas.stores.sql.connection.bulk import rows_of
+from celery_sagas.stores.sql.connection.statements import PREFIX, Step, Values, bound, numbered, one_of
+from celery_sagas.stores.sql.sagas.effects import (
+    OUTGOING,
+    decided_by_instance,
+    entry_columns,
+    entry_values,
+    in_order,
+    lease_values,
+    outgoing_columns,
+    rows_of_instance,
+)
+from celery_sagas.stores.sql.sagas.instances import (
+    change_values,
+    delete_instance,
+    delete_keys,
+    found_values,
+    insert_instance,
+    is_key_free,
+    new_values,
+    update_instance,
+)
+from celery_sagas.stores.sql.tables import instance, journal, key, outbox
+
+_Keys = tuple[tuple[str, str], ...]
+
+
+def insert(record: NewRecord, effects: Effects) -> list[Step]:
+    """Commit a new instance."""
+    former = record.names[1:]
+    shape = (len(former), bool(record.keys), _count_of(effects))
+    values = {**new_values(record), **_new_key_values(record.names, record.keys), **_effect_values(effects)}
+    return [Step(_insert, shape, values, is_required=True)]
+
+
+def _insert(former: int, adds: bool, sends: int) -> Insert:
+    free = [*is_key_free(former), *_are_keys_free(former if adds else 0)]
+    changed = insert_instance(*free).returning(instance.c.id).cte("changed")
+    return _entry_of(changed, *([_added(changed)] if adds else []), *([_sent(changed, sends)] if sends else []))
+
+
+def update(record: Record, change: Change, effects: Effects) -> list[Step]:
+    """Commit a change."""
+    former = change.names[1:] if change.added_keys else ()
+    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.withdrawn), _count_of(effects))
+    values = {
+        **change_values(record, change, effects),
+        **_new_key_values(change.names, change.added_keys),
+        **_key_values("old", change.removed_keys),
+        "withdrawn_ids": list(change.withdrawn),
+        **_effect_values(effects),
+    }
+    return [Step(_update, shape, values, is_required=True)]
+
+
+def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: int) -> Insert:
+    changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
+    keys = [*([_removed(changed)] if removes else []), *([_added(changed)] if adds else [])]
+    rows = [*([_withdrawn(changed)] if withdraws else []), *([_sent(changed, sends)] if sends else [])]
+    return _entry_of(changed, *keys, *rows)
+
+
+def delete(record: Record, effects: Effects) -> list[Step]:
+    """Commit the end of an instance."""
+    values = {**found_values(record, effects), **_effect_values(effects)}
+    return [Step(_delete, (_count_of(effects),), values, is_required=True)]
+
+
+def _delete(sends: int) -> Insert:
+    changed = delete_instance().returning(instance.c.id).cte("changed")
+    keys = delete_keys().where(_is_changed(changed)).cte("removed")
+    rows = delete_from(outbox).where(*in_order(*rows_of_instance(), _is_changed(changed))).cte("ended")
+    return _entry_of(changed, keys, rows, *([_sent(changed, sends)] if sends else []))
+
+
+def record(effects: Effects) -> list[Step]:
+    """Commit the effects alone."""
+    return [Step(_record, (_count_of(effects),), _effect_values(effects))]
+
+
+def _record(sends: int) -> Insert:
+    changed = select(literal("1").label("id")).cte("changed")
+    return _entry_of(changed, *([_sent(changed, sends)] if sends else []))
+
+
+def _entry_of(changed: CTE, *others: CTE) -> Insert:
+    """Insert the journal's line, if there is a changed instance; beside the other parts of the statement."""
+    columns = entry_columns()
+    line = select(*columns.values()).select_from(changed)
+    return insert_into(journal).from_select(list(columns), line).add_cte(*others)
+
+
+def _count_of(effects: Effects) -> int:
+    """Return for how many outgoing rows a statement is made: none, one, or (2) any number."""
+    return min(len(effects.outgoing), 2)
+
+
+def _sent(changed: CTE, count: int) -> CTE:
+    """Insert the outgoing rows; a single one not from arrays, which take the driver much longer."""
+    if count == 1:
+        columns = outgoing_columns(lambda column: bound(column, f"outgoing_{column.name}"))
+        return insert_into(outbox).from_select(list(columns), select(*columns.values()).select_from(changed)).cte("sent")
+    rows = rows_of("outgoing", *(outbox.c[name] for name in OUTGOING))
+    columns = outgoing_columns(lambda column: rows.c[column.name])
+    return _insert_each(outbox, columns, changed, rows).cte("sent")
+
+
+def _withdrawn(changed: CTE) -> CTE:
+    ids = bindparam("withdrawn_ids", type_=ARRAY(outbox.c.id.type))  # a join with ``unnest`` would read all rows of the instance
+    rows = in_order(*decided_by_instance(), outbox.c.id == any_(ids), _is_changed(changed))
+    return delete_from(outbox).where(*rows).cte("withdrawn_rows")
+
+
+def _added(changed: CTE) -> CTE:
+    rows = rows_of("new", key.c.property, key.c.value)
+    columns: dict[str, ColumnElement[Any]] = {
+        "prefix": PREFIX,
+        "property": rows.c.property,
+        "value": rows.c.value,
+        "saga": bound(key.c.saga, "key_saga"),
+        "instance_id": changed.c.id,
+    }
+    return _insert_each(key, columns, changed, rows).cte("added")
+
+
+def _insert_each(table: Any, columns: dict[str, ColumnElement[Any]], changed: CTE, rows: TableValuedAlias) -> Insert:
+    return insert_into(table).from_select(list(columns), select(*columns.values()).select_from(changed.join(rows, true())))
+
+
+def _removed(changed: CTE) -> CTE:
+    rows = rows_of("old", key.c.property, key.c.value)
+    is_old = tuple_(key.c.property, key.c.value).in_(select(rows.c.property, rows.c.value))
+    return delete_keys().where(is_old, _is_changed(changed)).cte("removed")
+
+
+def _is_changed(changed: CTE) -> ColumnElement[bool]:
+    return exists(literal("1")).select_from(changed)
+
+
+def _are_keys_free(former: int) -> list[ColumnElement[bool]]:
+    """Conditions: none of the new alternate keys is there under a former name."""
+    rows = rows_of("new", key.c.property, key.c.value)
+    is_same = [key.c.prefix == PREFIX, key.c.property == rows.c.property, key.c.value == rows.c.value]
+    taken = exists(literal("1")).where(*is_same, one_of(key.c.saga, "former", former))
+    return [~taken] if former else []
+
+
+def _new_key_values(names: tuple[str, ...], keys: _Keys) -> Values:
+    return {"key_saga": names[0], **numbered("former", names[1:]), **_key_values("new", keys)}
+
+
+def _key_values(name: str, keys: _Keys) -> Values:
+    return {f"{name}_property": [property for property, _ in keys], f"{name}_value": [value for _, value in keys]}
+
+
+def _effect_values(effects: Effects) -> Values:
+    line = entry_values(effects.entry)
+    if not effects.outgoing:
+        return line
+    rows = effects.outgoing
+    columns = {name: [getattr(row, name) for row in rows] if len(rows) > 1 else getattr(rows[0], name) for name in OUTGOING}
+    return {**line, **lease_values(effects), **{f"outgoing_{name}": value for name, value in columns.items()}}

@@ -1,0 +1,69 @@
+"""How instances move to another name of their saga."""
+
+from typing import Any
+
+from sqlalchemy import BindParameter, ColumnElement, Integer, Select, Update, bindparam, func, select, update
+
+from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.records import Renamed
+from celery_sagas.stores.sql.connection.calls import in_transaction
+from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, one_of
+from celery_sagas.stores.sql.tables import instance, key
+
+_LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
+
+
+def count_instances(names: int) -> Select[Any]:
+    """Count the instances under each of so many names; a name without any has no row."""
+    is_one = [instance.c.prefix == PREFIX, one_of(instance.c.saga, "saga", names)]
+    return select(instance.c.saga, func.count()).where(*is_one).group_by(instance.c.saga)
+
+
+def rename(database: Database, values: Values) -> Renamed:
+    """Move the next instances in one transaction; one by one if a key of one of them is taken."""
+    page = [(id, text) for id, text in database.fetch(_next, (), values)]
+    if not page:
+        return Renamed(0, (), "")
+    after = page[-1][0] if len(page) == values["limit"] else ""
+    moved = _move(database, values, [id for id, _ in page])
+    if moved is not None:
+        return Renamed(moved, (), after)
+    alone = {row: _move(database, values, [row[0]]) for row in page}
+    return Renamed(sum(filter(None, alone.values())), tuple(row for row, moved in alone.items() if moved is None), after)
+
+
+def _next() -> Select[Any]:
+    is_next = [*_is_former(), instance.c.id > bound(instance.c.id, "after")]
+    return select(instance.c.id, instance.c.key).where(*is_next).order_by(instance.c.id).limit(_LIMIT)
+
+
+def _is_former() -> list[ColumnElement[bool]]:
+    return [instance.c.prefix == PREFIX, instance.c.saga == bound(instance.c.saga, "former")]
+
+
+def _move(database: Database, values: Values, ids: list[str]) -> int | None:
+    """Return how many were moved; ``None``, and none is, if a unique key refused one."""
+    try:
+        return in_transaction(database, lambda session: _move_in(session, values, ids))
+    except StoreUnavailable as exc:
+        if database.was_locked_out(exc) or not database.gave_way(exc):
+            raise
+        return None
+
+
+def _move_in(session: Session, values: Values, ids: list[str]) -> int:
+    moved = 0
+    for count, given in in_parts(session.database, "id", ids):
+        moved += session.change(_rename_instances, (count,), {**values, **given})
+        session.change(_rename_keys, (count,), {**values, **given})
+    return moved
+
+
+def _rename_instances(count: int) -> Update:
+    return update(instance).where(*_is_former(), any_of(instance.c.id, "id", count)).values(saga=bound(instance.c.saga, "name"))
+
+
+def _rename_keys(count: int) -> Update:
+    is_held = [key.c.prefix == PREFIX, any_of(key.c.instance_id, "id", count)]
+    return update(key).where(*is_held).values(saga=bound(key.c.saga, "name"))

@@ -1,0 +1,111 @@
+"""Instances in SQL."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from celery_sagas.core.ids import time_ordered_id
+from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.stores.ports import SagaStore
+from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.errors import Subject
+from celery_sagas.stores.sql.connection.statements import Step, numbered
+from celery_sagas.stores.sql.sagas import postgresql, transactions
+from celery_sagas.stores.sql.sagas.instances import reserve_instance
+from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of
+from celery_sagas.stores.sql.sagas.renames import count_instances, rename
+
+
+class _Commits(Protocol):
+    """How a database commits: the statements, in order."""
+
+    def insert(self, record: NewRecord, effects: Effects) -> list[Step]: ...
+    def update(self, record: Record, change: Change, effects: Effects) -> list[Step]: ...
+    def delete(self, record: Record, effects: Effects) -> list[Step]: ...
+    def record(self, effects: Effects) -> list[Step]: ...
+
+
+class SqlSagaStore(SagaStore):
+    """Instances in the table ``saga_instance``."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._commits: _Commits = postgresql if database.name == "postgresql" else transactions
+
+    def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
+        steps = handling.steps if handling else ()
+        values = {"property": lookup.property, "value": lookup.value, **numbered("saga", lookup.names)}
+        if handling:
+            values |= {"message_id": handling.message_id, **numbered("step", steps)}
+        by = lookup.property if lookup.property in (ID, KEY) else ""
+        row, *_ = self._database.fetch(find, (by, len(lookup.names), len(steps)), values)
+        return Found(record_of(row), handled_of(row), time_ordered_id())
+
+    def insert(self, record: NewRecord, effects: Effects) -> None:
+        subject = Subject(record.names[0], record.key)
+        self._commit(self._commits.insert(record, effects), subject, effects.entry, _Expected())
+
+    def update(self, record: Record, change: Change, effects: Effects) -> None:
+        expected = _Expected(record, effects.holder, adds_keys=bool(change.added_keys))
+        self._commit(self._commits.update(record, change, effects), Subject(record.saga, record.key), effects.entry, expected)
+
+    def delete(self, record: Record, effects: Effects) -> None:
+        expected = _Expected(record, effects.holder)
+        self._commit(self._commits.delete(record, effects), Subject(record.saga, record.key), effects.entry, expected)
+
+    def record(self, effects: Effects) -> None:
+        subject = Subject(effects.entry.saga, effects.entry.key)
+        self._commit(self._commits.record(effects), subject, effects.entry, _Expected())
+
+    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
+        values = {"id": record.id, "found_saga": record.saga, "holder": holder, "for_ms": for_ms}
+        return self._database.change(reserve_instance, (), values) > 0
+
+    def count(self, names: Sequence[str]) -> dict[str, int]:
+        rows = self._database.fetch(count_instances, (len(names),), numbered("saga", names))
+        return dict.fromkeys(names, 0) | {name: int(count) for name, count in rows}
+
+    def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
+        return rename(self._database, {"name": name, "former": former, "limit": limit, "after": after})
+
+    def _commit(self, steps: list[Step], subject: Subject, entry: Entry, expected: "_Expected") -> None:
+        """Commit, and if that was refused look up why: a message that was committed before comes first."""
+        conflict = None
+        try:
+            if self._database.run(lambda session: session.commit_steps(steps), subject):
+                return
+        except RevisionConflict as exc:
+            conflict = exc
+        attempt, version, holder = self._find_rivals(entry, expected)
+        if attempt == entry.attempt:
+            return
+        if attempt is not None:
+            raise AlreadyHandled(entry.step, entry.message_id) from conflict
+        raise conflict or RevisionConflict(*subject, expected.compare(version, holder))
+
+    def _find_rivals(self, entry: Entry, expected: "_Expected") -> tuple[str | None, int | None, str]:
+        values = {"step_0": entry.step, "message_id": entry.message_id, "id": expected.id, "found_saga": expected.saga}
+        ((attempt, version, holder),) = self._database.fetch(find_rivals, (), values)
+        return attempt, version, holder
+
+
+class _Expected:
+    """What a commit expected to find; nothing, if it was no change."""
+
+    def __init__(self, record: Record | None = None, holder: str = "", *, adds_keys: bool = False) -> None:
+        self.id, self.saga = (record.id, record.saga) if record else ("", "")
+        self._version = record.version if record else None
+        self._holder = holder
+        self._adds_keys = adds_keys
+
+    def compare(self, version: int | None, holder: str) -> str:
+        """Return the reason for which a commit changed nothing.
+
+        An instance that is as it was found now, and was not when the commit came, was reserved then; unless the commit added
+        keys, of which one is there under a former name.
+        """
+        if version != self._version:
+            return "version"
+        if holder not in ("", self._holder):
+            return "reserved"
+        return "unique" if self._adds_keys or self._version is None else "reserved"

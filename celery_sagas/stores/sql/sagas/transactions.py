@@ -1,0 +1,79 @@
+"""Commits for SQLite, MariaDB and MySQL: one table after the other, in a transaction."""
+
+from sqlalchemy import Insert
+
+from celery_sagas.stores.records import Change, Effects, NewRecord, Record
+from celery_sagas.stores.sql.connection.statements import Step, chunks, numbered
+from celery_sagas.stores.sql.sagas.effects import delete_rows_of_instance, delete_withdrawn, effect_steps
+from celery_sagas.stores.sql.sagas.instances import (
+    change_values,
+    delete_instance,
+    delete_key,
+    delete_keys,
+    found_values,
+    insert_instance,
+    insert_key,
+    is_key_free,
+    new_values,
+    update_instance,
+)
+
+
+def insert(record: NewRecord, effects: Effects) -> list[Step]:
+    """Commit a new instance."""
+    former = record.names[1:]
+    values = {**new_values(record), **numbered("former", former)}
+    return [
+        Step(_insert_instance, (len(former),), values, is_required=True),
+        *_add_keys(record.id, record.names, record.keys),
+        *effect_steps(effects),
+    ]
+
+
+def _insert_instance(former: int) -> Insert:
+    return insert_instance(*is_key_free(former))
+
+
+def update(record: Record, change: Change, effects: Effects) -> list[Step]:
+    """Commit a change; keys are removed first, so that a value can move from one property to another."""
+    return [
+        Step(update_instance, (), change_values(record, change, effects), is_required=True),
+        *_remove_keys(record.id, change.removed_keys),
+        *_add_keys(record.id, change.names, change.added_keys),
+        *_withdraw(record.id, change.withdrawn),
+        *effect_steps(effects),
+    ]
+
+
+def delete(record: Record, effects: Effects) -> list[Step]:
+    """Commit the end of an instance."""
+    values = found_values(record, effects)
+    return [
+        Step(delete_instance, (), values, is_required=True),
+        Step(delete_keys, (), values),
+        Step(delete_rows_of_instance, (), values),
+        *effect_steps(effects),
+    ]
+
+
+def record(effects: Effects) -> list[Step]:
+    """Commit the effects alone."""
+    return effect_steps(effects)
+
+
+def _add_keys(id: str, names: tuple[str, ...], keys: tuple[tuple[str, str], ...]) -> list[Step]:
+    former = names[1:]
+    common = {"saga": names[0], "instance_id": id, **numbered("former", former)}
+    return [
+        Step(insert_key, (len(former),), {**common, "property": property, "value": value}, is_required=True)
+        for property, value in keys
+    ]
+
+
+def _remove_keys(id: str, keys: tuple[tuple[str, str], ...]) -> list[Step]:
+    return [Step(delete_key, (), {"instance_id": id, "property": property, "value": value}) for property, value in keys]
+
+
+def _withdraw(id: str, rows: tuple[str, ...]) -> list[Step]:
+    parts = chunks(sorted(set(rows)))
+    return [Step(delete_withdrawn, (len(part),), {"id": id, **numbered("withdrawn", part)}) for part in parts]
