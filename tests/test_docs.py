@@ -72,6 +72,14 @@ def test_hooks_page_names_every_signal_of_celery_that_is_used():
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == used
 
 
+def test_glossary_says_each_word_once_and_beside_it_those_of_five_others():
+    tables = (DOCS / "glossary.md").read_text().partition("## The same word")[0]
+    rows = [line.strip("| ").split(" | ") for line in tables.splitlines() if line.startswith("| ")]
+    words = [word for word, *_ in rows if word != "Word"]
+    assert len(words) == len(set(words))
+    assert {len(row) for row in rows} == {7}
+
+
 def test_every_page_is_in_the_table_of_contents():
     listed = re.findall(r"^([\w-]+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
     assert set(listed) >= {page.stem for page in DOCS.glob("*.md")} - {"index"}
