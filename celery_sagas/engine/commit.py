@@ -30,7 +30,7 @@ TypeOfAnswer = Callable[[Mapping[str, Any], object], Frozen | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class WorkTerms:
     """What every unit of work of a process keeps to."""
 
     freeze: TypeOfFreeze
@@ -47,7 +47,7 @@ class Run:
     id: str  #: tells a repeated call of the store from another run; also that of an instance that it creates
     step: StepDefinition
     named: str  #: as the message names the step: in the journal it is found by old code too
-    terms: Terms
+    terms: WorkTerms
     sending: Sending
     holder: str  #: of the reservation, if there is one
 

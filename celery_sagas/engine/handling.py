@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from celery_sagas.engine.commit import Terms
+from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
@@ -23,7 +23,7 @@ class Services:
 
     backend: Backend
     dispatcher: Dispatcher
-    terms: Terms
+    terms: WorkTerms
     conflict_retries: int  #: attempts after conflicts before the instance is reserved
 
 

@@ -17,7 +17,7 @@ from celery_sagas.core.requests.requests import Addressed, ReturnAddress
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.step import Decision, StepDefinition
-from celery_sagas.engine.commit import Run, Terms, commit_of, write_of
+from celery_sagas.engine.commit import Run, WorkTerms, commit_of, write_of
 from celery_sagas.engine.instance import alternate_keys_of, context_of, create, difference, load_instance, lookup_in, pending_of
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
@@ -81,7 +81,7 @@ class Handled(NamedTuple):
     handled_before: Entry | None = None  #: what this has left in the outbox is to be published
 
 
-def handle_once(delivery: Delivery, terms: Terms, attempt: Attempt) -> Steps[Handled]:
+def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps[Handled]:
     """Handle a message.
 
     Raises:

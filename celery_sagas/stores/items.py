@@ -15,14 +15,14 @@ __all__ = [
     "DueGroup",
     "Group",
     "Item",
+    "ItemState",
     "NewItem",
     "Rules",
     "Snapshot",
-    "State",
 ]
 
 
-State = Literal["free", "leased", "unresolved"]
+ItemState = Literal["free", "leased", "unresolved"]
 
 
 class NewItem(NamedTuple):
@@ -56,7 +56,7 @@ class Item(NamedTuple):
     payload: str
     at: int  #: when it was inserted
     attempts: int = 0  #: how many of its flushes have failed, or have died
-    state: State = "free"
+    state: ItemState = "free"
 
 
 class Snapshot(NamedTuple):

@@ -13,7 +13,7 @@ from celery import Celery
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.commit import Terms
+from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
@@ -43,7 +43,7 @@ class Runtime:
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
         dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s, postbox_of(app, self.publisher))
         freeze, answer = freezer(app, most_bytes), answering(app, most_bytes)
-        terms = Terms(freeze, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
+        terms = WorkTerms(freeze, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could

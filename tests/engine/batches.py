@@ -9,7 +9,7 @@ from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AS_JOURNAL, AggregatorDefinition, define_aggregator
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.message import Message
-from celery_sagas.engine.aggregators.flush import Flush, Flushed, Verdict
+from celery_sagas.engine.aggregators.flush import Flush, Flushed, FlushVerdict
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Addition, Item, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -142,7 +142,7 @@ class Collector:
         self.batches: list[Batch[Reading]] = []
         self.attempts: list[int] = []  #: those that the judge was told of
         self.work: Callable[[Batch[Reading]], Any] = lambda batch: None
-        self.verdict = Verdict(delay_s=5.0)
+        self.verdict = FlushVerdict(delay_s=5.0)
 
     @property
     def rules(self) -> Rules:
@@ -193,6 +193,6 @@ class Collector:
         self.batches.append(batch)
         return self.work(batch)
 
-    def _judge(self, error: Exception, attempts: int) -> Verdict:
+    def _judge(self, error: Exception, attempts: int) -> FlushVerdict:
         self.attempts.append(attempts)
         return self.verdict

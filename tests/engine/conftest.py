@@ -15,7 +15,7 @@ from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition, define_step
 from celery_sagas.engine import conflicts
-from celery_sagas.engine.commit import Terms
+from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services, handle
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outbox.publishing import Message
@@ -112,7 +112,7 @@ class Engine:
         self.publisher = Recorder()
         self.session: Session | None = None  #: of the last message, as it ended
         dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
-        terms = Terms(_freeze, _answer, state_bytes, dispatcher.owner, int(GRACE_S * 1000))
+        terms = WorkTerms(_freeze, _answer, state_bytes, dispatcher.owner, int(GRACE_S * 1000))
         self.services = Services(backend, dispatcher, terms, conflict_retries)
 
     def handle(

@@ -7,7 +7,7 @@ import pytest
 
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.engine.aggregators import flush
-from celery_sagas.engine.aggregators.flush import Flushed, Verdict
+from celery_sagas.engine.aggregators.flush import Flushed, FlushVerdict
 from celery_sagas.errors import LeaseLost, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
@@ -94,7 +94,7 @@ class TestFunctionRaises:
         self, collector: Collector, backend: MemoryBackend, clock: Clock, delay_s: float
     ) -> None:
         """However long it is: a function that is called earlier than it has asked for is called too often."""
-        collector.verdict = Verdict(delay_s=delay_s)
+        collector.verdict = FlushVerdict(delay_s=delay_s)
         collector.add("a", "b", "c", "d")
         collector.flush()
         clock.advance(int(delay_s * 1000))
@@ -106,7 +106,7 @@ class TestFunctionRaises:
 
     def test_error_that_does_not_count(self, collector: Collector) -> None:
         """The function wants to be called again: the items are not to blame."""
-        collector.verdict = Verdict(is_counted=False, delay_s=3.0)
+        collector.verdict = FlushVerdict(is_counted=False, delay_s=3.0)
         collector.add("a", "b", "c", "d")
 
         flushed = collector.flush()
@@ -115,7 +115,7 @@ class TestFunctionRaises:
         assert (flushed.is_settled, flushed.delay_s) == (False, 3.0)
 
     def test_error_that_says_that_it_is_done(self, collector: Collector) -> None:
-        collector.verdict = Verdict(is_done=True)
+        collector.verdict = FlushVerdict(is_done=True)
         collector.add("a", "b", "c", "d")
 
         flushed = collector.flush()
@@ -159,7 +159,7 @@ class TestPause:
         self, collector: Collector, clock: Clock, delay_s: float, pause_ms: int
     ) -> None:
         """Which would find nothing, by a clock that goes before: a fifth of the delay, at most half a lease."""
-        collector.verdict = Verdict(delay_s=delay_s)
+        collector.verdict = FlushVerdict(delay_s=delay_s)
         collector.add(*"abcd")
         collector.flush()
         clock.advance(pause_ms - 1)
@@ -172,7 +172,7 @@ class TestPause:
     @pytest.mark.parametrize("is_counted", [True, False])
     def test_one_call_for_each_although_many_batches_wait(self, collector: Collector, clock: Clock, is_counted: bool) -> None:
         """The messages of the others come at once, and find nothing."""
-        collector.verdict = Verdict(is_counted=is_counted, delay_s=5.0)
+        collector.verdict = FlushVerdict(is_counted=is_counted, delay_s=5.0)
         collector.add(*(f"{number:02}" for number in range(40)))
         for pause in range(20):
             for _ in range(10):
@@ -255,7 +255,7 @@ class TestSplitting:
         collector.changes = {"size": 1}
         collector.add("a")
         for is_counted, times in ((False, 9), (True, 2), (False, 9)):
-            collector.verdict = Verdict(is_counted=is_counted, delay_s=5.0)
+            collector.verdict = FlushVerdict(is_counted=is_counted, delay_s=5.0)
             flush_often(collector, clock, times)
 
         assert (collector.rejected(), collector.failures(), len(collector.seen)) == ({}, {"a": 2}, 20)

@@ -7,7 +7,7 @@ import pytest
 
 from celery_sagas.core.requests.requests import Came, Request, Target
 from celery_sagas.engine.outbox.sweeps import Sweep
-from celery_sagas.engine.requests.gathering import REMEMBERED_S, Gather, Gathering, Member, Verdict
+from celery_sagas.engine.requests.gathering import REMEMBERED_S, Gather, Gathering, GatherState, Member
 from celery_sagas.engine.requests.gathers import BATCH, Gathers
 from celery_sagas.errors import LeaseLost, PublishError, RevisionConflict, UnreadableState
 from celery_sagas.stores.items import Addition, NewItem
@@ -345,4 +345,4 @@ class TestSweep:
         shop.clock.advance(DAY_MS)
 
         assert shop.sweep().error == ""
-        assert shop.gathering.conclude(shop.begin("43", request="r")) is Verdict.WAITING
+        assert shop.gathering.conclude(shop.begin("43", request="r")) is GatherState.WAITING

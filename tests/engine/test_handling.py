@@ -8,7 +8,7 @@ import pytest
 from celery_sagas.core.sending import Frozen
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.commit import Terms
+from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Driver
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Session
@@ -33,7 +33,7 @@ def pay(order: Order, order_id: str) -> None:
 PLACE, PAY = starter(place), handler(pay)
 RECORD = Record("i1", "order", "42", 3, 1, '{"order_id": "42", "total": 7}', "{}", 0, 0)
 FIRST = Attempt()
-TERMS = Terms(
+TERMS = WorkTerms(
     lambda message, next_id: Frozen(next_id(), "", str(message), "{}"), lambda to, value: None, 1_000_000, "this process", 1_000
 )
 

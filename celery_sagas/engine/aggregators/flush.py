@@ -28,7 +28,7 @@ _PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FlushVerdict:
     """What an error of the function means."""
 
     is_done: bool = False  #: the items were dealt with: remove them
@@ -74,7 +74,7 @@ class Flush:
     group: str
     call: Callable[[Batch[Any]], Any]
     ask: Callable[[str], object]  #: asks for another flush of a group
-    judge: Callable[[Exception, int], Verdict]  #: what an error means, after so many attempts of the first item
+    judge: Callable[[Exception, int], FlushVerdict]  #: what an error means, after so many attempts of the first item
     time_limit_s: float | None = None  #: of the run
     token: str = field(default_factory=lambda: uuid4().hex)
 
@@ -189,7 +189,7 @@ class Flush:
         if is_open:
             self.ask(self.group)
 
-    def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: Verdict) -> bool:
+    def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: FlushVerdict) -> bool:
         """End the lease, and return whether that was done."""
         how: dict[str, Any] = {"rejected": _letters(rejections), "unreadable": unread, "counted": verdict.is_counted}
         pause_ms = _pause_ms(verdict.delay_s * 1000, self.rules.lease_ms)

@@ -62,7 +62,7 @@ class Member(NamedTuple):
     task_id: str
 
 
-class Verdict(StrEnum):
+class GatherState(StrEnum):
     """What is known of a gather after a look at it."""
 
     TOLD = "told"  #: its step was sent what has come
@@ -110,7 +110,7 @@ class Gathering:
         (added,) = self.backend.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
         if added.is_open or (not added.added and self._is_complete(gather, request)):  # who kept it first may have died
             verdict = self.conclude(gather)
-            if verdict is Verdict.WAITING and added.is_open:
+            if verdict is GatherState.WAITING and added.is_open:
                 self.await_more(gather, request.members)
         return True
 
@@ -126,7 +126,7 @@ class Gathering:
             self._known[gather] = self.clock() + REMEMBERED_S, request
         return request
 
-    def conclude(self, gather: Gather, *, is_over: bool = False) -> Verdict:
+    def conclude(self, gather: Gather, *, is_over: bool = False) -> GatherState:
         """Tell the instance's step what came of a gather, if that is complete, or its time is over.
 
         It is told under an id of the request's: repeated, it counts once.
@@ -139,17 +139,17 @@ class Gathering:
         request = self.awaited(gather)
         if request is None:
             self.clear(gather)
-            return Verdict.ENDED
+            return GatherState.ENDED
         items = self.backend.buffers.read(gather.buffer, gather.request, request.members)
         if len(items) < request.members and not is_over:
-            return Verdict.WAITING
+            return GatherState.WAITING
         gathered = gathered_of(gather, request.members, items)
         target = request.target(len(gathered["answers"]))
         if target is None:
             logger.warning("the gather %s of %s is left to newer code: its step cannot be read", gather.request, gather.saga.name)
-            return Verdict.WAITING
+            return GatherState.WAITING
         self.tell(gather, target, gathered)
-        return Verdict.TOLD
+        return GatherState.TOLD
 
     def awaited(self, gather: Gather) -> Request | None:
         """Return the request of a gather if its instance waits for it.

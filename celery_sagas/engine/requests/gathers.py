@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.outbox.sweeps import Sweep
-from celery_sagas.engine.requests.gathering import Gather, Gathering, Verdict, buffer_of, owner_of
+from celery_sagas.engine.requests.gathering import Gather, Gathering, GatherState, buffer_of, owner_of
 from celery_sagas.errors import Doubtful, LeaseLost, NewerState, PublishError, Retry, StoreError
 from celery_sagas.stores.items import DueGroup
 
@@ -74,10 +74,10 @@ class Gathers:
 
     def _end(self, gather: Gather, members: int) -> None:
         verdict = self.gathering.conclude(gather)
-        if verdict is Verdict.TOLD:
+        if verdict is GatherState.TOLD:
             logger.info("%s is told again what came of the gather %s", gather.saga.name, gather.request)
             self.gathering.tell_later(gather, members)
-        elif verdict is Verdict.WAITING:
+        elif verdict is GatherState.WAITING:
             self.gathering.await_more(gather, members)
 
 

@@ -8,16 +8,16 @@ from celery_sagas.core.aggregators.rules import taken
 from celery_sagas.errors import ItemNotBuffered, LeaseLost, NothingBuffered
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, NewItem, Rules, Snapshot
-from celery_sagas.stores.memory.buffers import Buffer, Lease, Place
+from celery_sagas.stores.memory.buffers import Buffer, MemoryLease, Place
 from celery_sagas.stores.memory.dead_letters import keep
-from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.records import DeadLetter
 
 
 class MemoryAggregateStore(AggregateStore):
     """Groups in dictionaries."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._buffers = state.buffers
         self._clock = clock
@@ -182,7 +182,7 @@ class MemoryAggregateStore(AggregateStore):
 class MemoryBuffers(Buffers):
     """A look at the same dictionaries."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._buffers = state.buffers
         self._clock = clock
@@ -255,7 +255,7 @@ class MemoryBuffers(Buffers):
         _drop(self._state, place, rules, numbers, self._clock())
 
 
-def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> Lease | None:
+def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | None:
     buffer.give_up_ended(now)
     buffer.marked_until = 0
     reason = buffer.reason(rules, now)
@@ -264,13 +264,13 @@ def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> Lease | None:
     if reason in ("age", "idle"):
         buffer.open(buffer.free[-1], reason)
     count = taken(rules, [buffer.items[number].attempts for number in buffer.free])
-    lease = buffer.leases[token] = Lease(now + rules.lease_ms, tuple(buffer.free[:count]), reason)
+    lease = buffer.leases[token] = MemoryLease(now + rules.lease_ms, tuple(buffer.free[:count]), reason)
     del buffer.free[:count]
     buffer.ask(rules, now)
     return lease
 
 
-def _drop(state: State, place: Place, rules: Rules, numbers: Sequence[int], now: int) -> None:
+def _drop(state: MemoryState, place: Place, rules: Rules, numbers: Sequence[int], now: int) -> None:
     buffer = state.buffers.groups[place]
     for number in numbers:
         if number in buffer.free:

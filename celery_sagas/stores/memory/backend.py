@@ -10,10 +10,10 @@ from celery_sagas.stores.memory.deliveries import MemoryDeliveries
 from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.memory.sagas import MemorySagaStore
-from celery_sagas.stores.memory.state import Clock, State, wall_clock
+from celery_sagas.stores.memory.state import Clock, MemoryState, wall_clock
 from celery_sagas.stores.ports import Backend
 
-_shared: dict[tuple[str, str], State] = {}
+_shared: dict[tuple[str, str], MemoryState] = {}
 _shared_lock = threading.Lock()
 
 
@@ -66,9 +66,9 @@ class MemoryBackend(Backend):
         """Keep the data of a shared name; a private one ends with the backend."""
 
 
-def _state_of(url: str, prefix: str) -> State:
+def _state_of(url: str, prefix: str) -> MemoryState:
     name = url.partition("://")[2].strip("/")
     if not name:
-        return State()
+        return MemoryState()
     with _shared_lock:
-        return _shared.setdefault((name, prefix), State())
+        return _shared.setdefault((name, prefix), MemoryState())

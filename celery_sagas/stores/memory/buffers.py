@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
-from celery_sagas.stores.items import Item, NewItem, State
+from celery_sagas.stores.items import Item, ItemState, NewItem
 
 #: An aggregator and a group.
 Place = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Lease:
+class MemoryLease:
     """The items of one run of a flush."""
 
     until: int
@@ -27,7 +27,7 @@ class Buffer:
 
     items: dict[int, Item] = field(default_factory=dict)  #: by number
     free: list[int] = field(default_factory=list)  #: sorted
-    leases: dict[str, Lease] = field(default_factory=dict)  #: by token
+    leases: dict[str, MemoryLease] = field(default_factory=dict)  #: by token
     unresolved: set[int] = field(default_factory=set)  #: numbers
     ids: dict[str, int] = field(default_factory=dict)
     last_at: int = 0
@@ -97,12 +97,12 @@ class Buffer:
     def shown(self, number: int) -> Item:
         """Return an item with its state."""
         leased = any(number in lease.numbers for lease in self.leases.values())
-        state: State = "unresolved" if number in self.unresolved else "leased" if leased else "free"
+        state: ItemState = "unresolved" if number in self.unresolved else "leased" if leased else "free"
         return self.items[number]._replace(state=state)
 
 
 @dataclass(slots=True)
-class Buffers:
+class MemoryGroups:
     """All groups of all aggregators."""
 
     groups: dict[Place, Buffer] = field(default_factory=dict)

@@ -5,11 +5,11 @@ The functions expect that their caller holds the lock. Checks come before the fi
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.memory.rows import Row, leased
-from celery_sagas.stores.memory.state import State
+from celery_sagas.stores.memory.state import MemoryState
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 
 
-def is_replay(state: State, entry: Entry) -> bool:
+def is_replay(state: MemoryState, entry: Entry) -> bool:
     """Tell whether this very attempt has committed before.
 
     Raises:
@@ -21,13 +21,13 @@ def is_replay(state: State, entry: Entry) -> bool:
     return handled is not None
 
 
-def check_rows(state: State, effects: Effects) -> None:
+def check_rows(state: MemoryState, effects: Effects) -> None:
     """Raise RevisionConflict if an outgoing row is there already, as a primary key would."""
     if any(outgoing.id in state.outbox for outgoing in effects.outgoing):
         raise RevisionConflict(effects.entry.saga, effects.entry.key, "unique")
 
 
-def write_effects(state: State, effects: Effects, now: int) -> None:
+def write_effects(state: MemoryState, effects: Effects, now: int) -> None:
     """Write the journal entry and the outgoing rows: under their first lease, unless they wait for their due time."""
     entry = effects.entry
     state.journal[entry.step, entry.message_id] = entry._replace(at=now)

@@ -1,6 +1,6 @@
 """Dead letters in memory."""
 
-from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 
@@ -8,7 +8,7 @@ from celery_sagas.stores.records import DeadLetter
 class MemoryDeadLetters(DeadLetters):
     """Letters by id."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 
@@ -37,7 +37,7 @@ class MemoryDeadLetters(DeadLetters):
             return len(self._state.letters)
 
 
-def keep(state: State, letter: DeadLetter, now: int) -> None:
+def keep(state: MemoryState, letter: DeadLetter, now: int) -> None:
     """Keep a letter, unless one with its id is there."""
     state.letters.setdefault(letter.id, letter._replace(at=now))
 

@@ -2,14 +2,14 @@
 
 from itertools import islice
 
-from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.ports import Deliveries
 
 
 class MemoryDeliveries(Deliveries):
     """Counts in the order of the last deliveries."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 

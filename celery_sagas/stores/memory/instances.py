@@ -6,14 +6,14 @@ The functions expect that their caller holds the lock.
 from collections.abc import Sequence
 
 from celery_sagas.errors import RevisionConflict
-from celery_sagas.stores.memory.state import KeyPath, State
+from celery_sagas.stores.memory.state import KeyPath, MemoryState
 from celery_sagas.stores.records import KEY, Change, NewRecord, Record, Renamed
 
 #: The kinds of outgoing rows that end with their instance.
 BOUND_KINDS = ("scheduled", "deadline")
 
 
-def insert_instance(state: State, record: NewRecord, now: int) -> None:
+def insert_instance(state: MemoryState, record: NewRecord, now: int) -> None:
     """Insert an instance with its key and its alternate keys, if all of them are free."""
     keys = ((KEY, record.key), *record.keys)
     if record.id in state.instances or _taken(state, record.names, keys):
@@ -22,7 +22,7 @@ def insert_instance(state: State, record: NewRecord, now: int) -> None:
     _add_keys(state, record.names[0], record.id, keys)
 
 
-def update_instance(state: State, record: Record, change: Change, holder: str, now: int) -> None:
+def update_instance(state: MemoryState, record: Record, change: Change, holder: str, now: int) -> None:
     """Change the instance that was found, its alternate keys by what is removed and added, and remove what is withdrawn."""
     current = _unchanged(state, record, holder, now)
     if _taken(state, change.names, change.added_keys):
@@ -36,7 +36,7 @@ def update_instance(state: State, record: Record, change: Change, holder: str, n
         state.outbox.remove_of_instance(current.id, id)
 
 
-def delete_instance(state: State, record: Record, holder: str, now: int) -> None:
+def delete_instance(state: MemoryState, record: Record, holder: str, now: int) -> None:
     """Remove the instance that was found, its keys, and the outgoing rows that end with it."""
     current = _unchanged(state, record, holder, now)
     del state.instances[current.id]
@@ -47,7 +47,7 @@ def delete_instance(state: State, record: Record, holder: str, now: int) -> None
             state.outbox.remove(row.message.id)
 
 
-def rename_instances(state: State, name: str, former: str, limit: int, after: str) -> Renamed:
+def rename_instances(state: MemoryState, name: str, former: str, limit: int, after: str) -> Renamed:
     """Move instances that follow an id to another name of their saga, unless a key of theirs is taken there."""
     ids = sorted(id for id, record in state.instances.items() if record.saga == former and id > after)
     page = ids[:limit]
@@ -55,7 +55,7 @@ def rename_instances(state: State, name: str, former: str, limit: int, after: st
     return Renamed(len(page) - len(conflicts), conflicts, page[-1] if len(ids) > limit else "")
 
 
-def _rename(state: State, record: Record, name: str) -> bool:
+def _rename(state: MemoryState, record: Record, name: str) -> bool:
     paths = [path for path, id in state.keys.items() if id == record.id]
     keys = [(property, value) for _, property, value in paths]
     if _taken(state, (name,), keys):
@@ -67,7 +67,7 @@ def _rename(state: State, record: Record, name: str) -> bool:
     return True
 
 
-def _unchanged(state: State, record: Record, holder: str, now: int) -> Record:
+def _unchanged(state: MemoryState, record: Record, holder: str, now: int) -> Record:
     """Return the instance, or raise RevisionConflict: it has changed since, or somebody else has reserved it."""
     current = state.instances.get(record.id)
     if current is None or (current.version, current.saga) != (record.version, record.saga):
@@ -77,19 +77,19 @@ def _unchanged(state: State, record: Record, holder: str, now: int) -> Record:
     return current
 
 
-def _taken(state: State, names: Sequence[str], keys: Sequence[tuple[str, str]]) -> bool:
+def _taken(state: MemoryState, names: Sequence[str], keys: Sequence[tuple[str, str]]) -> bool:
     """Tell whether one of the keys is held under any of the names."""
     paths = ((name, *key) for name in names for key in keys)
     return any(path in state.keys for path in paths)
 
 
-def _held(state: State, record: Record, keys: Sequence[tuple[str, str]]) -> list[KeyPath]:
+def _held(state: MemoryState, record: Record, keys: Sequence[tuple[str, str]]) -> list[KeyPath]:
     """Return the paths of those keys that the instance holds itself."""
     paths = [(record.saga, *key) for key in keys]
     return [path for path in paths if state.keys.get(path) == record.id]
 
 
-def _add_keys(state: State, saga: str, id: str, keys: Sequence[tuple[str, str]]) -> None:
+def _add_keys(state: MemoryState, saga: str, id: str, keys: Sequence[tuple[str, str]]) -> None:
     for property, value in keys:
         state.keys[saga, property, value] = id
 

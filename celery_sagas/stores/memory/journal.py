@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
 
@@ -11,7 +11,7 @@ from celery_sagas.stores.records import Entry
 class MemoryJournal(Journal):
     """Entries in the order in which they were committed."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from celery_sagas.stores.memory.rows import Row, leased, unleased
-from celery_sagas.stores.memory.state import Clock, State
+from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry, OutboxRow
 
@@ -16,7 +16,7 @@ ERROR_CHARACTERS = 2_000
 class MemoryOutbox(Outbox):
     """Outgoing rows in the order in which they fall due."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 

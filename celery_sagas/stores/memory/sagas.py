@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.memory.commits import check_rows, is_replay, write_effects
 from celery_sagas.stores.memory.instances import delete_instance, insert_instance, rename_instances, update_instance
-from celery_sagas.stores.memory.state import Clock, Reservation, State
+from celery_sagas.stores.memory.state import Clock, MemoryState, Reservation
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 
@@ -14,7 +14,7 @@ from celery_sagas.stores.records import ID, Change, Effects, Entry, Found, Handl
 class MemorySagaStore(SagaStore):
     """Saga instances over dictionaries; the lock is held for the whole of each operation."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state
         self._clock = clock
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from celery_sagas.stores.memory.buffers import Buffers
+from celery_sagas.stores.memory.buffers import MemoryGroups
 from celery_sagas.stores.memory.rows import Rows
 from celery_sagas.stores.records import DeadLetter, Entry, Record
 
@@ -25,7 +25,7 @@ class Reservation:
 
 
 @dataclass(slots=True)
-class State:
+class MemoryState:
     """Everything that is stored under one prefix; whoever reads or writes it holds the lock."""
 
     lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
@@ -36,7 +36,7 @@ class State:
     outbox: Rows = field(default_factory=Rows)
     deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
     letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id
-    buffers: Buffers = field(default_factory=Buffers)
+    buffers: MemoryGroups = field(default_factory=MemoryGroups)
     app: str = ""  #: the name that was noted last
 
     def reserved_by(self, id: str, now: int) -> str:

@@ -10,7 +10,7 @@ from celery_sagas.stores.redis.checks import check_servers
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.cluster import ClusterClient
 from celery_sagas.stores.redis.connection.connections import always
-from celery_sagas.stores.redis.connection.location import Kind, Location, locate
+from celery_sagas.stores.redis.connection.location import RedisLocation, Topology, locate
 from celery_sagas.stores.redis.connection.options import Options, read_options
 from celery_sagas.stores.redis.connection.scripts import servers_time
 from celery_sagas.stores.redis.connection.sentinel import master_of
@@ -89,10 +89,10 @@ class RedisBackend(Backend):
         self.client.close()
 
 
-def open_client(location: Location, options: Options) -> Client:
+def open_client(location: RedisLocation, options: Options) -> Client:
     """Return the client for a kind of location."""
-    if location.kind is Kind.CLUSTER:
+    if location.kind is Topology.CLUSTER:
         return ClusterClient(location, options)
-    if location.kind is Kind.SENTINEL:
+    if location.kind is Topology.SENTINEL:
         return Client(master_of(location, options), location, options)
     return Client(always(location.hosts[0]), location, options)

@@ -5,14 +5,14 @@ from typing import Final
 
 from celery_sagas.errors import ConfigurationError, StoreError, UnsafeBackend
 from celery_sagas.stores.redis.connection.client import Client
-from celery_sagas.stores.redis.connection.location import Kind
+from celery_sagas.stores.redis.connection.location import Topology
 from celery_sagas.stores.redis.connection.options import Options
 
 _OLDEST: Final = (6, 2)
 _LOST: Final = "every saga, the record of what was handled, and what was still to be sent"
 
 
-def check_servers(client: Client, kind: Kind, options: Options) -> tuple[list[str], UnsafeBackend | None]:
+def check_servers(client: Client, kind: Topology, options: Options) -> tuple[list[str], UnsafeBackend | None]:
     """Look at every master.
 
     Returns:
@@ -31,7 +31,7 @@ def check_servers(client: Client, kind: Kind, options: Options) -> tuple[list[st
         _check_role(name, info)
         unsafe = unsafe or _evicting(name, info)
         warnings += _warn_of_loss(name, info, snapshots.get(name)) + _warn_of_replicas(name, info, options)
-    if kind is Kind.CLUSTER and options.shards == 1:
+    if kind is Topology.CLUSTER and options.shards == 1:
         warnings.append('Everything lives on one node of the cluster: {"shards": n} in saga_backend_options spreads it.')
     return warnings, unsafe
 
@@ -51,11 +51,11 @@ def _snapshots(client: Client) -> dict[str, bool]:
     return {name: bool(setting[1]) for name, setting in settings.items() if len(setting) == 2}
 
 
-def _check_mode(name: str, info: Mapping[str, str], kind: Kind) -> None:
+def _check_mode(name: str, info: Mapping[str, str], kind: Topology) -> None:
     mode = info.get("redis_mode", "standalone")
     if mode == "sentinel":
         raise ConfigurationError(f"{name} is a Sentinel", "Begin saga_backend with sentinel://")
-    if mode == "cluster" and kind is not Kind.CLUSTER:
+    if mode == "cluster" and kind is not Topology.CLUSTER:
         raise ConfigurationError(f"{name} is a node of a Redis Cluster", "Begin saga_backend with redis+cluster://")
 
 

@@ -88,7 +88,7 @@ _NO_PREFIX: Final = "celery-sagas:"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KeyKind:
     """A kind of key."""
 
     type: str  #: as the command ``TYPE`` names it
@@ -98,56 +98,62 @@ class Kind:
 
 #: By what follows the hash tag ``{<prefix>:<shard>}``; ``<saga>`` is a saga's stored name, ``<aggregator>`` an aggregator's, and
 #: ``<group>`` stands for ``<characters of aggregator>:<aggregator>:<group>``.
-SHARD_KEYS: Final[Mapping[str, Kind]] = {
-    "instances:<saga>": Kind("hash", "instance id -> record"),
-    "keys:<saga>": Kind("hash", "<property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys it holds"),
-    "reservations": Kind("hash", "instance id -> <ends at, ms> <holder>"),
-    "journal": Kind("hash", "digest of step and message id -> entry"),
-    "journal:order": Kind("list", "digests of entries in the order of their commits: purged from its head"),
-    "journal:heads": Kind("hash", "<saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it"),
-    "journal:completed": Kind("hash", "<saga>=<key> -> digest of its newest entry with the outcome completed"),
-    "outbox": Kind("hash", "row id -> row"),
-    "outbox:due": Kind("zset", "row id, by the time in ms from which it is due: a lease's end while one lasts"),
-    "outbox:leases": Kind("hash", "row id -> <call> <token> of the lease that lasts or was last, if there was one; - once ended"),
-    "outbox:failures": Kind("hash", "row id -> <attempts> <error>, if publishing it has failed"),
-    "outbox:index": Kind(
+SHARD_KEYS: Final[Mapping[str, KeyKind]] = {
+    "instances:<saga>": KeyKind("hash", "instance id -> record"),
+    "keys:<saga>": KeyKind(
+        "hash", "<property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys it holds"
+    ),
+    "reservations": KeyKind("hash", "instance id -> <ends at, ms> <holder>"),
+    "journal": KeyKind("hash", "digest of step and message id -> entry"),
+    "journal:order": KeyKind("list", "digests of entries in the order of their commits: purged from its head"),
+    "journal:heads": KeyKind("hash", "<saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it"),
+    "journal:completed": KeyKind("hash", "<saga>=<key> -> digest of its newest entry with the outcome completed"),
+    "outbox": KeyKind("hash", "row id -> row"),
+    "outbox:due": KeyKind("zset", "row id, by the time in ms from which it is due: a lease's end while one lasts"),
+    "outbox:leases": KeyKind(
+        "hash", "row id -> <call> <token> of the lease that lasts or was last, if there was one; - once ended"
+    ),
+    "outbox:failures": KeyKind("hash", "row id -> <attempts> <error>, if publishing it has failed"),
+    "outbox:index": KeyKind(
         "zset",
         "c:<digest of the deciding message>:<row id>; i:<bytes>:<instance id>:<that digest>:<row id> for one that ends with it",
     ),
-    "buffer:groups:<aggregator>": Kind("hash", "group -> what lua/parts/state.lua says, of each group that has items"),
-    "buffer:order:<aggregator>": Kind("zset", "groups that have items, by their names"),
-    "buffer:due:<aggregator>": Kind("zset", "group, by the time in ms at which somebody looks at it"),
-    "buffer:items:<aggregator>": Kind(
+    "buffer:groups:<aggregator>": KeyKind("hash", "group -> what lua/parts/state.lua says, of each group that has items"),
+    "buffer:order:<aggregator>": KeyKind("zset", "groups that have items, by their names"),
+    "buffer:due:<aggregator>": KeyKind("zset", "group, by the time in ms at which somebody looks at it"),
+    "buffer:items:<aggregator>": KeyKind(
         "hash", "number -> <at, ms> <digest of its id> … item, and that digest -> number; but of fresh ones"
     ),
-    "buffer:fresh:<group>": Kind(
+    "buffer:fresh:<group>": KeyKind(
         "list", "<number>, <item>, … of the fresh ones: free, and never taken by a flush; a number is used once in a shard"
     ),
-    "buffer:fresh_ids:<aggregator>": Kind("hash", "digest of aggregator, group and id -> number of a fresh item"),
-    "buffer:attempts:<aggregator>": Kind("hash", "number of an item -> how many of its flushes have failed, if one has"),
-    "buffer:unread:<aggregator>": Kind("zset", "<bytes of group>:<group>:<number, 16 digits> of each unresolved item"),
-    "buffer:free:<group>": Kind("zset", "numbers of the items that are free again, by themselves"),
-    "buffer:leases:<group>": Kind("hash", "token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>"),
-    "buffer:leased:<group>": Kind("hash", "token -> <number> <digest> … of the items under the lease"),
-    "buffer:seen": Kind("zset", "digest of aggregator, group and id of a removed item, by the time in ms until when it is known"),
-    "buffer:sequence": Kind("hash", "number -> the last item's"),
-    "buffer:names": Kind("zset", "aggregators that have ever buffered something, by their names"),
-    "letters": Kind("hash", "id -> dead letter of a rejected item"),
-    "letters:at": Kind("zset", "id of that, by its time in ms"),
-    "answer:<call>": Kind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),
+    "buffer:fresh_ids:<aggregator>": KeyKind("hash", "digest of aggregator, group and id -> number of a fresh item"),
+    "buffer:attempts:<aggregator>": KeyKind("hash", "number of an item -> how many of its flushes have failed, if one has"),
+    "buffer:unread:<aggregator>": KeyKind("zset", "<bytes of group>:<group>:<number, 16 digits> of each unresolved item"),
+    "buffer:free:<group>": KeyKind("zset", "numbers of the items that are free again, by themselves"),
+    "buffer:leases:<group>": KeyKind("hash", "token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>"),
+    "buffer:leased:<group>": KeyKind("hash", "token -> <number> <digest> … of the items under the lease"),
+    "buffer:seen": KeyKind(
+        "zset", "digest of aggregator, group and id of a removed item, by the time in ms until when it is known"
+    ),
+    "buffer:sequence": KeyKind("hash", "number -> the last item's"),
+    "buffer:names": KeyKind("zset", "aggregators that have ever buffered something, by their names"),
+    "letters": KeyKind("hash", "id -> dead letter of a rejected item"),
+    "letters:at": KeyKind("zset", "id of that, by its time in ms"),
+    "answer:<call>": KeyKind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),
 }
 #: By what follows the hash tag ``{<prefix>:dead}``, of what has to do with messages that fail.
-DEAD_KEYS: Final[Mapping[str, Kind]] = {
-    "letters": Kind("hash", "id -> dead letter"),
-    "letters:at": Kind("zset", "id of a dead letter, by its time in ms"),
-    "deliveries": Kind("hash", "digest of step and message id -> how often it was delivered again"),
-    "deliveries:at": Kind("zset", "digest of step and message id, by the time in ms of the last delivery"),
+DEAD_KEYS: Final[Mapping[str, KeyKind]] = {
+    "letters": KeyKind("hash", "id -> dead letter"),
+    "letters:at": KeyKind("zset", "id of a dead letter, by its time in ms"),
+    "deliveries": KeyKind("hash", "digest of step and message id -> how often it was delivered again"),
+    "deliveries:at": KeyKind("zset", "digest of step and message id, by the time in ms of the last delivery"),
     "answer:<call>": SHARD_KEYS["answer:<call>"],
 }
 #: Behind any hash tag, where ``wait_replicas`` is set.
-WAITS_KEY: Final = Kind("hash", "waits: written with the repeat of a commit, so that WAIT has something to wait for")
+WAITS_KEY: Final = KeyKind("hash", "waits: written with the repeat of a commit, so that WAIT has something to wait for")
 #: The key ``{<prefix>:meta}`` itself.
-META_KEY: Final = Kind(
+META_KEY: Final = KeyKind(
     "hash",
     "layout -> <version> <oldest> <number of shards>; with several, saga:<saga> -> its shard, or spread; "
     "app -> <call> <the app that has started last>, and app:before -> another that was the last before it",

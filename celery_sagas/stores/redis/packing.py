@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from celery_sagas.errors import StoreError, UnreadableState
-from celery_sagas.stores.items import Item, NewItem, State
+from celery_sagas.stores.items import Item, ItemState, NewItem
 from celery_sagas.stores.records import KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
 
 #: The end of the year 9999 in milliseconds: what Python can tell.
@@ -151,7 +151,7 @@ def pack_rejected(digest: bytes, letter: DeadLetter) -> bytes:
     return b"%d %b" % (letter.buffered_at, pack_item(digest, NewItem(letter.message_id, letter.payload)))
 
 
-def unpack_item(number: int, packed: bytes, attempts: int = 0, state: State = "free") -> Item:
+def unpack_item(number: int, packed: bytes, attempts: int = 0, state: ItemState = "free") -> Item:
     """Read an item."""
     words, (id, payload) = _split(packed, 2, 2)
     return Item(number, id, payload, _number(words[0]), attempts, state)

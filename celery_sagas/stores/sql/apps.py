@@ -7,7 +7,7 @@ from sqlalchemy import literal_column as literal
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.tables import app
 
@@ -22,7 +22,7 @@ def note_app(database: Database, name: str) -> str:
         raise
 
 
-def _note(session: Session, name: str) -> str:
+def _note(session: SqlSession, name: str) -> str:
     session.begin()
     session.change(_lock, (session.database,), {})
     ((before,),) = session.fetch(_select, (), {})

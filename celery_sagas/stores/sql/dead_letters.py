@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.connection.bulk import put_rows
-from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now
 from celery_sagas.stores.sql.tables import dead
 
@@ -59,12 +59,12 @@ class SqlDeadLetters(DeadLetters):
         return int(count)
 
 
-def keep(session: Session, now: int, letters: Sequence[DeadLetter]) -> None:
+def keep(session: SqlSession, now: int, letters: Sequence[DeadLetter]) -> None:
     """Keep the letters of rejected items."""
     put_rows(session, dead, [letter._replace(at=now)._asdict() for letter in letters])
 
 
-def discard(session: Session, id: str) -> bool:
+def discard(session: SqlSession, id: str) -> bool:
     """Remove a letter; return whether it was there."""
     return session.change(_delete, (), {"id": id}) > 0
 

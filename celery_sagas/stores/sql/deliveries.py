@@ -7,7 +7,7 @@ from sqlalchemy import literal_column as literal
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.stores.ports import Deliveries
-from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound, now
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.tables import delivery
@@ -30,13 +30,13 @@ class SqlDeliveries(Deliveries):
         return purge(self._database, delivery.name, older_than_ms, limit)
 
 
-def _count_in_one(session: Session, database: str, values: Values) -> int:
+def _count_in_one(session: SqlSession, database: str, values: Values) -> int:
     """Count on PostgreSQL."""
     ((count,),) = session.fetch(_insert, (database,), values)
     return int(count)
 
 
-def _count_in_transaction(session: Session, database: str, values: Values) -> int:
+def _count_in_transaction(session: SqlSession, database: str, values: Values) -> int:
     """Count on databases, or versions of them, whose ``INSERT`` returns nothing."""
     session.begin()
     session.change(_insert, (database,), values)

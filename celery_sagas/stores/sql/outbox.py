@@ -21,8 +21,8 @@ from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry, OutboxRow
-from celery_sagas.stores.sql.connection.database import Database, Row, Session
-from celery_sagas.stores.sql.connection.statements import PREFIX, Build, Step, Values, bound, chunks, now, numbered, one_of
+from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
+from celery_sagas.stores.sql.connection.statements import PREFIX, Build, Execution, Values, bound, chunks, now, numbered, one_of
 from celery_sagas.stores.sql.sagas.effects import in_order
 from celery_sagas.stores.sql.tables import has_time, outbox
 
@@ -66,7 +66,7 @@ class SqlOutbox(Outbox):
         """Run a statement on the rows, part by part: all in one transaction, so that the disk is waited for once."""
         common, database = {**(values or {}), "token": token}, self._database
         parts = chunks(sorted(set(ids)))
-        steps = [Step(build, (len(part), database.name), {**common, **numbered("id", part)}) for part in parts]
+        steps = [Execution(build, (len(part), database.name), {**common, **numbered("id", part)}) for part in parts]
         return database.run(lambda session: session.change_all(steps)) if steps else 0
 
 
@@ -124,14 +124,14 @@ _ROW: list[ColumnElement[Any]] = [
 ]
 
 
-def claim_in_one(session: Session, values: Values, *, has_cause: bool) -> list[Row]:
+def claim_in_one(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:
     """Claim rows on PostgreSQL."""
     rows = session.fetch(_claim, (has_cause,), values)
     return [row[:-1] for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
 
 
 def _claim(has_cause: bool) -> Update:
-    """Lease due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
+    """LeaseRow due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
     due = _due(has_cause, outbox.c.id, outbox.c.available_at).cte("due")
     return (
         update(outbox)
@@ -141,7 +141,7 @@ def _claim(has_cause: bool) -> Update:
     )
 
 
-def claim_in_transaction(session: Session, values: Values, *, has_cause: bool) -> list[Row]:
+def claim_in_transaction(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:
     """Claim rows on databases whose ``UPDATE`` returns nothing."""
     session.begin()
     rows = session.fetch(_due, (has_cause,), values)

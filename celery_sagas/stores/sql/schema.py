@@ -11,11 +11,11 @@ from celery_sagas.connections import OnFailure
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql.connection.dialects import SqlDialect
-from celery_sagas.stores.sql.connection.location import Location
+from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
 
 
-def prepare_schema(connection: Connection, dialect: SqlDialect, location: Location, *, create: bool) -> None:
+def prepare_schema(connection: Connection, dialect: SqlDialect, location: SqlLocation, *, create: bool) -> None:
     """Create the tables that are missing, and check the layout of those that are there.
 
     Raises:
@@ -94,7 +94,7 @@ def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
             connection.exec_driver_sql(statement)
 
 
-def ddl(location: Location) -> str:
+def ddl(location: SqlLocation) -> str:
     """Return the statements that create the tables in the database at a location."""
     dialect: Dialect = location.url.get_dialect()()
     statements = [str(element.compile(dialect=dialect)).strip() for table in metadata.sorted_tables for element in _create(table)]

@@ -16,7 +16,7 @@ from celery_sagas.engine.aggregators.buffering import encoded_item
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidMessage, ItemNotBuffered, MisuseError, NotBuffered, NothingBuffered, UnreadableItem
 from celery_sagas.stores.aggregates import Buffers
-from celery_sagas.stores.items import Item, State
+from celery_sagas.stores.items import Item, ItemState
 from celery_sagas.worker.aggregators.flushes import add_items, publish_flush
 from celery_sagas.worker.headers import is_name
 from celery_sagas.worker.runtime import Runtime
@@ -35,7 +35,7 @@ class BufferedItem(Generic[ItemT]):
 
     group: str  #: the text of its group; empty without ``group_by``
     id: str  #: under which it is buffered once in its group
-    state: State  #: ``"free"``; ``"leased"``: a batch has it; ``"unresolved"``: a worker could not read it
+    state: ItemState  #: ``"free"``; ``"leased"``: a batch has it; ``"unresolved"``: a worker could not read it
     attempts: int  #: how many of its flushes have failed
     buffered_at: datetime  #: aware, UTC
     payload: str = field(repr=False)  #: the item as it is stored, as JSON text

@@ -15,7 +15,7 @@ from celery_sagas import signals
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.engine.aggregators.buffering import new_item, unread_item
-from celery_sagas.engine.aggregators.flush import Flush, Flushed, Verdict
+from celery_sagas.engine.aggregators.flush import Flush, Flushed, FlushVerdict
 from celery_sagas.engine.session import refuse_inline
 from celery_sagas.errors import DefinitionError, InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
@@ -168,15 +168,15 @@ def _fail(task: FlushTask, error: Exception, flushed: Flushed) -> None:
     raise task.retry(exc=error, countdown=flushed.delay_s)
 
 
-def _judge(task: FlushTask, error: Exception, attempts: int) -> Verdict:
+def _judge(task: FlushTask, error: Exception, attempts: int) -> FlushVerdict:
     """Say what an error of the function means."""
     if isinstance(error, Ignore):
-        return Verdict(is_done=True)
+        return FlushVerdict(is_done=True)
     if isinstance(error, RetryAsked):
-        return Verdict(is_counted=False, delay_s=_seconds_until(task, error))
+        return FlushVerdict(is_counted=False, delay_s=_seconds_until(task, error))
     if isinstance(error, Reject):
-        return Verdict(is_counted=False, delay_s=_REJECTED_S)
-    return Verdict(delay_s=task.delay_s(attempts))
+        return FlushVerdict(is_counted=False, delay_s=_REJECTED_S)
+    return FlushVerdict(delay_s=task.delay_s(attempts))
 
 
 def _seconds_until(task: FlushTask, asked: RetryAsked) -> float:

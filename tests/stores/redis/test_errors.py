@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as NoAnswer
 from celery_sagas.errors import ConfigurationError, Retry, StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.connection.errors import Translator
+from celery_sagas.stores.redis.connection.errors import RedisErrors
 from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.testing.samples import by_key, change, effects, found, is_there, letter, new_record, outgoing, start
 from tests import redis_servers
@@ -64,7 +64,7 @@ def as_redis_py_reads(text: str) -> Exception:
 class TestTranslation:
     """By the text of the reply."""
 
-    translator = Translator(SHOWN, ("s3cret",))
+    translator = RedisErrors(SHOWN, ("s3cret",))
 
     @pytest.mark.parametrize("code", WRITTEN)
     @pytest.mark.parametrize(

@@ -5,24 +5,24 @@ import traceback
 import pytest
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.stores.redis.connection.location import Address, Kind, hide, locate
+from celery_sagas.stores.redis.connection.location import Endpoint, Topology, hide, locate
 
 
 @pytest.mark.parametrize(
     ("url", "kind", "hosts"),
     [
-        ("redis://", Kind.SERVER, [("localhost", 6379)]),
-        ("redis://cache.example:6380/2", Kind.SERVER, [("cache.example", 6380)]),
-        ("redis://[::1]:6380", Kind.SERVER, [("::1", 6380)]),
-        ("rediss://cache.example", Kind.SERVER, [("cache.example", 6379)]),
-        ("sentinel://one:26380/0;sentinel://two", Kind.SENTINEL, [("one", 26380), ("two", 26379)]),
-        ("sentinel://one,two:26380/3", Kind.SENTINEL, [("one", 26379), ("two", 26380)]),
-        ("redis+cluster://one:7000,two:7001", Kind.CLUSTER, [("one", 7000), ("two", 7001)]),
-        ("rediss+cluster://one;rediss+cluster://two:7001", Kind.CLUSTER, [("one", 6379), ("two", 7001)]),
-        ("redis+cluster://me:s3;c,ret@one,two", Kind.CLUSTER, [("one", 6379), ("two", 6379)]),
+        ("redis://", Topology.SERVER, [("localhost", 6379)]),
+        ("redis://cache.example:6380/2", Topology.SERVER, [("cache.example", 6380)]),
+        ("redis://[::1]:6380", Topology.SERVER, [("::1", 6380)]),
+        ("rediss://cache.example", Topology.SERVER, [("cache.example", 6379)]),
+        ("sentinel://one:26380/0;sentinel://two", Topology.SENTINEL, [("one", 26380), ("two", 26379)]),
+        ("sentinel://one,two:26380/3", Topology.SENTINEL, [("one", 26379), ("two", 26380)]),
+        ("redis+cluster://one:7000,two:7001", Topology.CLUSTER, [("one", 7000), ("two", 7001)]),
+        ("rediss+cluster://one;rediss+cluster://two:7001", Topology.CLUSTER, [("one", 6379), ("two", 7001)]),
+        ("redis+cluster://me:s3;c,ret@one,two", Topology.CLUSTER, [("one", 6379), ("two", 6379)]),
     ],
 )
-def test_hosts(url: str, kind: Kind, hosts: list[Address]) -> None:
+def test_hosts(url: str, kind: Topology, hosts: list[Endpoint]) -> None:
     location = locate(url)
     assert (location.kind, list(location.hosts), location.path) == (kind, hosts, "")
     assert location.is_tls == url.startswith("rediss")
@@ -31,7 +31,7 @@ def test_hosts(url: str, kind: Kind, hosts: list[Address]) -> None:
 @pytest.mark.parametrize("url", ["unix:///run/redis%20one.sock?db=2", "redis+socket:///run/redis%20one.sock?virtual_host=2"])
 def test_sockets(url: str) -> None:
     location = locate(url)
-    assert (location.kind, location.path, location.arguments) == (Kind.SERVER, "/run/redis one.sock", {"db": "2"})
+    assert (location.kind, location.path, location.arguments) == (Topology.SERVER, "/run/redis one.sock", {"db": "2"})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_arguments(url: str, arguments: dict[str, str]) -> None:
 def test_secrets_are_never_shown(url: str, shown: str) -> None:
     location = locate(url)
     assert location.shown == shown
-    assert repr(location) == f"Location({shown})"
+    assert repr(location) == f"RedisLocation({shown})"
     told = hide("s3cret@x was refused, and so was s3cret%40x", location.secrets)
     assert ("s3cret" in told) == ("s3cret" not in url)
 

@@ -16,7 +16,7 @@ from sqlalchemy import Executable, text
 from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.connection.database import Session, _StaleConnection
+from celery_sagas.stores.sql.connection.database import SqlSession, _StaleConnection
 from celery_sagas.testing.samples import (
     MINUTE,
     STEP,
@@ -263,7 +263,7 @@ class TestLostConnections:
         """A server that ends new connections is unavailable; no dead connection waits in the pool for its return."""
         record, fresh = start(sql), open_sql()
 
-        def lose(session: Session) -> None:
+        def lose(session: SqlSession) -> None:
             kill(sql, session.fetch(_select_connection_id(fresh), (), {})[0][0])
             session.fetch(_select_connection_id(fresh), (), {})
 

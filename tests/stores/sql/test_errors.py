@@ -10,15 +10,15 @@ from sqlalchemy.exc import StatementError
 
 from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.connection.errors import Fault, Subject, Translator
+from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors, Subject
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.testing.samples import by_key
 
 _LOCATION = locate("postgresql://me:s3cret@host/shop")
 
 
-def _translator(driver: object) -> Translator:
-    return Translator(driver, _LOCATION)  # type: ignore[arg-type]
+def _translator(driver: object) -> SqlErrors:
+    return SqlErrors(driver, _LOCATION)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

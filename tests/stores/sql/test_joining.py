@@ -10,11 +10,11 @@ import pytest
 from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.sql.aggregators.additions import insert
 from celery_sagas.stores.sql.aggregators.items import FREE
-from celery_sagas.stores.sql.aggregators.joining import Waiting
+from celery_sagas.stores.sql.aggregators.joining import Joinable
 from celery_sagas.stores.sql.aggregators.removals import clear, remove_item
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.calls import in_transaction
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.testing.batches import CLOSED, add, buffered, new_items
 from celery_sagas.testing.samples import HOUR
 from tests.stores.sql.conftest import Open
@@ -33,11 +33,11 @@ def waits(backend: SqlBackend) -> bool:
 
 
 @contextmanager
-def joining_meanwhile(sql: SqlBackend, rival: SqlBackend, work: Callable[[Session], object]) -> Iterator[Future[Added]]:
+def joining_meanwhile(sql: SqlBackend, rival: SqlBackend, work: Callable[[SqlSession], object]) -> Iterator[Future[Added]]:
     """Do work in a transaction of a rival's, which ends when an item waits for it that was to join others."""
     has_changed, may_end = threading.Event(), threading.Event()
 
-    def change(session: Session) -> None:
+    def change(session: SqlSession) -> None:
         work(session)
         has_changed.set()
         assert may_end.wait(DEADLINE_S)
@@ -52,7 +52,7 @@ def joining_meanwhile(sql: SqlBackend, rival: SqlBackend, work: Callable[[Sessio
         yield added
 
 
-def come(session: Session, id: str = "item") -> None:
+def come(session: SqlSession, id: str = "item") -> None:
     insert(session, RULES, [Addition("", new_items([id]))])
 
 
@@ -79,7 +79,7 @@ def test_the_same_item_came_and_is_skipped(sql: SqlBackend, rival: SqlBackend) -
 def test_the_same_item_came_and_went(sql: SqlBackend, rival: SqlBackend) -> None:
     """Its id is remembered."""
 
-    def come_and_go(session: Session) -> None:
+    def come_and_go(session: SqlSession) -> None:
         come(session)
         remove_item(session, RULES, "", "item", (FREE,))
 
@@ -92,7 +92,7 @@ def test_the_same_item_came_and_went(sql: SqlBackend, rival: SqlBackend) -> None
 def test_the_same_item_came_and_all_went(sql: SqlBackend, rival: SqlBackend) -> None:
     """Its id is remembered if the group begins anew, too."""
 
-    def come_and_clear(session: Session) -> None:
+    def come_and_clear(session: SqlSession) -> None:
         come(session)
         clear(session, RULES, "")
 
@@ -114,7 +114,7 @@ def test_the_group_was_cleared(sql: SqlBackend, rival: SqlBackend) -> None:
 
 def test_what_is_remembered_of_groups_is_bounded(sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_sagas.stores.sql.aggregators.joining._REMEMBERED", 2)
-    waiting = Waiting()
+    waiting = Joinable()
     additions = [Addition(f"group {number}", new_items(["item"])) for number in range(3)]
     waiting.note(RULES, additions, [Added(1)] * 3)
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
 from celery_sagas.stores.aggregates import Buffers
-from celery_sagas.stores.items import Counts, Group, Item, Rules, State
+from celery_sagas.stores.items import Counts, Group, Item, ItemState, Rules
 from celery_sagas.stores.redis.aggregators.aggregates import OfGroups, read_item
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import load
@@ -16,7 +16,7 @@ from celery_sagas.stores.redis.packing import digest_of_item, encode
 _AT_ONCE: Final = 1_000
 
 #: The states of items, by the script's words for them.
-_STATES: Final[Mapping[str, State]] = {"fresh": "free", "free": "free", "leased": "leased", "unresolved": "unresolved"}
+_STATES: Final[Mapping[str, ItemState]] = {"fresh": "free", "free": "free", "leased": "leased", "unresolved": "unresolved"}
 
 _NAMES: Final = load("buffer_names")
 _COUNT: Final = load("buffer_count")

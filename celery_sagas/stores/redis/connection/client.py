@@ -13,8 +13,8 @@ from redis.exceptions import TimeoutError as NoAnswer
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.redis.connection.connections import Resolve, Server, Word, pack, pack_call
-from celery_sagas.stores.redis.connection.errors import DRIVER_ERRORS, Translator, code_of, remedy_for
-from celery_sagas.stores.redis.connection.location import Location
+from celery_sagas.stores.redis.connection.errors import DRIVER_ERRORS, RedisErrors, code_of, remedy_for
+from celery_sagas.stores.redis.connection.location import RedisLocation
 from celery_sagas.stores.redis.connection.options import Options
 from celery_sagas.stores.redis.connection.scripts import Script
 
@@ -57,12 +57,12 @@ class Client:
         options: The limits.
     """
 
-    def __init__(self, resolve: Resolve, location: Location, options: Options) -> None:
+    def __init__(self, resolve: Resolve, location: RedisLocation, options: Options) -> None:
         #: Called with a script's or a command's name before each round trip.
         self.observers: list[Callable[[str], None]] = []
         #: How many connections were lost until now: a server that was restarted may have forgotten everything.
         self.losses = 0
-        self.errors = Translator(location.shown, location.secrets + options.secrets())
+        self.errors = RedisErrors(location.shown, location.secrets + options.secrets())
         self._options = options
         self._location = location
         self._server = Server(resolve, location, options)

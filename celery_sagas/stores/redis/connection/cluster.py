@@ -10,7 +10,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_sagas.stores.redis.connection.client import Call, Client
 from celery_sagas.stores.redis.connection.connections import Server, always, pack
-from celery_sagas.stores.redis.connection.location import Address, Location
+from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocation
 from celery_sagas.stores.redis.connection.options import Options
 
 _SLOTS: Final = pack(["CLUSTER", "SLOTS"])
@@ -31,10 +31,10 @@ class ClusterClient(Client):
         options: The limits.
     """
 
-    def __init__(self, location: Location, options: Options) -> None:
+    def __init__(self, location: RedisLocation, options: Options) -> None:
         super().__init__(always(location.hosts[0]), location, options)
-        self._servers: dict[Address, Server] = {}
-        self._owners: Mapping[int, Address] = {}
+        self._servers: dict[Endpoint, Server] = {}
+        self._owners: Mapping[int, Endpoint] = {}
 
     def holder_of(self, key: str) -> object:
         return self._owners.get(_slot_of(key), key)
@@ -58,7 +58,7 @@ class ClusterClient(Client):
         self._look_up()
         return {f"the node {host}:{port}": self._server_at((host, port)) for host, port in dict.fromkeys(self._owners.values())}
 
-    def _server_at(self, address: Address) -> Server:
+    def _server_at(self, address: Endpoint) -> Server:
         server = self._servers.get(address)
         if server is None:
             made = Server(always(address), self._location, self._options)
@@ -90,14 +90,14 @@ class ClusterClient(Client):
         """Look up the owners of the slots: a replica may have taken over."""
         self._look_up_quietly()
 
-    def _look_up_quietly(self, *first: Address) -> None:
+    def _look_up_quietly(self, *first: Endpoint) -> None:
         """Look the owners up; whether that worked shows when they are asked."""
         try:
             self._look_up(*first)
         except RedisError:
             self._owners = {}
 
-    def _look_up(self, *first: Address) -> None:
+    def _look_up(self, *first: Endpoint) -> None:
         """Ask the first node that answers which node owns which slot.
 
         Args:
@@ -117,7 +117,7 @@ class ClusterClient(Client):
         raise failure
 
 
-def _owners(reply: list[Any], asked: Address) -> dict[int, Address]:
+def _owners(reply: list[Any], asked: Endpoint) -> dict[int, Endpoint]:
     """Read the reply of CLUSTER SLOTS; a node without a name is the one that was asked, or is behind the same name."""
     owners = {}
     for first, last, (host, port, *_), *_replicas in reply:

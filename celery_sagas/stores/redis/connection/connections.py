@@ -11,12 +11,12 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as NoAnswer
 
 from celery_sagas.connections import IdleConnections, OnFailure
-from celery_sagas.stores.redis.connection.location import Address, Location
+from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocation
 from celery_sagas.stores.redis.connection.options import Options, connection_arguments, uses_tls
 
 Word: TypeAlias = str | int | bytes
 #: Tells where to connect, before each new connection.
-Resolve: TypeAlias = Callable[[], Address]
+Resolve: TypeAlias = Callable[[], Endpoint]
 
 _TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout")
 #: The beginning of a word that is shorter than this, by its length: formatting it takes longer than anything else here.
@@ -65,7 +65,7 @@ def _pack(words: Sequence[Word]) -> bytes:
     return b"".join(pieces)
 
 
-def always(address: Address) -> Resolve:
+def always(address: Endpoint) -> Resolve:
     """Return what tells one address."""
     return lambda: address
 
@@ -82,7 +82,7 @@ class Server:
         options: The limits.
     """
 
-    def __init__(self, resolve: Resolve, location: Location, options: Options) -> None:
+    def __init__(self, resolve: Resolve, location: RedisLocation, options: Options) -> None:
         self._resolve = resolve
         self._path = location.path
         self._make_one = _maker(options, location)
@@ -124,7 +124,7 @@ def _disconnect(connection: Any) -> None:
     connection.disconnect()
 
 
-def _maker(options: Options, location: Location) -> Callable[..., Any]:
+def _maker(options: Options, location: RedisLocation) -> Callable[..., Any]:
     if location.path:
         return UnixDomainSocketConnection
     return SSLConnection if uses_tls(options, location) else Connection

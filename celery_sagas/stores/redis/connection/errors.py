@@ -62,7 +62,7 @@ _REMEDIES_BY_TEXT: Final[Mapping[str, str]] = {
 }
 
 
-class Translator:
+class RedisErrors:
     """Translates redis-py's errors at one location.
 
     Args:

@@ -9,10 +9,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from celery_sagas.errors import ConfigurationError
 
-Address: TypeAlias = tuple[str, int]
+Endpoint: TypeAlias = tuple[str, int]
 
 
-class Kind(StrEnum):
+class Topology(StrEnum):
     """What a URL leads to."""
 
     SERVER = "server"
@@ -24,20 +24,20 @@ class Kind(StrEnum):
 class _Scheme:
     """What a scheme says."""
 
-    kind: Kind
+    kind: Topology
     port: int = 6379  #: where the URL names none
     is_tls: bool = False
     is_socket: bool = False
 
 
 _SCHEMES: Final[Mapping[str, _Scheme]] = {
-    "redis": _Scheme(Kind.SERVER),
-    "rediss": _Scheme(Kind.SERVER, is_tls=True),
-    "unix": _Scheme(Kind.SERVER, is_socket=True),
-    "redis+socket": _Scheme(Kind.SERVER, is_socket=True),
-    "sentinel": _Scheme(Kind.SENTINEL, port=26379),
-    "redis+cluster": _Scheme(Kind.CLUSTER),
-    "rediss+cluster": _Scheme(Kind.CLUSTER, is_tls=True),
+    "redis": _Scheme(Topology.SERVER),
+    "rediss": _Scheme(Topology.SERVER, is_tls=True),
+    "unix": _Scheme(Topology.SERVER, is_socket=True),
+    "redis+socket": _Scheme(Topology.SERVER, is_socket=True),
+    "sentinel": _Scheme(Topology.SENTINEL, port=26379),
+    "redis+cluster": _Scheme(Topology.CLUSTER),
+    "rediss+cluster": _Scheme(Topology.CLUSTER, is_tls=True),
 }
 #: An argument whose name contains one of these is not shown.
 _SECRET_WORDS = ("pass", "pwd", "secret", "token")
@@ -51,11 +51,11 @@ _VALUES = re.compile("=[^&]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class RedisLocation:
     """An address; only ``shown`` may be shown."""
 
-    kind: Kind
-    hosts: tuple[Address, ...]  #: one or more; meaningless for a socket
+    kind: Topology
+    hosts: tuple[Endpoint, ...]  #: one or more; meaningless for a socket
     path: str  #: of a socket, else empty
     is_tls: bool
     arguments: Mapping[str, str]  #: what the URL says beside the address, by the name of the option
@@ -63,7 +63,7 @@ class Location:
     secrets: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"Location({self.shown})"
+        return f"RedisLocation({self.shown})"
 
 
 def is_secret(argument: str) -> bool:
@@ -78,7 +78,7 @@ def hide(text: str, secrets: tuple[str, ...]) -> str:
     return text
 
 
-def locate(url: str) -> Location:
+def locate(url: str) -> RedisLocation:
     """Parse a URL: that of one server, or of several Sentinels or nodes of a cluster.
 
     Several are separated by semicolons, each a whole URL (Celery's form), or by commas between the hosts of one URL.
@@ -95,12 +95,12 @@ def locate(url: str) -> Location:
     if len(names) > 1:
         raise ConfigurationError(f"the URL mixes {' and '.join(map(_named, sorted(names)))}", "Begin all of its parts alike")
     hosts = tuple(host for part in parts for host in _hosts(part, scheme.port))
-    if scheme.kind is Kind.SERVER and (len(hosts) > 1 or len(parts) > 1):
+    if scheme.kind is Topology.SERVER and (len(hosts) > 1 or len(parts) > 1):
         raise ConfigurationError(
             f"{_named(parts[0].scheme)} names one server, and the URL names several",
             "Begin it with sentinel:// or redis+cluster://, or name one server",
         )
-    return Location(
+    return RedisLocation(
         kind=scheme.kind,
         hosts=hosts,
         path=_socket_path(parts[0]) if scheme.is_socket else "",
@@ -133,11 +133,11 @@ def _split(part: str) -> SplitResult:
     return split
 
 
-def _hosts(part: SplitResult, default_port: int) -> list[Address]:
+def _hosts(part: SplitResult, default_port: int) -> list[Endpoint]:
     return [_address(host, default_port) for host in part.netloc.rpartition("@")[2].split(",")]
 
 
-def _address(text: str, default_port: int) -> Address:
+def _address(text: str, default_port: int) -> Endpoint:
     try:
         split = urlsplit(f"//{text}")
         return unquote(split.hostname or "localhost"), split.port or default_port

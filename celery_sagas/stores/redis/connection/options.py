@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.stores.redis.connection.location import Kind, Location, is_secret
+from celery_sagas.stores.redis.connection.location import RedisLocation, Topology, is_secret
 
 #: What redis-py's URLs may hold about its pool, and how it reads replies and repeats commands, which the backend decides itself.
 _REDIS_PYS = (
@@ -110,7 +110,7 @@ class Options(BaseModel):
         return tuple(secret for secret in (self.password, self.ssl_password, *theirs) if secret)
 
 
-def read_options(options: Mapping[str, object], location: Location) -> Options:
+def read_options(options: Mapping[str, object], location: RedisLocation) -> Options:
     """Check the options, those in the URL included, and fill in the defaults.
 
     Raises:
@@ -135,9 +135,9 @@ def _problems(error: ValidationError) -> str:
     return "; ".join(": ".join(filter(None, (".".join(map(str, each["loc"])), each["msg"]))) for each in problems)
 
 
-def _check_fit(options: Options, location: Location) -> None:
+def _check_fit(options: Options, location: RedisLocation) -> None:
     """Refuse what the URL's kind cannot take, and what it needs and lacks."""
-    given, is_sentinel = options.model_fields_set, location.kind is Kind.SENTINEL
+    given, is_sentinel = options.model_fields_set, location.kind is Topology.SENTINEL
     if is_sentinel and not options.master_name:
         raise ConfigurationError(
             "the name of the master that the Sentinels watch is missing",
@@ -146,19 +146,19 @@ def _check_fit(options: Options, location: Location) -> None:
     if not is_sentinel and (foreign := sorted(given & {"ssl", "master_name", "min_other_sentinels", "sentinel_kwargs"})):
         remedy = "Begin the URL with rediss:// to use TLS" if foreign == ["ssl"] else "Begin the URL with sentinel://"
         raise ConfigurationError(f"the option {', '.join(foreign)} is only for Sentinels", remedy)
-    if location.kind is Kind.CLUSTER and options.db:
+    if location.kind is Topology.CLUSTER and options.db:
         raise ConfigurationError(f"a Redis Cluster has no database {options.db}", "Leave the number out, and set saga_prefix")
     if not uses_tls(options, location) and (tls := sorted(name for name in given if name.startswith("ssl_"))):
         remedy = 'Set saga_backend_options["ssl"] to True' if is_sentinel else "Begin the URL with rediss:// or rediss+cluster://"
         raise ConfigurationError(f"the option {', '.join(tls)} is set, and the connection does not use TLS", remedy)
 
 
-def uses_tls(options: Options, location: Location) -> bool:
+def uses_tls(options: Options, location: RedisLocation) -> bool:
     """Whether connections to the server are encrypted."""
     return location.is_tls or options.ssl
 
 
-def connection_arguments(options: Options, location: Location) -> dict[str, Any]:
+def connection_arguments(options: Options, location: RedisLocation) -> dict[str, Any]:
     """Return what redis-py's connections are made with, but for the address."""
     names = ["socket_timeout", "socket_connect_timeout", "health_check_interval", "db"]
     if not location.path:

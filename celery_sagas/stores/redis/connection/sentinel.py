@@ -9,11 +9,11 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.redis.connection.connections import Resolve
-from celery_sagas.stores.redis.connection.location import Address, Location, hide
+from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocation, hide
 from celery_sagas.stores.redis.connection.options import Options
 
 
-def master_of(location: Location, options: Options) -> Resolve:
+def master_of(location: RedisLocation, options: Options) -> Resolve:
     """Return what asks the Sentinels for the master: each time anew, over connections of its own, so that a fail-over is seen."""
     arguments: dict[str, Any] = {
         "socket_timeout": options.socket_connect_timeout,
@@ -28,7 +28,7 @@ def master_of(location: Location, options: Options) -> Resolve:
         make: Any = Sentinel  # it has no annotations
         return make(location.hosts, options.min_other_sentinels, arguments)
 
-    def resolve() -> Address:
+    def resolve() -> Endpoint:
         sentinel = open_sentinel()
         try:
             host, port = sentinel.discover_master(options.master_name)

@@ -19,7 +19,7 @@ from celery_sagas.stores.sql.aggregators.groups import (
 )
 from celery_sagas.stores.sql.aggregators.items import FREE, UNRESOLVED, known_keys, select_known, still_known
 from celery_sagas.stores.sql.connection.bulk import insert_given, insert_rows, parameters
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import Values
 from celery_sagas.stores.sql.tables import buffer, group
 
@@ -31,7 +31,7 @@ _COMMON, OWN = ("at", "attempts", "token"), ("place", "key", "id", "payload", "s
 _Keyed = list[tuple[str, NewItem]]
 
 
-def insert(session: Session, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+def insert(session: SqlSession, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
     """Buffer items, and say for each addition whether a flush is to be asked for.
 
     All are taken for new at first, as nearly always they are; if any is known nothing is written, and those are left out.
@@ -92,7 +92,7 @@ class _Arrivals:
         row.free += readable
         row.unresolved += new - readable
 
-    def write_if_new(self, session: Session, keys: Sequence[str]) -> set[str] | None:
+    def write_if_new(self, session: SqlSession, keys: Sequence[str]) -> set[str] | None:
         """Insert the items that were taken, and change their groups, if none of the keys is known; return those that are."""
         if session.database == "postgresql" and self.items:
             return self._write_in_one(session, keys)
@@ -102,7 +102,7 @@ class _Arrivals:
         self.write(session)
         return None
 
-    def _write_in_one(self, session: Session, keys: Sequence[str]) -> set[str] | None:
+    def _write_in_one(self, session: SqlSession, keys: Sequence[str]) -> set[str] | None:
         items, groups = self._item_values(), settled(self._rules, self._now, self._rows)
         values = {"key": keys, **parameters(buffer, items, self._common), **parameters(group, groups)}
         found = session.fetch(_write_if_new, (len(items) == 1, len(groups) == 1), values)
@@ -111,7 +111,7 @@ class _Arrivals:
         forget_empty(session, self._rows)
         return None
 
-    def write(self, session: Session) -> None:
+    def write(self, session: SqlSession) -> None:
         """Insert the items that were taken, and change their groups."""
         insert_rows(session, buffer, self._item_values(), self._common)
         save(session, self._rules, self._now, self._rows)

@@ -11,7 +11,7 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.aggregators.additions import insert
 from celery_sagas.stores.sql.aggregators.due import claim_due
 from celery_sagas.stores.sql.aggregators.flushes import Flushes
-from celery_sagas.stores.sql.aggregators.joining import Waiting, join
+from celery_sagas.stores.sql.aggregators.joining import Joinable, join
 from celery_sagas.stores.sql.aggregators.removals import restore
 from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database
@@ -26,7 +26,7 @@ class SqlAggregateStore(AggregateStore):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._waiting = Waiting()
+        self._waiting = Joinable()
 
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
         if not additions:

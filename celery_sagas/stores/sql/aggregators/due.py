@@ -6,12 +6,12 @@ from typing import Any
 from sqlalchemy import BigInteger, BindParameter, Integer, Select, Update, bindparam, select, update
 
 from celery_sagas.stores.items import DueGroup
-from celery_sagas.stores.sql.connection.database import Row, Session
+from celery_sagas.stores.sql.connection.database import Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, any_of, bound, in_parts, now
 from celery_sagas.stores.sql.tables import group, has_time
 
 
-def claim_due(session: Session, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+def claim_due(session: SqlSession, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
     """Mark the groups that are due, the longest due first."""
     rows: list[Row] = []
     for name in sorted(set(names)):

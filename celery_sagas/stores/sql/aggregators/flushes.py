@@ -9,16 +9,16 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.aggregators import items
 from celery_sagas.stores.sql.aggregators.groups import GroupRow, lock, save
 from celery_sagas.stores.sql.aggregators.items import FREE, look_at_oldest
-from celery_sagas.stores.sql.aggregators.leases import Lease, add_lease, end_lease, extend_lease, first_end, read_leases
+from celery_sagas.stores.sql.aggregators.leases import LeaseRow, add_lease, end_lease, extend_lease, first_end, read_leases
 from celery_sagas.stores.sql.aggregators.remembered import remember
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import keep
 
 
 class Flushes:
     """The flushes of one group, which is locked until the transaction ends."""
 
-    def __init__(self, session: Session, rules: Rules, group: str) -> None:
+    def __init__(self, session: SqlSession, rules: Rules, group: str) -> None:
         self._session = session
         self._rules = rules
         self._group = group
@@ -27,7 +27,7 @@ class Flushes:
         self._leases = read_leases(session, self._row)
 
     def claim(self, token: str) -> Snapshot | None:
-        """Lease the first free items to a token, if the gate is open; a token that has a lease is given the same again."""
+        """LeaseRow the first free items to a token, if the gate is open; a token that has a lease is given the same again."""
         if not self._row.buffered:
             return None
         if token in self._leases:
@@ -52,7 +52,7 @@ class Flushes:
         first = items.first_items(self._session, row.place, [FREE], limit + 1)
         count = taken(self._rules, [item.attempts for item in first])
         lent, (row.oldest, row.oldest_at) = first[:count], _place_of(first[count:])
-        lease = self._leases[token] = Lease(token, reason, self._now + self._rules.lease_ms)
+        lease = self._leases[token] = LeaseRow(token, reason, self._now + self._rules.lease_ms)
         items.lend(self._session, [item.number for item in lent], token)
         add_lease(self._session, row.place, lease)
         row.free -= count
@@ -60,7 +60,7 @@ class Flushes:
         row.ask(self._rules, self._now)
         return self._snapshot(lent, lease)
 
-    def _snapshot(self, lent: Sequence[Item], lease: Lease) -> Snapshot:
+    def _snapshot(self, lent: Sequence[Item], lease: LeaseRow) -> Snapshot:
         as_free = tuple(item._replace(state="free") for item in lent)
         return Snapshot(as_free, lease.reason, self._row.unresolved, self._row.marked_until > self._now)
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 
 from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
 from celery_sagas.stores.sql.connection.bulk import insert_given, lock_rows, or_change, put_rows
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, now
 from celery_sagas.stores.sql.tables import aggregator, group
 
@@ -90,13 +90,13 @@ _fields_of = attrgetter(*_FIELDS)
 _COLUMNS: list[ColumnElement[Any]] = [group.c[name] for name in _FIELDS]
 
 
-def lock(session: Session, name: str, of: str) -> tuple[int, GroupRow | None]:
+def lock(session: SqlSession, name: str, of: str) -> tuple[int, GroupRow | None]:
     """Lock a group that has items; return the store's time, and its row, if there is one."""
     rows = session.fetch(_select_locked, (), {"place": digest(name, of)})
     return (rows[0][0], GroupRow(*rows[0][1:])) if rows else (0, None)
 
 
-def lock_all(session: Session, name: str, groups: Collection[str]) -> tuple[int, dict[str, GroupRow]]:
+def lock_all(session: SqlSession, name: str, groups: Collection[str]) -> tuple[int, dict[str, GroupRow]]:
     """Lock groups, in the order in which everybody does, whether they have items or not; return the store's time, and them.
 
     A single one that has items, as nearly always, is locked without being written.
@@ -114,7 +114,7 @@ def lock_all(session: Session, name: str, groups: Collection[str]) -> tuple[int,
     return max(row[0] for row in rows), {row.grp: row for row in (GroupRow(*fields[1:]) for fields in rows)}
 
 
-def save(session: Session, rules: Rules, now: int, rows: Sequence[GroupRow]) -> None:
+def save(session: SqlSession, rules: Rules, now: int, rows: Sequence[GroupRow]) -> None:
     """Leave locked groups right after a change: with their due times, or not at all."""
     put_rows(session, group, settled(rules, now, rows))
     forget_empty(session, rows)
@@ -127,7 +127,7 @@ def settled(rules: Rules, now: int, rows: Sequence[GroupRow]) -> list[Values]:
     return [_values(row) for row in sorted(rows, key=lambda row: row.place) if row.buffered]
 
 
-def forget_empty(session: Session, rows: Sequence[GroupRow]) -> None:
+def forget_empty(session: SqlSession, rows: Sequence[GroupRow]) -> None:
     """Delete the groups that have no items."""
     for count, given in in_parts(session.database, "place", sorted(row.place for row in rows if not row.buffered)):
         session.change(_delete, (count,), given)
@@ -138,7 +138,7 @@ def put_groups(*where: ColumnElement[bool], is_one: bool) -> Insert:
     return or_change(insert_given(group, _FIELDS, (), *where, is_one=is_one), group.name, *_FIELDS)
 
 
-def add_name(session: Session, name: str) -> None:
+def add_name(session: SqlSession, name: str) -> None:
     """Note that an aggregator has buffered something."""
     session.change(_insert_name, (session.database,), {"name": name})
 

@@ -30,7 +30,7 @@ from sqlalchemy.sql.selectable import CompoundSelect
 from celery_sagas.stores.items import Item
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
 from celery_sagas.stores.sql.connection.bulk import insert_rows
-from celery_sagas.stores.sql.connection.database import Row, Session
+from celery_sagas.stores.sql.connection.database import Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, numbered
 from celery_sagas.stores.sql.tables import buffer, group, has_unresolved, seen
 
@@ -44,7 +44,7 @@ _AT_ONCE = 5_000
 _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 
 
-def known_keys(session: Session, keys: Sequence[str], now: int) -> set[str]:
+def known_keys(session: SqlSession, keys: Sequence[str], now: int) -> set[str]:
     """Return which keys are those of buffered items, or of items that were removed and are remembered.
 
     Whose time has passed is told here: asked for it, a database might look through all whose time has not.
@@ -71,7 +71,7 @@ def _are_buffered(count: int) -> list[ColumnElement[bool]]:
     return [buffer.c.prefix == PREFIX, any_of(buffer.c.key, "key", count)]
 
 
-def first_items(session: Session, place: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
+def first_items(session: SqlSession, place: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
     """Return the first items of a group that are in these states and follow a number, in the order of insertion."""
     values = {"place": place, "limit": limit, **numbered("state", states)}
     if after:
@@ -97,7 +97,7 @@ def _is_in(parameter: str) -> list[ColumnElement[bool]]:
     return [*is_in_place, buffer.c.state == bound(buffer.c.state, parameter)]
 
 
-def unresolved_among(session: Session, place: str, numbers: Collection[int]) -> list[int]:
+def unresolved_among(session: SqlSession, place: str, numbers: Collection[int]) -> list[int]:
     """Return which items of a group are unresolved."""
     found: set[int] = set()
     for count, given in in_parts(session.database, "number", sorted(numbers)):
@@ -120,12 +120,12 @@ def select_unresolved(has_after: bool) -> Select[Any]:
     return items.where(*are, is_unresolved, *follow).order_by(group.c.place, buffer.c.number).limit(_LIMIT)
 
 
-def leased_items(session: Session, place: str, token: str) -> list[Item]:
+def leased_items(session: SqlSession, place: str, token: str) -> list[Item]:
     """Return the items of a lease, in the order of insertion."""
     return [Item(*row) for row in session.fetch(_leased, (), _leased_values(place, token))]
 
 
-def leased_numbers(session: Session, place: str, token: str) -> list[int]:
+def leased_numbers(session: SqlSession, place: str, token: str) -> list[int]:
     """Return the numbers of the items of a lease, sorted."""
     return [number for (number,) in session.fetch(_leased_numbers, (), _leased_values(place, token))]
 
@@ -142,7 +142,7 @@ def _leased_numbers() -> Select[Any]:
     return _leased().with_only_columns(buffer.c.number)
 
 
-def item_of_key(session: Session, key: str) -> tuple[int, str] | None:
+def item_of_key(session: SqlSession, key: str) -> tuple[int, str] | None:
     """Return the number and the state of the buffered item with a key."""
     rows = session.fetch(_item_of_key, (), {"key_0": key})
     return (rows[0][0], rows[0][1]) if rows else None
@@ -152,7 +152,7 @@ def _item_of_key() -> Select[Any]:
     return select(buffer.c.number, buffer.c.state).where(*_are_buffered(1))
 
 
-def last_number(session: Session, place: str, state: str) -> int:
+def last_number(session: SqlSession, place: str, state: str) -> int:
     """Return the number of the last item of a group that is in a state; 0 if none is."""
     ((number,),) = session.fetch(_last_number, (), {"place": place, "state": state})
     return int(number or 0)
@@ -162,12 +162,12 @@ def _last_number() -> Select[Any]:
     return select(func.max(buffer.c.number)).where(*_is_in("state"))
 
 
-def numbers_in(session: Session, place: str, state: str) -> list[int]:
+def numbers_in(session: SqlSession, place: str, state: str) -> list[int]:
     """Return the numbers of some items of a group that are in a state, as long as there are any."""
     return [number for number, _ in session.fetch(_oldest, (), {"place": place, "state": state, "limit": _AT_ONCE})]
 
 
-def look_at_oldest(session: Session, row: GroupRow) -> None:
+def look_at_oldest(session: SqlSession, row: GroupRow) -> None:
     """Note which free item of a group is the first."""
     found = session.fetch(_oldest, (), {"place": row.place, "state": FREE, "limit": 1}) if row.free else []
     row.oldest, row.oldest_at = found[0] if found else (0, 0)
@@ -177,37 +177,37 @@ def _oldest() -> Select[Any]:
     return select(buffer.c.number, buffer.c.at).where(*_is_in("state")).order_by(buffer.c.number).limit(_LIMIT)
 
 
-def lend(session: Session, numbers: Sequence[int], token: str) -> None:
+def lend(session: SqlSession, numbers: Sequence[int], token: str) -> None:
     """Put free items under a lease."""
     _change(session, _set_state, numbers, {"new_state": LEASED, "new_token": token})
 
 
-def free(session: Session, numbers: Sequence[int], attempts: int) -> None:
+def free(session: SqlSession, numbers: Sequence[int], attempts: int) -> None:
     """End the lease on items; so many attempts are counted on each."""
     _change(session, _free, numbers, {"new_state": FREE, "new_token": "", "more": attempts})
 
 
-def free_anew(session: Session, numbers: Sequence[int]) -> None:
+def free_anew(session: SqlSession, numbers: Sequence[int]) -> None:
     """Make unresolved items free, as if they had never been tried."""
     _change(session, _free_anew, numbers, {"new_state": FREE, "new_token": ""})
 
 
-def insert_item(session: Session, values: Values) -> None:
+def insert_item(session: SqlSession, values: Values) -> None:
     """Insert a free item that has a number already."""
     insert_rows(session, buffer, [{**values, "attempts": 0, "state": FREE, "token": ""}])
 
 
-def set_unresolved(session: Session, numbers: Sequence[int]) -> None:
+def set_unresolved(session: SqlSession, numbers: Sequence[int]) -> None:
     """Leave leased items in the buffer as unresolved ones."""
     _change(session, _set_state, numbers, {"new_state": UNRESOLVED, "new_token": ""})
 
 
-def remove(session: Session, numbers: Sequence[int]) -> None:
+def remove(session: SqlSession, numbers: Sequence[int]) -> None:
     """Remove items for good."""
     _change(session, _delete, numbers, {})
 
 
-def _change(session: Session, build: Any, numbers: Sequence[int], values: dict[str, object]) -> None:
+def _change(session: SqlSession, build: Any, numbers: Sequence[int], values: dict[str, object]) -> None:
     for count, given in in_parts(session.database, "number", sorted(numbers)):
         session.change(build, (count,), {**values, **given})
 

@@ -17,7 +17,7 @@ from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.sql.aggregators.additions import OWN
 from celery_sagas.stores.sql.aggregators.groups import digest
 from celery_sagas.stores.sql.aggregators.items import FREE, select_known
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now
 from celery_sagas.stores.sql.tables import buffer, group
 
@@ -25,7 +25,7 @@ from celery_sagas.stores.sql.tables import buffer, group
 _REMEMBERED: Final = 10_000
 
 
-class Waiting:
+class Joinable:
     """Groups in which items wait, as far as this process knows: only in these is it worth while to try."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def _is_one(addition: Addition) -> bool:
     return len(addition.items) == 1 and not addition.items[0].is_unreadable
 
 
-def join(session: Session, rules: Rules, addition: Addition) -> bool:
+def join(session: SqlSession, rules: Rules, addition: Addition) -> bool:
     """Insert the one item of an addition, and return whether that was all there was to do; else nothing is changed."""
     (item,), place = addition.items, digest(rules.name, addition.group)
     key = digest(rules.name, addition.group, item.id)

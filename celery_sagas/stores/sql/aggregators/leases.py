@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Delete, Insert, Select, Update, delete, insert, select, update
 
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.tables import lease
 
 
-class Lease(NamedTuple):
+class LeaseRow(NamedTuple):
     """The time that one run of a flush has, and why it came to be."""
 
     token: str
@@ -19,34 +19,34 @@ class Lease(NamedTuple):
     ends_at: int
 
 
-def read_leases(session: Session, row: GroupRow) -> dict[str, Lease]:
+def read_leases(session: SqlSession, row: GroupRow) -> dict[str, LeaseRow]:
     """Return the leases of a group, by their tokens."""
     if not row.leased:
         return {}
-    return {fields[0]: Lease(*fields) for fields in session.fetch(_select, (), {"place": row.place})}
+    return {fields[0]: LeaseRow(*fields) for fields in session.fetch(_select, (), {"place": row.place})}
 
 
-def add_lease(session: Session, place: str, made: Lease) -> None:
+def add_lease(session: SqlSession, place: str, made: LeaseRow) -> None:
     """Keep a new lease."""
     session.change(_insert, (), {"place": place, **made._asdict()})
 
 
-def extend_lease(session: Session, place: str, token: str, ends_at: int) -> None:
+def extend_lease(session: SqlSession, place: str, token: str, ends_at: int) -> None:
     """Have a lease end at another time."""
     session.change(_extend, (), {"place": place, "token": token, "ends_at": ends_at})
 
 
-def end_lease(session: Session, place: str, token: str) -> None:
+def end_lease(session: SqlSession, place: str, token: str) -> None:
     """Remove a lease."""
     session.change(_delete, (), {"place": place, "token": token})
 
 
-def end_leases(session: Session, place: str) -> None:
+def end_leases(session: SqlSession, place: str) -> None:
     """Remove all leases of a group."""
     session.change(_delete_all, (), {"place": place})
 
 
-def first_end(leases: Collection[Lease]) -> int:
+def first_end(leases: Collection[LeaseRow]) -> int:
     """Return when the first of them ends; 0 if there is none."""
     return min((each.ends_at for each in leases), default=0)
 
@@ -56,7 +56,7 @@ def _select() -> Select[Any]:
 
 
 def _insert() -> Insert:
-    given = {name: bound(lease.c[name], name) for name in ("place", *Lease._fields)}
+    given = {name: bound(lease.c[name], name) for name in ("place", *LeaseRow._fields)}
     return insert(lease).values({"prefix": PREFIX, **given})
 
 

@@ -10,7 +10,7 @@ from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
 from celery_sagas.stores.sql.aggregators.items import are
 from celery_sagas.stores.sql.connection.bulk import NewRows, or_change
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound, in_parts
 from celery_sagas.stores.sql.tables import buffer, seen
 
@@ -21,7 +21,7 @@ _INSERT: Mapping[str, Callable[[Table], NewRows]] = {
 }
 
 
-def remember(session: Session, rules: Rules, now: int, groups: Iterable[GroupRow], numbers: Sequence[int]) -> None:
+def remember(session: SqlSession, rules: Rules, now: int, groups: Iterable[GroupRow], numbers: Sequence[int]) -> None:
     """Remember the ids of items of groups that are about to be removed, if the rules say so."""
     if not rules.remember_ms or not numbers:
         return

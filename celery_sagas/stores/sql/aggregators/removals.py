@@ -20,11 +20,11 @@ from celery_sagas.stores.sql.aggregators.items import (
 )
 from celery_sagas.stores.sql.aggregators.leases import end_leases
 from celery_sagas.stores.sql.aggregators.remembered import remember
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import discard
 
 
-def open_gate(session: Session, rules: Rules, group: str) -> bool:
+def open_gate(session: SqlSession, rules: Rules, group: str) -> bool:
     """Open the gate of a group for everything that is free or leased, and set the mark."""
     now, row = lock(session, rules.name, group)
     if row is None or not row.free + row.leased:
@@ -37,7 +37,7 @@ def open_gate(session: Session, rules: Rules, group: str) -> bool:
     return True
 
 
-def remove_item(session: Session, rules: Rules, group: str, id: str, states: Sequence[str]) -> None:
+def remove_item(session: SqlSession, rules: Rules, group: str, id: str, states: Sequence[str]) -> None:
     """Remove the item with an id, if it is in one of these states."""
     now, row = lock(session, rules.name, group)
     if row is None:
@@ -55,7 +55,7 @@ def remove_item(session: Session, rules: Rules, group: str, id: str, states: Seq
     save(session, rules, now, [row])
 
 
-def restore(session: Session, rules: Rules, letter: DeadLetter) -> bool:
+def restore(session: SqlSession, rules: Rules, letter: DeadLetter) -> bool:
     """Insert the item of a letter and remove the letter, unless its id is buffered again, or the letter gone."""
     now, groups = lock_all(session, rules.name, {letter.key})
     row, key = groups[letter.key], digest(rules.name, letter.key, letter.message_id)
@@ -69,7 +69,7 @@ def restore(session: Session, rules: Rules, letter: DeadLetter) -> bool:
     return is_wanted
 
 
-def clear(session: Session, rules: Rules, group: str) -> int:
+def clear(session: SqlSession, rules: Rules, group: str) -> int:
     """Remove all items of a group, and give its leases up."""
     now, row = lock(session, rules.name, group)
     if row is None:

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.selectable import TableValuedAlias
 
-from celery_sagas.stores.sql.connection.database import Session
+from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Build, Shape, Values, bound
 from celery_sagas.stores.sql.tables import metadata
 
@@ -18,25 +18,25 @@ from celery_sagas.stores.sql.tables import metadata
 NewRows: TypeAlias = mysql.Insert | postgresql.Insert | sqlite.Insert
 
 
-def insert_rows(session: Session, table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> None:
+def insert_rows(session: SqlSession, table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> None:
     """Insert rows, all of which have the same columns, beside those that have the same values in all."""
     if rows:
         _run(session, _insert, table, rows, common)
 
 
-def put_rows(session: Session, table: Table, rows: Sequence[Values]) -> None:
+def put_rows(session: SqlSession, table: Table, rows: Sequence[Values]) -> None:
     """Insert rows, or change those that are there under their primary keys; lock them in their order."""
     if rows:
         _run(session, _put, table, rows, {})
 
 
-def lock_rows(session: Session, table: Table, rows: Sequence[Values]) -> None:
+def lock_rows(session: SqlSession, table: Table, rows: Sequence[Values]) -> None:
     """Insert the rows that are missing, and lock all, in their order."""
     if rows:
         _run(session, _lock, table, rows, {})
 
 
-def _run(session: Session, build: Build, table: Table, rows: Sequence[Values], common: Values) -> None:
+def _run(session: SqlSession, build: Build, table: Table, rows: Sequence[Values], common: Values) -> None:
     is_one = len(rows) == 1 or session.database != "postgresql"
     shape: Shape = (table.name, session.database, is_one, ",".join(common), *rows[0])
     if session.database == "postgresql":

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from celery_sagas.errors import LeaseLost, NotBuffered, StoreUnavailable
-from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.database import Database, SqlSession
 
 T = TypeVar("T")
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 _REPEATS = 2
 
 
-def in_transaction(database: Database, work: Callable[[Session], T]) -> T:
+def in_transaction(database: Database, work: Callable[[SqlSession], T]) -> T:
     """Run work in a transaction, which is undone if it raises; the victim of a deadlock is run again."""
     for _ in range(_REPEATS):
         try:
@@ -23,14 +23,14 @@ def in_transaction(database: Database, work: Callable[[Session], T]) -> T:
     return _run(database, work)
 
 
-def _run(database: Database, work: Callable[[Session], T]) -> T:
+def _run(database: Database, work: Callable[[SqlSession], T]) -> T:
     """Run work in a transaction, which the database runs once more if the connection was lost.
 
     Where the first run may have been committed, and the second finds nothing to do, the first one's answer is given.
     """
     answers: list[T] = []
 
-    def run(session: Session) -> T | LeaseLost | NotBuffered:
+    def run(session: SqlSession) -> T | LeaseLost | NotBuffered:
         session.begin()
         try:
             answer = work(session)

@@ -10,7 +10,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from celery_sagas.connections import IdleConnections
 
 
-class OpenConnection:
+class SqlConnection:
     """A connection of the driver, and the one cursor on which all of its statements run."""
 
     def __init__(self, connection: PoolProxiedConnection) -> None:
@@ -29,7 +29,7 @@ class OpenConnection:
         self.connection.close()
 
 
-class Connections(IdleConnections[OpenConnection]):
+class Connections(IdleConnections[SqlConnection]):
     """Opens connections, and keeps those that are not in use.
 
     SQLAlchemy's own pool makes a proxy, a weak reference and events for each use, which takes longer than binding the statement's
@@ -42,17 +42,17 @@ class Connections(IdleConnections[OpenConnection]):
     """
 
     def __init__(self, engine: Engine, recycle_s: float) -> None:
-        super().__init__(OpenConnection.close)
+        super().__init__(SqlConnection.close)
         self._engine = engine
         self._recycle_s = recycle_s
 
-    def check_out(self) -> OpenConnection | None:
+    def check_out(self) -> SqlConnection | None:
         """Return the connection that was used last and is not too old."""
         oldest = time.monotonic() - self._recycle_s if self._recycle_s >= 0 else 0
         while (opened := super().check_out()) and opened.opened_at < oldest:
             opened.close()
         return opened
 
-    def open(self) -> OpenConnection:
+    def open(self) -> SqlConnection:
         """Return a new connection."""
-        return OpenConnection(self._engine.raw_connection())
+        return SqlConnection(self._engine.raw_connection())

@@ -14,17 +14,17 @@ from sqlalchemy.exc import DBAPIError
 
 from celery_sagas.errors import StoreError
 from celery_sagas.forks import FILES
-from celery_sagas.stores.sql.connection.connections import Connections, OpenConnection
+from celery_sagas.stores.sql.connection.connections import Connections, SqlConnection
 from celery_sagas.stores.sql.connection.dialects import DIALECTS
-from celery_sagas.stores.sql.connection.errors import Fault, Subject, Translator
-from celery_sagas.stores.sql.connection.location import Location
+from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors, Subject
+from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.connection.options import make_engine, read_options
-from celery_sagas.stores.sql.connection.statements import Build, Shape, Statement, Step, Values, compile_statement
+from celery_sagas.stores.sql.connection.statements import Build, Execution, Shape, Statement, Values, compile_statement
 
 Row: TypeAlias = Sequence[Any]
 
 
-class Session:
+class SqlSession:
     """Runs statements, each as a transaction of its own unless one is begun."""
 
     def __init__(self, database: Database, cursor: DBAPICursor) -> None:
@@ -49,7 +49,7 @@ class Session:
         self._sent = statement.text, [statement.bind(row) for row in rows]
         self._cursor.executemany(*self._sent)
 
-    def commit_steps(self, steps: Sequence[Step]) -> bool:
+    def commit_steps(self, steps: Sequence[Execution]) -> bool:
         """Run the steps of a commit, all or none.
 
         Returns:
@@ -65,7 +65,7 @@ class Session:
         self.end("COMMIT")
         return True
 
-    def change_all(self, steps: Sequence[Step]) -> int:
+    def change_all(self, steps: Sequence[Execution]) -> int:
         """Run steps, all or none; return how many rows they changed."""
         if len(steps) > 1:
             self.begin()
@@ -74,7 +74,7 @@ class Session:
             self.end("COMMIT")
         return changed
 
-    def _take(self, step: Step) -> bool:
+    def _take(self, step: Execution) -> bool:
         return self.change(step.build, step.shape, step.values) > 0 or not step.is_required
 
     def measure(self) -> int:
@@ -148,7 +148,9 @@ class Database:
         clock: Overrides the server's clock.
     """
 
-    def __init__(self, location: Location, prefix: str, options: Mapping[str, object], clock: Callable[[], int] | None) -> None:
+    def __init__(
+        self, location: SqlLocation, prefix: str, options: Mapping[str, object], clock: Callable[[], int] | None
+    ) -> None:
         self.location = location
         self.name = location.url.get_backend_name()
         self.dialect = DIALECTS[self.name]
@@ -160,7 +162,7 @@ class Database:
         self.observers: list[Callable[[str], None]] = []
         self._prefix = prefix
         self._clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
-        self._errors = Translator(self.driver, location)
+        self._errors = SqlErrors(self.driver, location)
         self._statements: dict[tuple[Build, Shape], Statement] = {}
         #: Each operation runs in it.
         self._gate: AbstractContextManager[object] = nullcontext()
@@ -186,7 +188,7 @@ class Database:
         """Run one statement and return how many rows it changed."""
         return self.run(lambda session: session.change(build, shape, values))
 
-    def run(self, work: Callable[[Session], T], subject: Subject | None = None) -> T:
+    def run(self, work: Callable[[SqlSession], T], subject: Subject | None = None) -> T:
         """Run one operation on a connection.
 
         An operation whose connection was lost since the last one (the server was restarted) is run once more, on a new
@@ -203,11 +205,11 @@ class Database:
                 self.connections.close_idle()  # the others are as old, but for those that come back now
             return self._attempt(work, may_repeat=False)
 
-    def _attempt(self, work: Callable[[Session], T], *, may_repeat: bool) -> T:
+    def _attempt(self, work: Callable[[SqlSession], T], *, may_repeat: bool) -> T:
         opened = (self.connections.check_out() if may_repeat else None) or self.connections.open()
         is_sound, began = False, time.monotonic()
         try:
-            session = Session(self, opened.cursor)
+            session = SqlSession(self, opened.cursor)
             result = work(session)
             is_sound = opened.has_worked = True
         except self.driver.Error as exc:
@@ -224,7 +226,7 @@ class Database:
         finally:
             self._give_back(opened, is_sound)
 
-    def _check_size(self, session: Session, error: Exception) -> None:
+    def _check_size(self, session: SqlSession, error: Exception) -> None:
         """Check whether a statement failed because the server takes none of its size: it would fail each time.
 
         Raises:
@@ -243,7 +245,7 @@ class Database:
                 f"{size:,}. Nothing was stored. Raise max_allowed_packet on the server, or store and send less at once."
             ) from error
 
-    def _give_back(self, opened: OpenConnection, is_sound: bool) -> None:
+    def _give_back(self, opened: SqlConnection, is_sound: bool) -> None:
         if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
             opened.connection.rollback()
         if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
-from celery_sagas.stores.sql.connection.location import Location
+from celery_sagas.stores.sql.connection.location import SqlLocation
 
 if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
     from sqlalchemy.engine.interfaces import DBAPIModule
@@ -59,10 +59,10 @@ class Subject(NamedTuple):
     key: str
 
 
-class Translator:
+class SqlErrors:
     """Translates the errors of one driver at one location."""
 
-    def __init__(self, driver: DBAPIModule, location: Location) -> None:
+    def __init__(self, driver: DBAPIModule, location: SqlLocation) -> None:
         self._driver = driver
         self._location = location
 

@@ -21,7 +21,7 @@ _HIDDEN = "***"
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class SqlLocation:
     """A database's address; only ``shown`` may be shown."""
 
     url: URL  #: with the driver
@@ -29,7 +29,7 @@ class Location:
     secrets: tuple[str, ...]
 
     def __repr__(self) -> str:
-        return f"Location({self.shown})"
+        return f"SqlLocation({self.shown})"
 
     @property
     def in_memory(self) -> bool:
@@ -52,7 +52,7 @@ class Location:
         return text
 
 
-def locate(url: str) -> Location:
+def locate(url: str) -> SqlLocation:
     """Parse a URL, with or without Celery's ``db+``.
 
     Raises:
@@ -66,7 +66,7 @@ def locate(url: str) -> Location:
             "the URL of the saga backend is malformed",
             "Write it as dialect://user:password@host:port/database, with special characters in the password %-escaped",
         ) from None
-    return Location(given.set(drivername=_driver_name(given)), _shown(given), _secrets(given))
+    return SqlLocation(given.set(drivername=_driver_name(given)), _shown(given), _secrets(given))
 
 
 def _driver_name(url: URL) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.sql.connection.answers import bound_answers
 from celery_sagas.stores.sql.connection.dialects import SqlDialect
-from celery_sagas.stores.sql.connection.location import Location
+from celery_sagas.stores.sql.connection.location import SqlLocation
 
 #: Every option with its default. Times are seconds.
 DEFAULTS: Mapping[str, Any] = {
@@ -24,7 +24,7 @@ DEFAULTS: Mapping[str, Any] = {
 _OURS = ("autocommit", "isolation_level", "execution_options")
 
 
-def read_options(options: Mapping[str, object], location: Location) -> dict[str, Any]:
+def read_options(options: Mapping[str, object], location: SqlLocation) -> dict[str, Any]:
     """Check the options and fill in the defaults.
 
     Raises:
@@ -58,7 +58,7 @@ def _check_type(name: str, value: object, kind: Any) -> None:
         raise ConfigurationError(f"the option {name} must be {expected}, not of type {type(value).__name__}")
 
 
-def make_engine(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:
+def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:
     """Make an engine whose connections are in autocommit, and that keeps none: ``Connections`` does."""
     engine = create_engine(
         location.url,
@@ -89,7 +89,7 @@ def _prepare_nothing_in_a_pool(connection: Any, _: object) -> None:
         connection.prepare_threshold = None
 
 
-def _patience(location: Location, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:
+def _patience(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in dialect.patience(options).items() if name not in location.url.query}
 
 

@@ -49,7 +49,7 @@ def _compile_now(element: now, compiler: SQLCompiler, *, server_clock: bool, **k
     return compiler.process(bindparam("now", type_=element.type), **kwargs)
 
 
-class Step(NamedTuple):
+class Execution(NamedTuple):
     """One statement of a commit, with its values."""
 
     build: Build

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindpa
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.records import Effects, Entry, Outgoing
-from celery_sagas.stores.sql.connection.statements import PREFIX, Step, Values, bound, chunks, now, one_of
+from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, chunks, now, one_of
 from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
 
 _ENTRY = ("step", "message_id", "attempt", "outcome", "saga", "key", "instance_id", "version", "detail")
@@ -80,12 +80,12 @@ def _insert_outgoing(count: int) -> Insert:
     return insert(outbox).values([outgoing_columns(column_of(number)) for number in range(count)])
 
 
-def effect_steps(effects: Effects) -> list[Step]:
+def effect_steps(effects: Effects) -> list[Execution]:
     """Return the statements that write the effects one table after the other."""
     line = entry_values(effects.entry)
     common = {**line, **lease_values(effects)}
-    inserts = [Step(_insert_outgoing, (len(rows),), {**common, **_row_values(rows)}) for rows in chunks(effects.outgoing)]
-    return [Step(insert_entry, (), line), *inserts]
+    inserts = [Execution(_insert_outgoing, (len(rows),), {**common, **_row_values(rows)}) for rows in chunks(effects.outgoing)]
+    return [Execution(insert_entry, (), line), *inserts]
 
 
 def _row_values(rows: Sequence[Outgoing]) -> Values:

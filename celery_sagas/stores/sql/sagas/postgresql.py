@@ -15,7 +15,7 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
 from celery_sagas.stores.sql.connection.bulk import rows_of
-from celery_sagas.stores.sql.connection.statements import PREFIX, Step, Values, bound, numbered, one_of
+from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, numbered, one_of
 from celery_sagas.stores.sql.sagas.effects import (
     OUTGOING,
     decided_by_instance,
@@ -41,12 +41,12 @@ from celery_sagas.stores.sql.tables import instance, journal, key, outbox
 _Keys = tuple[tuple[str, str], ...]
 
 
-def insert(record: NewRecord, effects: Effects) -> list[Step]:
+def insert(record: NewRecord, effects: Effects) -> list[Execution]:
     """Commit a new instance."""
     former = record.names[1:]
     shape = (len(former), bool(record.keys), _count_of(effects))
     values = {**new_values(record), **_new_key_values(record.names, record.keys), **_effect_values(effects)}
-    return [Step(_insert, shape, values, is_required=True)]
+    return [Execution(_insert, shape, values, is_required=True)]
 
 
 def _insert(former: int, adds: bool, sends: int) -> Insert:
@@ -55,7 +55,7 @@ def _insert(former: int, adds: bool, sends: int) -> Insert:
     return _entry_of(changed, *([_added(changed)] if adds else []), *([_sent(changed, sends)] if sends else []))
 
 
-def update(record: Record, change: Change, effects: Effects) -> list[Step]:
+def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     """Commit a change."""
     former = change.names[1:] if change.added_keys else ()
     shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.withdrawn), _count_of(effects))
@@ -66,7 +66,7 @@ def update(record: Record, change: Change, effects: Effects) -> list[Step]:
         "withdrawn_ids": list(change.withdrawn),
         **_effect_values(effects),
     }
-    return [Step(_update, shape, values, is_required=True)]
+    return [Execution(_update, shape, values, is_required=True)]
 
 
 def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: int) -> Insert:
@@ -76,10 +76,10 @@ def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: int)
     return _entry_of(changed, *keys, *rows)
 
 
-def delete(record: Record, effects: Effects) -> list[Step]:
+def delete(record: Record, effects: Effects) -> list[Execution]:
     """Commit the end of an instance."""
     values = {**found_values(record, effects), **_effect_values(effects)}
-    return [Step(_delete, (_count_of(effects),), values, is_required=True)]
+    return [Execution(_delete, (_count_of(effects),), values, is_required=True)]
 
 
 def _delete(sends: int) -> Insert:
@@ -89,9 +89,9 @@ def _delete(sends: int) -> Insert:
     return _entry_of(changed, keys, rows, *([_sent(changed, sends)] if sends else []))
 
 
-def record(effects: Effects) -> list[Step]:
+def record(effects: Effects) -> list[Execution]:
     """Commit the effects alone."""
-    return [Step(_record, (_count_of(effects),), _effect_values(effects))]
+    return [Execution(_record, (_count_of(effects),), _effect_values(effects))]
 
 
 def _record(sends: int) -> Insert:

@@ -7,7 +7,7 @@ from sqlalchemy import BindParameter, ColumnElement, Integer, Select, Update, bi
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
 from celery_sagas.stores.sql.connection.calls import in_transaction
-from celery_sagas.stores.sql.connection.database import Database, Session
+from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, one_of
 from celery_sagas.stores.sql.tables import instance, key
 
@@ -52,7 +52,7 @@ def _move(database: Database, values: Values, ids: list[str]) -> int | None:
         return None
 
 
-def _move_in(session: Session, values: Values, ids: list[str]) -> int:
+def _move_in(session: SqlSession, values: Values, ids: list[str]) -> int:
     moved = 0
     for count, given in in_parts(session.database, "id", ids):
         moved += session.change(_rename_instances, (count,), {**values, **given})

@@ -9,7 +9,7 @@ from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.errors import Subject
-from celery_sagas.stores.sql.connection.statements import Step, numbered
+from celery_sagas.stores.sql.connection.statements import Execution, numbered
 from celery_sagas.stores.sql.sagas import postgresql, transactions
 from celery_sagas.stores.sql.sagas.instances import reserve_instance
 from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of
@@ -19,10 +19,10 @@ from celery_sagas.stores.sql.sagas.renames import count_instances, rename
 class _Commits(Protocol):
     """How a database commits: the statements, in order."""
 
-    def insert(self, record: NewRecord, effects: Effects) -> list[Step]: ...
-    def update(self, record: Record, change: Change, effects: Effects) -> list[Step]: ...
-    def delete(self, record: Record, effects: Effects) -> list[Step]: ...
-    def record(self, effects: Effects) -> list[Step]: ...
+    def insert(self, record: NewRecord, effects: Effects) -> list[Execution]: ...
+    def update(self, record: Record, change: Change, effects: Effects) -> list[Execution]: ...
+    def delete(self, record: Record, effects: Effects) -> list[Execution]: ...
+    def record(self, effects: Effects) -> list[Execution]: ...
 
 
 class SqlSagaStore(SagaStore):
@@ -68,7 +68,7 @@ class SqlSagaStore(SagaStore):
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         return rename(self._database, {"name": name, "former": former, "limit": limit, "after": after})
 
-    def _commit(self, steps: list[Step], subject: Subject, entry: Entry, expected: "_Expected") -> None:
+    def _commit(self, steps: list[Execution], subject: Subject, entry: Entry, expected: "_Expected") -> None:
         """Commit, and if that was refused look up why: a message that was committed before comes first."""
         conflict = None
         try:

@@ -3,7 +3,7 @@
 from sqlalchemy import Insert
 
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
-from celery_sagas.stores.sql.connection.statements import Step, chunks, numbered
+from celery_sagas.stores.sql.connection.statements import Execution, chunks, numbered
 from celery_sagas.stores.sql.sagas.effects import delete_rows_of_instance, delete_withdrawn, effect_steps
 from celery_sagas.stores.sql.sagas.instances import (
     change_values,
@@ -19,12 +19,12 @@ from celery_sagas.stores.sql.sagas.instances import (
 )
 
 
-def insert(record: NewRecord, effects: Effects) -> list[Step]:
+def insert(record: NewRecord, effects: Effects) -> list[Execution]:
     """Commit a new instance."""
     former = record.names[1:]
     values = {**new_values(record), **numbered("former", former)}
     return [
-        Step(_insert_instance, (len(former),), values, is_required=True),
+        Execution(_insert_instance, (len(former),), values, is_required=True),
         *_add_keys(record.id, record.names, record.keys),
         *effect_steps(effects),
     ]
@@ -34,10 +34,10 @@ def _insert_instance(former: int) -> Insert:
     return insert_instance(*is_key_free(former))
 
 
-def update(record: Record, change: Change, effects: Effects) -> list[Step]:
+def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     """Commit a change; keys are removed first, so that a value can move from one property to another."""
     return [
-        Step(update_instance, (), change_values(record, change, effects), is_required=True),
+        Execution(update_instance, (), change_values(record, change, effects), is_required=True),
         *_remove_keys(record.id, change.removed_keys),
         *_add_keys(record.id, change.names, change.added_keys),
         *_withdraw(record.id, change.withdrawn),
@@ -45,35 +45,35 @@ def update(record: Record, change: Change, effects: Effects) -> list[Step]:
     ]
 
 
-def delete(record: Record, effects: Effects) -> list[Step]:
+def delete(record: Record, effects: Effects) -> list[Execution]:
     """Commit the end of an instance."""
     values = found_values(record, effects)
     return [
-        Step(delete_instance, (), values, is_required=True),
-        Step(delete_keys, (), values),
-        Step(delete_rows_of_instance, (), values),
+        Execution(delete_instance, (), values, is_required=True),
+        Execution(delete_keys, (), values),
+        Execution(delete_rows_of_instance, (), values),
         *effect_steps(effects),
     ]
 
 
-def record(effects: Effects) -> list[Step]:
+def record(effects: Effects) -> list[Execution]:
     """Commit the effects alone."""
     return effect_steps(effects)
 
 
-def _add_keys(id: str, names: tuple[str, ...], keys: tuple[tuple[str, str], ...]) -> list[Step]:
+def _add_keys(id: str, names: tuple[str, ...], keys: tuple[tuple[str, str], ...]) -> list[Execution]:
     former = names[1:]
     common = {"saga": names[0], "instance_id": id, **numbered("former", former)}
     return [
-        Step(insert_key, (len(former),), {**common, "property": property, "value": value}, is_required=True)
+        Execution(insert_key, (len(former),), {**common, "property": property, "value": value}, is_required=True)
         for property, value in keys
     ]
 
 
-def _remove_keys(id: str, keys: tuple[tuple[str, str], ...]) -> list[Step]:
-    return [Step(delete_key, (), {"instance_id": id, "property": property, "value": value}) for property, value in keys]
+def _remove_keys(id: str, keys: tuple[tuple[str, str], ...]) -> list[Execution]:
+    return [Execution(delete_key, (), {"instance_id": id, "property": property, "value": value}) for property, value in keys]
 
 
-def _withdraw(id: str, rows: tuple[str, ...]) -> list[Step]:
+def _withdraw(id: str, rows: tuple[str, ...]) -> list[Execution]:
     parts = chunks(sorted(set(rows)))
-    return [Step(delete_withdrawn, (len(part),), {"id": id, **numbered("withdrawn", part)}) for part in parts]
+    return [Execution(delete_withdrawn, (len(part),), {"id": id, **numbered("withdrawn", part)}) for part in parts]
