@@ -244,7 +244,7 @@ class RevisionConflict(StoreError):
     retry = Retry.AT_ONCE
     saga: str
     key: str
-    reason: str  #: "version", "unique", "reserved" or "locked"
+    reason: str  #: "version", "unique", "locked" or "deadlock"
 
     def __str__(self) -> str:
         return (

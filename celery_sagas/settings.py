@@ -79,7 +79,7 @@ class Settings(BaseModel):
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)] = ""
     #: Whether a starting worker creates the tables that are missing.
     create_schema: bool = True
-    #: Runs of a step after conflicts, before the instance is reserved for the next run.
+    #: Runs of a step after conflicts, before the instance is locked for the next run.
     conflict_retries: Count = Field(default=5, ge=0, le=1000)
     #: Seconds for which handled messages are remembered, longer than the broker takes to deliver one again; without it, as long
     #: as the backend says: 7 days in SQL, one day in Redis.
@@ -94,7 +94,7 @@ class Settings(BaseModel):
     #: RabbitMQ's quorum queues drop a message, without a word, after 20.
     max_deliveries: Count = Field(default=10, ge=1, le=19)
     #: What happens if a step publishes by itself, ``task.delay()``, in the place of ``order.send()``: ``"warn"``, or ``"allow"``.
-    raw_sends: Literal["warn", "allow"] = "warn"
+    direct_publish: Literal["warn", "allow"] = "warn"
     #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
     dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
     #: The largest state, and the largest message that a step sends. Bytes of JSON.

@@ -248,8 +248,8 @@ class Interposed(SagaStore):
     def record(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("record", *args, **kwargs)
 
-    def reserve(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call("reserve", *args, **kwargs)
+    def lock(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call("lock", *args, **kwargs)
 
     def count(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("count", *args, **kwargs)

@@ -12,7 +12,7 @@ from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import InvalidMessage, NotBuffered
 from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.aggregators.client import Buffered, stored_items
+from celery_sagas.worker.aggregators.client import AggregatorClient, stored_items
 from celery_sagas.worker.runtime import Runtime
 
 #: Items that are read at once.
@@ -202,7 +202,7 @@ def _flush(runtime: Runtime, name: str, group: str | None) -> int:
             f"{name} has items in the store, and this app does not define it: run the command with an app that does (celery -A …)"
         )
     try:
-        return Buffered(runtime, definition).flush(group)
+        return AggregatorClient(runtime, definition).flush(group)
     except ValueError as exc:
         raise click.BadParameter(str(exc), param_hint="GROUP") from exc
 

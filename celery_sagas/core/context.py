@@ -36,9 +36,9 @@ class SagaView(NamedTuple):
     message: MessageView  #: the one that is handled; on a copy that ``find`` returned, its id and step are empty
     #: When the timeouts are due that it had when this step began, by name; aware, UTC. The one that is handled is not among them.
     timeouts: Mapping[str, datetime] = MappingProxyType({})
-    #: The requests that were open when this step began, by id; neither the one that is answered now, nor one that is overdue.
+    #: The requests that were open when this step began, by id; neither the one that is answered now, nor one that has timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})
-    originator: str | None = None  #: the id of the message that started it, if that asks for an answer and has none yet
+    requester: str | None = None  #: the id of the message that started it, if that asks for an answer and has none yet
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The pending map: what an instance waits for, kept with its record and changed only by commits.
 
 A timeout, or what came of a request, is handled only if it is still in the map, and the commit that handles, replaces or
-withdraws it takes it out. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
+cancels it takes it out. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
 broker's queue.
 """
 
@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, Addressed, Came, Request, read_request
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, Addressed, ReplyKind, Request
+from celery_sagas.core.sending import SerializedMessage
 
 Keys = dict[str, str]
 
@@ -41,9 +41,19 @@ class Timeout:
     at: int  #: when it is due; milliseconds since the epoch
     more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has noted of it
 
-    def noted(self) -> dict[str, Any]:
-        """Return what is noted of it, in values of JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """Return it in values of JSON."""
         return {**self.more, "id": self.id, "row": self.row, "step": self.step, "at": self.at}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Return the timeout that values of JSON hold.
+
+        Raises:
+            KeyError: They are not of its form.
+        """
+        id, row, step, at = (value.pop(name) for name in ("id", "row", "step", "at"))
+        return cls(id, row, step, at, value)
 
 
 @dataclass(slots=True)
@@ -55,14 +65,18 @@ class Pending:
     timeouts: dict[str, Timeout] = field(default_factory=dict)  #: by name
     requests: dict[str, Request] = field(default_factory=dict)  #: by id
     #: The return address of the message that started the instance, until it is answered.
-    originator: dict[str, Any] | None = None
+    requester: dict[str, Any] | None = None
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
-    new_timeouts: dict[str, tuple[Frozen, int]] = field(default_factory=dict)  #: by name: the message, and when it is due
-    new_requests: dict[str, tuple[Request, Frozen | None]] = field(default_factory=dict)  #: with the deadline's message
+    new_timeouts: dict[str, tuple[SerializedMessage, int]] = field(
+        default_factory=dict
+    )  #: by name: the message, and when it is due
+    new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(
+        default_factory=dict
+    )  #: with the deadline's message
     cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
     about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
 
-    def schedule(self, name: str, message: Frozen, at: int) -> None:
+    def schedule(self, name: str, message: SerializedMessage, at: int) -> None:
         """Add a timeout, in the place of the one with its name."""
         self.unschedule(name)
         self.new_timeouts[name] = message, at
@@ -87,7 +101,7 @@ class Pending:
         if not addressed.came:
             return self._take_timeout(addressed.id), False
         request = self.take_request(addressed.id, addressed.came, steps)
-        return request is not None, request is not None and request.is_overdue
+        return request is not None, request is not None and request.has_timed_out
 
     def _take_timeout(self, id: str) -> bool:
         name = next((name for name, timeout in self.timeouts.items() if timeout.id == id), None)
@@ -108,22 +122,22 @@ class Pending:
         if request is None or not request.is_handled_by(steps, came):
             return None
         del self.requests[id]
-        if came in (Came.DEADLINE, Came.DOUBT) and not request.then.endswith(ANSWERED):
-            self.requests[id] = replace(request, is_overdue=True, row="")
-        if request.row and came != Came.DEADLINE:
+        if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not request.then.endswith(ANSWERED):
+            self.requests[id] = replace(request, has_timed_out=True, row="")
+        if request.row and came != ReplyKind.DEADLINE:
             self.cancelled.append(request.row)
-        self.about = {"request": id, "came": came} | ({"late": True} if request.is_overdue else {})
+        self.about = {"request": id, "came": came} | ({"late": True} if request.has_timed_out else {})
         return request
 
     def forget_oldest(self) -> None:
-        """Keep only the newest of the overdue requests."""
-        overdue = [id for id, request in self.requests.items() if request.is_overdue]
-        for id in overdue[:-REQUESTS]:
+        """Keep only the newest of the requests that have timed out."""
+        timed_out = [id for id, request in self.requests.items() if request.has_timed_out]
+        for id in timed_out[:-REQUESTS]:
             del self.requests[id]
 
-    def told(self) -> dict[str, object]:
+    def to_journal(self) -> dict[str, object]:
         """Return what the journal says of this step: what came, and what it has asked for."""
-        asked = [request.told() for request, _ in self.new_requests.values()]
+        asked = [request.to_journal() for request, _ in self.new_requests.values()]
         return {**self.about, "asked": asked} if asked else self.about
 
     def text(self) -> str:
@@ -132,11 +146,11 @@ class Pending:
         if self.keys:
             parts["keys"] = self.keys
         if self.timeouts:
-            parts["timeouts"] = {name: timeout.noted() for name, timeout in self.timeouts.items()}
+            parts["timeouts"] = {name: timeout.to_json() for name, timeout in self.timeouts.items()}
         if self.requests:
-            parts["requests"] = {id: request.noted() for id, request in self.requests.items()}
-        if self.originator:
-            parts["originator"] = self.originator
+            parts["requests"] = {id: request.to_json() for id, request in self.requests.items()}
+        if self.requester:
+            parts["requester"] = self.requester
         return to_json({"format": FORMAT, **parts}).decode() if parts else NOTHING
 
 
@@ -154,17 +168,12 @@ def read_pending(text: str) -> Pending:
         if (format := stored.pop("format")) > FORMAT:
             raise NewerFormat(format)
         keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
-        originator = stored.pop("originator", None)
-        by_name = {str(name): _timeout(dict(noted)) for name, noted in timeouts.items()}
-        by_id = {str(id): read_request(str(id), dict(noted)) for id, noted in requests.items()}
-        return Pending(dict(keys), by_name, by_id, originator, stored)
+        requester = stored.pop("requester", None)
+        by_name = {str(name): Timeout.from_json(dict(noted)) for name, noted in timeouts.items()}
+        by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
+        return Pending(dict(keys), by_name, by_id, requester, stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
-
-
-def _timeout(noted: dict[str, Any]) -> Timeout:
-    id, row, step, at = (noted.pop(name) for name in ("id", "row", "step", "at"))
-    return Timeout(id, row, step, at, noted)
 
 
 def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
@@ -210,7 +219,7 @@ class OpenRequests(Mapping[str, RequestView]):
 
     def _read(self) -> dict[str, RequestView]:
         if self._views is None:
-            self._views = {id: _view(request) for id, request in self._requests.items() if not request.is_overdue}
+            self._views = {id: _view(request) for id, request in self._requests.items() if not request.has_timed_out}
         return self._views
 
 

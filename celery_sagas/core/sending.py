@@ -8,7 +8,7 @@ from celery_sagas.errors import MisuseError
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class SerializedMessage:
     """A message that a handler decided to send, encoded at the call."""
 
     message_id: str  #: under which it is published; of a chain, its first task's
@@ -19,7 +19,7 @@ class Frozen:
 
 
 #: Encodes what ``send`` was given, drawing as many message ids as it needs.
-TypeOfFreeze = Callable[[object, Callable[[], str]], Frozen]
+Serialize = Callable[[object, Callable[[], str]], SerializedMessage]
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class Sending:
 
     step: str
     message_id: str
-    freeze: TypeOfFreeze
-    messages: list[Frozen] = field(default_factory=list)
+    serialize: Serialize
+    messages: list[SerializedMessage] = field(default_factory=list)
     closed: bool = False
     _drawn: int = 0
 
@@ -46,7 +46,7 @@ class Sending:
         """
         if self.closed:
             raise MisuseError("send() was called after the step had ended", "Call it while the step runs")
-        message = self.freeze(signature, iter(ids).__next__ if ids else self.next_id)
+        message = self.serialize(signature, iter(ids).__next__ if ids else self.next_id)
         if due_at is not None:
             if message.due_at:
                 raise TypeError("send() was given after=, and a signature with a countdown or eta: use one of them")

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from celery_sagas.core.codec import dump
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
 from celery_sagas.core.requests.requests import REQUESTS
-from celery_sagas.core.sending import Frozen, Sending, TypeOfFreeze
+from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import alternate_keys_of, context_of, difference, key_of
@@ -26,15 +26,15 @@ STATES_IN_MESSAGES = 8
 NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
 #: Encodes the message that answers a request, given its return address.
-TypeOfAnswer = Callable[[Mapping[str, Any], object], Frozen | None]
+SerializeAnswer = Callable[[Mapping[str, Any], object], SerializedMessage | None]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTerms:
     """What every unit of work of a process keeps to."""
 
-    freeze: TypeOfFreeze
-    answer: TypeOfAnswer
+    serialize: Serialize
+    answer: SerializeAnswer
     state_bytes: int  #: how large a state may be
     owner: str  #: the lease token of this process
     grace_ms: int  #: how long this process has to publish the outgoing rows
@@ -49,7 +49,7 @@ class Run:
     named: str  #: as the message names the step: in the journal it is found by old code too
     terms: WorkTerms
     sending: Sending
-    holder: str  #: of the reservation, if there is one
+    lock_owner: str  #: of the lock, if there is one
 
     def refuse(self, key: str, problem: str, path: str = "") -> InvalidState:
         """Return the error for what cannot be committed."""
@@ -105,13 +105,13 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
         timeouts[name] = Timeout(message.message_id, _schedule(run, rows, "scheduled", message), message.task, at)
     for id, (request, deadline) in pending.new_requests.items():
         requests[id] = replace(request, row=_schedule(run, rows, "deadline", deadline) if deadline else "")
-    count = sum(not request.is_overdue for request in requests.values())
+    count = sum(not request.has_timed_out for request in requests.values())
     if count > REQUESTS:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
-    return Pending(keys, timeouts, requests, pending.originator, pending.more).text()
+    return Pending(keys, timeouts, requests, pending.requester, pending.more).text()
 
 
-def _schedule(run: Run, rows: list[Outgoing], kind: str, message: Frozen) -> str:
+def _schedule(run: Run, rows: list[Outgoing], kind: str, message: SerializedMessage) -> str:
     """Add a row that ends with the instance, behind those that are sent; return its id."""
     rows.append(_row(run, len(run.sending.messages) + len(rows), kind, message))
     return rows[-1].id
@@ -128,7 +128,7 @@ def _check_size(run: Run, key: str, data: str, pending: str) -> None:
 def _effects_of(run: Run, kind: Kind, state: State, rows: Sequence[Outgoing]) -> Effects:
     context = context_of(state)
     view = context.view
-    return _effects(run, kind, view.key, view.id, view.version + 1, rows, context.pending.told())
+    return _effects(run, kind, view.key, view.id, view.version + 1, rows, context.pending.to_journal())
 
 
 def _effects(
@@ -148,7 +148,7 @@ def _effects(
         version=version,
         detail=_detail(outgoing, about),
     )
-    return Effects(entry, outgoing, run.terms.owner, run.terms.grace_ms, run.holder)
+    return Effects(entry, outgoing, run.terms.owner, run.terms.grace_ms, run.lock_owner)
 
 
 def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
@@ -163,7 +163,7 @@ def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
         raise run.refuse(key, f"its messages have {size} bytes in all; {bound}")
 
 
-def _row(run: Run, number: int, kind: str, message: Frozen) -> Outgoing:
+def _row(run: Run, number: int, kind: str, message: SerializedMessage) -> Outgoing:
     """Return a row, whose id stands in the order of the calls, in which rows are claimed."""
     return Outgoing(f"{run.id}-{number:05}", kind, message.message_id, message.task, message.payload, message.due_at)
 

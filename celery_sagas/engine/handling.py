@@ -11,7 +11,7 @@ from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.unit_of_work import Delivery, Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError
-from celery_sagas.stores.operations import CountDelivery, Delete, Operation, Reserve, Update
+from celery_sagas.stores.operations import CountDelivery, Delete, Lock, Operation, Update
 from celery_sagas.stores.ports import Backend
 
 logger = logging.getLogger("celery_sagas")
@@ -24,7 +24,7 @@ class Services:
     backend: Backend
     dispatcher: Dispatcher
     terms: WorkTerms
-    conflict_retries: int  #: attempts after conflicts before the instance is reserved
+    conflict_retries: int  #: attempts after conflicts before the instance is locked
 
 
 def handle(services: Services, delivery: Delivery) -> Outcome:
@@ -58,7 +58,7 @@ class Driver:
 
     backend: Backend
     called_at: float = 0.0  #: when the store was called last: the lease on the rows of a commit began later
-    _reserved: Reserve | None = None  #: what the present attempt has reserved
+    _locked: Lock | None = None  #: what the present attempt has locked
     _count: int | None = None  #: of the deliveries: this one is counted once, however many attempts it has
 
     def drive(self, work: Steps[Handled]) -> Handled:
@@ -86,19 +86,19 @@ class Driver:
         answer: Any = operation.perform(self.backend)
         if isinstance(operation, CountDelivery):
             self._count = answer
-        elif isinstance(operation, Reserve) and answer:
-            self._reserved = operation
-        elif isinstance(operation, Update | Delete):  # it ends the reservation
-            self._reserved = None
+        elif isinstance(operation, Lock) and answer:
+            self._locked = operation
+        elif isinstance(operation, Update | Delete):  # it ends the lock
+            self._locked = None
         return answer
 
     def _release(self) -> None:
-        """End the reservation, if the attempt has one and has not committed."""
-        reserved, self._reserved = self._reserved, None
-        if reserved is None:
+        """End the lock, if the attempt has one and has not committed."""
+        locked, self._locked = self._locked, None
+        if locked is None:
             return
         try:
-            reserved._replace(for_ms=0).perform(self.backend)
+            locked._replace(for_ms=0).perform(self.backend)
         except StoreError as exc:
-            record, longest_ms = reserved.record, reserved.for_ms
-            logger.warning("%s %r stays reserved for at most %d ms: %s", record.saga, record.key, longest_ms, exc)
+            record, longest_ms = locked.record, locked.for_ms
+            logger.warning("%s %r stays locked for at most %d ms: %s", record.saga, record.key, longest_ms, exc)

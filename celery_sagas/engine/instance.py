@@ -17,7 +17,7 @@ from celery_sagas.stores.records import Lookup, Record
 
 
 def create(
-    saga: SagaDefinition, id: str, address: Address, message: MessageView, sending: Sending, originator: Mapping[str, Any] | None
+    saga: SagaDefinition, id: str, address: Address, message: MessageView, sending: Sending, requester: Mapping[str, Any] | None
 ) -> State:
     """Make the state of an instance for its first message: its key is set, and every field that has a default.
 
@@ -27,10 +27,10 @@ def create(
         address: Its key.
         message: The one that is handled.
         sending: Where its step's messages go.
-        originator: The return address of the message, if it asks for an answer.
+        requester: The return address of the message, if it asks for an answer.
     """
-    pending = Pending(originator=dict(originator) if originator else None)
-    view = SagaView(id, saga.name, address.text, 0, True, None, None, message, originator=_request_of(pending))
+    pending = Pending(requester=dict(requester) if requester else None)
+    view = SagaView(id, saga.name, address.text, 0, True, None, None, message, requester=_request_of(pending))
     return attach(saga.cls.model_construct(None, **address.values), StepContext(view, sending, pending))
 
 
@@ -127,7 +127,7 @@ def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], 
 
 def _request_of(pending: Pending) -> str | None:
     """Return the id of the message that started the instance, if that waits for an answer."""
-    return str(pending.originator["request"]) if pending.originator else None
+    return str(pending.requester["request"]) if pending.requester else None
 
 
 def _aware(milliseconds: int) -> datetime:

@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     instance_id: str = ""  #: empty where there was no instance
     version: int = 0  #: of the instance after the message; 0 where there was none
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
-    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "withdrawn"
+    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "cancelled"
     result: Any = None  #: what the handler returned; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
 

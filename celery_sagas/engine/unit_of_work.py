@@ -31,7 +31,7 @@ from celery_sagas.errors import (
     TooManyDeliveries,
     UnreadableState,
 )
-from celery_sagas.stores.operations import Commit, CountDelivery, Find, Operation, OutcomeOf, Reserve
+from celery_sagas.stores.operations import Commit, CountDelivery, Find, Lock, Operation, OutcomeOf
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Outgoing, Record
 
 #: Why the answer of an instance that ends without a reply is dropped, if it comes late to a step that takes no ``None``.
@@ -62,14 +62,14 @@ class Delivery(NamedTuple):
     @property
     def asked_by(self) -> dict[str, Any] | None:
         """Where the message's answer goes, if it asks for one."""
-        return self.return_address.noted() if self.return_address and self.return_address.then else None
+        return self.return_address.to_json() if self.return_address and self.return_address.then else None
 
 
 class Attempt(NamedTuple):
     """What the attempts before it have brought an attempt to handle a message."""
 
-    holder: str = ""  #: under which it reserves the instance, since there were many conflicts
-    reservation_ms: int = 0
+    lock_owner: str = ""  #: under which it locks the instance, since there were many conflicts
+    lock_ms: int = 0
     unique: int = 0  #: how many of the conflicts were about a key
 
 
@@ -96,8 +96,8 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
     found = yield from _find(delivery, attempt, lookup)
     if found.handled is not None:
         return _repeated(delivery, found.handled)
-    sending = Sending(step.name, delivery.message_id, terms.freeze)
-    run = Run(found.new_id, step, delivery.task or step.name, terms, sending, attempt.holder)
+    sending = Sending(step.name, delivery.message_id, terms.serialize)
+    run = Run(found.new_id, step, delivery.task or step.name, terms, sending, attempt.lock_owner)
     message = MessageView(delivery.message_id, step.name)
     if addressed:
         return (yield from _handle_addressed(run, delivery, attempt, found.record, message, addressed))
@@ -126,18 +126,18 @@ def correlate(
 
 
 def _find(delivery: Delivery, attempt: Attempt, lookup: Lookup) -> Steps[Found]:
-    """Find the instance, and reserve it if it is to be written after many conflicts."""
+    """Find the instance, and lock it if it is to be written after many conflicts."""
     find = Find(lookup, Handling(delivery.step.names, delivery.message_id))
     found: Found = yield find
     record, writes = found.record, delivery.addressed or delivery.step.decide(exists=True) is Decision.CONTINUE
     if record is None or found.handled is not None or not writes:
         return found
-    if attempt.holder and record.reserved_by != attempt.holder:
-        if not (yield Reserve(record, attempt.holder, attempt.reservation_ms)):
-            raise RevisionConflict(record.saga, record.key, "reserved")
+    if attempt.lock_owner and record.locked_by != attempt.lock_owner:
+        if not (yield Lock(record, attempt.lock_owner, attempt.lock_ms)):
+            raise RevisionConflict(record.saga, record.key, "locked")
         found = yield find
-    elif record.reserved_by not in ("", attempt.holder):
-        raise RevisionConflict(record.saga, record.key, "reserved")
+    elif record.locked_by not in ("", attempt.lock_owner):
+        raise RevisionConflict(record.saga, record.key, "locked")
     return found
 
 
@@ -164,7 +164,7 @@ def _handle_addressed(
     pending = pending_of(record)
     is_awaited, is_late = pending.take(addressed, step.names)
     if not is_awaited:
-        return _dropped(delivery, addressed, record.key, "withdrawn")
+        return _dropped(delivery, addressed, record.key, "cancelled")
     state = load_instance(step.saga, record, message._replace(late=is_late), run.sending, pending)
     try:
         arguments = step.arguments.validate(delivery.bound)
@@ -221,8 +221,8 @@ def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born:
     if not is_born:
         _send_answer(run, delivery.asked_by, result)
     if context.completed:
-        _send_last_answer(run, context.pending.originator)
-        context.pending.originator = None
+        _send_last_answer(run, context.pending.requester)
+        context.pending.requester = None
 
 
 def _send_last_answer(run: Run, to: Mapping[str, Any] | None) -> None:
@@ -268,10 +268,10 @@ def _refuse_taken_keys(run: Run, attempt: Attempt, state: State) -> Steps[None]:
     saga, context = run.step.saga, context_of(state)
     added, _ = difference(context.pending.keys, alternate_keys_of(saga, context.view.key, state))
     for name, value in added:
-        holder = (yield Find(Lookup(saga.names, name, value))).record
-        if holder is not None and holder.id != context.view.id:
-            raise KeyTaken(saga.name, name, value, holder.id, holder.key)
-        if holder is None and attempt.unique >= ORPHANED_AFTER:
+        other = (yield Find(Lookup(saga.names, name, value))).record
+        if other is not None and other.id != context.view.id:
+            raise KeyTaken(saga.name, name, value, other.id, other.key)
+        if other is None and attempt.unique >= ORPHANED_AFTER:
             problem = f"the store keeps {name}={value!r} for an instance that is gone: delete what it keeps"
             raise UnreadableState(saga.name, context.view.key, problem)
 

@@ -18,16 +18,16 @@ class Find(NamedTuple):
         return backend.sagas.find(*self)
 
 
-class Reserve(NamedTuple):
-    """``SagaStore.reserve``; the answer is whether the holder has the instance now."""
+class Lock(NamedTuple):
+    """``SagaStore.lock``; the answer is whether the lock owner has the instance now."""
 
     record: Record
-    holder: str
+    lock_owner: str
     for_ms: int
 
     def perform(self, backend: Backend) -> bool:
         """Perform it."""
-        return backend.sagas.reserve(*self)
+        return backend.sagas.lock(*self)
 
 
 class CountDelivery(NamedTuple):
@@ -98,4 +98,4 @@ class Write(NamedTuple):
 
 #: The operations that write: what they are about is committed, or nothing is.
 Commit: TypeAlias = Insert | Update | Delete | Write
-Operation: TypeAlias = Find | Reserve | CountDelivery | OutcomeOf | Commit
+Operation: TypeAlias = Find | Lock | CountDelivery | OutcomeOf | Commit

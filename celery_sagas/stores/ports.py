@@ -35,9 +35,9 @@ class SagaStore(ABC):
     * Another attempt of a message that was committed raises ``AlreadyHandled`` and writes nothing.
 
     A commit whose instance is no longer as it was found raises ``RevisionConflict`` and writes nothing: reason ``"version"``
-    (another version, another id, another name of its saga, or gone), ``"reserved"`` (another holder has reserved it),
+    (another version, another id, another name of its saga, or gone), ``"locked"`` (it is locked for another),
     ``"unique"`` (a key or an alternate key that it inserts belongs to another live instance, also under a former name of the
-    saga) or ``"locked"`` (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already
+    saga) or ``"deadlock"`` (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already
     committed, that comes first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
 
     Each ``find`` returns an id that no other has (``Found.new_id``). The attempt that follows has it, and so has an instance that
@@ -55,7 +55,7 @@ class SagaStore(ABC):
         A missing instance is ``None``, never an error. Every call returns a fresh copy. An instance is found under each of
         ``lookup.names``, under the id (``ID``), the key (``KEY``) or an alternate key that it holds now; an instance of another
         saga is never found. ``handled`` is the entry of ``handling.message_id`` under any of ``handling.steps``; ``None`` without
-        ``handling``. ``record.reserved_by`` is empty once the reservation has expired.
+        ``handling``. ``record.locked_by`` is empty once the lock has expired.
         """
 
     @abstractmethod
@@ -71,9 +71,9 @@ class SagaStore(ABC):
     def update(self, record: Record, change: Change, effects: Effects) -> None:
         """Commit a change of the instance that was found: compare id and version, add one to the version.
 
-        Id, saga name, key and ``created_at`` stay; ``updated_at`` is the store's time; a reservation of
-        ``effects.holder`` ends. Alternate keys are removed and added as ``change`` says; the outgoing rows that it withdraws are
-        removed, whoever has a lease on them, and one that is there no more is passed over.
+        Id, saga name, key and ``created_at`` stay; ``updated_at`` is the store's time; a lock of ``effects.lock_owner`` ends.
+        Alternate keys are removed and added as ``change`` says; the outgoing rows that it cancels are removed, whoever has a
+        lease on them, and one that is there no more is passed over.
         """
 
     @abstractmethod
@@ -89,14 +89,14 @@ class SagaStore(ABC):
         """Commit a journal entry and outgoing rows without an instance."""
 
     @abstractmethod
-    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
-        """Reserve the instance for one holder, for a time on the store's clock; whatever its version.
+    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
+        """Lock the instance for one owner, for a time on the store's clock; whatever its version.
 
-        While it lasts, commits under another holder raise ``RevisionConflict`` (``"reserved"``). Reserving again as the same
-        holder begins the time anew. It neither changes the version nor ``updated_at``.
+        While it lasts, commits under another lock owner raise ``RevisionConflict`` (``"locked"``). Locking again as the same
+        lock_owner begins the time anew. It neither changes the version nor ``updated_at``.
 
         Returns:
-            Whether ``holder`` has it now: ``False`` if another holder's reservation lasts, or the instance is gone, or its saga
+            Whether ``lock_owner`` has it now: ``False`` if the lock of another lasts, or the instance is gone, or its saga
             has another name now.
         """
 
@@ -111,7 +111,7 @@ class SagaStore(ABC):
         The caller sees to it that these are two different names.
 
         An instance takes its key and its alternate keys along. Its id, version, times, state and pending map stay. So do its
-        reservation, its outgoing rows and its journal: they are known by its id, or by step and message. A commit of what was
+        lock, its outgoing rows and its journal: they are known by its id, or by step and message. A commit of what was
         found under the former name raises ``RevisionConflict`` (``"version"``).
 
         An instance keeps its former name if one of its keys belongs to another instance under ``name``, or if it cannot be

@@ -62,7 +62,7 @@ class Record(NamedTuple):
     pending: str  #: the pending map, as JSON text
     created_at: int
     updated_at: int
-    reserved_by: str = ""  #: the holder of a reservation that has not expired, else empty
+    locked_by: str = ""  #: the lock owner of a lock that has not expired, else empty
 
 
 class NewRecord(NamedTuple):
@@ -86,7 +86,7 @@ class Change(NamedTuple):
     pending: str
     added_keys: tuple[tuple[str, str], ...] = ()
     removed_keys: tuple[tuple[str, str], ...] = ()
-    withdrawn: tuple[str, ...] = ()  #: ids of outgoing rows that this instance decided earlier and no longer wants
+    cancelled: tuple[str, ...] = ()  #: ids of outgoing rows that this instance decided earlier and no longer wants
 
 
 class Entry(NamedTuple):
@@ -111,7 +111,7 @@ class Outgoing(NamedTuple):
     kind: str  #: "sent", "scheduled" or "deadline"; completing the instance removes what is scheduled or a deadline
     message_id: str  #: the task id under which it is published
     task: str
-    payload: str  #: the frozen message, as JSON text; opaque to the store
+    payload: str  #: the serialized message, as JSON text; opaque to the store
     due_at: int = 0  #: not to be published before; 0: at once, by the process that commits
 
 
@@ -122,7 +122,7 @@ class Effects(NamedTuple):
     outgoing: tuple[Outgoing, ...] = ()
     owner: str = ""  #: the lease token under which this process will publish the outgoing rows
     grace_ms: int = 0  #: how long that first lease lasts
-    holder: str = ""  #: the reservation under which the commit runs, else empty
+    lock_owner: str = ""  #: the lock under which the commit runs, else empty
 
 
 class OutboxRow(NamedTuple):

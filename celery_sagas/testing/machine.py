@@ -22,9 +22,9 @@ from celery_sagas.testing.plays import (
     Claim,
     Deliver,
     Handle,
+    Lock,
     Message,
     Play,
-    Reserve,
     Settle,
     Subject,
     Wait,
@@ -80,8 +80,8 @@ class StoreMachine(RuleBasedStateMachine):
         match play:
             case Handle():
                 self._handle(play)
-            case Reserve():
-                self._reserve(play)
+            case Lock():
+                self._lock(play)
             case Claim():
                 self._claim(play)
             case Settle():
@@ -125,7 +125,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._commit(lambda: self.backend.sagas.insert(record, effects), self.model.insert(record, effects))
 
     def _update(self, record: Record, play: Handle) -> None:
-        made = change(data=f'"{play.message.message_id}"', withdrawn=tuple(self._row_ids(play.withdrawn)))
+        made = change(data=f'"{play.message.message_id}"', cancelled=tuple(self._row_ids(play.cancelled)))
         made = made._replace(**self._difference(record, play.alternates))
         effects = self._effects(play.message, record, "handled")
         self._commit(lambda: self.backend.sagas.update(record, made, effects), self.model.update(record, made, effects))
@@ -155,11 +155,11 @@ class StoreMachine(RuleBasedStateMachine):
     def _commit(self, commit: Callable[[], None], answers: set[str]) -> None:
         assert _answer(commit) in answers
 
-    def _reserve(self, play: Reserve) -> None:
+    def _lock(self, play: Lock) -> None:
         record = self._found(play.subject)
         if record is not None:
-            reserved = self.backend.sagas.reserve(record, play.holder, play.for_ms)
-            assert reserved == self.model.reserve(record, play.holder, play.for_ms)
+            locked = self.backend.sagas.lock(record, play.lock_owner, play.for_ms)
+            assert locked == self.model.lock(record, play.lock_owner, play.for_ms)
 
     def _claim(self, play: Claim) -> None:
         """Claim, and compare with what is due; rows that are due for equally long may come in any order."""

@@ -13,11 +13,11 @@ ALREADY_HANDLED = "already handled"
 
 @dataclass
 class Instance:
-    """An instance, its alternate keys and who has reserved it."""
+    """An instance, its alternate keys and who has locked it."""
 
     record: Record
     keys: set[tuple[str, str]]
-    holder: str = ""
+    lock_owner: str = ""
     until: int = 0
 
     def paths(self) -> set[tuple[str, str, str]]:
@@ -67,13 +67,13 @@ class Model:
     def update(self, record: Record, change: Change, effects: Effects) -> set[str]:
         """Answer as ``SagaStore.update``."""
         wrong = self._handled(effects.entry) or (
-            self._changed(record, effects.holder) | self._taken(change.names, change.added_keys)
+            self._changed(record, effects.lock_owner) | self._taken(change.names, change.added_keys)
         )
         if wrong:
             return wrong
         instance = self.instances[record.id]
         instance.keys = instance.keys - set(change.removed_keys) | set(change.added_keys)
-        instance.holder = ""
+        instance.lock_owner = ""
         instance.record = instance.record._replace(
             version=record.version + 1,
             schema_version=change.schema_version,
@@ -81,30 +81,28 @@ class Model:
             pending=change.pending,
             updated_at=self._clock(),
         )
-        self._withdraw([id for id, row in self.rows.items() if id in change.withdrawn and row.message.instance_id == record.id])
+        self._cancel([id for id, row in self.rows.items() if id in change.cancelled and row.message.instance_id == record.id])
         return self._write(effects)
 
     def delete(self, record: Record, effects: Effects) -> set[str]:
         """Answer as ``SagaStore.delete``."""
-        wrong = self._handled(effects.entry) or self._changed(record, effects.holder)
+        wrong = self._handled(effects.entry) or self._changed(record, effects.lock_owner)
         if wrong:
             return wrong
         del self.instances[record.id]
-        self._withdraw(
-            [id for id, row in self.rows.items() if row.message.instance_id == record.id and row.message.kind != "sent"]
-        )
+        self._cancel([id for id, row in self.rows.items() if row.message.instance_id == record.id and row.message.kind != "sent"])
         return self._write(effects)
 
     def record(self, effects: Effects) -> set[str]:
         """Answer as ``SagaStore.record``."""
         return self._handled(effects.entry) or self._write(effects)
 
-    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
-        """Answer as ``SagaStore.reserve``."""
+    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
+        """Answer as ``SagaStore.lock``."""
         instance = self.instances.get(record.id)
-        if instance is None or self._shown(instance).reserved_by not in ("", holder):
+        if instance is None or self._shown(instance).locked_by not in ("", lock_owner):
             return False
-        instance.holder, instance.until = holder, self._clock() + for_ms
+        instance.lock_owner, instance.until = lock_owner, self._clock() + for_ms
         return True
 
     def due(self, cause: Entry | None = None) -> list[Row]:
@@ -178,7 +176,7 @@ class Model:
         return sorted(entries, key=lambda entry: (entry.at, entry.version))
 
     def _shown(self, instance: Instance) -> Record:
-        return instance.record._replace(reserved_by=instance.holder if instance.until > self._clock() else "")
+        return instance.record._replace(locked_by=instance.lock_owner if instance.until > self._clock() else "")
 
     def _handled(self, entry: Entry) -> set[str]:
         before = self.journal.get((entry.step, entry.message_id))
@@ -186,13 +184,13 @@ class Model:
             return set()
         return {DONE} if before.attempt == entry.attempt else {ALREADY_HANDLED}
 
-    def _changed(self, record: Record, holder: str) -> set[str]:
+    def _changed(self, record: Record, lock_owner: str) -> set[str]:
         instance = self.instances.get(record.id)
         if instance is None:
             return {"version"}
         stale = {"version"} if instance.record.version != record.version else set()
-        reserved = {"reserved"} if self._shown(instance).reserved_by not in ("", holder) else set()
-        return stale | reserved
+        locked = {"locked"} if self._shown(instance).locked_by not in ("", lock_owner) else set()
+        return stale | locked
 
     def _taken(
         self,
@@ -213,7 +211,7 @@ class Model:
             self.rows[new.id] = Row(message, new.due_at) if new.due_at else Row(message, until, effects.owner, until)
         return {DONE}
 
-    def _withdraw(self, ids: Iterable[str]) -> None:
+    def _cancel(self, ids: Iterable[str]) -> None:
         for id in ids:
             del self.rows[id]
 

@@ -17,7 +17,7 @@ VALUES = ("x", "y", "z")
 PROPERTIES = ("email", "tracking")
 STEPS = ("order.place", "order.pay")
 TOKENS = ("one", "two")
-HOLDERS = ("me", "you")
+LOCK_OWNERS = ("me", "you")
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Message:
     rows: tuple[tuple[str, int], ...]  #: kind, and when it is due, in milliseconds from now; 0: at once
     owner: str
     grace_ms: int
-    holder: str
+    lock_owner: str
 
     def effects(self, about: NewRecord | Record | None, outcome: str, now: int, first_row: int) -> Effects:
         """Return the effects of the handling; its rows are numbered."""
         line = entry(about, step=self.step, message_id=self.message_id, attempt=self.attempt, outcome=outcome)
         kinds = [(kind, delay) for kind, delay in self.rows if kind == "sent" or outcome != "completed"]
         rows = [_row(number, kind, delay, now) for number, (kind, delay) in enumerate(kinds, first_row)]
-        return Effects(line, tuple(rows), self.owner, self.grace_ms, self.holder)
+        return Effects(line, tuple(rows), self.owner, self.grace_ms, self.lock_owner)
 
 
 def _row(number: int, kind: str, delay: int, now: int) -> Outgoing:
@@ -60,16 +60,16 @@ class Handle:
     subject: Subject
     names: tuple[str, ...]
     alternates: Keys
-    withdrawn: list[int]  #: rows, counted from the newest
+    cancelled: list[int]  #: rows, counted from the newest
     message: Message
 
 
 @dataclass(frozen=True)
-class Reserve:
-    """Reserve an instance."""
+class Lock:
+    """Lock an instance."""
 
     subject: Subject
-    holder: str
+    lock_owner: str
     for_ms: int
 
 
@@ -109,7 +109,7 @@ class Deliver:
     message_id: str
 
 
-Play = Handle | Reserve | Claim | Settle | Deliver | Wait
+Play = Handle | Lock | Claim | Settle | Deliver | Wait
 
 _tokens = st.sampled_from(TOKENS)
 _durations = st.integers(0, 6).map(lambda n: n * 1_000 + 500)
@@ -129,7 +129,7 @@ _messages = st.builds(
     rows=st.lists(st.tuples(st.sampled_from(["sent", "scheduled", "deadline"]), _due_times), max_size=2).map(tuple),
     owner=_tokens,
     grace_ms=_delays,
-    holder=st.sampled_from(["", *HOLDERS]),
+    lock_owner=st.sampled_from(["", *LOCK_OWNERS]),
 )
 _handles = st.builds(
     Handle,
@@ -137,10 +137,10 @@ _handles = st.builds(
     subject=_subjects,
     names=st.sampled_from([NAMES, NAMES[::-1]]),
     alternates=_alternates,
-    withdrawn=st.just([]) | st.lists(_rows, max_size=4, unique=True),
+    cancelled=st.just([]) | st.lists(_rows, max_size=4, unique=True),
     message=_messages,
 )
-_reserves = st.builds(Reserve, subject=_subjects, holder=st.sampled_from(HOLDERS), for_ms=_durations)
+_locks = st.builds(Lock, subject=_subjects, lock_owner=st.sampled_from(LOCK_OWNERS), for_ms=_durations)
 _claims = st.builds(Claim, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _causes)
 _settles = st.builds(
     Settle,
@@ -158,5 +158,5 @@ _waits = st.builds(
 
 #: One play; most are about instances.
 plays: st.SearchStrategy[Play] = st.one_of(
-    *(_handles, _handles, _handles, _handles), _reserves, _claims, _settles, _settles, _deliveries, _waits
+    *(_handles, _handles, _handles, _handles), _locks, _claims, _settles, _settles, _deliveries, _waits
 )

@@ -70,11 +70,11 @@ def change(
     data: str = '{"total": 2}',
     added: Keys = (),
     removed: Keys = (),
-    withdrawn: tuple[str, ...] = (),
+    cancelled: tuple[str, ...] = (),
     names: tuple[str, ...] = NAMES,
 ) -> Change:
     """Make what an update writes."""
-    return Change(names, 4, data, '{"request": "row"}', added_keys=added, removed_keys=removed, withdrawn=withdrawn)
+    return Change(names, 4, data, '{"request": "row"}', added_keys=added, removed_keys=removed, cancelled=cancelled)
 
 
 def entry(
@@ -110,10 +110,10 @@ def effects(
     line: Entry | None = None,
     owner: str = "",
     grace_ms: int = 0,
-    holder: str = "",
+    lock_owner: str = "",
 ) -> Effects:
     """Make what a commit writes beside the instance."""
-    return Effects(line or entry(record), outgoing, owner, grace_ms, holder)
+    return Effects(line or entry(record), outgoing, owner, grace_ms, lock_owner)
 
 
 def outgoing(kind: str = "sent", *, due_at: int = 0, payload: str = '{"args": []}', id: str = "") -> Outgoing:
@@ -173,10 +173,10 @@ def update(
     *rows: Outgoing,
     added: Keys = (),
     removed: Keys = (),
-    withdrawn: tuple[str, ...] = (),
+    cancelled: tuple[str, ...] = (),
 ) -> Record:
     """Commit a change of an instance, and find it again."""
-    backend.sagas.update(record, change(added=added, removed=removed, withdrawn=withdrawn), effects(record, *rows))
+    backend.sagas.update(record, change(added=added, removed=removed, cancelled=cancelled), effects(record, *rows))
     return found(backend, by_id(record.id))
 
 

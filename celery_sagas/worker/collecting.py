@@ -12,7 +12,7 @@ from uuid import uuid4
 from celery.canvas import Signature
 
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
-from celery_sagas.core.sending import Frozen, Sending
+from celery_sagas.core.sending import Sending, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import attach, key_of
@@ -20,7 +20,7 @@ from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidState, MisuseError
 from celery_sagas.settings import read_settings
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.freeze import freezer, restored
+from celery_sagas.worker.serialization import restored, serializer
 from celery_sagas.worker.sessions import collecting_session
 
 
@@ -105,7 +105,7 @@ def _collecting(step: StepDefinition, state: State) -> Iterator[None]:
     message_id = str(uuid4())
     context = state._context or _new_context(step, state)
     context.view = context.view._replace(message=MessageView(message_id, step.name), key=_key(step, state))
-    sending = Sending(step.name, message_id, freezer(current_app(), read_settings(current_app().conf).max_state_bytes))
+    sending = Sending(step.name, message_id, serializer(current_app(), read_settings(current_app().conf).max_state_bytes))
     if context.sending is not None:
         sending.messages = context.sending.messages
     context.sending = sending
@@ -128,7 +128,7 @@ def _key(step: StepDefinition, state: State) -> str:
         return ""
 
 
-def _read(message: Frozen, at: int = 0) -> CollectedMessage:
+def _read(message: SerializedMessage, at: int = 0) -> CollectedMessage:
     due_at = at or message.due_at
     when = datetime.fromtimestamp(due_at / 1000, UTC) if due_at else None
     return CollectedMessage(restored(current_app(), message.payload), when)

@@ -13,8 +13,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Unroutable
-from celery_sagas.worker.freeze import thawed
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, is_mandatory
+from celery_sagas.worker.serialization import deserialized
 
 logger = logging.getLogger("celery_sagas")
 
@@ -102,7 +102,7 @@ class ConfirmChannel:
         ids = [message.id]
         self._channel.basic_publish = partial(self._write, ids)
         try:
-            sent = thawed(self._app, message.payload)
+            sent = deserialized(self._app, message.payload)
             sent.apply_async(producer=self._producer, retry=False, mandatory=is_mandatory(sent))
         except Exception as exc:
             if self._is_end(exc):

@@ -12,7 +12,13 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.requests.requests import GATHER, Addressed, Came, ReturnAddress, Target, read_return_address, read_target
+from celery_sagas.core.requests.requests import (
+    GATHER,
+    Addressed,
+    ReplyKind,
+    ReturnAddress,
+    Target,
+)
 from celery_sagas.engine.session import MAX_CAUSATION, Session
 from celery_sagas.errors import InvalidMessage
 
@@ -40,7 +46,7 @@ REDELIVERIES = "saga_redeliveries"
 _MAX_CHARACTERS = 255
 #: RabbitMQ takes the headers of a message in one frame, of 128 KiB with everything else that is in them.
 _RETURN_ADDRESS_BYTES = 32_768
-_CAME = frozenset({"", *Came})
+_CAME = frozenset({"", *ReplyKind})
 #: More retries, or redeliveries, than any message has.
 _MANY = 1_000_000
 
@@ -76,7 +82,7 @@ def read_address(request: Any) -> Addressed | None:
     raise InvalidMessage(task_of(request), [(ADDRESS, "the header is no address")])
 
 
-def answer_headers(instance_id: str, request: str, came: Came) -> dict[str, Any]:
+def answer_headers(instance_id: str, request: str, came: ReplyKind) -> dict[str, Any]:
     """Return the headers of what came of a request."""
     return {ADDRESS: {"instance": instance_id, "request": request, "came": came.value}}
 
@@ -84,7 +90,7 @@ def answer_headers(instance_id: str, request: str, came: Came) -> dict[str, Any]
 def is_answer(request: Any) -> bool:
     """Whether a task's message is the answer to a request."""
     found = _header(request, ADDRESS)
-    return isinstance(found, Mapping) and found.get("came") == Came.ANSWER
+    return isinstance(found, Mapping) and found.get("came") == ReplyKind.ANSWER
 
 
 def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = True) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = Tr
     Raises:
         InvalidMessage: They are larger than a broker takes.
     """
-    headers = answer_headers(address.instance, address.request, Came.ANSWER)
+    headers = answer_headers(address.instance, address.request, ReplyKind.ANSWER)
     if not has_value:
         headers[ADDRESS]["has_value"] = False
     if address.otherwise is None or address.otherwise.task == GATHER:
@@ -109,27 +115,27 @@ def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
     Raises:
         InvalidMessage: They are larger than a broker takes.
     """
-    text = to_json(address.noted())
+    text = to_json(address.to_json())
     if len(text) > _RETURN_ADDRESS_BYTES:
         problem = f"the arguments of then= and otherwise= have {len(text)} bytes, {_RETURN_ADDRESS_BYTES:,} are allowed"
         raise InvalidMessage(task, [("", f"{problem}: keep them in the state")])
     return {RETURN_ADDRESS: text.decode()}
 
 
-def frozen_target(target: Target) -> Target:
+def serialized_target(target: Target) -> Target:
     """Return a target as it is now, whatever becomes of its arguments.
 
     Raises:
         InvalidMessage: They cannot be encoded, or are larger than what a message may say of where its answer goes.
     """
     try:
-        text = to_json(target.noted())
+        text = to_json(target.to_json())
     except (ValueError, TypeError, RecursionError) as exc:
         raise InvalidMessage(target.task, [("", "its arguments cannot be encoded as JSON")]) from exc
     if len(text) > _RETURN_ADDRESS_BYTES:
         problem = f"the arguments of a step that gets answers have {len(text)} bytes, {_RETURN_ADDRESS_BYTES:,} are allowed"
         raise InvalidMessage(target.task, [("", f"{problem}: keep them in the state")])
-    return read_target(from_json(text)) or target
+    return Target.from_json(from_json(text)) or target
 
 
 def read_return_address_of(request: Any) -> ReturnAddress | None:
@@ -138,7 +144,7 @@ def read_return_address_of(request: Any) -> ReturnAddress | None:
     if not isinstance(found, str) or len(found) > _RETURN_ADDRESS_BYTES:
         return None
     try:
-        return read_return_address(from_json(found))
+        return ReturnAddress.from_json(from_json(found))
     except (ValueError, TypeError):  # the latter of a lone surrogate
         return None
 

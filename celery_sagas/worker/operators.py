@@ -12,16 +12,16 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.dead_letters.cancellation import Withdrawal
+from celery_sagas.engine.dead_letters.cancellation import Cancellation
 from celery_sagas.engine.dead_letters.dead_lettering import close
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import lookup_of
-from celery_sagas.worker.freeze import ROUTE, thawed
 from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, read_address
 from celery_sagas.worker.requests.gather_task import gather_of, gathering_of
 from celery_sagas.worker.runtime import Runtime
+from celery_sagas.worker.serialization import ROUTE, deserialized
 
 logger = logging.getLogger("celery_sagas")
 
@@ -85,12 +85,12 @@ def _in_vain(letter: DeadLetter, reason: str) -> Retried:
 
 def _is_awaited(runtime: Runtime, letter: DeadLetter) -> bool:
     """Whether an instance waits for the message of a letter, as far as it can be known here; or whether none ever did."""
-    withdrawal = withdrawal_of(letter)
-    if withdrawal is None:
+    cancellation = cancellation_of(letter)
+    if cancellation is None:
         return True
     if gather := gather_of(request_in(letter, letter.task)):
         return gathering_of(runtime).awaited(gather) is not None
-    return _saga_of(letter) is None or withdrawal.is_due(runtime.backend.sagas)
+    return _saga_of(letter) is None or cancellation.is_due(runtime.backend.sagas)
 
 
 def discard_letter(runtime: Runtime, letter: DeadLetter) -> bool:
@@ -104,8 +104,8 @@ def discard_letter(runtime: Runtime, letter: DeadLetter) -> bool:
     Raises:
         StoreError: The letter is kept.
     """
-    withdrawal = withdrawal_of(letter)
-    waited = withdrawal is not None and withdrawal.perform(runtime.backend, runtime.settings.conflict_retries)
+    cancellation = cancellation_of(letter)
+    waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
     runtime.remove_letter(letter.id)
     return waited
 
@@ -130,7 +130,7 @@ def retry_of(app: Celery, letter: DeadLetter) -> Signature[Any]:
             RETRY_OF: letter.id
         }
     first["options"]["task_id"] = new_id_of(letter)
-    return thawed(app, str(dumps(sent)))
+    return deserialized(app, str(dumps(sent)))
 
 
 def signature_in(letter: DeadLetter) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def request_in(letter: DeadLetter, task: str) -> Context:
     return Context(headers, headers=headers, id=letter.message_id, task=task, called_directly=False, **arguments)
 
 
-def withdrawal_of(letter: DeadLetter) -> Withdrawal | None:
+def cancellation_of(letter: DeadLetter) -> Cancellation | None:
     """Return what takes the message of a letter from those that an instance waits for; ``None`` if none ever did."""
     if letter.number:
         return None
@@ -171,7 +171,7 @@ def withdrawal_of(letter: DeadLetter) -> Withdrawal | None:
     except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
         return None
     saga = _saga_of(letter)
-    return Withdrawal(letter, saga.names if saga else (letter.saga,), addressed) if addressed else None
+    return Cancellation(letter, saga.names if saga else (letter.saga,), addressed) if addressed else None
 
 
 def _saga_of(letter: DeadLetter) -> SagaDefinition | None:

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from celery_sagas.connections import IdleConnections, OnFailure
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
-from celery_sagas.worker.freeze import restored, thawed
+from celery_sagas.worker.serialization import deserialized, restored
 
 #: Seconds that the broker may take to answer: to a connection, to a command, to a message.
 DEADLINE_S = 5
@@ -96,7 +96,7 @@ class ConfirmedPublisher:
     def publish(self, message: Message) -> None:
         """Publish a row of the outbox. A row counts its failures, so that a refusal counts even if it may pass."""
         try:
-            sent = thawed(self._app, message.payload)
+            sent = deserialized(self._app, message.payload)
         except Exception as exc:
             raise PublishError(f"its row cannot be read: {exc!r}", connection=isinstance(exc, SoftTimeLimitExceeded)) from exc
         try:

@@ -54,12 +54,12 @@ def _hand_over(headers: dict[str, Any], session: Session) -> None:
 def _report_raw_send(step: str, task: str) -> None:
     """Report a message that a step publishes by itself, once for each place in the code."""
     place = _calling_place()
-    if place in _reported or runtime_of(current_app()).settings.raw_sends == "allow":
+    if place in _reported or runtime_of(current_app()).settings.direct_publish == "allow":
         return
     _reported.add(place)
     logger.warning(
         "%s publishes %s itself (%s:%d): it is sent even if the step fails, and again whenever it runs. "
-        "Use send(), or set saga_raw_sends = 'allow'",
+        "Use send(), or set saga_direct_publish = 'allow'",
         step,
         task,
         *place,

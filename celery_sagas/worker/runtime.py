@@ -21,9 +21,9 @@ from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, re
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
-from celery_sagas.worker.freeze import freezer
 from celery_sagas.worker.postbox import postbox_of
 from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
+from celery_sagas.worker.serialization import serializer
 from celery_sagas.worker.targets import answering
 
 logger = logging.getLogger("celery_sagas")
@@ -42,8 +42,8 @@ class Runtime:
         self.publisher = _publisher_for(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
         dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s, postbox_of(app, self.publisher))
-        freeze, answer = freezer(app, most_bytes), answering(app, most_bytes)
-        terms = WorkTerms(freeze, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
+        serialize, answer = serializer(app, most_bytes), answering(app, most_bytes)
+        terms = WorkTerms(serialize, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could

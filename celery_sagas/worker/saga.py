@@ -247,7 +247,7 @@ class Saga(State):
             MisuseError: No step runs on this object.
         """
         context = self._in_step("reply")
-        if context.pending.originator is None:
+        if context.pending.requester is None:
             return False
         return reply(context, runtime_of(current_app()).services.terms.answer, answer)
 
@@ -261,7 +261,7 @@ class Saga(State):
     ) -> str:
         """Schedule a timeout: a message to this very instance, which ends with it.
 
-        It is handled by this instance or by none: not if it was withdrawn or replaced in the meantime, wherever it waited, and
+        It is handled by this instance or by none: not if it was cancelled or replaced in the meantime, wherever it waited, and
         not by a later instance with the same key. It waits in the backend, so that it may be due in a year.
 
         Args:
@@ -283,7 +283,7 @@ class Saga(State):
         return schedule(self._in_step("schedule"), _concrete(type(self)), target, due_at, name)
 
     def unschedule(self, name: str) -> None:
-        """Withdraw the timeout that has a name, or this id; if there is none, nothing happens.
+        """Cancel the timeout that has a name, or this id; if there is none, nothing happens.
 
         Raises:
             MisuseError: No step runs on this object.

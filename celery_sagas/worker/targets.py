@@ -13,16 +13,16 @@ from celery_sagas.core.arguments import MASK, holds_secret, is_native
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.answers import NO_VALUE, Given, may_take
-from celery_sagas.core.requests.requests import Came, Target, read_return_address
+from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.core.subclasses import ANY, cut_off, is_exact
-from celery_sagas.engine.commit import TypeOfAnswer
+from celery_sagas.engine.commit import SerializeAnswer
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.celery_internals import current_app, routing_of
-from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.headers import answer_headers_to
+from celery_sagas.worker.serialization import serialized
 
 logger = logging.getLogger("celery_sagas")
 
@@ -148,19 +148,19 @@ def _check_arguments(step: StepDefinition, target: Target) -> None:
         raise InvalidMessage(step.name, problems)
 
 
-def answering(app: Celery, max_bytes: int) -> TypeOfAnswer:
+def answering(app: Celery, max_bytes: int) -> SerializeAnswer:
     """Return the function that encodes the answer to a request; ``None`` for one whose address newer code has noted otherwise."""
 
-    def answer(noted: Mapping[str, Any], value: object) -> Frozen | None:
-        address = read_return_address(noted)
+    def answer(noted: Mapping[str, Any], value: object) -> SerializedMessage | None:
+        address = ReturnAddress.from_json(noted)
         if address is None or address.then is None:
             logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
             return None
-        id = derived_id(address.request, Came.ANSWER)
+        id = derived_id(address.request, ReplyKind.ANSWER)
         has_value = value is not NO_VALUE
         headers = answer_headers_to(address.then.task, address, has_value=has_value)
         sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
-        return frozen(app, sent, lambda: id, max_bytes)
+        return serialized(app, sent, lambda: id, max_bytes)
 
     return answer
 

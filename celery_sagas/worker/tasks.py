@@ -11,7 +11,7 @@ from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 
 from celery_sagas import signals
-from celery_sagas.core.requests.requests import Addressed, Came
+from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.core.step import IfMissing, StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import letter_id_of
 from celery_sagas.engine.handling import handle
@@ -138,7 +138,9 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
         notify_requester(task.app, request, text, letter=letter, may_be_answered=True)
         # what follows a success, ``link`` or the next of a chain, does not follow it; what was gathered is kept for a deadline
         raise Ignore()
-    if address is not None and address.came == Came.GATHERED and outcome.reason != "withdrawn":  # which may be about another step
+    if (
+        address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled"
+    ):  # which may be about another step
         gathering_of(runtime).forget(step.saga, address.instance_id, address.id)
     return outcome.result
 

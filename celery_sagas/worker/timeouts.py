@@ -70,7 +70,7 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
     id = sending.next_id()
     signature = signature.clone()
     signature.options["headers"] = {**(signature.options.get("headers") or {}), **address_headers(context.view.id, id)}
-    message = sending.freeze(signature, lambda: id)
+    message = sending.serialize(signature, lambda: id)
     if message.due_at:
         raise TypeError("schedule() was given a signature with a countdown or eta: use after= or at=")
     if signature.options.get("expires") is not None:

@@ -108,7 +108,7 @@ def _copies(engine: str, size: int) -> list[str]:
     }[engine]
     copied = (
         "prefix, {id}, saga, {key}, version, schema_version, replace(data, '\"instance\"', {state}), pending, "
-        "created_at, updated_at, reserved_by, reserved_until"
+        "created_at, updated_at, locked_by, locked_until"
     )
     number = "CAST(n AS CHAR)" if engine == "mariadb" else "CAST(n AS TEXT)"
     join = f"concat('instance ', {number})" if engine == "mariadb" else f"'instance ' || {number}"

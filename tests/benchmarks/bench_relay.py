@@ -10,10 +10,10 @@ from celery import Celery
 
 from celery_sagas.engine.relay import Relay
 from celery_sagas.stores.records import Effects, Entry, Outgoing
-from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.relay import terms_of
 from celery_sagas.worker.runtime import close_runtime, runtime_of
+from celery_sagas.worker.serialization import serialized
 from tests import servers
 from tests.benchmarks.conftest import Report
 from tests.benchmarks.rates import in_turn, middle, ratio
@@ -80,7 +80,7 @@ def _commit(app: Celery, count: int) -> None:
 
 
 def _row(app: Celery, attempt: str, number: int) -> Outgoing:
-    message = frozen(app, app.tasks["count"].si("name", number), lambda: str(uuid4()), 10_000)
+    message = serialized(app, app.tasks["count"].si("name", number), lambda: str(uuid4()), 10_000)
     return Outgoing(f"{attempt}-{number:05}", "sent", message.message_id, message.task, message.payload)
 
 

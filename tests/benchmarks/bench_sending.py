@@ -17,7 +17,7 @@ TARGET = 1.25
     ("engine", "broker"), [("sqlite", "redis"), ("postgresql", "redis"), ("redis", "redis"), ("postgresql", "rabbitmq")]
 )
 def test_a_step_that_sends_against_one_that_publishes(deploy: Deploy, report: Report, engine: str, broker: str) -> None:
-    deployment = deploy("sending", broker, engine, saga_raw_sends="allow")
+    deployment = deploy("sending", broker, engine, saga_direct_publish="allow")
     # a queue that nobody consumes, and that a round does not wait for
     deployment.settings["task_routes"] = {"told": {"queue": f"{deployment.name}-told"}}
     raw, sent = in_turn([partial(rate_of, deployment, f"counter.{how}") for how in ("delay", "send")])

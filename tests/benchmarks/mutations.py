@@ -23,7 +23,7 @@ COMMITS = (
         "engine/conflicts.py",
         "return self.seen > self.retries\n",
         "return self.seen >= self.retries\n",
-        "A step runs again as often as saga_conflict_retries says before its instance is reserved.",
+        "A step runs again as often as saga_conflict_retries says before its instance is locked.",
     ),
     Mutation(
         "commits",
@@ -51,13 +51,13 @@ COMMITS = (
         "engine/instance.py",
         "        return not timeouts.take(addressed.id), False\n",
         "        timeouts.take(addressed.id)\n        return False, False\n",
-        "A timeout that was withdrawn or replaced does not run.",
+        "A timeout that was cancelled or replaced does not run.",
     ),
     Mutation(
         "commits",
         "engine/commit.py",
-        "conversation.remembered(), conversation.originator, timeouts.more)",
-        "conversation.remembered(), conversation.originator)",
+        "conversation.remembered(), conversation.requester, timeouts.more)",
+        "conversation.remembered(), conversation.requester)",
         "What newer code keeps with an instance is written back as it is.",
     ),
 )
@@ -68,7 +68,7 @@ SQL = (
         "stores/sql/instances.py",
         "version=version, updated_at=now(), **_NOBODY)",
         "version=version, updated_at=now())",
-        "An update ends the reservation of its holder.",
+        "An update ends the lock of its holder.",
     ),
     Mutation(
         "sql",
@@ -101,8 +101,8 @@ SQL = (
     Mutation(
         "sql",
         "stores/sql/sagas.py",
-        'return "unique" if self._adds_keys or self._version is None else "reserved"',
-        'return "unique" if self._version is None else "reserved"',
+        'return "unique" if self._adds_keys or self._version is None else "locked"',
+        'return "unique" if self._version is None else "locked"',
         'An update that adds a key which is there under a former name conflicts for the reason "unique".',
     ),
     Mutation(
@@ -120,7 +120,7 @@ LUA = (
         "stores/redis/lua/saga_update.lua",
         "and ARGV[7] == '0' and ARGV[8] == '0' then",
         "and ARGV[7] == '0' then",
-        "An update removes the rows that it withdraws, also if it writes no others.",
+        "An update removes the rows that it cancels, also if it writes no others.",
     ),
     Mutation(
         "lua",
@@ -275,9 +275,9 @@ LEASES = (
     Mutation(
         "leases",
         "stores/sql/instances.py",
-        "or_(instance.c.reserved_until <= now(),",
-        "or_(instance.c.reserved_until < now(),",
-        "A reservation has ended when its time is over, for a commit as for the find before it.",
+        "or_(instance.c.locked_until <= now(),",
+        "or_(instance.c.locked_until < now(),",
+        "A lock has ended when its time is over, for a commit as for the find before it.",
     ),
     Mutation(
         "leases",
@@ -327,8 +327,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/conversation.py",
-        "if came in (Came.DEADLINE, Came.DOUBT) and not",
-        "if came == Came.DEADLINE and not",
+        "if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not",
+        "if came == ReplyKind.DEADLINE and not",
         "After a failure that is in doubt a late answer is still handled.",
     ),
     Mutation(
@@ -336,13 +336,13 @@ REQUESTS = (
         "core/pending.py",
         "        self.added.pop(name, None)\n",
         "",
-        "A timeout that its own step withdraws again does not come.",
+        "A timeout that its own step cancels again does not come.",
     ),
     Mutation(
         "requests",
         "engine/commit.py",
-        "withdrawn=(*instance.context.timeouts.withdrawn, *instance.context.conversation.withdrawn)",
-        "withdrawn=tuple(instance.context.timeouts.withdrawn)",
+        "cancelled=(*instance.context.timeouts.cancelled, *instance.context.conversation.cancelled)",
+        "cancelled=tuple(instance.context.timeouts.cancelled)",
         "The deadline of a request that was answered leaves the outbox with the answer's commit.",
     ),
     Mutation(
@@ -369,8 +369,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "worker/failures.py",
-        'came = Came.DOUBT if may_be_answered or failure.kind != "error" else',
-        'came = Came.DOUBT if failure.kind != "error" else',
+        'came = ReplyKind.UNCERTAIN if may_be_answered or failure.kind != "error" else',
+        'came = ReplyKind.UNCERTAIN if failure.kind != "error" else',
         "The answer to a dead letter that is retried is handled as a late one.",
     ),
 )

@@ -5,14 +5,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from celery_sagas.core.context import NO_MESSAGE, SagaView, StepContext
-from celery_sagas.core.sending import Frozen, Sending
+from celery_sagas.core.sending import Sending, SerializedMessage
 from celery_sagas.errors import MisuseError
 
 
 def freeze(signature, next_id):
     """Draw an id for each character, as a chain does for each of its tasks; the last one is the message's."""
     ids = [next_id() for _ in signature]
-    return Frozen(ids[0], ids[-1], signature, "{}")
+    return SerializedMessage(ids[0], ids[-1], signature, "{}")
 
 
 def sent(*signatures, step="order.place", message_id="6f1f9a9e-9a54-4b9b-b9b5-6f4a4a2f0b52"):

@@ -15,18 +15,15 @@ from celery_sagas.core.requests.requests import (
     ANSWERED,
     REQUESTS,
     ROUTING,
-    Came,
+    ReplyKind,
     Request,
     ReturnAddress,
     Target,
-    read_request,
-    read_return_address,
-    read_target,
 )
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 
 REQUEST = Request("r1", "charge", "order.paid", "order.unpaid", row="row", at=1_000)
-OVERDUE = replace(REQUEST, is_overdue=True, row="")
+OVERDUE = replace(REQUEST, has_timed_out=True, row="")
 WITHOUT_STEP = replace(REQUEST, then=f"order.{ANSWERED}")
 GATHER = replace(REQUEST, members=3)
 THEN, OTHERWISE = Target("order.paid", ("Rome",), {"how": "cash"}, True, {"queue": "q"}), Target("order.unpaid", takes=False)
@@ -52,20 +49,20 @@ class TestTake:
     @pytest.mark.parametrize(
         ("request_", "came", "step", "left"),
         [
-            (REQUEST, Came.ANSWER, "order.paid", None),
-            (REQUEST, Came.FAILURE, "order.unpaid", None),
-            (REQUEST, Came.DEADLINE, "order.unpaid", OVERDUE),
-            (REQUEST, Came.DOUBT, "order.unpaid", OVERDUE),
-            (OVERDUE, Came.ANSWER, "order.paid", None),
-            (WITHOUT_STEP, Came.ANSWER, f"order.{ANSWERED}", None),
-            (WITHOUT_STEP, Came.DEADLINE, "order.unpaid", None),
-            (WITHOUT_STEP, Came.DOUBT, "order.unpaid", None),
-            (GATHER, Came.GATHERED, "order.paid", None),
-            (GATHER, Came.GATHERED, "order.unpaid", None),
+            (REQUEST, ReplyKind.ANSWER, "order.paid", None),
+            (REQUEST, ReplyKind.FAILURE, "order.unpaid", None),
+            (REQUEST, ReplyKind.DEADLINE, "order.unpaid", OVERDUE),
+            (REQUEST, ReplyKind.UNCERTAIN, "order.unpaid", OVERDUE),
+            (OVERDUE, ReplyKind.ANSWER, "order.paid", None),
+            (WITHOUT_STEP, ReplyKind.ANSWER, f"order.{ANSWERED}", None),
+            (WITHOUT_STEP, ReplyKind.DEADLINE, "order.unpaid", None),
+            (WITHOUT_STEP, ReplyKind.UNCERTAIN, "order.unpaid", None),
+            (GATHER, ReplyKind.GATHERED, "order.paid", None),
+            (GATHER, ReplyKind.GATHERED, "order.unpaid", None),
         ],
         ids=str,
     )
-    def test_of_what_is_waited_for(self, request_: Request, came: Came, step: str, left: Request | None) -> None:
+    def test_of_what_is_waited_for(self, request_: Request, came: ReplyKind, step: str, left: Request | None) -> None:
         pending = Pending(requests={"r0": REQUEST, "r1": request_})
 
         assert pending.take_request("r1", came, [step]) == request_
@@ -74,15 +71,15 @@ class TestTake:
     @pytest.mark.parametrize(
         ("request_", "came", "step"),
         [
-            (REQUEST, Came.ANSWER, "order.unpaid"),
-            (REQUEST, Came.FAILURE, "order.paid"),
-            (REQUEST, Came.DEADLINE, "order.paid"),
+            (REQUEST, ReplyKind.ANSWER, "order.unpaid"),
+            (REQUEST, ReplyKind.FAILURE, "order.paid"),
+            (REQUEST, ReplyKind.DEADLINE, "order.paid"),
             (REQUEST, "", "order.paid"),
             (REQUEST, "anything", "order.paid"),
-            (OVERDUE, Came.FAILURE, "order.unpaid"),
-            (OVERDUE, Came.DEADLINE, "order.unpaid"),
-            (replace(REQUEST, otherwise=""), Came.FAILURE, "order.unpaid"),
-            (GATHER, Came.GATHERED, "order.other"),
+            (OVERDUE, ReplyKind.FAILURE, "order.unpaid"),
+            (OVERDUE, ReplyKind.DEADLINE, "order.unpaid"),
+            (replace(REQUEST, otherwise=""), ReplyKind.FAILURE, "order.unpaid"),
+            (GATHER, ReplyKind.GATHERED, "order.other"),
         ],
         ids=str,
     )
@@ -90,37 +87,37 @@ class TestTake:
         pending = Pending(requests={"r1": request_})
 
         assert pending.take_request("r1", came, [step]) is None
-        assert (pending.requests, pending.cancelled, pending.told()) == ({"r1": request_}, [], {})
+        assert (pending.requests, pending.cancelled, pending.to_journal()) == ({"r1": request_}, [], {})
 
     def test_of_nothing(self) -> None:
-        assert Pending().take_request("r1", Came.ANSWER, ["order.paid"]) is None
+        assert Pending().take_request("r1", ReplyKind.ANSWER, ["order.paid"]) is None
 
     def test_step_under_an_earlier_name(self) -> None:
-        assert Pending(requests={"r1": REQUEST}).take_request("r1", Came.ANSWER, ["order.charged", "order.paid"])
+        assert Pending(requests={"r1": REQUEST}).take_request("r1", ReplyKind.ANSWER, ["order.charged", "order.paid"])
 
     def test_takes_once(self) -> None:
         pending = Pending(requests={"r1": REQUEST})
-        assert pending.take_request("r1", Came.ANSWER, ["order.paid"])
-        assert not pending.take_request("r1", Came.ANSWER, ["order.paid"])
+        assert pending.take_request("r1", ReplyKind.ANSWER, ["order.paid"])
+        assert not pending.take_request("r1", ReplyKind.ANSWER, ["order.paid"])
 
     @pytest.mark.parametrize(
-        ("request_", "came", "withdrawn"),
+        ("request_", "came", "cancelled"),
         [
-            (REQUEST, Came.ANSWER, ["row"]),
-            (REQUEST, Came.FAILURE, ["row"]),
-            (REQUEST, Came.DEADLINE, []),
-            (REQUEST, Came.DOUBT, ["row"]),
-            (OVERDUE, Came.ANSWER, []),
-            (replace(REQUEST, row="", at=0), Came.ANSWER, []),
+            (REQUEST, ReplyKind.ANSWER, ["row"]),
+            (REQUEST, ReplyKind.FAILURE, ["row"]),
+            (REQUEST, ReplyKind.DEADLINE, []),
+            (REQUEST, ReplyKind.UNCERTAIN, ["row"]),
+            (OVERDUE, ReplyKind.ANSWER, []),
+            (replace(REQUEST, row="", at=0), ReplyKind.ANSWER, []),
         ],
         ids=str,
     )
-    def test_withdraws_the_deadline(self, request_: Request, came: Came, withdrawn: list[str]) -> None:
+    def test_withdraws_the_deadline(self, request_: Request, came: ReplyKind, cancelled: list[str]) -> None:
         """One that is handled has left the outbox."""
         pending = Pending(requests={"r1": request_})
         pending.take_request("r1", came, ["order.paid", "order.unpaid"])
 
-        assert pending.cancelled == withdrawn
+        assert pending.cancelled == cancelled
 
 
 class TestBounds:
@@ -137,7 +134,7 @@ class TestBounds:
     def test_one_becomes_the_newest_when_its_time_is_over(self) -> None:
         kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS)}
         pending = Pending(requests={"r1": REQUEST, **kept})
-        pending.take_request("r1", Came.DEADLINE, ["order.unpaid"])
+        pending.take_request("r1", ReplyKind.DEADLINE, ["order.unpaid"])
 
         pending.forget_oldest()
         assert list(pending.requests)[-1] == "r1"
@@ -155,20 +152,20 @@ class TestJournal:
     """What the journal says."""
 
     def test_of_what_is_asked(self) -> None:
-        pending = Pending(new_requests={"r1": (REQUEST, Frozen("d", "d", "order.unpaid", "{}"))})
+        pending = Pending(new_requests={"r1": (REQUEST, SerializedMessage("d", "d", "order.unpaid", "{}"))})
         told = {"request": "r1", "task": "charge", "then": "order.paid", "otherwise": "order.unpaid", "until": 1_000}
 
-        assert pending.told() == {"asked": [told]}
+        assert pending.to_journal() == {"asked": [told]}
 
     def test_leaves_out_what_is_not(self) -> None:
-        assert replace(REQUEST, otherwise="", at=0).told() == {"request": "r1", "task": "charge", "then": "order.paid"}
+        assert replace(REQUEST, otherwise="", at=0).to_journal() == {"request": "r1", "task": "charge", "then": "order.paid"}
 
     @pytest.mark.parametrize("request_", [REQUEST, OVERDUE], ids=str)
     def test_of_what_came(self, request_: Request) -> None:
         pending = Pending(requests={"r1": request_})
-        pending.take_request("r1", Came.ANSWER, ["order.paid"])
+        pending.take_request("r1", ReplyKind.ANSWER, ["order.paid"])
 
-        assert pending.told() == {"request": "r1", "came": "answer"} | ({"late": True} if request_.is_overdue else {})
+        assert pending.to_journal() == {"request": "r1", "came": "answer"} | ({"late": True} if request_.has_timed_out else {})
 
 
 class TestNotes:
@@ -176,42 +173,42 @@ class TestNotes:
 
     @given(targets)
     def test_target(self, target: Target) -> None:
-        assert read_target(from_json(to_json(target.noted()))) == target
+        assert Target.from_json(from_json(to_json(target.to_json()))) == target
 
     @given(st.builds(ReturnAddress, texts, texts, texts, targets, st.none() | targets))
     def test_address(self, address: ReturnAddress) -> None:
-        assert read_return_address(from_json(to_json(address.noted()))) == address
+        assert ReturnAddress.from_json(from_json(to_json(address.to_json()))) == address
 
     def test_target_says_only_where_its_message_goes(self) -> None:
         """Not when, nor what follows it: the options may come from another service."""
         options = {"queue": "q", "priority": 3, "countdown": "soon", "link": [{"task": "x"}], "exchange": {"type": "direct"}}
-        target = read_target(THEN._replace(options=options).noted())
+        target = Target.from_json(THEN._replace(options=options).to_json())
         assert target is not None
         assert target.options == {"queue": "q", "priority": 3}
 
     def test_targets_of_a_newer_form_stay_and_are_not_mistaken(self) -> None:
-        noted = {**GATHER_TO.noted(), "to_otherwise": {"step": "order.unpaid"}}
-        request = read_request("r1", dict(noted))
-        assert (request.to_then, request.to_otherwise, request.noted()) == (THEN, None, noted)
+        noted = {**GATHER_TO.to_json(), "to_otherwise": {"step": "order.unpaid"}}
+        request = Request.from_json("r1", dict(noted))
+        assert (request.to_then, request.to_otherwise, request.to_json()) == (THEN, None, noted)
         assert request.target(0) is None
         assert request.target(3) == THEN
 
     def test_address_for_failures_alone(self) -> None:
         address = ADDRESS._replace(then=None)
-        assert read_return_address(address.noted()) == address
+        assert ReturnAddress.from_json(address.to_json()) == address
 
-    @given(st.builds(Request, texts, texts, texts, texts, row=texts, at=st.integers(1, 2**53), is_overdue=st.booleans()))
+    @given(st.builds(Request, texts, texts, texts, texts, row=texts, at=st.integers(1, 2**53), has_timed_out=st.booleans()))
     def test_request(self, request: Request) -> None:
         pending = Pending(requests={request.id: request})
         assert read_pending(pending.text()).requests == {request.id: request}
 
     @pytest.mark.parametrize("request_", [REQUEST, OVERDUE, WITHOUT_STEP, GATHER, Request("r", "t", "s")], ids=str)
     def test_each_kind_of_request(self, request_: Request) -> None:
-        assert read_request(request_.id, from_json(to_json(request_.noted()))) == request_
+        assert Request.from_json(request_.id, from_json(to_json(request_.to_json()))) == request_
 
     def test_what_newer_code_has_noted_stays(self) -> None:
-        noted = {**REQUEST.noted(), "colour": "red"}
-        assert read_request("r1", dict(noted)).noted() == noted
+        noted = {**REQUEST.to_json(), "colour": "red"}
+        assert Request.from_json("r1", dict(noted)).to_json() == noted
 
     @pytest.mark.parametrize("noted", [{}, {"task": "charge"}, {"then": "order.paid"}], ids=repr)
     def test_request_that_cannot_be_read(self, noted: dict[str, Any]) -> None:
@@ -219,8 +216,8 @@ class TestNotes:
             read_pending(json.dumps({"format": 1, "requests": {"r1": noted}}))
 
     def test_originator_is_kept(self) -> None:
-        pending = Pending(originator=ADDRESS.noted())
-        assert read_pending(pending.text()).originator == ADDRESS.noted()
+        pending = Pending(requester=ADDRESS.to_json())
+        assert read_pending(pending.text()).requester == ADDRESS.to_json()
 
     @pytest.mark.parametrize(
         "noted",
@@ -240,7 +237,7 @@ class TestNotes:
         ids=repr,
     )
     def test_no_target(self, noted: object) -> None:
-        assert read_target(noted) is None
+        assert Target.from_json(noted) is None
 
     @staticmethod
     def spoilt() -> Iterator[Any]:
@@ -248,9 +245,9 @@ class TestNotes:
         yield from (None, 5, "text", [], {})
         for name in ("saga", "instance", "request"):
             for value in (None, 5, "", "x" * 256, ["order"]):
-                yield {**ADDRESS.noted(), name: value}
-        yield {**ADDRESS.noted(), "then": "order.paid", "otherwise": 5}
-        yield {name: value for name, value in ADDRESS.noted().items() if name not in ("then", "otherwise")}
+                yield {**ADDRESS.to_json(), name: value}
+        yield {**ADDRESS.to_json(), "then": "order.paid", "otherwise": 5}
+        yield {name: value for name, value in ADDRESS.to_json().items() if name not in ("then", "otherwise")}
 
     def test_no_address(self) -> None:
-        assert [noted for noted in self.spoilt() if read_return_address(noted) is not None] == []
+        assert [noted for noted in self.spoilt() if ReturnAddress.from_json(noted) is not None] == []

@@ -267,7 +267,7 @@ PYDANTIC_HAS = {
 
 @pytest.mark.parametrize("name", sorted(OURS | OF_LATER | PYDANTIC_HAS))
 @pytest.mark.parametrize("base", [State, "abstract"])
-def test_reserved_field(name, base):
+def test_locked_field(name, base):
     """No warning of pydantic's leaks: the error is all there is."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -291,11 +291,11 @@ def test_name_of_later_is_no_method_either(name, value):
             type(State)("Order", bases, {**namespace, **own}, correlate_by="k")
 
 
-def test_every_name_that_a_saga_has_of_us_is_reserved():
+def test_every_name_that_a_saga_has_of_us_is_locked():
     assert OURS <= RESERVED_FIELDS
 
 
-def test_reserved_field_with_a_default():
+def test_locked_field_with_a_default():
     with pytest.raises(DefinitionError, match="'reply'"):
 
         class Order(State, correlate_by="k"):
@@ -303,7 +303,7 @@ def test_reserved_field_with_a_default():
             reply: str = Field("x")
 
 
-def test_reserved_field_of_a_mixin():
+def test_locked_field_of_a_mixin():
     class Plain:
         send: str
 
@@ -329,7 +329,7 @@ def test_context_cannot_be_overridden():
             _context = PrivateAttr(default=3)
 
 
-def test_names_that_only_look_reserved():
+def test_names_that_only_look_locked():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         order = saga({"model_name": str, "sent": str, "sends": str, "id": str, "name": str, "version": int, "key": str})

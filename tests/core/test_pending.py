@@ -19,11 +19,11 @@ from celery_sagas.core.pending import (
     read_pending,
 )
 from celery_sagas.core.requests.requests import Addressed, Request
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)
 B = Timeout("id-b", "row-b", "order.remind", 2_000)
-MESSAGE = Frozen("id-new", "id-new", "order.remind", "{}", 3_000)
+MESSAGE = SerializedMessage("id-new", "id-new", "order.remind", "{}", 3_000)
 
 texts = st.text(max_size=5)
 timeouts = st.builds(Timeout, id=texts, row=texts, step=texts, at=st.integers(0, 2**53))
@@ -89,7 +89,7 @@ def test_a_name_replaces():
     assert pending.cancelled == ["row-a"]
 
 
-def test_what_this_run_added_is_withdrawn_without_a_trace():
+def test_what_this_run_added_is_cancelled_without_a_trace():
     pending = Pending(timeouts={})
     pending.schedule("a", MESSAGE, 3_000)
     pending.unschedule("a")
@@ -122,9 +122,9 @@ def test_due_times_are_aware():
 
 def test_open_requests_by_their_ids():
     plain = Request("a", "charge", "paid", at=1_700_000_000_500)
-    chain, overdue = Request("b", "stamp", "paid"), Request("c", "charge", "paid", is_overdue=True)
+    chain, timed_out = Request("b", "stamp", "paid"), Request("c", "charge", "paid", has_timed_out=True)
     gather = Request("d", "celery_sagas.gather", "quoted", members=3)
-    views = OpenRequests({each.id: each for each in (plain, chain, overdue, gather)})
+    views = OpenRequests({each.id: each for each in (plain, chain, timed_out, gather)})
 
     assert list(views) == ["a", "b", "d"]
     assert views["a"] == RequestView("a", "charge", datetime(2023, 11, 14, 22, 13, 20, 500_000, UTC))

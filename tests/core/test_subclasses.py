@@ -125,11 +125,11 @@ class Screw(Part):
     threads: list[int] = field(default_factory=list)
 
 
-class Frozen(BaseModel, frozen=True):
+class SerializedMessage(BaseModel, frozen=True):
     device: str
 
 
-class FrozenSpecial(Frozen, frozen=True):
+class FrozenSpecial(SerializedMessage, frozen=True):
     extra: int
 
 
@@ -157,8 +157,12 @@ CUT_OFF: list[tuple[Any, Any, str]] = [
     (list[Reading], [Reading(device="d0"), SPECIAL], "1: a Special would arrive as Reading"),
     (dict[str, Reading], {"a": SPECIAL}, "a: a Special would arrive as Reading"),
     (tuple[Reading, ...], (SPECIAL,), "0: a Special would arrive as Reading"),
-    (set[Frozen], {FROZEN_SPECIAL}, "a FrozenSpecial would arrive as Frozen, without extra"),
-    (frozenset[Frozen], frozenset({Frozen(device="a"), FROZEN_SPECIAL}), "a FrozenSpecial would arrive as Frozen, without extra"),
+    (set[SerializedMessage], {FROZEN_SPECIAL}, "a FrozenSpecial would arrive as SerializedMessage, without extra"),
+    (
+        frozenset[SerializedMessage],
+        frozenset({SerializedMessage(device="a"), FROZEN_SPECIAL}),
+        "a FrozenSpecial would arrive as SerializedMessage, without extra",
+    ),
     (Part, Screw("s"), "a Screw would arrive as Part, without length, threads"),
     (Report, Report(first=SPECIAL), "first: a Special would arrive as Reading"),
     (Report, Report(first=Reading(device="a"), others=[SPECIAL]), "others.0: a Special would arrive as Reading"),
@@ -201,8 +205,8 @@ WHOLE: list[tuple[Any, Any, Any]] = [
             (Sequence[Reading], [PLAIN]),
             (dict[str, JsonValue], {"a": [1, {"b": None}]}),
             (Special | Reading, SPECIAL),
-            (set[Frozen], {Frozen(device="a")}),
-            (set[FrozenSpecial | Frozen], {FROZEN_SPECIAL}),
+            (set[SerializedMessage], {SerializedMessage(device="a")}),
+            (set[FrozenSpecial | SerializedMessage], {FROZEN_SPECIAL}),
             (list[Special | Reading], [SPECIAL, PLAIN]),
             (Tagged, Hot(device="d1")),
             (Screw | Part, Screw("s")),

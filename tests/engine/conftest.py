@@ -11,7 +11,7 @@ import pytest
 
 from celery_sagas.core.requests.answers import NO_VALUE
 from celery_sagas.core.requests.requests import Addressed, ReturnAddress
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition, define_step
 from celery_sagas.engine import conflicts
@@ -193,13 +193,15 @@ def send(order: State, message: object) -> str:
     return order._context.require_sending("send").send(message)
 
 
-def _freeze(message: object, next_id: Callable[[], str]) -> Frozen:
+def _freeze(message: object, next_id: Callable[[], str]) -> SerializedMessage:
     message_id = next_id()
-    return Frozen(message_id, message_id, str(message), json.dumps(message))
+    return SerializedMessage(message_id, message_id, str(message), json.dumps(message))
 
 
-def _answer(originator: Mapping[str, Any], value: object) -> Frozen:
-    return Frozen(f"answer to {originator['request']}", "", "answer", json.dumps("no value" if value is NO_VALUE else value))
+def _answer(requester: Mapping[str, Any], value: object) -> SerializedMessage:
+    return SerializedMessage(
+        f"answer to {requester['request']}", "", "answer", json.dumps("no value" if value is NO_VALUE else value)
+    )
 
 
 def _call(function: Any, first: Any, **arguments: Any) -> Any:

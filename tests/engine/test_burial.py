@@ -380,13 +380,13 @@ class TestRedelivery:
         """Others need not wait until it expires."""
         engine.handle(PLACE, order_id="42")
         services = engine.services
-        engine.services = replace(services, conflict_retries=-1)  # every run reserves
+        engine.services = replace(services, conflict_retries=-1)  # every run locks
 
         with pytest.raises(TooManyDeliveries):
             self.deliver(engine, PLACE, 1)
         record = engine.record()
         assert record is not None
-        assert record.reserved_by == ""
+        assert record.locked_by == ""
 
     def test_conflict_is_no_delivery(self, engine: Engine, rival: Engine, backend: MemoryBackend) -> None:
         """The handler runs again, and the message came once."""

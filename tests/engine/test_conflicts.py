@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.engine.conflicts import RESERVATION_MS, RESERVED_RUNS, Conflicts, pause
+from celery_sagas.engine.conflicts import LOCK_MS, LOCKED_RUNS, Conflicts, pause
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import (
     KeyTaken,
@@ -299,7 +299,7 @@ class TestAlternateKeys:
 
 
 class TestReservation:
-    """After ``conflict_retries`` the next run reserves the instance: a slow handler is not starved."""
+    """After ``conflict_retries`` the next run locks the instance: a slow handler is not starved."""
 
     @pytest.fixture
     def engine(self, backend: MemoryBackend) -> Engine:
@@ -307,7 +307,7 @@ class TestReservation:
 
     @staticmethod
     def attack(engine: Engine, conflicts: list[str]) -> Callable[[], None]:
-        """Return the write of a rival that does not look whether the instance is reserved; why it fails is kept."""
+        """Return the write of a rival that does not look whether the instance is locked; why it fails is kept."""
 
         def write() -> None:
             try:
@@ -325,8 +325,8 @@ class TestReservation:
 
         outcome = engine.handle(ADD, order_id="42")
 
-        assert store.calls == ["find", "update"] * 3 + ["find", "reserve", "find", "update"]
-        assert conflicts == ["reserved"]
+        assert store.calls == ["find", "update"] * 3 + ["find", "lock", "find", "update"]
+        assert conflicts == ["locked"]
         assert outcome.version == 5
         assert engine.data()["total"] == 32
 
@@ -352,22 +352,22 @@ class TestReservation:
         with pytest.raises(Boom):
             engine.handle(handler(fail), order_id="42")
 
-        assert store.calls[-4:] == ["find", "reserve", "find", "reserve"]
+        assert store.calls[-4:] == ["find", "lock", "find", "lock"]
         record = engine.record()
         assert record is not None
-        assert record.reserved_by == ""
+        assert record.locked_by == ""
 
     def test_ends_when_the_message_was_handled_meanwhile(self, engine: Engine, rival: Engine) -> None:
         engine.handle(PLACE, order_id="42")
         store = engine.interpose()
         attack = self.attack(engine, [])
         store.once_before("update", attack, attack, attack)
-        store.once_before("reserve", call(lambda: rival.handle(ADD, order_id="42", id="m1")))
+        store.once_before("lock", call(lambda: rival.handle(ADD, order_id="42", id="m1")))
 
         assert engine.handle(ADD, order_id="42", id="m1").kind is Kind.DUPLICATE
         record = engine.record()
         assert record is not None
-        assert record.reserved_by == ""
+        assert record.locked_by == ""
 
     def test_is_not_taken_for_an_instance_that_is_only_ignored(self, engine: Engine, rival: Engine) -> None:
         """Nothing would end it."""
@@ -375,22 +375,22 @@ class TestReservation:
         rival.handle(PLACE, order_id="42")
         record = engine.record()
         assert record is not None
-        assert engine.backend.sagas.reserve(record, "somebody", 30_000)
+        assert engine.backend.sagas.lock(record, "somebody", 30_000)
         store = engine.interpose()
 
         assert engine.handle(step, order_id="42").kind is Kind.IGNORED
         assert store.calls == ["find", "record"]
 
-    @pytest.mark.parametrize(("took_s", "lasts_ms"), [(0.5, RESERVATION_MS), (100, 200_000)])
+    @pytest.mark.parametrize(("took_s", "lasts_ms"), [(0.5, LOCK_MS), (100, 200_000)])
     def test_lasts_as_long_as_the_handler_needs(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch, took_s: float, lasts_ms: int
     ) -> None:
         now = [0.0]
         monkeypatch.setattr("celery_sagas.engine.conflicts.time.monotonic", lambda: now[0])
-        reserved: list[int] = []
-        reserve = engine.backend.sagas.reserve
+        locked: list[int] = []
+        lock = engine.backend.sagas.lock
         monkeypatch.setattr(
-            engine.backend.sagas, "reserve", lambda record, holder, ms: (reserved.append(ms), reserve(record, holder, ms))[1]
+            engine.backend.sagas, "lock", lambda record, holder, ms: (locked.append(ms), lock(record, holder, ms))[1]
         )
 
         def slow(order: Order, order_id: str) -> None:
@@ -400,20 +400,20 @@ class TestReservation:
         engine.interpose().once_before("update", *[self.attack(engine, [])] * 3)
         engine.handle(handler(slow), order_id="42")
 
-        assert reserved == [lasts_ms]
+        assert locked == [lasts_ms]
 
     def test_of_another_is_waited_for(self, engine: Engine, clock: Clock, pauses: list[float]) -> None:
         """The handler does not run in vain meanwhile."""
         engine.handle(PLACE, order_id="42")
         record = engine.record()
         assert record is not None
-        engine.backend.sagas.reserve(record, "somebody", 1_000)
+        engine.backend.sagas.lock(record, "somebody", 1_000)
         store = engine.interpose()
         store.once_before("find", *[call(lambda: clock.advance(250))] * 4)
 
         engine.handle(ADD, order_id="42")
 
-        assert store.calls == [*["find"] * 4, "reserve", "find", "update"]
+        assert store.calls == [*["find"] * 4, "lock", "find", "update"]
         assert engine.data()["total"] == 2
         assert len(pauses) == 3
 
@@ -421,12 +421,12 @@ class TestReservation:
         engine.handle(PLACE, order_id="42")
         record = engine.record()
         assert record is not None
-        engine.backend.sagas.reserve(record, "somebody", 10**9)
+        engine.backend.sagas.lock(record, "somebody", 10**9)
 
-        with pytest.raises(RevisionConflict, match="reserved"):
+        with pytest.raises(RevisionConflict, match="locked"):
             engine.handle(ADD, order_id="42")
 
-        assert len(pauses) == 2 + RESERVED_RUNS
+        assert len(pauses) == 2 + LOCKED_RUNS
         assert engine.data()["total"] == 1
 
     def test_of_an_instance_that_is_gone(self, engine: Engine, rival: Engine) -> None:
@@ -434,7 +434,7 @@ class TestReservation:
         store = engine.interpose()
         attack = self.attack(engine, [])
         store.once_before("update", attack, attack, attack)
-        store.once_before("reserve", call(lambda: rival.handle(FINISH, order_id="42")))
+        store.once_before("lock", call(lambda: rival.handle(FINISH, order_id="42")))
 
         assert engine.handle(ADD, order_id="42").reason == "completed"
 
@@ -450,12 +450,12 @@ class TestReservation:
         store = engine.interpose()
         attack = self.attack(engine, [])
         store.once_before("update", attack, attack, attack)
-        store.once_before("reserve", call(lambda: None), away)
+        store.once_before("lock", call(lambda: None), away)
 
         with pytest.raises(Boom):
             engine.handle(handler(fail), order_id="42")
 
-        assert "stays reserved for at most" in caplog.text
+        assert "stays locked for at most" in caplog.text
 
 
 def add_ten_at_once(backend: MemoryBackend, record: Record | None) -> None:
@@ -464,7 +464,7 @@ def add_ten_at_once(backend: MemoryBackend, record: Record | None) -> None:
     state = json.loads(record.data)
     change = Change(("order",), 1, json.dumps({**state, "total": state["total"] + 10}), "{}")
     entry = Entry("order.rival", str(record.version), "a", "handled", "order", "42", record.id, record.version + 1, "{}")
-    backend.sagas.update(record, change, Effects(entry, holder="rival"))
+    backend.sagas.update(record, change, Effects(entry, lock_owner="rival"))
 
 
 @pytest.mark.parametrize("seen", range(1, 40))
@@ -479,9 +479,9 @@ def test_conflicts_that_outlast_everything_are_raised(pauses: list[float]) -> No
     """The message is put off then."""
     conflict = RevisionConflict("order", "42", "version")
     conflicts = Conflicts(retries=1)
-    for _ in range(1 + RESERVED_RUNS):
+    for _ in range(1 + LOCKED_RUNS):
         conflicts.wait(conflict)
 
     with pytest.raises(RevisionConflict):
         conflicts.wait(conflict)
-    assert conflicts.reserving
+    assert conflicts.locking

@@ -5,19 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.engine.test_cancellation import letter
 
 from celery_sagas.core import pending as pending_map
 from celery_sagas.core.pending import Pending, RequestView, read_pending
-from celery_sagas.core.requests.requests import Addressed, Came, Request, ReturnAddress, Target
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.requests.requests import Addressed, ReplyKind, Request, ReturnAddress, Target
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
-from celery_sagas.engine.dead_letters.cancellation import Withdrawal
+from celery_sagas.engine.dead_letters.cancellation import Cancellation
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import CorrelationError, InvalidMessage, InvalidState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import OutboxRow
 from tests.engine.conftest import Boom, Engine, Order, handler, starter
-from tests.engine.test_withdrawal import letter
 
 DUE = 4_000_000_000_000
 RETRIES = 2
@@ -28,7 +28,7 @@ def place(order: State, order_id: str, ask: bool = True) -> None:
     assert order._context is not None
     if ask:
         request = Request("r1", "charge", "order.paid", "order.unpaid", at=DUE)
-        order._context.pending.new_requests["r1"] = request, Frozen("d1", "d1", "order.unpaid", "{}", DUE)
+        order._context.pending.new_requests["r1"] = request, SerializedMessage("d1", "d1", "order.unpaid", "{}", DUE)
 
 
 def paid(order: State, receipt: Any, order_id: str | None = None) -> str:
@@ -65,7 +65,7 @@ def asking(engine: Engine) -> Engine:
     return engine
 
 
-def came(engine: Engine, came: Came, id: str = "r1") -> Addressed:
+def came(engine: Engine, came: ReplyKind, id: str = "r1") -> Addressed:
     """Return where something goes that came of a request of the order 42."""
     record = engine.record()
     assert record is not None
@@ -157,7 +157,7 @@ class TestRequest:
         assert (pending(asking).more, list(pending(asking).requests)) == ({"children": ["c1"]}, ["r1"])
 
     def test_overdue_ones_do_not_count(self, asking: Engine) -> None:
-        old = {f"o{number}": Request(f"o{number}", "t", "order.paid", at=1, is_overdue=True) for number in range(1_000)}
+        old = {f"o{number}": Request(f"o{number}", "t", "order.paid", at=1, has_timed_out=True) for number in range(1_000)}
         new = {f"n{number}": Request(f"n{number}", "t", "order.paid") for number in range(999)}
         asking.rewrite(pending=Pending(requests={**old, **new}).text())
         asking.handle(PLACE, order_id="42")
@@ -169,14 +169,14 @@ class TestAnswer:
     """It is handled while it is waited for."""
 
     def test_is_handled(self, asking: Engine, backend: MemoryBackend) -> None:
-        outcome = asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+        outcome = asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert (outcome.kind, note(asking)) == (Kind.HANDLED, "paid a;")
         assert (pending(asking).requests, rows(backend)) == ({}, [])
         assert detail(asking) == {"request": "r1", "came": "answer"}
 
     def test_that_is_doubled(self, asking: Engine) -> None:
-        address = came(asking, Came.ANSWER)
+        address = came(asking, ReplyKind.ANSWER)
         asking.handle(PAID, id="answer", addressed=address, receipt="a")
         version = asking.record()
         assert asking.handle(PAID, id="answer", addressed=address, receipt="a").kind is Kind.DUPLICATE
@@ -187,80 +187,82 @@ class TestAnswer:
 
     def test_two_at_once(self, asking: Engine, rival: Engine) -> None:
         """They meet at the commit."""
-        address = came(asking, Came.ANSWER)
+        address = came(asking, ReplyKind.ANSWER)
         store = asking.interpose()
         store.once_before("update", lambda: rival.handle(PAID, id="first", addressed=address, receipt="first"))
         outcome = asking.handle(PAID, id="second", addressed=address, receipt="second")
 
-        assert (outcome.kind, outcome.reason) == (Kind.DROPPED, "withdrawn")
+        assert (outcome.kind, outcome.reason) == (Kind.DROPPED, "cancelled")
         assert note(asking) == "paid first;"
 
     def test_and_its_failure_at_once(self, asking: Engine, rival: Engine) -> None:
         store = asking.interpose()
-        failure = came(asking, Came.FAILURE)
+        failure = came(asking, ReplyKind.FAILURE)
         store.once_before("update", lambda: rival.handle(UNPAID, addressed=failure, failure="x"))
 
-        assert asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a").kind is Kind.DROPPED
+        assert asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a").kind is Kind.DROPPED
         assert note(asking) == "unpaid x;"
 
     def test_and_its_deadline_at_once(self, asking: Engine, rival: Engine) -> None:
         """Both are handled, the answer late."""
         store = asking.interpose()
-        deadline = came(asking, Came.DEADLINE)
+        deadline = came(asking, ReplyKind.DEADLINE)
         store.once_before("update", lambda: rival.handle(UNPAID, addressed=deadline, failure="over"))
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert note(asking) == "unpaid over;paid a late;"
         assert pending(asking).requests == {}
 
     def test_deadline_after_its_answer(self, asking: Engine) -> None:
-        deadline = came(asking, Came.DEADLINE)
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+        deadline = came(asking, ReplyKind.DEADLINE)
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert asking.handle(UNPAID, addressed=deadline, failure="over").kind is Kind.DROPPED
 
     def test_after_its_deadline(self, asking: Engine, backend: MemoryBackend) -> None:
-        asking.handle(UNPAID, addressed=came(asking, Came.DEADLINE), failure="over")
+        asking.handle(UNPAID, addressed=came(asking, ReplyKind.DEADLINE), failure="over")
         (request,) = pending(asking).requests.values()
-        assert (request.is_overdue, request.row) == (True, "")
+        assert (request.has_timed_out, request.row) == (True, "")
         assert detail(asking) == {"request": "r1", "came": "deadline"}
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert note(asking) == "unpaid over;paid a late;"
         assert detail(asking) == {"request": "r1", "came": "answer", "late": True}
 
     def test_failure_after_the_deadline(self, asking: Engine) -> None:
-        asking.handle(UNPAID, addressed=came(asking, Came.DEADLINE), failure="over")
+        asking.handle(UNPAID, addressed=came(asking, ReplyKind.DEADLINE), failure="over")
 
-        assert asking.handle(UNPAID, addressed=came(asking, Came.FAILURE), failure="x").kind is Kind.DROPPED
+        assert asking.handle(UNPAID, addressed=came(asking, ReplyKind.FAILURE), failure="x").kind is Kind.DROPPED
         assert len(pending(asking).requests) == 1
 
     def test_while_the_instance_handles_something_else(self, asking: Engine, rival: Engine) -> None:
         store = asking.interpose()
         store.once_before("update", lambda: rival.handle(PLACE, order_id="42", ask=False))
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert note(asking) == "paid a;"
 
     def test_step_that_fails_waits_on(self, asking: Engine) -> None:
         with pytest.raises(Boom):
-            asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="boom")
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+            asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="boom")
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert note(asking) == "paid a;"
 
     @pytest.mark.parametrize(
-        ("step", "what"), [(PAID, Came.FAILURE), (PAID, Came.DEADLINE), (PAID, Came.GATHERED)], ids=["failure", "deadline", "all"]
+        ("step", "what"),
+        [(PAID, ReplyKind.FAILURE), (PAID, ReplyKind.DEADLINE), (PAID, ReplyKind.GATHERED)],
+        ids=["failure", "deadline", "all"],
     )
-    def test_at_another_step_than_was_named(self, asking: Engine, step: Any, what: Came) -> None:
+    def test_at_another_step_than_was_named(self, asking: Engine, step: Any, what: ReplyKind) -> None:
         wrong = replace(PAID, name="order.other")
-        assert asking.handle(wrong, addressed=came(asking, Came.ANSWER), receipt="a").kind is Kind.DROPPED
-        if what is not Came.GATHERED:
+        assert asking.handle(wrong, addressed=came(asking, ReplyKind.ANSWER), receipt="a").kind is Kind.DROPPED
+        if what is not ReplyKind.GATHERED:
             assert asking.handle(step, addressed=came(asking, what), receipt="a").kind is Kind.DROPPED
         assert len(pending(asking).requests) == 1
 
     def test_of_another_request(self, asking: Engine) -> None:
-        assert asking.handle(PAID, addressed=came(asking, Came.ANSWER, "r2"), receipt="a").kind is Kind.DROPPED
+        assert asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER, "r2"), receipt="a").kind is Kind.DROPPED
 
     def test_timeout_of_the_same_id_is_none(self, asking: Engine) -> None:
         record = asking.record()
@@ -268,7 +270,7 @@ class TestAnswer:
         assert asking.handle(PAID, addressed=Addressed(record.id, "r1"), receipt="a").kind is Kind.DROPPED
 
     def test_instance_gone(self, asking: Engine) -> None:
-        address = came(asking, Came.ANSWER)
+        address = came(asking, ReplyKind.ANSWER)
         asking.handle(END, order_id="42")
         outcome = asking.handle(PAID, addressed=address, receipt="a")
 
@@ -276,7 +278,7 @@ class TestAnswer:
         assert asking.record() is None
 
     def test_later_instance_of_the_key(self, asking: Engine) -> None:
-        address = came(asking, Came.ANSWER)
+        address = came(asking, ReplyKind.ANSWER)
         asking.handle(END, order_id="42")
         asking.handle(PLACE, order_id="42")
 
@@ -285,18 +287,18 @@ class TestAnswer:
 
     def test_that_names_another_instance(self, asking: Engine) -> None:
         with pytest.raises(CorrelationError, match="it is addressed to order '42', and names '43'"):
-            asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a", order_id="43")
+            asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a", order_id="43")
 
     def test_step_under_an_earlier_name(self, asking: Engine) -> None:
         renamed = replace(PAID, name="order.settled", formerly=("order.paid",))
-        asking.handle(renamed, addressed=came(asking, Came.ANSWER), receipt="a")
+        asking.handle(renamed, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert note(asking) == "paid a;"
 
     def test_belongs_to_its_instance(self, asking: Engine) -> None:
         record = asking.record()
         assert record is not None
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), causation={"cart": "c1"}, receipt="a")
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), causation={"cart": "c1"}, receipt="a")
 
         assert asking.session is not None
         assert asking.session.causation == {"cart": "c1", "order": record.id}
@@ -310,14 +312,14 @@ class TestReply:
         return [(row.message_id, json.loads(row.payload)) for row in engine.publisher.published]
 
     def test_handler_answers_by_its_result(self, asking: Engine) -> None:
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), asked_by=ASKER, receipt="a")
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), asked_by=ASKER, receipt="a")
 
         assert self.sent(asking) == [("answer to asked", "thanks for a")]
         assert detail(asking)["sent"] == [{"task": "answer", "id": "answer to asked"}]
 
     def test_handler_that_fails_answers_nothing(self, asking: Engine) -> None:
         with pytest.raises(Boom):
-            asking.handle(PAID, addressed=came(asking, Came.ANSWER), asked_by=ASKER, receipt="boom")
+            asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), asked_by=ASKER, receipt="boom")
         assert self.sent(asking) == []
 
     def test_repeat_answers_nothing(self, asking: Engine) -> None:
@@ -334,7 +336,7 @@ class TestReply:
         engine.handle(PLACE, asked_by=ASKER, order_id="42")
 
         assert self.sent(engine) == []
-        assert pending(engine).originator == ASKER.noted()
+        assert pending(engine).requester == ASKER.to_json()
 
     def test_completing_answers_with_nothing(self, engine: Engine) -> None:
         engine.handle(PLACE, asked_by=ASKER, order_id="42")
@@ -354,7 +356,7 @@ class TestReply:
         engine.handle(PLACE, asked_by=ASKER, order_id="42", ask=False)
 
         assert self.sent(engine) == [("answer to asked", None)]
-        assert pending(engine).originator is None
+        assert pending(engine).requester is None
 
     @pytest.mark.parametrize("step", [ONLY_NEW, ONLY_KNOWN], ids=["exists", "missing"])
     def test_what_is_ignored_is_answered_with_nothing(self, asking: Engine, step: Any) -> None:
@@ -386,23 +388,23 @@ class TestReply:
 class TestDiscarded:
     """The dead letter of what came of a request is discarded, as if that had been handled."""
 
-    def discard(self, engine: Engine, what: Came) -> bool:
-        return Withdrawal(letter(), ("order",), came(engine, what)).perform(engine.backend, RETRIES)
+    def discard(self, engine: Engine, what: ReplyKind) -> bool:
+        return Cancellation(letter(), ("order",), came(engine, what)).perform(engine.backend, RETRIES)
 
-    @pytest.mark.parametrize("what", [Came.ANSWER, Came.FAILURE])
-    def test_request_is_over(self, asking: Engine, backend: MemoryBackend, what: Came) -> None:
+    @pytest.mark.parametrize("what", [ReplyKind.ANSWER, ReplyKind.FAILURE])
+    def test_request_is_over(self, asking: Engine, backend: MemoryBackend, what: ReplyKind) -> None:
         assert self.discard(asking, what)
         assert (pending(asking).requests, rows(backend)) == ({}, [])
         assert not self.discard(asking, what)
 
     def test_after_a_deadline_an_answer_may_come(self, asking: Engine) -> None:
-        assert self.discard(asking, Came.DEADLINE)
-        asking.handle(PAID, addressed=came(asking, Came.ANSWER), receipt="a")
+        assert self.discard(asking, ReplyKind.DEADLINE)
+        asking.handle(PAID, addressed=came(asking, ReplyKind.ANSWER), receipt="a")
 
         assert note(asking) == "paid a late;"
 
     def test_request_that_is_over_already(self, asking: Engine) -> None:
-        address = came(asking, Came.ANSWER)
+        address = came(asking, ReplyKind.ANSWER)
         asking.handle(PAID, addressed=address, receipt="a")
 
-        assert not Withdrawal(letter(), ("order",), address).perform(asking.backend, RETRIES)
+        assert not Cancellation(letter(), ("order",), address).perform(asking.backend, RETRIES)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.requests.requests import Came, Request, Target
+from celery_sagas.core.requests.requests import ReplyKind, Request, Target
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import REMEMBERED_S, Gather, Gathering, GatherState, Member
 from celery_sagas.engine.requests.gathers import BATCH, Gathers
@@ -57,7 +57,7 @@ class Shop:
 
     def answer(self, gather: Gather, position: int, value: Any = None, process: Gathering | None = None) -> bool:
         """Have a member answer."""
-        return (process or self.gathering).collect(gather, Member(position, Came.ANSWER, value, "quote", f"id {position}"))
+        return (process or self.gathering).collect(gather, Member(position, ReplyKind.ANSWER, value, "quote", f"id {position}"))
 
     def sweep(self) -> Sweep:
         """Sweep once, with a relay that has just begun."""
@@ -294,7 +294,7 @@ class TestSweep:
         (gather,) = self.lost(shop, "42")
 
         def find(*_: Any) -> Any:
-            raise RevisionConflict("order", "42", "locked")
+            raise RevisionConflict("order", "42", "deadlock")
 
         with monkeypatch.context() as patched:
             patched.setattr(shop.backend.sagas, "find", find)

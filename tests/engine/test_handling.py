@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
@@ -15,7 +15,7 @@ from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import Attempt, Delivery, Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailable, TooManyDeliveries
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.stores.operations import CountDelivery, Find, Insert, Operation, OutcomeOf, Reserve, Update, Write
+from celery_sagas.stores.operations import CountDelivery, Find, Insert, Lock, Operation, OutcomeOf, Update, Write
 from celery_sagas.stores.records import Entry, Found, Record
 from tests.engine.conftest import Order, handler, send, starter
 
@@ -34,7 +34,11 @@ PLACE, PAY = starter(place), handler(pay)
 RECORD = Record("i1", "order", "42", 3, 1, '{"order_id": "42", "total": 7}', "{}", 0, 0)
 FIRST = Attempt()
 TERMS = WorkTerms(
-    lambda message, next_id: Frozen(next_id(), "", str(message), "{}"), lambda to, value: None, 1_000_000, "this process", 1_000
+    lambda message, next_id: SerializedMessage(next_id(), "", str(message), "{}"),
+    lambda to, value: None,
+    1_000_000,
+    "this process",
+    1_000,
 )
 
 
@@ -107,13 +111,13 @@ def test_delivery_is_counted_right_before_the_handler() -> None:
         play(work_of(PLACE, max_deliveries=2), Found(RECORD, None, "new"), 2)
 
 
-def test_instance_is_reserved_and_found_again_after_many_conflicts() -> None:
-    reserved = Found(RECORD._replace(reserved_by="me"), None, "new")
-    wanted, _ = play(work_of(PLACE, Attempt("me", 9)), Found(RECORD, None, "new"), True, reserved)
-    assert wanted[1] == Reserve(RECORD, "me", 9)
-    assert names(wanted) == ["Find", "Reserve", "Find", "Update"]
+def test_instance_is_locked_and_found_again_after_many_conflicts() -> None:
+    locked = Found(RECORD._replace(locked_by="me"), None, "new")
+    wanted, _ = play(work_of(PLACE, Attempt("me", 9)), Found(RECORD, None, "new"), True, locked)
+    assert wanted[1] == Lock(RECORD, "me", 9)
+    assert names(wanted) == ["Find", "Lock", "Find", "Update"]
 
-    with pytest.raises(RevisionConflict, match="reserved"):
+    with pytest.raises(RevisionConflict, match="locked"):
         play(work_of(PLACE, Attempt("me", 9)), Found(RECORD, None, "new"), False)
 
 
@@ -165,13 +169,13 @@ class TestDriver:
         record = engine.record()
 
         def work() -> Steps[Any]:
-            assert (yield Reserve(record, "me", 60_000))
-            assert engine.record().reserved_by == "me"
+            assert (yield Lock(record, "me", 60_000))
+            assert engine.record().locked_by == "me"
             raise error
 
         with pytest.raises(type(error)):
             Driver(backend).drive(work())
-        assert engine.record().reserved_by == ""
+        assert engine.record().locked_by == ""
 
     def test_errors_of_the_store_are_thrown_into_the_work(self, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         def away(*_: object) -> Any:

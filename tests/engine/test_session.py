@@ -2,14 +2,14 @@
 
 import pytest
 
-from celery_sagas.core.sending import Frozen, Sending
+from celery_sagas.core.sending import Sending, SerializedMessage
 from celery_sagas.engine.session import MAX_CAUSATION, Session, refuse_inline
 from celery_sagas.errors import MisuseError
 
 
 def sending(step: str = "order.place") -> Sending:
     """Return what a handler sends with."""
-    return Sending(step, "m1", lambda message, next_id: Frozen(next_id(), "", "task", "{}"))
+    return Sending(step, "m1", lambda message, next_id: SerializedMessage(next_id(), "", "task", "{}"))
 
 
 def test_causation_is_a_copy() -> None:

@@ -48,7 +48,7 @@ def send_to_their_deaths(deployment: Deployment, step: str, names: list[str]) ->
 
 
 #: Where a message comes that was delivered before, that meets a rival, or whose store is away.
-OTHER_POINTS = points("count", "reserve", "put off")
+OTHER_POINTS = points("count", "lock", "put off")
 
 
 @pytest.mark.parametrize(("engine", "broker"), matrix(("sqlite", "redis"), ("mariadb", "rabbitmq"), ("redis", "rabbitmq")))

@@ -9,7 +9,7 @@ import pytest
 from kombu import Connection, Exchange, Queue
 
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.requests.requests import Came
+from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.engine.requests.gathering import buffer_of
 from tests import rabbitmq_servers
 from tests.integration.conftest import Deploy
@@ -90,7 +90,7 @@ def test_failures(deployment: Deployment) -> None:
         assert quest(deployment, how)["answers"] == []
         # who was lost, or took too long, may have answered before; and an answer that was not handled may be retried
         is_open = how in ("crash", "hang", "answer_oddly")
-        assert [request["overdue"] for request in pending(deployment, how).values()] == ([True] if is_open else [])
+        assert [request["timed_out"] for request in pending(deployment, how).values()] == ([True] if is_open else [])
     assert deployment.noted("failed") == ["fail"] * 3
 
 
@@ -132,7 +132,7 @@ def test_queue_that_nobody_consumes(deployment: Deployment) -> None:
     deployment.send("quest.ask", name="a", how="work", within=0.5)
 
     assert wait_for(deployment, "failures") == ["deadline"]
-    assert [request["overdue"] for request in pending(deployment).values()] == [True]
+    assert [request["timed_out"] for request in pending(deployment).values()] == [True]
 
 
 def test_late_answer(deployment: Deployment) -> None:
@@ -278,8 +278,8 @@ def test_answer_that_comes_twice(deployment: Deployment) -> None:
     (deployment.folder / "answer").touch()
     assert wait_for(deployment, "answers") == ["done a"]
 
-    address = {"saga_address": {"instance": record.id, "request": request, "came": Came.ANSWER.value}}
-    for id in (derived_id(request, Came.ANSWER), "another"):
+    address = {"saga_address": {"instance": record.id, "request": request, "came": ReplyKind.ANSWER.value}}
+    for id in (derived_id(request, ReplyKind.ANSWER), "another"):
         deployment.client.send_task("quest.answered", ("forged",), task_id=id, headers=address)
     deployment.send("quest.ask", name="b", how="work")
     assert wait_for(deployment, "answers", "b") == ["done b"]
@@ -296,8 +296,8 @@ def test_answer_that_comes_before_its_sender_commits(deployment: Deployment) -> 
     (request,) = wait_until(lambda: deployment.noted("asks"), deployment.describe)
     record = deployment.record("quest", "a")
     assert record is not None
-    address = {"saga_address": {"instance": record.id, "request": request, "came": Came.ANSWER.value}}
-    early = derived_id(request, Came.ANSWER)
+    address = {"saga_address": {"instance": record.id, "request": request, "came": ReplyKind.ANSWER.value}}
+    early = derived_id(request, ReplyKind.ANSWER)
     deployment.client.send_task("quest.answered", ("forged",), task_id=early, headers=address)
     worker.wait_logged(f"quest.answered[{early}] succeeded")
     (deployment.folder / "commit").touch()
@@ -649,7 +649,7 @@ def test_answer_that_is_handled_before_its_sender_dies(deployment: Deployment) -
         return deployment.noted("asked").count(asked) > 1
 
     wait_until(is_asked_again, deployment.describe)
-    answer = derived_id(asked.rpartition(": ")[2], Came.ANSWER)
+    answer = derived_id(asked.rpartition(": ")[2], ReplyKind.ANSWER)
     worker.wait_logged(f"quest.ask_again[{answer}] duplicate")
     assert_asked_once(deployment, HELD)
 

@@ -75,7 +75,7 @@ def requests(order: Order) -> None:
     order.send(place.s("42"), otherwise=unpaid, within=1.5)
     assert_type(order.reply(Receipt(number="1")), bool)
     order.reply()
-    assert_type(order.saga.originator, str | None)
+    assert_type(order.saga.requester, str | None)
 
 
 def unchecked(order: Order) -> None:

@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_sagas import Gathered, Message, Saga
 from celery_sagas.core.pending import read_pending
-from celery_sagas.core.requests.requests import Came
+from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.memory.state import wall_clock
@@ -178,7 +178,7 @@ def tasks_of(done: list[Delivered]) -> list[str]:
     return [delivered.task for delivered in done]
 
 
-def address(shop: Any, came: Came = Came.ANSWER) -> dict[str, Any]:
+def address(shop: Any, came: ReplyKind = ReplyKind.ANSWER) -> dict[str, Any]:
     """Return the headers of something that came of a member of the order 42."""
     return {ADDRESS: {"instance": found(shop).saga.id, "request": "of the member", "came": came.value}}
 

@@ -29,7 +29,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sagas import Saga, signals
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import Came, ReturnAddress, Target
+from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import control, runtime
@@ -834,7 +834,7 @@ class TestUnknownTasks:
 
         assert [letter.task for letter in letters(app)] == ["parcel.take"]
         (told,) = worker.waiting()
-        assert (told.task, told.headers[ADDRESS]["came"]) == (otherwise.task, Came.DOUBT)
+        assert (told.task, told.headers[ADDRESS]["came"]) == (otherwise.task, ReplyKind.UNCERTAIN)
 
     def test_protocol_1(self, app: Celery, order: Any, consumer: Consumer) -> None:
         message = message_of("")
@@ -991,7 +991,7 @@ class TestRetry:
     def test_chain(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
         """As the relay keeps one: its first task gets the new id."""
         mended.append(True)
-        frozen = runtime_of(app).services.terms.freeze(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
+        frozen = runtime_of(app).services.terms.serialize(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
         letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
         backend_of(app).dead.add(letter)
 

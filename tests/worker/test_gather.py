@@ -11,7 +11,7 @@ from celery_sagas import Failure, Gathered, Saga
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.pending import read_pending
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import Came
+from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import timeouts
@@ -295,7 +295,7 @@ class TestWays:
 
         ids = {delivered.id for delivered in worker.run() if delivered.task in (GATHER, "order.quoted")}
 
-        assert ids == {derived_id(request, name) for name in ("answer 0", "answer 1", Came.GATHERED)}
+        assert ids == {derived_id(request, name) for name in ("answer 0", "answer 1", ReplyKind.GATHERED)}
 
     def test_saga_of_another_service(self, new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever has no such instance publishes the answer, as a worker without this library does."""

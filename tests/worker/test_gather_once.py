@@ -11,7 +11,7 @@ from celery import Celery
 from celery_sagas import Gathered
 from celery_sagas.core.pending import read_pending
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import Came
+from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import Gather, Member
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
@@ -78,7 +78,7 @@ class TestRepeats:
         begin(shop, worker, [3, 1])
         worker.one()
         request = request_of(app)
-        headers = answer_headers(found(shop).saga.id, request, Came.GATHERED)
+        headers = answer_headers(found(shop).saga.id, request, ReplyKind.GATHERED)
         app.send_task("order.end", ("42",), headers=headers)
         worker.run()
 
@@ -252,7 +252,7 @@ class TestDeadline:
         fire(app, *rows(app))
         worker.one()
         for position in (0, 1):
-            gathering_of(runtime_of(app)).collect(gather, Member(position, Came.ANSWER, 3, "quote", "of the member"))
+            gathering_of(runtime_of(app)).collect(gather, Member(position, ReplyKind.ANSWER, 3, "quote", "of the member"))
         worker.run()
 
         assert {"order.quoted", "order.too_few"} <= set(tasks_of(worker.done))
@@ -274,7 +274,7 @@ class TestDeadline:
         assert (found(shop).seen, found(shop).values) == (["quoted"], [0, 1])
 
     @pytest.mark.usefixtures("waits")
-    def test_it_is_withdrawn_at_the_end(self, app: Celery, shop: Any, worker: Worker) -> None:
+    def test_it_is_cancelled_at_the_end(self, app: Celery, shop: Any, worker: Worker) -> None:
         deadline = rows(app)
         hurry(app)
         worker.run()
@@ -462,9 +462,11 @@ class TestLeftovers:
     def test_late_answers_are_cleared_away(self, app: Celery, shop: Any, worker: Worker, clock: Clock) -> None:
         begin(shop, worker, [3, 1])
         gather, elsewhere = gather_of(app, shop), replace(gathering_of(runtime_of(app)))
-        elsewhere.collect(gather, Member(0, Came.ANSWER, 3, "quote", "of the member"))
+        elsewhere.collect(gather, Member(0, ReplyKind.ANSWER, 3, "quote", "of the member"))
         worker.run()
-        elsewhere.collect(gather, Member(1, Came.ANSWER, 9, "quote", "of the member"))  # nobody waits, which is not known there
+        elsewhere.collect(
+            gather, Member(1, ReplyKind.ANSWER, 9, "quote", "of the member")
+        )  # nobody waits, which is not known there
         assert collected(app) == 1
 
         clock.advance(7 * DAY_MS)

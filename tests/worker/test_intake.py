@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Batch, Message, aggregator
-from celery_sagas.worker.aggregators.batch_consumer import Arrived, Intake, buffer_together
+from celery_sagas.worker.aggregators.batch_consumer import Arrived, BatchConsumer, buffer_together
 from celery_sagas.worker.headers import MESSAGE_ID
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp
@@ -71,8 +71,8 @@ def app(new_app: NewApp) -> Celery:
     return app
 
 
-def _intake(consumer: Consumer) -> Intake:
-    return Intake(consumer, SimpleNamespace(name=NAME))
+def _intake(consumer: Consumer) -> BatchConsumer:
+    return BatchConsumer(consumer, SimpleNamespace(name=NAME))
 
 
 def _buffered(app: Celery) -> list[str]:

@@ -45,7 +45,7 @@ class TestDeadline:
         assert (row.kind, row.task, row.message_id) == ("deadline", "order.unpaid", derived_id(request, "deadline"))
         assert moment.is_before(row.due_at, 3600)
         asked = shop.pending().requests[request]
-        assert (asked.at, asked.row, asked.is_overdue) == (row.due_at, row.id, False)
+        assert (asked.at, asked.row, asked.has_timed_out) == (row.due_at, row.id, False)
 
     def test_is_told(self, worker: Worker, shop: Shop) -> None:
         request = ask(shop, worker)
@@ -87,7 +87,7 @@ class TestDeadline:
         assert {delivered.fate for delivered in worker.done} == {"acked"}
 
     @pytest.mark.parametrize("work", ["answer", "failure"])
-    def test_is_withdrawn_by_what_comes(self, worker: Worker, shop: Shop, work: str) -> None:
+    def test_is_cancelled_by_what_comes(self, worker: Worker, shop: Shop, work: str) -> None:
         """Also if its message is on its way already."""
 
         def fail(task: Any) -> None:
@@ -139,7 +139,7 @@ class TestLate:
     """An answer after the deadline still runs ``then``, and is marked."""
 
     @pytest.fixture
-    def overdue(self, worker: Worker, shop: Shop) -> Any:
+    def timed_out(self, worker: Worker, shop: Shop) -> Any:
         """The message of the task that was asked, once its time is over."""
         ask(shop, worker)
         charge = only(worker)
@@ -149,40 +149,40 @@ class TestLate:
         assert shop.seen() == ["unpaid deadline"]
         return charge
 
-    def test_answer(self, worker: Worker, shop: Shop, overdue: Any) -> None:
-        worker.deliver_again(overdue)
+    def test_answer(self, worker: Worker, shop: Shop, timed_out: Any) -> None:
+        worker.deliver_again(timed_out)
         worker.run()
 
         assert shop.seen() == ["unpaid deadline", "paid receipt late"]
         assert shop.pending().requests == {}
-        assert json.loads(shop.entries()[-1].detail) == {"request": overdue.id, "came": "answer", "late": True}
+        assert json.loads(shop.entries()[-1].detail) == {"request": timed_out.id, "came": "answer", "late": True}
 
-    def test_second_answer_does_nothing(self, worker: Worker, shop: Shop, overdue: Any) -> None:
+    def test_second_answer_does_nothing(self, worker: Worker, shop: Shop, timed_out: Any) -> None:
         for _ in range(2):
-            worker.deliver_again(overdue)
+            worker.deliver_again(timed_out)
             worker.run()
 
         assert shop.seen() == ["unpaid deadline", "paid receipt late"]
 
-    def test_failure_does_nothing(self, worker: Worker, shop: Shop, overdue: Any) -> None:
+    def test_failure_does_nothing(self, worker: Worker, shop: Shop, timed_out: Any) -> None:
         """And an answer may still come."""
 
         def fail(task: Any) -> None:
             raise Boom
 
         shop.work = fail
-        worker.deliver_again(overdue)
+        worker.deliver_again(timed_out)
         worker.run()
         assert (worker.done[-1].task, shop.seen()) == ("order.unpaid", ["unpaid deadline"])
         shop.work = lambda task: "receipt"
-        worker.deliver_again(overdue)
+        worker.deliver_again(timed_out)
         worker.run()
 
         assert shop.seen() == ["unpaid deadline", "paid receipt late"]
 
-    def test_of_an_instance_that_has_ended(self, worker: Worker, shop: Shop, overdue: Any) -> None:
+    def test_of_an_instance_that_has_ended(self, worker: Worker, shop: Shop, timed_out: Any) -> None:
         shop.saga.end("42")
-        worker.deliver_again(overdue)
+        worker.deliver_again(timed_out)
 
         assert worker.one().fate == "acked"
 

@@ -135,7 +135,7 @@ class TestPutOff:
         self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("celery_sagas.engine.conflicts.pause", lambda seen, chance: 0)
-        interposed(app).once_before("insert", *[failing(RevisionConflict("order", "42", "locked"))] * 31)
+        interposed(app).once_before("insert", *[failing(RevisionConflict("order", "42", "deadlock"))] * 31)
         order.place.delay("42")
 
         assert isinstance(worker.one().error, Ignore)

@@ -196,7 +196,7 @@ def test_policies_say_what_becomes_of_a_message(app: Celery, worker: Worker) -> 
 def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Celery, worker: Worker) -> None:
     """Also one whose step is a starter: a later instance of the key does not get it, and it begins none.
 
-    One that is withdrawn does not run, although it is on its way.
+    One that is cancelled does not run, although it is on its way.
     """
 
     class Order(Saga, correlate_by="order_id"):
@@ -209,7 +209,7 @@ def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Ce
             order.schedule(place.s(order_id=order_id), after=0.05)
             for text in ("first", "second"):
                 order.schedule(remind.s(text), after=0.05, name="reminder")
-            order.schedule(remind.s("withdrawn"), after=0.05, name="other")
+            order.schedule(remind.s("cancelled"), after=0.05, name="other")
             order.unschedule("other")
 
     @Order.handles
@@ -217,7 +217,7 @@ def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Ce
         order.reminders.append(text)
 
     @Order.handles
-    def withdraw(order: Order, order_id: str) -> None:
+    def cancel(order: Order, order_id: str) -> None:
         order.unschedule("reminder")
 
     @Order.handles
@@ -232,7 +232,7 @@ def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Ce
     for key in ("43", "44"):
         close.delay(key)
     place.delay("44")
-    withdraw.delay("45")
+    cancel.delay("45")
     worker.run()
     for row in rows:
         runtime_of(app).publisher.publish(row)

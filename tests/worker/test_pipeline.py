@@ -12,10 +12,10 @@ from kombu import Queue
 from celery_sagas.engine.relay import Receipt
 from celery_sagas.errors import Unroutable
 from celery_sagas.worker.confirms import ConfirmChannel, Confirms
-from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.pipeline import AmqpPipeline, pipeline_of
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker
 from tests.servers import unique
 
@@ -117,11 +117,11 @@ class TestThroughRabbitMQ:
         return made
 
     def rows(self, app: Celery, count: int) -> list[Row]:
-        payloads = [frozen(app, app.signature("plain"), lambda: str(uuid4()), 10_000).payload for _ in range(count)]
+        payloads = [serialized(app, app.signature("plain"), lambda: str(uuid4()), 10_000).payload for _ in range(count)]
         return [Row(payload, id=f"row-{number}") for number, payload in enumerate(payloads)]
 
     def payload(self, app: Celery, **options: Any) -> str:
-        return frozen(app, app.signature("plain").set(**options), lambda: str(uuid4()), 10_000).payload
+        return serialized(app, app.signature("plain").set(**options), lambda: str(uuid4()), 10_000).payload
 
     def test_all_are_confirmed(self, app: Celery, pipeline: AmqpPipeline) -> None:
         rows = self.rows(app, 250)

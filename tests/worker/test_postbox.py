@@ -27,10 +27,10 @@ from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker import confirms, postbox
 from celery_sagas.worker.confirms import ConfirmChannel
-from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.postbox import AmqpPostbox, postbox_of
 from celery_sagas.worker.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker
 from tests.integration import proxy
 from tests.integration.proxy import Proxy
@@ -64,7 +64,7 @@ class Sender:
 
     def row(self, name: str, **options: Any) -> Outgoing:
         """Make a row."""
-        payload = frozen(self.app, self.app.signature("plain").set(**options), lambda: name, 10_000).payload
+        payload = serialized(self.app, self.app.signature("plain").set(**options), lambda: name, 10_000).payload
         return Outgoing(name, "sent", name, "plain", payload)
 
     def send(self, *rows: Outgoing | str) -> None:

@@ -18,9 +18,9 @@ from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.stores.records import OutboxRow
 from celery_sagas.worker import publisher
 from celery_sagas.worker.failures import redelivery
-from celery_sagas.worker.freeze import frozen
 from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker, backend_of, interposed
 from tests.servers import unique
 from tests.waiting import wait_until
@@ -173,7 +173,7 @@ def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Ce
     def late(*_: Any) -> None:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(publisher, "thawed", late)
+    monkeypatch.setattr(publisher, "deserialized", late)
 
     with pytest.raises(PublishError) as raised:
         ConfirmedPublisher(app).publish(UNREADABLE)
@@ -205,7 +205,7 @@ def test_what_rabbitmq_refuses(
     with app.connection_for_write() as connection, connection.channel() as channel:
         channel.queue_declare(names["held"], exclusive=True)
         sent = app.signature("plain", task_id="m1").set(**options)
-        monkeypatch.setattr(publisher, "thawed", lambda *_: sent)
+        monkeypatch.setattr(publisher, "deserialized", lambda *_: sent)
         confirmed = ConfirmedPublisher(app)
         with pytest.raises(PublishError) as raised:
             confirmed.publish(UNREADABLE)
@@ -509,7 +509,7 @@ def test_a_row_of_another_app_reaches_its_queue(new_app: NewApp, request: pytest
     theirs.conf.task_default_queue = name
     ours = new_app(broker_url=url)
     letter = theirs.signature("plain", exchange=f"{name}-exchange", routing_key="letter.#")
-    row = frozen(theirs, letter if type == "direct" else letter.set(routing_key="letter.air"), lambda: "m1", 10_000)
+    row = serialized(theirs, letter if type == "direct" else letter.set(routing_key="letter.air"), lambda: "m1", 10_000)
     with theirs.connection_for_write() as connection, connection.channel() as channel:
         theirs.amqp.queues[name].bind(channel).declare()
         with closing(ConfirmedPublisher(ours)) as confirmed:

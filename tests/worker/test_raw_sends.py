@@ -91,7 +91,7 @@ def test_a_plain_task_may_publish(app: Celery, worker: Worker, caplog: pytest.Lo
 
 
 def test_it_can_be_allowed(new_app: NewApp, caplog: pytest.LogCaptureFixture) -> None:
-    app = new_app(saga_raw_sends="allow")
+    app = new_app(saga_direct_publish="allow")
 
     @app.task(name="plain")
     def plain() -> None: ...

@@ -107,13 +107,13 @@ class TestStarter:
     def test_answers_in_a_later_step(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
         sent = ask(shop, worker, parcels.pack)
         worker.run()
-        assert parcels.saga.find("1").saga.originator == sent.id
+        assert parcels.saga.find("1").saga.requester == sent.id
         parcels.weigh_does = lambda parcel: parcel.reply({"kg": 5})
         parcels.weigh.delay("1")
         worker.run()
 
         assert shop.seen() == ["paid {'kg': 5}"]
-        assert parcels.saga.find("1").saga.originator is None
+        assert parcels.saga.find("1").saga.requester is None
 
     def test_answers_from_a_timeout(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
         parcels.pack_does = lambda parcel: parcel.schedule(parcels.lost, after=timedelta(days=365))
@@ -163,7 +163,7 @@ class TestStarter:
 
     def test_nobody_has_asked(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
         said = []
-        parcels.pack_does = lambda parcel: said.append((parcel.reply("x"), parcel.saga.originator))
+        parcels.pack_does = lambda parcel: said.append((parcel.reply("x"), parcel.saga.requester))
         parcels.pack.delay("1")
         worker.run()
 
@@ -172,7 +172,7 @@ class TestStarter:
 
     def test_view_while_it_is_new(self, worker: Worker, shop: Shop, parcels: Parcels) -> None:
         seen = []
-        parcels.pack_does = lambda parcel: seen.append(parcel.saga.originator)
+        parcels.pack_does = lambda parcel: seen.append(parcel.saga.requester)
         sent = ask(shop, worker, parcels.pack)
         worker.run()
 
@@ -282,7 +282,7 @@ class TestStarter:
         shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid"))
         worker.run()
 
-        assert parcels.saga.find("1").saga.originator is None
+        assert parcels.saga.find("1").saga.requester is None
         assert shop.seen() == ["paid receipt"]
 
 
@@ -595,8 +595,8 @@ def test_address_that_newer_code_has_noted(
     worker.run()
     record = backend_of(app).sagas.find(Lookup(("parcel",), KEY, "1")).record
     assert record is not None
-    newer = {**json.loads(record.pending)["originator"], "then": "in another form"}
-    pending = json.dumps({"format": 1, "originator": newer})
+    newer = {**json.loads(record.pending)["requester"], "then": "in another form"}
+    pending = json.dumps({"format": 1, "requester": newer})
     change = Change(("parcel",), record.schema_version, record.data, pending)
     backend_of(app).sagas.update(record, change, effects(record))
     parcels.weigh_does = lambda parcel: said.append(parcel.reply("x"))
@@ -605,5 +605,5 @@ def test_address_that_newer_code_has_noted(
 
     record = backend_of(app).sagas.find(Lookup(("parcel",), KEY, "1")).record
     assert record is not None
-    assert (said, read_pending(record.pending).originator) == ([False], newer)
+    assert (said, read_pending(record.pending).requester) == ([False], newer)
     assert "its return address cannot be read" in caplog.text

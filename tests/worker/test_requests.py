@@ -419,7 +419,7 @@ class TestUnhandledAnswer:
         assert (failure.task, failure.error, failure.dead_letter) == ("order.came", "InvalidMessage", letter.id)
         assert "valid integer" in failure.text
         (request,) = shop.pending().requests.values()
-        assert (request.is_overdue, shop.rows()) == (True, [])
+        assert (request.has_timed_out, shop.rows()) == (True, [])
 
     def test_is_handled_once_the_step_can(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
         deploy(shop, str)
@@ -478,7 +478,7 @@ class TestUnhandledAnswer:
         worker.run()
 
         (request,) = shop.pending().requests.values()
-        assert (request.is_overdue, shop.seen()) == (False, [])
+        assert (request.has_timed_out, shop.seen()) == (False, [])
 
     def test_that_expired(self, app: Celery, worker: Worker, shop: Shop) -> None:
         """There is no dead letter."""
@@ -558,11 +558,11 @@ class TestChain:
 
         class Parcel(Saga, correlate_by="parcel_id"):
             parcel_id: str
-            originator: str | None = None
+            requester: str | None = None
 
         @Parcel.starts
         def pack(parcel: Parcel, parcel_id: str) -> str:
-            parcel.originator = parcel.saga.originator
+            parcel.requester = parcel.saga.requester
             return f"packed {parcel_id}"
 
         shop.place(worker, lambda order: order.send(chain(pack.s("1"), shop.ship.s()), then="paid", otherwise="unpaid"))
@@ -571,7 +571,7 @@ class TestChain:
         assert shop.seen() == ["paid shipped packed 1"]
         parcel = Parcel.find("1")
         assert parcel is not None
-        assert parcel.originator is None
+        assert parcel.requester is None
 
     def test_of_one_task(self, worker: Worker, shop: Shop) -> None:
         shop.place(worker, lambda order: order.send(chain(shop.charge.s()), then="paid"))

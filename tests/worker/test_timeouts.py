@@ -292,7 +292,7 @@ class TestOnItsWay:
         yield outcomes
         signals.step_ignored.disconnect(note)
 
-    def test_withdrawn(self, app: Celery, worker: Worker, order: Any, dropped: Any) -> None:
+    def test_cancelled(self, app: Celery, worker: Worker, order: Any, dropped: Any) -> None:
         order.act.delay("42", "schedule", "nudge")
         worker.run()
         claimed = rows(app)
@@ -303,9 +303,9 @@ class TestOnItsWay:
         fire(app, *claimed)
         assert worker.one().fate == "acked"
         assert seen(order) == ["act schedule", "act unschedule"]
-        assert dropped == [("dropped", "withdrawn")]
+        assert dropped == [("dropped", "cancelled")]
 
-    def test_withdrawn_by_its_id(self, app: Celery, worker: Worker, order: Any) -> None:
+    def test_cancelled_by_its_id(self, app: Celery, worker: Worker, order: Any) -> None:
         @order.starts
         def begin(order: Any, order_id: str) -> None:
             order.unschedule(order.schedule("remind", at=LATER))

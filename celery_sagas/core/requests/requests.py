@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-#: How many requests an instance may wait for; of those that are overdue it keeps as many, the newest.
+#: How many requests an instance may wait for; of those that are timed out it keeps as many, the newest.
 REQUESTS = 1_000
 #: Ends the name of the step that gets an answer for which none was named; no function can be named like it.
 ANSWERED = "(answered)"
@@ -19,12 +19,14 @@ ROUTING = frozenset(
 )
 
 
-class Came(StrEnum):
+class ReplyKind(StrEnum):
     """What came of a request."""
 
     ANSWER = "answer"
     FAILURE = "failure"
-    DOUBT = "doubt"  #: a failure of what may have been answered all the same: by another run, or before its worker was lost
+    UNCERTAIN = (
+        "uncertain"  #: a failure of what may have been answered all the same: by another run, or before its worker was lost
+    )
     DEADLINE = "deadline"
     GATHERED = "gathered"  #: all members of a gather have answered, or failed
 
@@ -47,21 +49,21 @@ class Target(NamedTuple):
     takes: bool = True  #: whether what came is put before the arguments
     options: Mapping[str, Any] = {}  #: how it is published, from wherever that is done
 
-    def noted(self) -> list[Any]:
+    def to_json(self) -> list[Any]:
         """Return it in values of JSON."""
         return [self.task, list(self.args), dict(self.kwargs), self.takes, dict(self.options)]
 
-
-def read_target(noted: object) -> Target | None:
-    """Return the target that is noted; ``None`` if it is not of its form."""
-    if not isinstance(noted, list) or len(noted) != 5:
-        return None
-    task, args, kwargs, takes, options = noted
-    is_target = isinstance(task, str) and isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)
-    if not is_target:
-        return None
-    routing = {name: value for name, value in options.items() if name in ROUTING and isinstance(value, str | int | float)}
-    return Target(task, tuple(args), kwargs, bool(takes), routing)
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        """Return the target that a value of JSON holds; ``None`` if it is not of its form."""
+        if not isinstance(value, list) or len(value) != 5:
+            return None
+        task, args, kwargs, takes, options = value
+        is_target = isinstance(task, str) and isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)
+        if not is_target:
+            return None
+        routing = {name: value for name, value in options.items() if name in ROUTING and isinstance(value, str | int | float)}
+        return cls(task, tuple(args), kwargs, bool(takes), routing)
 
 
 class ReturnAddress(NamedTuple):
@@ -73,29 +75,26 @@ class ReturnAddress(NamedTuple):
     then: Target | None  #: ``None`` for all of a chain but its last task: their answers are the next one's
     otherwise: Target | None = None
 
-    def noted(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it in values of JSON."""
-        noted: dict[str, Any] = {"saga": self.saga, "instance": self.instance, "request": self.request}
-        if self.then:
-            noted["then"] = self.then.noted()
-        if self.otherwise:
-            noted["otherwise"] = self.otherwise.noted()
-        return noted
+        value: dict[str, Any] = {"saga": self.saga, "instance": self.instance, "request": self.request}
+        steps = {"then": self.then, "otherwise": self.otherwise}
+        return value | {name: target.to_json() for name, target in steps.items() if target}
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        """Return the address that a value of JSON holds; ``None`` if it is not of its form."""
+        if not isinstance(value, Mapping):
+            return None
+        saga, instance, request = (value.get(name) for name in ("saga", "instance", "request"))
+        then, otherwise = Target.from_json(value.get("then")), Target.from_json(value.get("otherwise"))
+        is_address = all(isinstance(text, str) and 0 < len(text) <= 255 for text in (saga, instance, request))
+        if not is_address or not (then or otherwise):
+            return None
+        return cls(str(saga), str(instance), str(request), then, otherwise)
 
 
-def read_return_address(noted: object) -> ReturnAddress | None:
-    """Return the address that is noted; ``None`` if it is not of its form."""
-    if not isinstance(noted, Mapping):
-        return None
-    saga, instance, request = (noted.get(name) for name in ("saga", "instance", "request"))
-    then, otherwise = read_target(noted.get("then")), read_target(noted.get("otherwise"))
-    is_address = all(isinstance(text, str) and 0 < len(text) <= 255 for text in (saga, instance, request))
-    if not is_address or not (then or otherwise):
-        return None
-    return ReturnAddress(str(saga), str(instance), str(request), then, otherwise)
-
-
-_FAILURES = frozenset({Came.FAILURE, Came.DOUBT, Came.DEADLINE})
+_FAILURES = frozenset({ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Request:
     otherwise: str = ""  #: the step that gets the failure; empty: none
     row: str = ""  #: of the outbox: its deadline, if it has one
     at: int = 0  #: its deadline; milliseconds since the epoch
-    is_overdue: bool = False  #: ``otherwise`` has run, since the deadline has passed or the failure is in doubt
+    has_timed_out: bool = False  #: ``otherwise`` has run, since the deadline has passed or the failure is in doubt
     members: int = 0  #: of a gather; 0: it is none
     at_least: int = 0  #: how many of them must answer
     to_then: Target | None = None  #: of a gather, which is brought to its end from wherever its last member answers
@@ -121,42 +120,42 @@ class Request:
 
     def is_handled_by(self, steps: Collection[str], came: str) -> bool:
         """Whether a step, known by one of its names, handles what came of it; a second failure nobody does."""
-        if self.is_overdue and came in _FAILURES:
+        if self.has_timed_out and came in _FAILURES:
             return False
-        is_then = came in (Came.ANSWER, Came.GATHERED) and self.then in steps
-        return is_then or (came != Came.ANSWER and self.otherwise in steps)
+        is_then = came in (ReplyKind.ANSWER, ReplyKind.GATHERED) and self.then in steps
+        return is_then or (came != ReplyKind.ANSWER and self.otherwise in steps)
 
-    def noted(self) -> dict[str, Any]:
-        """Return what is noted of it, in values of JSON; its id is noted beside it."""
-        noted: dict[str, Any] = {**self.more, "task": self.task, "then": self.then}
+    def to_json(self) -> dict[str, Any]:
+        """Return it in values of JSON, without its id, which stands beside it."""
+        value: dict[str, Any] = {**self.more, "task": self.task, "then": self.then}
         if self.otherwise:
-            noted["otherwise"] = self.otherwise
+            value["otherwise"] = self.otherwise
         if self.at:
-            noted |= {"row": self.row, "at": self.at}
-        if self.is_overdue:
-            noted["overdue"] = True
+            value |= {"row": self.row, "at": self.at}
+        if self.has_timed_out:
+            value["timed_out"] = True
         if self.members:
-            noted |= {"members": self.members, "at_least": self.at_least}
+            value |= {"members": self.members, "at_least": self.at_least}
         targets = {"to_then": self.to_then, "to_otherwise": self.to_otherwise}
-        return noted | {name: target.noted() for name, target in targets.items() if target}
+        return value | {name: target.to_json() for name, target in targets.items() if target}
 
-    def told(self) -> dict[str, Any]:
+    @classmethod
+    def from_json(cls, id: str, value: dict[str, Any]) -> Self:
+        """Return the request that stands under an id.
+
+        Raises:
+            KeyError: It is not of its form.
+        """
+        task, then = value.pop("task"), value.pop("then")
+        defaults = {"otherwise": "", "row": "", "at": 0, "timed_out": False, "members": 0, "at_least": 0}
+        values = [value.pop(name, default) for name, default in defaults.items()]
+        targets = {name: Target.from_json(value.get(name)) for name in ("to_then", "to_otherwise")}
+        more = {name: kept for name, kept in value.items() if not targets.get(name)}  # also a target in a form of newer code
+        to_then, to_otherwise = targets.values()
+        return replace(cls(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=more)
+
+    def to_journal(self) -> dict[str, Any]:
         """Return what the journal says of it."""
-        told = {"request": self.id, "task": self.task, "then": self.then, "otherwise": self.otherwise, "until": self.at}
-        told |= {"members": self.members, "at_least": self.at_least}
-        return {name: value for name, value in told.items() if value}
-
-
-def read_request(id: str, noted: dict[str, Any]) -> Request:
-    """Return the request that is noted under an id.
-
-    Raises:
-        KeyError: It is not of its form.
-    """
-    task, then = noted.pop("task"), noted.pop("then")
-    defaults = {"otherwise": "", "row": "", "at": 0, "overdue": False, "members": 0, "at_least": 0}
-    values = [noted.pop(name, default) for name, default in defaults.items()]
-    to_then, to_otherwise = read_target(noted.get("to_then")), read_target(noted.get("to_otherwise"))
-    read = {"to_then": to_then, "to_otherwise": to_otherwise}
-    more = {name: value for name, value in noted.items() if not read.get(name)}  # also a target in a form of newer code
-    return replace(Request(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=more)
+        said = {"request": self.id, "task": self.task, "then": self.then, "otherwise": self.otherwise, "until": self.at}
+        said |= {"members": self.members, "at_least": self.at_least}
+        return {name: value for name, value in said.items() if value}

@@ -1,4 +1,4 @@
-"""Withdrawal: an instance no longer waits for a timeout, or an answer, whose message will never be handled."""
+"""Cancellation: an instance no longer waits for a timeout, or an answer, whose message will never be handled."""
 
 import logging
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ logger = logging.getLogger("celery_sagas")
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
+class Cancellation:
     """Takes the timeout, or the request, of a dead letter out of its instance's pending map, under a journal entry of its own."""
 
     letter: DeadLetter
@@ -33,7 +33,7 @@ class Withdrawal:
             Whether the instance had it. One that is gone, or that can never be read, has none.
 
         Raises:
-            RevisionConflict: Others changed the instance each time, or have reserved it.
+            RevisionConflict: Others changed the instance each time, or have locked it.
             StoreError: It is not known whether it was taken out; doing it again completes it.
         """
         conflicts = Conflicts(conflict_retries)
@@ -60,7 +60,7 @@ class Withdrawal:
         if found is None or found.record is None or (pending := self._pending_without(found.record)) is None:
             return False
         record, (text, row) = found.record, pending
-        change = Change(self.names, record.schema_version, record.data, text, withdrawn=(row,) if row else ())
+        change = Change(self.names, record.schema_version, record.data, text, cancelled=(row,) if row else ())
         sagas.update(record, change, Effects(self._entry(record, found.new_id)))
         return True
 
@@ -94,10 +94,10 @@ class Withdrawal:
         return pending.text(), timeout.row if timeout else "".join(pending.cancelled)
 
     def _entry(self, record: Record, attempt: str) -> Entry:
-        """Return the journal's entry: its id is the letter's, so that a withdrawal which is repeated writes nothing."""
+        """Return the journal's entry: its id is the letter's, so that a cancellation which is repeated writes nothing."""
         return Entry(
             step=self.letter.task,
-            message_id=derived_id(self.letter.id, "withdrawal"),
+            message_id=derived_id(self.letter.id, "cancellation"),
             attempt=attempt,
             outcome=Kind.IGNORED.value,
             saga=self.names[0],

@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.names import storable
 from celery_sagas.core.requests.answers import Failure
-from celery_sagas.core.requests.requests import Came, Request, Target
+from celery_sagas.core.requests.requests import ReplyKind, Request, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import STATES_IN_MESSAGES
 from celery_sagas.engine.instance import pending_of
@@ -33,7 +33,7 @@ REMEMBERED, REMEMBERED_S = 1_000, 10.0
 LONGEST_MS = 3_600_000
 _TEXT_CHARACTERS = 2_000
 #: What is kept of a member: whose it is, and what came of it.
-_NOTED, _OUTCOMES = (("instance", str), ("members", int)), {Came.ANSWER.value, Came.FAILURE.value}
+_NOTED, _OUTCOMES = (("instance", str), ("members", int)), {ReplyKind.ANSWER.value, ReplyKind.FAILURE.value}
 #: A batch of a buffer becomes smaller after so many failures; what was gathered is never divided.
 _NEVER = 1_000_000
 
@@ -56,7 +56,7 @@ class Member(NamedTuple):
     """What came of a member of a gather."""
 
     position: int
-    came: Came  #: an answer or a failure
+    came: ReplyKind  #: an answer or a failure
     value: Any
     task: str  #: its name
     task_id: str
@@ -230,7 +230,7 @@ def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> 
         problem = f"its answer cannot be encoded as JSON: {exc}"
     text = storable(problem, _TEXT_CHARACTERS)
     failure = Failure(kind="error", task=member.task, task_id=member.task_id, error=InvalidMessage.__name__, text=text)
-    return to_json({**where, Came.FAILURE.value: failure.__json__()}).decode()
+    return to_json({**where, ReplyKind.FAILURE.value: failure.__json__()}).decode()
 
 
 def gathered_of(gather: Gather, members: int, items: Iterable[Item]) -> dict[str, Any]:
@@ -242,8 +242,8 @@ def gathered_of(gather: Gather, members: int, items: Iterable[Item]) -> dict[str
     gathered: dict[str, Any] = {"members": members, "answers": {}, "failures": {}}
     for item in items:
         kept = _kept(gather, item)
-        came = Came.FAILURE if Came.FAILURE in kept else Came.ANSWER
-        gathered["failures" if came is Came.FAILURE else "answers"][item.id] = kept[came]
+        came = ReplyKind.FAILURE if ReplyKind.FAILURE in kept else ReplyKind.ANSWER
+        gathered["failures" if came is ReplyKind.FAILURE else "answers"][item.id] = kept[came]
     return gathered
 
 

@@ -22,25 +22,25 @@ def insert_instance(state: MemoryState, record: NewRecord, now: int) -> None:
     _add_keys(state, record.names[0], record.id, keys)
 
 
-def update_instance(state: MemoryState, record: Record, change: Change, holder: str, now: int) -> None:
-    """Change the instance that was found, its alternate keys by what is removed and added, and remove what is withdrawn."""
-    current = _unchanged(state, record, holder, now)
+def update_instance(state: MemoryState, record: Record, change: Change, lock_owner: str, now: int) -> None:
+    """Change the instance that was found, its alternate keys by what is removed and added, and remove what is cancelled."""
+    current = _unchanged(state, record, lock_owner, now)
     if _taken(state, change.names, change.added_keys):
         raise RevisionConflict(record.saga, record.key, "unique")
     for path in _held(state, current, change.removed_keys):
         del state.keys[path]
     _add_keys(state, current.saga, current.id, change.added_keys)
     state.instances[current.id] = _next_version(current, change, now)
-    state.reservations.pop(current.id, None)
-    for id in change.withdrawn:
+    state.locks.pop(current.id, None)
+    for id in change.cancelled:
         state.outbox.remove_of_instance(current.id, id)
 
 
-def delete_instance(state: MemoryState, record: Record, holder: str, now: int) -> None:
+def delete_instance(state: MemoryState, record: Record, lock_owner: str, now: int) -> None:
     """Remove the instance that was found, its keys, and the outgoing rows that end with it."""
-    current = _unchanged(state, record, holder, now)
+    current = _unchanged(state, record, lock_owner, now)
     del state.instances[current.id]
-    state.reservations.pop(current.id, None)
+    state.locks.pop(current.id, None)
     state.keys = {path: id for path, id in state.keys.items() if id != current.id}
     for row in state.outbox.of_instance(current.id):
         if row.message.kind in BOUND_KINDS:
@@ -67,13 +67,13 @@ def _rename(state: MemoryState, record: Record, name: str) -> bool:
     return True
 
 
-def _unchanged(state: MemoryState, record: Record, holder: str, now: int) -> Record:
-    """Return the instance, or raise RevisionConflict: it has changed since, or somebody else has reserved it."""
+def _unchanged(state: MemoryState, record: Record, lock_owner: str, now: int) -> Record:
+    """Return the instance, or raise RevisionConflict: it has changed since, or somebody else has locked it."""
     current = state.instances.get(record.id)
     if current is None or (current.version, current.saga) != (record.version, record.saga):
         raise RevisionConflict(record.saga, record.key, "version")
-    if state.reserved_by(record.id, now) not in ("", holder):
-        raise RevisionConflict(record.saga, record.key, "reserved")
+    if state.locked_by(record.id, now) not in ("", lock_owner):
+        raise RevisionConflict(record.saga, record.key, "locked")
     return current
 
 

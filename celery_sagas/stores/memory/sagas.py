@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.memory.commits import check_rows, is_replay, write_effects
 from celery_sagas.stores.memory.instances import delete_instance, insert_instance, rename_instances, update_instance
-from celery_sagas.stores.memory.state import Clock, MemoryState, Reservation
+from celery_sagas.stores.memory.state import Clock, InstanceLock, MemoryState
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 
@@ -26,20 +26,20 @@ class MemorySagaStore(SagaStore):
         self._commit(effects, lambda now: insert_instance(self._state, record, now))
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        self._commit(effects, lambda now: update_instance(self._state, record, change, effects.holder, now))
+        self._commit(effects, lambda now: update_instance(self._state, record, change, effects.lock_owner, now))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        self._commit(effects, lambda now: delete_instance(self._state, record, effects.holder, now))
+        self._commit(effects, lambda now: delete_instance(self._state, record, effects.lock_owner, now))
 
     def record(self, effects: Effects) -> None:
         self._commit(effects, lambda now: None)
 
-    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
+    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
         with self._state.lock:
             now, current = self._clock(), self._state.instances.get(record.id)
-            if current is None or current.saga != record.saga or self._state.reserved_by(record.id, now) not in ("", holder):
+            if current is None or current.saga != record.saga or self._state.locked_by(record.id, now) not in ("", lock_owner):
                 return False
-            self._state.reservations[record.id] = Reservation(holder, now + for_ms)
+            self._state.locks[record.id] = InstanceLock(lock_owner, now + for_ms)
             return True
 
     def count(self, names: Sequence[str]) -> dict[str, int]:
@@ -66,7 +66,7 @@ class MemorySagaStore(SagaStore):
         current = self._state.instances.get(id)
         if current is None or current.saga not in lookup.names:
             return None
-        return current._replace(reserved_by=self._state.reserved_by(id, self._clock()))
+        return current._replace(locked_by=self._state.locked_by(id, self._clock()))
 
     def _id(self, lookup: Lookup) -> str:
         if lookup.property == ID:

@@ -17,10 +17,10 @@ KeyPath = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """Who has reserved an instance, and until when."""
+class InstanceLock:
+    """Who has locked an instance, and until when."""
 
-    holder: str
+    lock_owner: str
     until: int
 
 
@@ -31,7 +31,7 @@ class MemoryState:
     lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
     instances: dict[str, Record] = field(default_factory=dict)  #: by id
     keys: dict[KeyPath, str] = field(default_factory=dict)  #: the id of the instance that holds a key
-    reservations: dict[str, Reservation] = field(default_factory=dict)  #: by the instance's id
+    locks: dict[str, InstanceLock] = field(default_factory=dict)  #: by the instance's id
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     outbox: Rows = field(default_factory=Rows)
     deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
@@ -39,10 +39,10 @@ class MemoryState:
     buffers: MemoryGroups = field(default_factory=MemoryGroups)
     app: str = ""  #: the name that was noted last
 
-    def reserved_by(self, id: str, now: int) -> str:
-        """Return the holder of a reservation that lasts, or an empty text."""
-        reservation = self.reservations.get(id)
-        return reservation.holder if reservation and reservation.until > now else ""
+    def locked_by(self, id: str, now: int) -> str:
+        """Return the owner of a lock that lasts, or an empty text."""
+        lock = self.locks.get(id)
+        return lock.lock_owner if lock and lock.until > now else ""
 
 
 def wall_clock() -> int:

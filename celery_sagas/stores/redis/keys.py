@@ -103,7 +103,7 @@ SHARD_KEYS: Final[Mapping[str, KeyKind]] = {
     "keys:<saga>": KeyKind(
         "hash", "<property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys it holds"
     ),
-    "reservations": KeyKind("hash", "instance id -> <ends at, ms> <holder>"),
+    "locks": KeyKind("hash", "instance id -> <ends at, ms> <holder>"),
     "journal": KeyKind("hash", "digest of step and message id -> entry"),
     "journal:order": KeyKind("list", "digests of entries in the order of their commits: purged from its head"),
     "journal:heads": KeyKind("hash", "<saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it"),
@@ -187,7 +187,7 @@ class Shard:
     def __init__(self, prefix: str, number: int, place: str) -> None:
         self.place = place
         self.tag = tag = tag_of(prefix, str(number))  #: the hash tag of all of them
-        self.reservations = f"{tag}:reservations"
+        self.locks = f"{tag}:locks"
         self.journal = f"{tag}:journal"
         self.order = f"{tag}:journal:order"
         self.heads = f"{tag}:journal:heads"
@@ -221,7 +221,7 @@ class Shard:
         keys = self._of_find.get(names)
         if keys is None:
             each = [key for name in names for key in (self.instances(name), self.keys(name))]
-            keys = self._of_find[names] = [self.reservations, self.journal, *each]
+            keys = self._of_find[names] = [self.locks, self.journal, *each]
         return keys
 
     def commit(self, saga: str, names: tuple[str, ...] = ()) -> list[str]:
@@ -234,5 +234,5 @@ class Shard:
         keys = self._of_commits.get((saga, *names))
         if keys is None:
             each = [self.keys(name) for name in dict.fromkeys((saga, *names))]
-            keys = self._of_commits[saga, *names] = [*self.effects, self.instances(saga), self.reservations, *each]
+            keys = self._of_commits[saga, *names] = [*self.effects, self.instances(saga), self.locks, *each]
         return keys

@@ -69,15 +69,15 @@ def pack_change(record: Record, change: Change) -> tuple[bytes, bytes]:
     return head, b" %d %d %d\n%b%b%b" % (len(key), len(pending), len(data), key, pending, data)
 
 
-def unpack_record(saga: str, id: str, packed: bytes, reserved_by: str) -> Record:
+def unpack_record(saga: str, id: str, packed: bytes, locked_by: str) -> Record:
     """Read a record."""
     words, (key, pending, data) = _split(packed, 4, 3)
     version, schema_version, created_at, updated_at = map(_number, words[:4])
-    return Record(id, saga, key, version, schema_version, data, pending, created_at, updated_at, reserved_by)
+    return Record(id, saga, key, version, schema_version, data, pending, created_at, updated_at, locked_by)
 
 
 def unpack_found(answer: bytes) -> tuple[int, bytes, bytes | None, bytes | None, bytes]:
-    """Return what was found, as a script answers: the number of the name, id, record, entry, holder of the reservation."""
+    """Return what was found, as a script answers: the number of the name, id, record, entry, holder of the lock."""
     line, _, rest = answer.partition(b"\n")
     number, of_id, of_record, of_entry = line.split(b" ")
     id_ends = int(of_id)

@@ -37,7 +37,7 @@ _INSERT: Final = load("saga_insert")
 _UPDATE: Final = load("saga_update")
 _DELETE: Final = load("saga_delete")
 _RECORD: Final = load("saga_record")
-_RESERVE: Final = load("saga_reserve")
+_LOCK: Final = load("saga_lock")
 _COUNT: Final = load("saga_count")
 _RENAME: Final = load("saga_rename")
 #: How many instances one script moves, with their whole states: it holds up everybody else.
@@ -58,11 +58,11 @@ class RedisSagaStore(SagaStore):
         value, by = encode(lookup.value), lookup.property
         args = [b"", value] if by == ID else [b"%b=%b" % (encode(by), value), b""]
         answer = self._client.run(_FIND, shard.find(lookup.names), [*args, *digests], usual=(self._now(),))
-        number, id, packed, entry, holder = unpack_found(answer)
+        number, id, packed, entry, lock_owner = unpack_found(answer)
         if entry:  # by a commit that may have been refused for want of replicas: the message is acknowledged next
             self._client.wait_for_replicas(shard.journal)
         return Found(
-            _record(shard, lookup, lookup.names[number - 1], id, packed, holder) if number else None,
+            _record(shard, lookup, lookup.names[number - 1], id, packed, lock_owner) if number else None,
             _entry(shard, lookup, digests, entry) if entry is not None else None,
             shard.id(time_ordered_id()),
         )
@@ -83,14 +83,14 @@ class RedisSagaStore(SagaStore):
     def update(self, record: Record, change: Change, effects: Effects) -> None:
         shard = self._placement.of_id(record.id)
         head, tail = pack_change(record, change)
-        removed, added, withdrawn = paths(change.removed_keys), paths(change.added_keys), change.withdrawn
-        numbers = (len(removed), len(added), len(withdrawn))
-        args: _Args = [record.id, record.version, effects.holder, head, tail, *removed, *added, *withdrawn]
+        removed, added, cancelled = paths(change.removed_keys), paths(change.added_keys), change.cancelled
+        numbers = (len(removed), len(added), len(cancelled))
+        args: _Args = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *cancelled]
         self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, args, effects, (record.saga, record.key))
 
     def delete(self, record: Record, effects: Effects) -> None:
         shard = self._placement.of_id(record.id)
-        args: _Args = [record.id, record.version, effects.holder, key_path(record.key)]
+        args: _Args = [record.id, record.version, effects.lock_owner, key_path(record.key)]
         self._commit(_DELETE, shard.commit(record.saga), _NONE, args, effects, (record.saga, record.key))
 
     def record(self, effects: Effects) -> None:
@@ -98,10 +98,10 @@ class RedisSagaStore(SagaStore):
         shard = self._placement.of_id(entry.attempt)
         self._commit(_RECORD, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
 
-    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
+    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
         shard = self._placement.of_id(record.id)
-        keys = [shard.instances(record.saga), shard.reservations]
-        return bool(self._client.run(_RESERVE, keys, [self._now(), record.id, holder, for_ms]))
+        keys = [shard.instances(record.saga), shard.locks]
+        return bool(self._client.run(_LOCK, keys, [self._now(), record.id, lock_owner, for_ms]))
 
     def count(self, names: Sequence[str]) -> dict[str, int]:
         counts = dict.fromkeys(names, 0)
@@ -154,13 +154,13 @@ class RedisSagaStore(SagaStore):
         raise RevisionConflict(*about, answer.decode())
 
 
-def _record(shard: Shard, lookup: Lookup, saga: str, id: bytes, packed: bytes | None, holder: bytes) -> Record:
+def _record(shard: Shard, lookup: Lookup, saga: str, id: bytes, packed: bytes | None, lock_owner: bytes) -> Record:
     name = id.decode(errors="replace")
     if packed is None:
         path = f"{lookup.property}={lookup.value}"
         raise unreadable(saga, lookup.value, shard.keys(saga), path, f"the instance {name!r} that it names is gone")
     try:
-        record = unpack_record(saga, id.decode(), packed, holder.decode())
+        record = unpack_record(saga, id.decode(), packed, lock_owner.decode())
     except ValueError as exc:
         raise unreadable(saga, lookup.value, shard.instances(saga), name, exc) from exc
     if lookup.property == KEY and record.key != lookup.value:

@@ -104,8 +104,8 @@ instance = _table(
     _document("pending"),
     _time("created_at"),
     _time("updated_at"),
-    _text("reserved_by"),
-    _time("reserved_until"),
+    _text("locked_by"),
+    _time("locked_until"),
     PrimaryKeyConstraint("id", "prefix"),
     UniqueConstraint("key", "saga", "prefix", name="saga_instance_key"),
 )

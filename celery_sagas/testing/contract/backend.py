@@ -140,7 +140,7 @@ class BackendContract(StoreFixtures):
         record = start(backend, keys=T1)
         for lookup in (by_key(), by_id(record.id), by_tracking("T1")):
             assert not is_there(other, lookup)
-        assert not other.sagas.reserve(record, "me", MINUTE)
+        assert not other.sagas.lock(record, "me", MINUTE)
         with conflict("version"):
             other.sagas.update(record, change(), effects(record))
         with conflict("version"):
@@ -174,9 +174,9 @@ class BackendContract(StoreFixtures):
             each.sagas.insert(new, effects(new))
         record = found(backend, by_key())
         with nothing_written(other):
-            backend.sagas.reserve(record, "me", MINUTE)
-            backend.sagas.update(record, change(removed=T1), effects(record, holder="me"))
-            backend.sagas.reserve(record, "me", MINUTE)
+            backend.sagas.lock(record, "me", MINUTE)
+            backend.sagas.update(record, change(removed=T1), effects(record, lock_owner="me"))
+            backend.sagas.lock(record, "me", MINUTE)
 
     def test_messages_of_another_prefix_are_not_handled(self, backend: Backend, other: Backend) -> None:
         line = send(backend, outgoing(), line=entry(key="42", outcome="completed"))
@@ -196,12 +196,12 @@ class BackendContract(StoreFixtures):
         assert not other.outbox.fail("relay", row.id, "broken", 0)
         assert claim(backend) == []
 
-    def test_rows_of_another_prefix_are_not_withdrawn(self, backend: Backend, other: Backend) -> None:
+    def test_rows_of_another_prefix_are_not_cancelled(self, backend: Backend, other: Backend) -> None:
         new, row = new_record(), outgoing("scheduled")
         for each in (backend, other):
             each.sagas.insert(new, effects(new, row))
         with nothing_written(other):
-            update(backend, found(backend, by_key()), withdrawn=(row.id,))
+            update(backend, found(backend, by_key()), cancelled=(row.id,))
         assert backend.outbox.count() == 0
         assert ids(claim(other)) == [row.id]
 

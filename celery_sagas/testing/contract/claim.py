@@ -86,11 +86,11 @@ class ClaimContract(StoreFixtures):
         assert ids(claim(backend)) == [soon.id, at_once.id, later.id]
 
     def test_row_that_was_overdue_when_it_was_written_is_due_since_its_due_time(self, backend: Backend, clock: Clock) -> None:
-        at_once, overdue = outgoing(), outgoing(due_at=clock.now - HOUR)
+        at_once, past = outgoing(), outgoing(due_at=clock.now - HOUR)
         send(backend, at_once)
         clock.advance(MINUTE)
-        send(backend, overdue)
-        assert ids(claim(backend)) == [overdue.id, at_once.id]
+        send(backend, past)
+        assert ids(claim(backend)) == [past.id, at_once.id]
 
     def test_limit_cuts_off_what_is_due_for_a_shorter_time(self, backend: Backend, clock: Clock) -> None:
         rows = [outgoing(due_at=clock.now + n * MINUTE) for n in (3, 1, 2)]

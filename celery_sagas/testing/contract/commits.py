@@ -151,7 +151,7 @@ class CommitContract(StoreFixtures):
     @each_change
     def test_already_handled_comes_before_a_reservation(self, backend: Backend, record: Record, commit: Commit) -> None:
         line = send(backend)
-        backend.sagas.reserve(record, "somebody else", MINUTE)
+        backend.sagas.lock(record, "somebody else", MINUTE)
         self._already_handled(backend, record, commit, line)
 
     @pytest.mark.parametrize("commit", [_insert, _update], ids=["insert", "update"])
@@ -166,7 +166,7 @@ class CommitContract(StoreFixtures):
         made = effects(None, outgoing(), line=_line(commit, record))
         commit(backend, record, made)
         current = backend.sagas.find(by_key()).record or start(backend)
-        backend.sagas.reserve(update(backend, current), "somebody else", MINUTE)
+        backend.sagas.lock(update(backend, current), "somebody else", MINUTE)
         with nothing_written(backend):
             commit(backend, record, made)
 
@@ -250,10 +250,10 @@ class CommitContract(StoreFixtures):
     def test_rows_with_and_without_a_due_time_are_leased_each_for_itself(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit
     ) -> None:
-        at_once, later, overdue = outgoing(), outgoing(due_at=clock.now + 500), outgoing(due_at=clock.now - 500)
-        made = effects(None, at_once, later, overdue, line=_line(commit, record), owner="me", grace_ms=1_000)
+        at_once, later, past = outgoing(), outgoing(due_at=clock.now + 500), outgoing(due_at=clock.now - 500)
+        made = effects(None, at_once, later, past, line=_line(commit, record), owner="me", grace_ms=1_000)
         commit(backend, record, made)
-        assert ids(claim(backend, "relay")) == [overdue.id]
+        assert ids(claim(backend, "relay")) == [past.id]
         clock.advance(501)
         assert ids(claim(backend, "relay")) == [later.id]
         clock.advance(500)

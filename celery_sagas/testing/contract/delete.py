@@ -130,6 +130,6 @@ class DeleteContract(StoreFixtures):
 
     def test_own_reservation_does_not_stand_in_the_way(self, backend: Backend) -> None:
         record = start(backend)
-        backend.sagas.reserve(record, "me", MINUTE)
-        backend.sagas.delete(record, effects(record, holder="me"))
+        backend.sagas.lock(record, "me", MINUTE)
+        backend.sagas.delete(record, effects(record, lock_owner="me"))
         assert not is_there(backend, by_key())

@@ -137,12 +137,12 @@ class FindContract(StoreFixtures):
 
     def test_reservation_is_not_shown_once_it_has_expired(self, backend: Backend, clock: Clock) -> None:
         record = start(backend)
-        assert record.reserved_by == ""
-        backend.sagas.reserve(record, "me", 1_000)
+        assert record.locked_by == ""
+        backend.sagas.lock(record, "me", 1_000)
         clock.advance(999)
-        assert found(backend, by_key()).reserved_by == "me"
+        assert found(backend, by_key()).locked_by == "me"
         clock.advance(2)
-        assert found(backend, by_key()).reserved_by == ""
+        assert found(backend, by_key()).locked_by == ""
 
     def test_found_record_can_be_passed_back_verbatim(self, backend: Backend) -> None:
         record = start(backend)

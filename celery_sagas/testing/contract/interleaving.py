@@ -158,7 +158,7 @@ def _result(move: Side[S], backend: Backend, scene: S) -> object:
     except StoreUnavailable:
         return GAVE_WAY
     except RevisionConflict as exc:
-        return GAVE_WAY if exc.reason == "locked" else exc.reason
+        return GAVE_WAY if exc.reason == "deadlock" else exc.reason
 
 
 def _serial_outcome(scene: S, now: int, sides: tuple[Side[S], Side[S]], order: tuple[int, ...]) -> Outcome:

@@ -1,4 +1,4 @@
-"""``Outbox.confirm``, ``release``, ``fail`` and ``count``: what the holder of a lease does."""
+"""``Outbox.confirm``, ``release``, ``fail`` and ``count``: what the owner of a lease does."""
 
 from collections.abc import Callable
 

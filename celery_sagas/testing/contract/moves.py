@@ -51,10 +51,12 @@ class World:
         """Return an instance that may be inserted."""
         return new_record(self(key), names=names, keys=self.tracking(number) if number else (), id=self(id))
 
-    def effects(self, about: NewRecord | Record | None, message: str, attempt: str, *rows: Outgoing, holder: str = "") -> Effects:
+    def effects(
+        self, about: NewRecord | Record | None, message: str, attempt: str, *rows: Outgoing, lock_owner: str = ""
+    ) -> Effects:
         """Return the effects of a message."""
         line = entry(about, message_id=self(message), attempt=attempt, key=self("42"))
-        return effects(None, *rows, line=line, owner="one", grace_ms=LEASE, holder=holder)
+        return effects(None, *rows, line=line, owner="one", grace_ms=LEASE, lock_owner=lock_owner)
 
     def row(self, id: str, kind: str = "sent") -> Outgoing:
         """Return an outgoing row."""
@@ -132,10 +134,10 @@ def update_by_another_message(backend: Backend, world: World) -> None:
     backend.sagas.update(world.record, change(data='"updated by rival"'), made)
 
 
-def withdraw(backend: Backend, world: World) -> None:
+def cancel(backend: Backend, world: World) -> None:
     """Change "42", and put another row in the place of the scheduled one."""
-    swap = change(data='"withdrawn"', withdrawn=(world("scheduled"),))
-    made = world.effects(world.record, "withdrawal", "1", world.row("by withdraw", "scheduled"))
+    swap = change(data='"cancelled"', cancelled=(world("scheduled"),))
+    made = world.effects(world.record, "cancellation", "1", world.row("by cancel", "scheduled"))
     backend.sagas.update(world.record, swap, made)
 
 
@@ -161,20 +163,20 @@ def record(backend: Backend, world: World) -> None:
     backend.sagas.record(world.effects(None, "message", "4", world.row("by record")))
 
 
-def reserve(backend: Backend, world: World) -> bool:
-    """Reserve "42"."""
-    return backend.sagas.reserve(world.record, "one", MINUTE)
+def lock(backend: Backend, world: World) -> bool:
+    """Lock "42"."""
+    return backend.sagas.lock(world.record, "one", MINUTE)
 
 
-def reserve_for_another(backend: Backend, world: World) -> bool:
-    """Reserve "42" for somebody else."""
-    return backend.sagas.reserve(world.record, "two", MINUTE)
+def lock_for_another(backend: Backend, world: World) -> bool:
+    """Lock "42" for somebody else."""
+    return backend.sagas.lock(world.record, "two", MINUTE)
 
 
-def update_reserved(backend: Backend, world: World) -> None:
-    """Reserve "42", and change it."""
-    made = world.effects(world.record, "message of the holder", "1", holder="one")
-    backend.sagas.update(world.record, change(data='"updated by holder"'), made)
+def update_locked(backend: Backend, world: World) -> None:
+    """Lock "42", and change it."""
+    made = world.effects(world.record, "message of the lock_owner", "1", lock_owner="one")
+    backend.sagas.update(world.record, change(data='"updated by the lock owner"'), made)
 
 
 def rename(backend: Backend, world: World) -> None:
@@ -234,10 +236,10 @@ COMMITS: tuple[Move, ...] = (
     insert_in_another_attempt,
     update,
     update_in_another_attempt,
-    withdraw,
+    cancel,
     delete,
     record,
-    update_reserved,
+    update_locked,
 )
 RIVALS_OF_COMMITS: tuple[Move, ...] = (
     *COMMITS,
@@ -247,18 +249,18 @@ RIVALS_OF_COMMITS: tuple[Move, ...] = (
     update_by_another_message,
     delete_in_another_attempt,
     restart,
-    reserve,
-    reserve_for_another,
+    lock,
+    lock_for_another,
     claim,
     confirm,
     rename,
 )
 #: An instance that is inserted meanwhile may be missed, so that none takes the place of the one that is moved.
 RIVALS_OF_RENAMES: tuple[Move, ...] = tuple(move for move in RIVALS_OF_COMMITS if move is not restart)
-READS: tuple[Move, ...] = (find, find_by_tracking, reserve)
-RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, reserve_for_another, update_by_another_message, rename)
+READS: tuple[Move, ...] = (find, find_by_tracking, lock)
+RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, lock_for_another, update_by_another_message, rename)
 LEASES: tuple[Move, ...] = (claim, confirm, release, release_for_later, fail)
-RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, withdraw, delete)
+RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, cancel, delete)
 
 #: Each operation with the moves that are slipped in before its commands.
 RACES: tuple[tuple[Move, tuple[Move, ...]], ...] = (

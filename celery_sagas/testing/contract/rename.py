@@ -77,13 +77,13 @@ class RenameContract(StoreFixtures):
         assert found(backend, by_tracking("T1", NAME)) == order
 
     def test_rows_timeouts_and_journal_stay_with_it(self, backend: Backend, clock: Clock) -> None:
-        sent, timeout, withdrawn = outgoing(), outgoing("scheduled", due_at=clock.now + MINUTE), outgoing("deadline")
-        record = start(backend, "42", sent, timeout, withdrawn, names=FORMER)
+        sent, timeout, cancelled = outgoing(), outgoing("scheduled", due_at=clock.now + MINUTE), outgoing("deadline")
+        record = start(backend, "42", sent, timeout, cancelled, names=FORMER)
         line = entry(record)
         backend.sagas.update(record, change(), effects(record, line=line))
         assert _rename(backend) == (1, [])
         assert backend.sagas.find(by_key("43"), Handling((STEP,), line.message_id)).handled is not None
-        moved = update(backend, found(backend, by_key(names=NAME)), withdrawn=(withdrawn.id,))
+        moved = update(backend, found(backend, by_key(names=NAME)), cancelled=(cancelled.id,))
         assert ids(claim(backend)) == [sent.id]
         complete(backend, moved)
         clock.advance(HOUR)
@@ -132,11 +132,11 @@ class RenameContract(StoreFixtures):
         assert found(backend, by_key()) == record._replace(saga="order")
         assert backend.outbox.count() == 0
 
-    def test_what_was_found_under_the_former_name_cannot_be_reserved(self, backend: Backend) -> None:
+    def test_what_was_found_under_the_former_name_cannot_be_locked(self, backend: Backend) -> None:
         record = start(backend, names=FORMER)
         _rename(backend)
-        assert not backend.sagas.reserve(record, "me", MINUTE)
-        assert found(backend, by_key()).reserved_by == ""
+        assert not backend.sagas.lock(record, "me", MINUTE)
+        assert found(backend, by_key()).locked_by == ""
 
     def test_repeat_of_a_commit_before_the_rename_returns(self, backend: Backend) -> None:
         """Its answer was lost, and the instance has moved since."""
@@ -148,14 +148,14 @@ class RenameContract(StoreFixtures):
         assert found(backend, by_key(names=NAME)).version == 2
 
     def test_reservation_stays(self, backend: Backend, clock: Clock) -> None:
-        assert backend.sagas.reserve(start(backend, names=FORMER), "me", MINUTE)
+        assert backend.sagas.lock(start(backend, names=FORMER), "me", MINUTE)
         _rename(backend)
         record = found(backend, by_key(names=NAME))
-        assert record.reserved_by == "me"
-        with conflict("reserved"):
+        assert record.locked_by == "me"
+        with conflict("locked"):
             backend.sagas.delete(record, effects(record))
-        assert not backend.sagas.reserve(record, "you", MINUTE)
-        backend.sagas.delete(record, effects(record, holder="me"))
+        assert not backend.sagas.lock(record, "you", MINUTE)
+        backend.sagas.delete(record, effects(record, lock_owner="me"))
 
     def test_instance_whose_key_is_taken_keeps_its_former_name(self, backend: Backend) -> None:
         """Two workers with different code began one each."""

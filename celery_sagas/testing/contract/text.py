@@ -144,8 +144,8 @@ class TextContract(StoreFixtures):
 
     def test_holders_are_compared_byte_by_byte(self, backend: Backend) -> None:
         record = start(backend)
-        backend.sagas.reserve(record, "me", 1_000)
-        assert not any(backend.sagas.reserve(record, holder, 1_000) for holder in ("ME", "me ", "mé"))
+        backend.sagas.lock(record, "me", 1_000)
+        assert not any(backend.sagas.lock(record, lock_owner, 1_000) for lock_owner in ("ME", "me ", "mé"))
 
     @each_longest
     def test_longest_key_and_value_are_kept_whole(self, backend: Backend, text: str) -> None:

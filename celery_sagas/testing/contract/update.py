@@ -80,10 +80,10 @@ class UpdateContract(StoreFixtures):
 
     def test_own_reservation_ends_with_the_update(self, backend: Backend) -> None:
         record = start(backend)
-        backend.sagas.reserve(record, "me", MINUTE)
-        backend.sagas.update(record, change(), effects(record, holder="me"))
-        assert found(backend, by_key()).reserved_by == ""
-        assert backend.sagas.reserve(record, "somebody else", MINUTE)
+        backend.sagas.lock(record, "me", MINUTE)
+        backend.sagas.update(record, change(), effects(record, lock_owner="me"))
+        assert found(backend, by_key()).locked_by == ""
+        assert backend.sagas.lock(record, "somebody else", MINUTE)
 
     def test_alternate_key_is_added(self, backend: Backend) -> None:
         changed = update(backend, start(backend), added=T1)

@@ -14,7 +14,7 @@ from celery_sagas.core.aggregators.items import GroupBy
 from celery_sagas.core.registry import registry
 from celery_sagas.core.step import check_spelling
 from celery_sagas.errors import DefinitionError
-from celery_sagas.worker.aggregators.client import Buffered, BufferedItem
+from celery_sagas.worker.aggregators.client import AggregatorClient, BufferedItem
 from celery_sagas.worker.aggregators.tasks import BufferTask, install_aggregator
 from celery_sagas.worker.celery_internals import after_all_tasks, current_app, finalised_apps, on_finalise
 from celery_sagas.worker.proxy import TaskProxy
@@ -205,10 +205,10 @@ else:
         def flush(self, group: Any = None) -> int:
             return _buffered(self).flush(group)
 
-    def _buffered(proxy: Aggregator) -> Buffered:
+    def _buffered(proxy: Aggregator) -> AggregatorClient:
         app = current_app()
         app.finalize(auto=True)
-        return Buffered(runtime_of(app), object.__getattribute__(proxy, "_definition"))
+        return AggregatorClient(runtime_of(app), object.__getattribute__(proxy, "_definition"))
 
 
 @overload

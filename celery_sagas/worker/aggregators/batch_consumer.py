@@ -41,7 +41,7 @@ class Arrived(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-class Intake:
+class BatchConsumer:
     """Stands before a worker's consumer, for one aggregator, until the consumer connects anew.
 
     What has waited for its time comes here when it may run. What is limited in its rate, as by a remote control command, runs as

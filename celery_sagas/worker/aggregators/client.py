@@ -51,7 +51,7 @@ class BufferedItem(Generic[ItemT]):
         return self._read()
 
 
-class Buffered:
+class AggregatorClient:
     """The buffer of one aggregator."""
 
     def __init__(self, runtime: Runtime, definition: AggregatorDefinition) -> None:

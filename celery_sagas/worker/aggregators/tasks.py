@@ -64,9 +64,9 @@ class BufferTask(DurableTask):
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker buffer together what it has received together."""
         # needs celery.worker, which whoever only sends does without
-        from celery_sagas.worker.aggregators.batch_consumer import Intake
+        from celery_sagas.worker.aggregators.batch_consumer import BatchConsumer
 
-        return super().start_strategy(app, Intake(consumer, self), **options)
+        return super().start_strategy(app, BatchConsumer(consumer, self), **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""

@@ -23,9 +23,9 @@ from celery_sagas.stores.records import DeadLetter, Lookup
 from celery_sagas.worker.celery_internals import is_terminating
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue, requeue
-from celery_sagas.worker.freeze import thawed
 from celery_sagas.worker.headers import MESSAGE_ID, REDELIVERIES, check_message_id, headers_of, read_address
 from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.serialization import deserialized
 from celery_sagas.worker.sessions import session_of
 
 logger = logging.getLogger("celery_sagas")
@@ -168,7 +168,7 @@ def _options_of(request: Any) -> dict[str, Any]:
 def request_of(app: Celery, letter: DeadLetter) -> Context | None:
     """Return what the task of a letter's message would see of its request; ``None`` if the message cannot be read."""
     try:
-        sent = thawed(app, letter.payload)
+        sent = deserialized(app, letter.payload)
     except Exception as exc:  # whatever it is, operators have the letter
         logger.debug("the message in the letter %s cannot be read: %r", letter.id, exc)
         return None

@@ -10,7 +10,7 @@ from celery.exceptions import WorkerLostError
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.core.requests.answers import Failure, FailureKind
-from celery_sagas.core.requests.requests import Came, ReturnAddress, Target
+from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, text_of
 from celery_sagas.errors import PublishError, TooManyDeliveries
 from celery_sagas.worker.failures.deadline import within
@@ -132,9 +132,9 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
 
 
 def _notify(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure, may_be_answered: bool) -> None:
-    came = Came.DOUBT if may_be_answered or failure.kind != "error" else Came.FAILURE
+    came = ReplyKind.UNCERTAIN if may_be_answered or failure.kind != "error" else ReplyKind.FAILURE
     headers = answer_headers(address.instance, address.request, came) | causation_headers(session_of(request))
-    id = derived_id(address.request, Came.FAILURE)
+    id = derived_id(address.request, ReplyKind.FAILURE)
     publisher_of(app).publish_signature(signature_to(app, to, failure.__json__(), id=id, headers=headers))
     logger.info("%s[%s] failed (%s), %s is notified", failure.task, failure.task_id, failure.kind, to.task)
 

@@ -9,11 +9,11 @@ from celery.canvas import Signature
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.requests.answers import GATHERED
-from celery_sagas.core.requests.requests import GATHER, Came, Request, ReturnAddress, Target
+from celery_sagas.core.requests.requests import GATHER, ReplyKind, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.headers import answer_headers, frozen_target
+from celery_sagas.worker.headers import answer_headers, serialized_target
 from celery_sagas.worker.requests.requests import asking, deadline_of, members_of, warn_of_early_acknowledgement
 from celery_sagas.worker.targets import signature_to, target_of
 from celery_sagas.worker.timeouts import Delay, tell_eager, waiting
@@ -45,8 +45,8 @@ def gather(
     if within is not None:
         _check_times(members)
     deadline = deadline_of(*members[0], otherwise, within)
-    to_then = frozen_target(target_of(saga, then, GATHERED))
-    to_otherwise = frozen_target(target_of(saga, otherwise, GATHERED)) if otherwise is not None else None
+    to_then = serialized_target(target_of(saga, then, GATHERED))
+    to_otherwise = serialized_target(target_of(saga, otherwise, GATHERED)) if otherwise is not None else None
     asked = Request(
         sending.next_id(),
         GATHER,
@@ -110,14 +110,14 @@ def _member(
     position: int,
     message: "Signature[Any]",
     tasks: "list[Signature[Any]]",
-) -> Frozen:
+) -> SerializedMessage:
     """Return the message of a member: what comes of it is an answer to its own id, and is collected."""
     app, sending = current_app(), context.require_sending("gather")
     ids = [sending.next_id() for _ in tasks]
     to = _collector(saga, asked, position, str(tasks[-1].task))
     address = ReturnAddress(saga.name, context.view.id, ids[-1], to, to)
     sent = asking(app, message, address, derived_id(asked.id, f"answer {position}"), asked.at)
-    return sending.freeze(sent, iter(ids).__next__)
+    return sending.serialize(sent, iter(ids).__next__)
 
 
 def _collector(saga: SagaDefinition, asked: Request, *about: Any) -> Target:
@@ -125,12 +125,12 @@ def _collector(saga: SagaDefinition, asked: Request, *about: Any) -> Target:
     return Target(GATHER, (saga.name, asked.id, *about), options=asked.to_then.options if asked.to_then else {})
 
 
-def _deadline(context: StepContext, saga: SagaDefinition, asked: Request) -> Frozen:
+def _deadline(context: StepContext, saga: SagaDefinition, asked: Request) -> SerializedMessage:
     """Return the message that ends the gather if not all members have answered; it ends with its instance."""
     app = current_app()
-    headers = answer_headers(context.view.id, asked.id, Came.DEADLINE)
+    headers = answer_headers(context.view.id, asked.id, ReplyKind.DEADLINE)
     to = signature_to(app, _collector(saga, asked), None, headers=headers)
-    message = context.require_sending("gather").freeze(to, lambda: derived_id(asked.id, Came.DEADLINE))
+    message = context.require_sending("gather").serialize(to, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
     if app.conf.task_always_eager:
         tell_eager(asked.otherwise)
     return replace(message, due_at=asked.at if app.conf.task_always_eager else waiting(asked.at))

@@ -12,7 +12,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import GATHER, Came, Target
+from celery_sagas.core.requests.requests import GATHER, ReplyKind, Target
 from celery_sagas.engine.requests.gathering import Gather, Gathering, Member
 from celery_sagas.errors import InvalidMessage, PublishError, StoreError
 from celery_sagas.worker.celery_internals import add_task, on_finalise, registered
@@ -50,9 +50,9 @@ class GatherTask(DurableTask):
         try:
             value, saga, request, position, task = args
             address, definition = read_address(Context(headers=dict(headers), task=self.name)), registry.saga_named(saga)
-            if address is None or definition is None or address.came != Came.ANSWER:
+            if address is None or definition is None or address.came != ReplyKind.ANSWER:
                 return False
-            member = Member(position, Came.ANSWER, loads(dumps(value)), task, address.id)  # as if it were published
+            member = Member(position, ReplyKind.ANSWER, loads(dumps(value)), task, address.id)  # as if it were published
             return _collect(runtime_of(self.app), Gather(definition, saga, address.instance_id, request), member)
         except Exception as exc:
             logger.debug("an answer to the gather %s is published: %r", args[2], exc)
@@ -76,7 +76,7 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
         raise InvalidMessage(self.name, [problem])
     runtime, gather = runtime_of(self.app), Gather(definition, saga, address.instance_id, request)
     try:
-        if address.came == Came.DEADLINE:
+        if address.came == ReplyKind.DEADLINE:
             _conclude(self, runtime, gather)
         elif not _collect(runtime, gather, Member(position, _outcome(address.came), value, task, address.id)):
             level = logging.WARNING if read_retry_of(self.request) else logging.DEBUG
@@ -95,9 +95,9 @@ def gather_of(request: Any) -> Gather | None:
     return None if definition is None else Gather(definition, str(args[1]), address.instance_id, str(args[2]))
 
 
-def _outcome(came: str) -> Came:
+def _outcome(came: str) -> ReplyKind:
     """Return what came of a member: the first that comes counts, whatever may come later."""
-    return Came.FAILURE if came == Came.DOUBT else Came(came)
+    return ReplyKind.FAILURE if came == ReplyKind.UNCERTAIN else ReplyKind(came)
 
 
 def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
@@ -135,8 +135,8 @@ def _make(runtime: Runtime) -> Gathering:
 
 
 def _publish(app: Celery, publisher: Any, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
-    headers = answer_headers(gather.instance_id, gather.request, Came.GATHERED)
-    sent = signature_to(app, target, gathered, id=derived_id(gather.request, Came.GATHERED), headers=headers)
+    headers = answer_headers(gather.instance_id, gather.request, ReplyKind.GATHERED)
+    sent = signature_to(app, target, gathered, id=derived_id(gather.request, ReplyKind.GATHERED), headers=headers)
     publisher.publish_signature(sent)
 
 

@@ -11,13 +11,13 @@ from celery.canvas import Signature, _chain
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.requests.answers import ANSWER, FAILURE, Failure
-from celery_sagas.core.requests.requests import ANSWERED, Came, Request, ReturnAddress, Target
+from celery_sagas.core.requests.requests import ANSWERED, ReplyKind, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.core.sending import Frozen
-from celery_sagas.engine.commit import TypeOfAnswer
+from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.engine.commit import SerializeAnswer
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.freeze import checked
 from celery_sagas.worker.headers import ADDRESS, answer_headers, answer_headers_to, return_address_headers
+from celery_sagas.worker.serialization import checked
 from celery_sagas.worker.targets import signature_to, target_named, target_of
 from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
 
@@ -52,7 +52,7 @@ def request(
     if not deadline:
         warn_of_early_acknowledgement(app, members)
     asked = Request(ids[-1], str(members[-1].task), to_then.task, to_otherwise.task if to_otherwise else "", at=deadline)
-    sending.send(asking(app, sent, address, derived_id(asked.id, Came.ANSWER), deadline), due_at, ids)
+    sending.send(asking(app, sent, address, derived_id(asked.id, ReplyKind.ANSWER), deadline), due_at, ids)
     context.pending.new_requests[asked.id] = asked, _deadline(context, asked, to_otherwise)
     return asked.id
 
@@ -154,25 +154,25 @@ def _request_of(link: Any) -> object:
     return address.get("request") if isinstance(address, dict) else None
 
 
-def reply(context: StepContext, answer: TypeOfAnswer, value: object) -> bool:
+def reply(context: StepContext, answer: SerializeAnswer, value: object) -> bool:
     """Send the answer to the message that started an instance; return whether it waits for one."""
     pending, sending = context.pending, context.require_sending("reply")
-    message = answer(pending.originator, value) if pending.originator else None
+    message = answer(pending.requester, value) if pending.requester else None
     if message is None:
         return False
     sending.messages.append(message)
-    pending.originator = None
+    pending.requester = None
     return True
 
 
-def _deadline(context: StepContext, asked: Request, to: Target | None) -> Frozen | None:
+def _deadline(context: StepContext, asked: Request, to: Target | None) -> SerializedMessage | None:
     """Return the message that comes if nothing else has, and ends with its instance; ``None`` if there is no deadline."""
     if not asked.at or to is None:
         return None
     failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
-    headers = answer_headers(context.view.id, asked.id, Came.DEADLINE)
+    headers = answer_headers(context.view.id, asked.id, ReplyKind.DEADLINE)
     sent = signature_to(current_app(), to, failure.__json__(), headers=headers)
-    message = context.require_sending("send").freeze(sent, lambda: derived_id(asked.id, Came.DEADLINE))
+    message = context.require_sending("send").serialize(sent, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
     if is_eager := bool(current_app().conf.task_always_eager):
         tell_eager(asked.otherwise)
     return replace(message, due_at=asked.at if is_eager else waiting(asked.at))

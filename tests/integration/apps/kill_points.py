@@ -21,13 +21,13 @@ from celery_sagas.worker import runtime
 
 #: What happens first, and where, to a message that does not come to its point on the straight way: an error, or else a death.
 FIRST: dict[str, tuple[str, Exception | None]] = {
-    "reserve": ("before update", RevisionConflict("counter", "", "version")),
+    "lock": ("before update", RevisionConflict("counter", "", "version")),
     "count": ("before commit", None),
     "put off": ("before find", StoreUnavailable("", "it is away")),
     **dict.fromkeys(("look", "claim", "republish", "reconfirm"), ("after commit", None)),
 }
 
-conflicts.RESERVATION_MS = 1_000  # the next delivery waits for that of the dead
+conflicts.LOCK_MS = 1_000  # the next delivery waits for that of the dead
 
 
 class Broken(Exception):
@@ -108,7 +108,7 @@ class Traps:
         for commit in ("insert", "update", "delete"):
             deadly(sagas, commit, "commit", self.of_effects)
         deadly(sagas, "record", "record", self.of_effects)
-        deadly(sagas, "reserve", "reserve", lambda record, *_: record.key)
+        deadly(sagas, "lock", "lock", lambda record, *_: record.key)
         deadly(backend.journal, "outcome_of", "outcome", lambda _, key: key)
         deadly(backend.deliveries, "count", "count", lambda _, message_id: self.messages.get(message_id, ""))
         deadly(backend.dead, "add", "letter", lambda letter: letter.key)

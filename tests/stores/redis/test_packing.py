@@ -36,7 +36,7 @@ LETTER = DeadLetter("id", "task", "message", "order", "42", "Error", "té\nxt", 
 @given(st.builds(Record, *[st.just("id"), st.just("order"), texts, numbers, numbers, texts, texts, numbers, numbers, texts]))
 def test_changed_record_comes_back(record: Record) -> None:
     head, tail = pack_change(record._replace(version=record.version - 1), _change(record))
-    assert unpack_record("order", "id", head + b"%d" % record.updated_at + tail, record.reserved_by) == record
+    assert unpack_record("order", "id", head + b"%d" % record.updated_at + tail, record.locked_by) == record
 
 
 def test_new_record_comes_back_at_version_1() -> None:

@@ -88,7 +88,7 @@ class TestPrefixes:
         shard = Shard("shop", 0, "")
         keys = [key for saga in ("order", "order.keys", "instances", "keys") for key in (shard.instances(saga), shard.keys(saga))]
         assert len(set(keys)) == len(keys)
-        assert not set(keys) & {*shard.effects, shard.reservations, shard.answer("1")}
+        assert not set(keys) & {*shard.effects, shard.locks, shard.answer("1")}
 
 
 class TestOneShard:
@@ -155,19 +155,19 @@ class TestShards:
             _start(sharded, "another", names=WHOLE, keys=(("tracking", "T7"),))
 
     @pytest.mark.parametrize("names", [SPREAD, WHOLE], ids=["spread", "whole"])
-    def test_instance_is_found_changed_reserved_and_deleted_where_it_lives(
+    def test_instance_is_found_changed_locked_and_deleted_where_it_lives(
         self, sharded: RedisBackend, names: tuple[str, ...]
     ) -> None:
         for number in range(12):
             record, _ = _start(sharded, str(number), "scheduled", "sent", names=names)
             found = sharded.sagas.find(Lookup(names, ID, record.id))
             assert (found.record, _shard_of(found.new_id)) == (record, _shard_of(record.id))
-            assert sharded.sagas.reserve(record, "me", MINUTE)
-            made = effects(record, *_rows(("deadline",), found.new_id), holder="me")
+            assert sharded.sagas.lock(record, "me", MINUTE)
+            made = effects(record, *_rows(("deadline",), found.new_id), lock_owner="me")
             sharded.sagas.update(record, change(names=names), made)
             changed = sharded.sagas.find(_lookup(names, str(number))).record
             assert changed is not None
-            assert (changed.id, changed.version, changed.reserved_by) == (record.id, 2, "")
+            assert (changed.id, changed.version, changed.locked_by) == (record.id, 2, "")
             sharded.sagas.delete(changed, effects(changed, line=entry(changed, outcome="completed")))
             assert sharded.sagas.find(_lookup(names, str(number)), Handling((made.entry.step,), made.entry.message_id)).handled
             outcome = sharded.journal.outcome_of(names, str(number))

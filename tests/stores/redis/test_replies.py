@@ -100,10 +100,10 @@ def born(backend: Backend) -> Record:
     return found(backend, by_key())
 
 
-def reserved(backend: Backend) -> Record:
-    """Let there be a reserved instance, too."""
+def locked(backend: Backend) -> Record:
+    """Let there be a locked instance, too."""
     record = born(backend)
-    assert backend.sagas.reserve(record, "me", MINUTE)
+    assert backend.sagas.lock(record, "me", MINUTE)
     return found(backend, by_key())
 
 
@@ -152,19 +152,21 @@ def kept(backend: Backend) -> None:
 
 def _effects(outcome: str, holder: str = "") -> Effects:
     line = entry(BORN, version=2, outcome=outcome)
-    return effects(None, outgoing(), outgoing("scheduled", due_at=10**14), line=line, owner="me", grace_ms=MINUTE, holder=holder)
+    return effects(
+        None, outgoing(), outgoing("scheduled", due_at=10**14), line=line, owner="me", grace_ms=MINUTE, lock_owner=holder
+    )
 
 
 UPDATE = _effects("handled", "me")
-CHANGE = change(added=(NEW,), removed=(OLD,), withdrawn=(IDS[2], "gone", IDS[0]))
+CHANGE = change(added=(NEW,), removed=(OLD,), cancelled=(IDS[2], "gone", IDS[0]))
 COMMITS = [
     Commit("insert", nothing, lambda backend, _, effects: backend.sagas.insert(BORN, effects), BIRTH),
-    Commit("update", reserved, lambda backend, seen, effects: backend.sagas.update(seen, CHANGE, effects), UPDATE),
+    Commit("update", locked, lambda backend, seen, effects: backend.sagas.update(seen, CHANGE, effects), UPDATE),
     Commit("delete", born, lambda backend, seen, effects: backend.sagas.delete(seen, effects), _effects("completed")),
     Commit("record", nothing, lambda backend, _, effects: backend.sagas.record(effects), effects(None, outgoing(), outgoing())),
 ]
 OTHERS = [
-    Play("reserve", born, lambda backend, seen: seen and backend.sagas.reserve(seen, "me", MINUTE)),
+    Play("lock", born, lambda backend, seen: seen and backend.sagas.lock(seen, "me", MINUTE)),
     Play("rename", former, lambda backend, _: backend.sagas.rename("order", "purchase", 9)),
     Play("claim", born, lambda backend, _: backend.outbox.claim_due(RELAY, 3, MINUTE)),
     Play("claim of some", born, lambda backend, _: backend.outbox.claim_due(RELAY, 2, MINUTE)),

@@ -83,14 +83,14 @@ def _insert(backend: RedisBackend) -> None:
 
 def _update(backend: RedisBackend) -> None:
     record = start(backend, keys=(("email", "a"), *T1))
-    backend.sagas.reserve(record, "me", MINUTE)
-    backend.sagas.update(record, change(added=T2, removed=T1), effects(record, outgoing(), outgoing("deadline"), holder="me"))
+    backend.sagas.lock(record, "me", MINUTE)
+    backend.sagas.update(record, change(added=T2, removed=T1), effects(record, outgoing(), outgoing("deadline"), lock_owner="me"))
 
 
-def _withdraw(backend: RedisBackend) -> None:
+def _cancel(backend: RedisBackend) -> None:
     record = start(backend, "42", due := outgoing(), later := outgoing("deadline", due_at=10**14), outgoing("scheduled"))
     backend.outbox.fail("", ids(claim(backend, "", limit=1))[0], "broken", 0)
-    update(backend, record, outgoing("scheduled"), withdrawn=(due.id, "gone", later.id))
+    update(backend, record, outgoing("scheduled"), cancelled=(due.id, "gone", later.id))
 
 
 def _delete(backend: RedisBackend) -> None:
@@ -107,19 +107,19 @@ def _complete_at_birth(backend: RedisBackend) -> None:
     send(backend, outgoing(), line=entry(new_record(), outcome="completed"))
 
 
-def _reserve(backend: RedisBackend) -> None:
-    backend.sagas.reserve(start(backend), "me", MINUTE)
+def _lock(backend: RedisBackend) -> None:
+    backend.sagas.lock(start(backend), "me", MINUTE)
 
 
 def _end_reservation(backend: RedisBackend) -> None:
     record = start(backend)
-    backend.sagas.reserve(record, "me", MINUTE)
-    backend.sagas.reserve(record, "me", 0)
+    backend.sagas.lock(record, "me", MINUTE)
+    backend.sagas.lock(record, "me", 0)
 
 
 def _find(backend: RedisBackend) -> None:
     record = start(backend, keys=T1)
-    backend.sagas.reserve(record, "me", MINUTE)
+    backend.sagas.lock(record, "me", MINUTE)
     backend.sagas.find(by_tracking("T1"), Handling(("a", "b"), "message"))
 
 
@@ -228,11 +228,11 @@ def _register(backend: RedisBackend) -> None:
 PLAYS: tuple[Play, ...] = (
     _insert,
     _update,
-    _withdraw,
+    _cancel,
     _delete,
     _record,
     _complete_at_birth,
-    _reserve,
+    _lock,
     _end_reservation,
     _find,
     _rename,
@@ -336,10 +336,10 @@ class TestRepeats:
 
 
 def _but_ends_of_reservations(dump: Dump) -> Dump:
-    """Leave out when reservations end: reserving again begins the time anew."""
+    """Leave out when locks end: locking again begins the time anew."""
     return {
         key: (type, {id: value.split()[1:] for id, value in content.items()})  # type: ignore[attr-defined]
-        if key.endswith(":reservations")
+        if key.endswith(":locks")
         else (type, content)
         for key, (type, content) in dump.items()
     }
@@ -348,7 +348,7 @@ def _but_ends_of_reservations(dump: Dump) -> Dump:
 def _empty(backend: RedisBackend) -> None:
     """End what a play has left."""
     if record := backend.sagas.find(by_key()).record:
-        backend.sagas.delete(record, effects(record, holder="me"))
+        backend.sagas.delete(record, effects(record, lock_owner="me"))
     for token in ("", "me", "relay"):
         backend.outbox.confirm(token, ids(claim(backend, token)))
     empty_buffers(backend)
@@ -373,13 +373,13 @@ def scene(redis_backend: RedisBackend) -> Scene:
     return Scene(stale, current, other, send(redis_backend).message_id, row.id)
 
 
-def _all_of(backend: RedisBackend, record: Record, *, withdrawn: tuple[str, ...] = (), **values: Any) -> list[Callable[[], None]]:
+def _all_of(backend: RedisBackend, record: Record, *, cancelled: tuple[str, ...] = (), **values: Any) -> list[Callable[[], None]]:
     """Return each change of a record, with everything that a commit can write."""
     rows = [outgoing(), outgoing("scheduled"), *values.pop("rows", [])]
     line = entry(record, outcome="completed", message_id=values.pop("message_id", ""))
-    made = effects(record, *rows, line=line, owner="me", grace_ms=MINUTE, holder=values.pop("holder", ""))
+    made = effects(record, *rows, line=line, owner="me", grace_ms=MINUTE, lock_owner=values.pop("holder", ""))
     return [
-        lambda: backend.sagas.update(record, change(removed=T1, withdrawn=withdrawn, **values), made),
+        lambda: backend.sagas.update(record, change(removed=T1, cancelled=cancelled, **values), made),
         lambda: backend.sagas.delete(record, made),
     ]
 
@@ -394,23 +394,23 @@ class TestRefusals:
         assert dump() == before
 
     def test_stale_version(self, redis_backend: RedisBackend, scene: Scene) -> None:
-        for commit in _all_of(redis_backend, scene.stale, withdrawn=(scene.row,)):
+        for commit in _all_of(redis_backend, scene.stale, cancelled=(scene.row,)):
             _refused(commit, "version")
 
     def test_instance_that_is_gone(self, redis_backend: RedisBackend, scene: Scene) -> None:
-        for commit in _all_of(redis_backend, scene.current._replace(id="gone"), withdrawn=(scene.row,)):
+        for commit in _all_of(redis_backend, scene.current._replace(id="gone"), cancelled=(scene.row,)):
             _refused(commit, "version")
 
     def test_row_that_is_there(self, redis_backend: RedisBackend, scene: Scene) -> None:
         rows = [outgoing(id=scene.row)]
-        for commit in _all_of(redis_backend, scene.current, rows=rows, withdrawn=(scene.row,)):
+        for commit in _all_of(redis_backend, scene.current, rows=rows, cancelled=(scene.row,)):
             _refused(commit, "unique")
         new = new_record("44")
         _refused(lambda: redis_backend.sagas.insert(new, effects(new, *rows)), "unique")
         _refused(lambda: redis_backend.sagas.record(effects(None, *rows)), "unique")
 
     def test_taken_alternate_key(self, redis_backend: RedisBackend, scene: Scene) -> None:
-        _refused(_all_of(redis_backend, scene.current, added=(("email", "new"), *T2), withdrawn=(scene.row,))[0], "unique")
+        _refused(_all_of(redis_backend, scene.current, added=(("email", "new"), *T2), cancelled=(scene.row,))[0], "unique")
         new = new_record("44", keys=(("email", "new"), *T2))
         _refused(lambda: redis_backend.sagas.insert(new, effects(new, outgoing())), "unique")
 
@@ -421,7 +421,7 @@ class TestRefusals:
     def test_message_that_was_handled(self, redis_backend: RedisBackend, scene: Scene) -> None:
         line = entry(message_id=scene.message)
         new = new_record("44")
-        commits = _all_of(redis_backend, scene.stale, message_id=scene.message, withdrawn=(scene.row,))
+        commits = _all_of(redis_backend, scene.stale, message_id=scene.message, cancelled=(scene.row,))
         commits += [
             lambda: redis_backend.sagas.insert(new, effects(None, outgoing(), line=line)),
             lambda: redis_backend.sagas.record(effects(None, outgoing(), line=line)),
@@ -432,14 +432,14 @@ class TestRefusals:
 
 
 class TestReserved:
-    """A commit that meets another holder's reservation leaves every key as it was."""
+    """A commit that meets another holder's lock leaves every key as it was."""
 
-    def test_reserved(self, redis_backend: RedisBackend, scene: Scene, dump: Callable[[], Dump]) -> None:
-        redis_backend.sagas.reserve(scene.current, "somebody else", MINUTE)
+    def test_locked(self, redis_backend: RedisBackend, scene: Scene, dump: Callable[[], Dump]) -> None:
+        redis_backend.sagas.lock(scene.current, "somebody else", MINUTE)
         before = dump()
-        for commit in _all_of(redis_backend, scene.current, holder="me", withdrawn=(scene.row,)):
-            _refused(commit, "reserved")
-        assert not redis_backend.sagas.reserve(scene.current, "me", MINUTE)
+        for commit in _all_of(redis_backend, scene.current, lock_owner="me", cancelled=(scene.row,)):
+            _refused(commit, "locked")
+        assert not redis_backend.sagas.lock(scene.current, "me", MINUTE)
         assert dump() == before
 
 
@@ -451,14 +451,14 @@ def _refused(commit: Callable[[], None], reason: str) -> None:
 
 def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     """Return every writing operation, each with everything that it can write."""
-    withdrawn = outgoing("deadline", due_at=10**14)
-    record = start(backend, "42", outgoing("scheduled"), outgoing(), withdrawn, keys=T1, names=("order",))
+    cancelled = outgoing("deadline", due_at=10**14)
+    record = start(backend, "42", outgoing("scheduled"), outgoing(), cancelled, keys=T1, names=("order",))
     other = start(backend, "43", outgoing("scheduled"), keys=(("email", "b"),), names=("order",))
     third = start(backend, "45", no_longer := outgoing("scheduled"), names=("order",))
     new = new_record("44", keys=(("tracking", "T3"),), names=("order",))
     claimed = ids(claim(backend, limit=2))
     backend.outbox.fail("relay", claimed[0], "broken", 0)
-    backend.sagas.reserve(other, "me", MINUTE)
+    backend.sagas.lock(other, "me", MINUTE)
     kept, added = letter(), letter()
     backend.dead.add(kept)
     sagas, outbox = backend.sagas, backend.outbox
@@ -466,13 +466,13 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: sagas.insert(new, effects(new, *_rows(), line=entry(new, outcome="completed"))),
         lambda: sagas.update(
             record,
-            change(names=("order",), added=T2, removed=T1, withdrawn=(withdrawn.id,)),
+            change(names=("order",), added=T2, removed=T1, cancelled=(cancelled.id,)),
             effects(record, *_rows(), line=entry(record, outcome="completed")),
         ),
-        lambda: sagas.delete(other, effects(other, holder="me")),
+        lambda: sagas.delete(other, effects(other, lock_owner="me")),
         lambda: sagas.record(effects(None, *_rows(), line=entry(outcome="completed"))),
-        lambda: sagas.reserve(record, "me", MINUTE),
-        lambda: sagas.update(third, change(names=("order",), withdrawn=(no_longer.id,)), effects(third)),
+        lambda: sagas.lock(record, "me", MINUTE),
+        lambda: sagas.update(third, change(names=("order",), cancelled=(no_longer.id,)), effects(third)),
         lambda: outbox.claim_due("relay", 9, MINUTE),
         lambda: outbox.confirm("relay", claimed[:1]),
         lambda: outbox.release("relay", claimed[1:]),
@@ -715,8 +715,8 @@ class TestKeys:
 
     def test_instances_are_gone_without_a_trace(self, redis_backend: RedisBackend, dump: Callable[[], Dump], prefix: str) -> None:
         record = update(redis_backend, start(redis_backend, "42", outgoing("deadline"), keys=T1), added=T2)
-        redis_backend.sagas.reserve(record, "me", MINUTE)
-        redis_backend.sagas.delete(record, effects(record, holder="me"))
+        redis_backend.sagas.lock(record, "me", MINUTE)
+        redis_backend.sagas.delete(record, effects(record, lock_owner="me"))
         kinds = {key.partition("}:")[2].partition(":")[0] for key in dump()}
         assert kinds - {"answer"} == {"", "journal"}
 
@@ -809,13 +809,13 @@ class TestManyRows:
         assert commands(lambda: complete(backend, many)) == of_few
         assert backend.outbox.count() == 0
 
-    def test_withdrawal(self, backend: RedisBackend, commands: Callable[[Callable[[], object]], list[str]]) -> None:
+    def test_cancellation(self, backend: RedisBackend, commands: Callable[[Callable[[], object]], list[str]]) -> None:
         rows = [outgoing("scheduled", due_at=10**14) for _ in range(900)]
         record = start(backend, "42", *rows)
-        of_few = commands(lambda: update(backend, record, withdrawn=(rows[0].id,)))
+        of_few = commands(lambda: update(backend, record, cancelled=(rows[0].id,)))
         again = backend.sagas.find(by_key()).record
         assert again is not None
-        assert commands(lambda: update(backend, again, withdrawn=tuple(ids(rows)))) == of_few
+        assert commands(lambda: update(backend, again, cancelled=tuple(ids(rows)))) == of_few
         assert backend.outbox.count() == 0
 
     def test_more_rows_than_a_command_takes(self, backend: RedisBackend) -> None:
@@ -823,7 +823,7 @@ class TestManyRows:
         rows = [outgoing("scheduled", due_at=10**14) for _ in range(10_001)]
         record = start(backend, "42", *rows[:5_000], outgoing())
         record = update(backend, record, *rows[5_000:])
-        record = update(backend, record, outgoing("deadline"), withdrawn=tuple(ids(rows[:9_000])))
+        record = update(backend, record, outgoing("deadline"), cancelled=tuple(ids(rows[:9_000])))
         assert backend.outbox.count() == 1_003
         complete(backend, update(backend, record, *rows[:9_000]))
         assert backend.outbox.count() == 1

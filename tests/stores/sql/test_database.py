@@ -110,7 +110,7 @@ class TestStatements:
         record = start(sql, "42", *rows)
         more = {"postgresql": [], "mysql": ["DELETE"], "sqlite": ["DELETE"]}[sql.database.name]
         with observed(sql) as statements:
-            sql.sagas.update(record, change(withdrawn=tuple(ids(rows))), effects(record))
+            sql.sagas.update(record, change(cancelled=tuple(ids(rows))), effects(record))
         assert sorted(statements) == sorted([*self.EXPECTED[sql.database.name][1], *more])
         assert sql.outbox.count() == 0
 
@@ -408,7 +408,7 @@ class TestErrorsLeaveNothingBehind:
                 " VALUES (%s, %s, %s, '', '', '', '', '', 0, '', 1)",
                 (backend.database._prefix, line.step, line.message_id),
             )
-            with conflict("locked"):
+            with conflict("deadlock"):
                 backend.sagas.update(record, change(), effects(record, line=line))
             connection.exec_driver_sql("ROLLBACK")
         start(backend, "43")
@@ -465,14 +465,14 @@ class TestErrorsLeaveNothingBehind:
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_row_that_is_leased_while_it_is_withdrawn_is_removed(sql: SqlBackend, open_sql: Open) -> None:
+def test_row_that_is_leased_while_it_is_cancelled_is_removed(sql: SqlBackend, open_sql: Open) -> None:
     """The commit waits for the claim, and removes the row as the claim has left it."""
     row, rival = outgoing("scheduled"), open_sql()
     record = start(sql, "42", row)
     with rival.database.connect() as connection, ThreadPoolExecutor(1) as thread:
         connection.exec_driver_sql("BEGIN")
         connection.exec_driver_sql("UPDATE saga_outbox SET token = 'relay', available_at = 1 WHERE id = %s", (row.id,))
-        done = thread.submit(update, sql, record, withdrawn=(row.id,))
+        done = thread.submit(update, sql, record, cancelled=(row.id,))
         blocked = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
         wait_until(lambda: connection.exec_driver_sql(blocked).scalar(), "the commit waits")
         connection.exec_driver_sql("COMMIT")

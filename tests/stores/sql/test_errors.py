@@ -100,7 +100,7 @@ def test_conflict_of_a_commit_names_its_subject() -> None:
     error = psycopg.errors.DeadlockDetected("deadlock")
     with pytest.raises(RevisionConflict) as caught, _translator(psycopg).translated(Subject("order", "42")):
         raise error
-    assert caught.value.args == ("order", "42", "locked")
+    assert caught.value.args == ("order", "42", "deadlock")
     assert caught.value.__cause__ is error
 
 

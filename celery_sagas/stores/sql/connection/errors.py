@@ -86,7 +86,7 @@ class SqlErrors:
     def _translate(self, error: Exception, subject: Subject | None) -> StoreError:
         fault = self.fault_of(error)
         if subject is not None and fault in (Fault.LOCKED, Fault.UNIQUE):
-            return RevisionConflict(*subject, "locked" if fault is Fault.LOCKED else "unique")
+            return RevisionConflict(*subject, "deadlock" if fault is Fault.LOCKED else "unique")
         if fault is Fault.REFUSED:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."

@@ -102,9 +102,9 @@ def rows_of_instance() -> list[ColumnElement[bool]]:
     return [*decided_by_instance(), ENDS_WITH_INSTANCE]
 
 
-def delete_withdrawn(count: int) -> Delete:
-    """Remove so many rows of an instance, which it has withdrawn."""
-    return delete(outbox).where(*decided_by_instance(), one_of(outbox.c.id, "withdrawn", count))
+def delete_cancelled(count: int) -> Delete:
+    """Remove so many rows of an instance, which it has cancelled."""
+    return delete(outbox).where(*decided_by_instance(), one_of(outbox.c.id, "cancelled", count))
 
 
 def decided_by_instance() -> list[ColumnElement[bool]]:

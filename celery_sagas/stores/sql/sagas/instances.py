@@ -24,8 +24,8 @@ from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound,
 from celery_sagas.stores.sql.tables import instance, key
 
 _NOBODY: dict[str, ColumnElement[Any]] = {
-    "reserved_by": literal("''", instance.c.reserved_by.type),
-    "reserved_until": literal("0", BigInteger()),
+    "locked_by": literal("''", instance.c.locked_by.type),
+    "locked_until": literal("0", BigInteger()),
 }
 _WRITTEN = ("schema_version", "data", "pending")
 
@@ -44,7 +44,7 @@ def insert_instance(*conditions: ColumnElement[bool]) -> Insert:
 
 
 def update_instance(*conditions: ColumnElement[bool]) -> Update:
-    """Change the instance that was found, if the conditions hold too; its reservation ends."""
+    """Change the instance that was found, if the conditions hold too; its lock ends."""
     written: dict[str, ColumnElement[Any]] = {name: bound(instance.c[name], name) for name in _WRITTEN}
     version = instance.c.version + literal("1", BigInteger())
     return update(instance).where(_as_found(), *conditions).values(**written, version=version, updated_at=now(), **_NOBODY)
@@ -55,11 +55,11 @@ def delete_instance() -> Delete:
     return delete(instance).where(_as_found())
 
 
-def reserve_instance() -> Update:
-    """Reserve an instance, whatever its version."""
+def lock_instance() -> Update:
+    """Lock an instance, whatever its version."""
     until = now() + bindparam("for_ms", type_=BigInteger())
-    holder = bound(instance.c.reserved_by, "holder")
-    return update(instance).where(_is("id"), has_found_name(), _may_be_changed()).values(reserved_by=holder, reserved_until=until)
+    lock_owner = bound(instance.c.locked_by, "lock_owner")
+    return update(instance).where(_is("id"), has_found_name(), _may_be_changed()).values(locked_by=lock_owner, locked_until=until)
 
 
 def _as_found() -> ColumnElement[bool]:
@@ -76,8 +76,8 @@ def _is(name: str) -> ColumnElement[bool]:
 
 
 def _may_be_changed() -> ColumnElement[bool]:
-    """Nobody else has reserved it."""
-    return or_(instance.c.reserved_until <= now(), instance.c.reserved_by == bound(instance.c.reserved_by, "holder"))
+    """Nobody else has locked it."""
+    return or_(instance.c.locked_until <= now(), instance.c.locked_by == bound(instance.c.locked_by, "lock_owner"))
 
 
 def is_key_free(former: int) -> list[ColumnElement[bool]]:
@@ -123,7 +123,7 @@ def change_values(record: Record, change: Change, effects: Effects) -> Values:
 
 def found_values(record: Record, effects: Effects) -> Values:
     """Return the parameters of ``delete_instance``."""
-    return {"id": record.id, "version": record.version, "found_saga": record.saga, "holder": effects.holder}
+    return {"id": record.id, "version": record.version, "found_saga": record.saga, "lock_owner": effects.lock_owner}
 
 
 def _written(change: NewRecord | Change) -> Values:

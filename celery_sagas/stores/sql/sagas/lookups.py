@@ -10,7 +10,7 @@ from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now, on
 from celery_sagas.stores.sql.sagas.instances import has_found_name
 from celery_sagas.stores.sql.tables import instance, journal, key
 
-_HOLDER = case((instance.c.reserved_until > now(), instance.c.reserved_by), else_=literal_column("''"))
+_LOCK_OWNER = case((instance.c.locked_until > now(), instance.c.locked_by), else_=literal_column("''"))
 
 #: In the order of ``Record``'s fields.
 _RECORD: list[ColumnElement[Any]] = [
@@ -23,7 +23,7 @@ _RECORD: list[ColumnElement[Any]] = [
     instance.c.pending,
     instance.c.created_at,
     instance.c.updated_at,
-    _HOLDER,
+    _LOCK_OWNER,
 ]
 #: In the order of ``Entry``'s fields.
 ENTRY: list[ColumnElement[Any]] = [
@@ -56,8 +56,8 @@ def _instances(property: str, names: int) -> tuple[FromClause, ColumnElement[boo
         return instance, and_(is_ours, instance.c.id == bound(instance.c.id, "value"))
     if property == KEY:
         return instance, and_(is_ours, instance.c.key == bound(instance.c.key, "value"))
-    holder = and_(is_ours, instance.c.id == key.c.instance_id)
-    return key.join(instance, holder), and_(
+    lock_owner = and_(is_ours, instance.c.id == key.c.instance_id)
+    return key.join(instance, lock_owner), and_(
         key.c.prefix == PREFIX,
         key.c.property == bound(key.c.property, "property"),
         key.c.value == bound(key.c.value, "value"),
@@ -73,11 +73,11 @@ def _handled(steps: int) -> ColumnElement[bool]:
 
 
 def find_rivals() -> Select[Any]:
-    """Select why a commit was refused: the attempt that handled its message, and the instance's version and holder."""
+    """Select why a commit was refused: the attempt that handled its message, and the instance's version and lock owner."""
     one = select(literal_column("1").label("one")).subquery("one")
     is_instance = and_(instance.c.prefix == PREFIX, instance.c.id == bound(instance.c.id, "id"), has_found_name())
     source = one.outerjoin(journal, _handled(1)).outerjoin(instance, is_instance)
-    return select(journal.c.attempt, instance.c.version, _HOLDER).select_from(source)
+    return select(journal.c.attempt, instance.c.version, _LOCK_OWNER).select_from(source)
 
 
 def record_of(row: Row) -> Record | None:

@@ -58,21 +58,21 @@ def _insert(former: int, adds: bool, sends: int) -> Insert:
 def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     """Commit a change."""
     former = change.names[1:] if change.added_keys else ()
-    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.withdrawn), _count_of(effects))
+    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.cancelled), _count_of(effects))
     values = {
         **change_values(record, change, effects),
         **_new_key_values(change.names, change.added_keys),
         **_key_values("old", change.removed_keys),
-        "withdrawn_ids": list(change.withdrawn),
+        "cancelled_ids": list(change.cancelled),
         **_effect_values(effects),
     }
     return [Execution(_update, shape, values, is_required=True)]
 
 
-def _update(former: int, adds: bool, removes: bool, withdraws: bool, sends: int) -> Insert:
+def _update(former: int, adds: bool, removes: bool, cancels: bool, sends: int) -> Insert:
     changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
     keys = [*([_removed(changed)] if removes else []), *([_added(changed)] if adds else [])]
-    rows = [*([_withdrawn(changed)] if withdraws else []), *([_sent(changed, sends)] if sends else [])]
+    rows = [*([_cancelled(changed)] if cancels else []), *([_sent(changed, sends)] if sends else [])]
     return _entry_of(changed, *keys, *rows)
 
 
@@ -121,10 +121,10 @@ def _sent(changed: CTE, count: int) -> CTE:
     return _insert_each(outbox, columns, changed, rows).cte("sent")
 
 
-def _withdrawn(changed: CTE) -> CTE:
-    ids = bindparam("withdrawn_ids", type_=ARRAY(outbox.c.id.type))  # a join with ``unnest`` would read all rows of the instance
+def _cancelled(changed: CTE) -> CTE:
+    ids = bindparam("cancelled_ids", type_=ARRAY(outbox.c.id.type))  # a join with ``unnest`` would read all rows of the instance
     rows = in_order(*decided_by_instance(), outbox.c.id == any_(ids), _is_changed(changed))
-    return delete_from(outbox).where(*rows).cte("withdrawn_rows")
+    return delete_from(outbox).where(*rows).cte("cancelled_rows")
 
 
 def _added(changed: CTE) -> CTE:

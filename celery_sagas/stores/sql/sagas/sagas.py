@@ -11,7 +11,7 @@ from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.errors import Subject
 from celery_sagas.stores.sql.connection.statements import Execution, numbered
 from celery_sagas.stores.sql.sagas import postgresql, transactions
-from celery_sagas.stores.sql.sagas.instances import reserve_instance
+from celery_sagas.stores.sql.sagas.instances import lock_instance
 from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of
 from celery_sagas.stores.sql.sagas.renames import count_instances, rename
 
@@ -46,20 +46,20 @@ class SqlSagaStore(SagaStore):
         self._commit(self._commits.insert(record, effects), subject, effects.entry, _Expected())
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        expected = _Expected(record, effects.holder, adds_keys=bool(change.added_keys))
+        expected = _Expected(record, effects.lock_owner, adds_keys=bool(change.added_keys))
         self._commit(self._commits.update(record, change, effects), Subject(record.saga, record.key), effects.entry, expected)
 
     def delete(self, record: Record, effects: Effects) -> None:
-        expected = _Expected(record, effects.holder)
+        expected = _Expected(record, effects.lock_owner)
         self._commit(self._commits.delete(record, effects), Subject(record.saga, record.key), effects.entry, expected)
 
     def record(self, effects: Effects) -> None:
         subject = Subject(effects.entry.saga, effects.entry.key)
         self._commit(self._commits.record(effects), subject, effects.entry, _Expected())
 
-    def reserve(self, record: Record, holder: str, for_ms: int) -> bool:
-        values = {"id": record.id, "found_saga": record.saga, "holder": holder, "for_ms": for_ms}
-        return self._database.change(reserve_instance, (), values) > 0
+    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
+        values = {"id": record.id, "found_saga": record.saga, "lock_owner": lock_owner, "for_ms": for_ms}
+        return self._database.change(lock_instance, (), values) > 0
 
     def count(self, names: Sequence[str]) -> dict[str, int]:
         rows = self._database.fetch(count_instances, (len(names),), numbered("saga", names))
@@ -76,36 +76,36 @@ class SqlSagaStore(SagaStore):
                 return
         except RevisionConflict as exc:
             conflict = exc
-        attempt, version, holder = self._find_rivals(entry, expected)
+        attempt, version, lock_owner = self._find_rivals(entry, expected)
         if attempt == entry.attempt:
             return
         if attempt is not None:
             raise AlreadyHandled(entry.step, entry.message_id) from conflict
-        raise conflict or RevisionConflict(*subject, expected.compare(version, holder))
+        raise conflict or RevisionConflict(*subject, expected.compare(version, lock_owner))
 
     def _find_rivals(self, entry: Entry, expected: "_Expected") -> tuple[str | None, int | None, str]:
         values = {"step_0": entry.step, "message_id": entry.message_id, "id": expected.id, "found_saga": expected.saga}
-        ((attempt, version, holder),) = self._database.fetch(find_rivals, (), values)
-        return attempt, version, holder
+        ((attempt, version, lock_owner),) = self._database.fetch(find_rivals, (), values)
+        return attempt, version, lock_owner
 
 
 class _Expected:
     """What a commit expected to find; nothing, if it was no change."""
 
-    def __init__(self, record: Record | None = None, holder: str = "", *, adds_keys: bool = False) -> None:
+    def __init__(self, record: Record | None = None, lock_owner: str = "", *, adds_keys: bool = False) -> None:
         self.id, self.saga = (record.id, record.saga) if record else ("", "")
         self._version = record.version if record else None
-        self._holder = holder
+        self._lock_owner = lock_owner
         self._adds_keys = adds_keys
 
-    def compare(self, version: int | None, holder: str) -> str:
+    def compare(self, version: int | None, lock_owner: str) -> str:
         """Return the reason for which a commit changed nothing.
 
-        An instance that is as it was found now, and was not when the commit came, was reserved then; unless the commit added
+        An instance that is as it was found now, and was not when the commit came, was locked then; unless the commit added
         keys, of which one is there under a former name.
         """
         if version != self._version:
             return "version"
-        if holder not in ("", self._holder):
-            return "reserved"
-        return "unique" if self._adds_keys or self._version is None else "reserved"
+        if lock_owner not in ("", self._lock_owner):
+            return "locked"
+        return "unique" if self._adds_keys or self._version is None else "locked"

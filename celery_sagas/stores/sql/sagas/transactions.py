@@ -4,7 +4,7 @@ from sqlalchemy import Insert
 
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
 from celery_sagas.stores.sql.connection.statements import Execution, chunks, numbered
-from celery_sagas.stores.sql.sagas.effects import delete_rows_of_instance, delete_withdrawn, effect_steps
+from celery_sagas.stores.sql.sagas.effects import delete_cancelled, delete_rows_of_instance, effect_steps
 from celery_sagas.stores.sql.sagas.instances import (
     change_values,
     delete_instance,
@@ -40,7 +40,7 @@ def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
         Execution(update_instance, (), change_values(record, change, effects), is_required=True),
         *_remove_keys(record.id, change.removed_keys),
         *_add_keys(record.id, change.names, change.added_keys),
-        *_withdraw(record.id, change.withdrawn),
+        *_cancel(record.id, change.cancelled),
         *effect_steps(effects),
     ]
 
@@ -74,6 +74,6 @@ def _remove_keys(id: str, keys: tuple[tuple[str, str], ...]) -> list[Execution]:
     return [Execution(delete_key, (), {"instance_id": id, "property": property, "value": value}) for property, value in keys]
 
 
-def _withdraw(id: str, rows: tuple[str, ...]) -> list[Execution]:
+def _cancel(id: str, rows: tuple[str, ...]) -> list[Execution]:
     parts = chunks(sorted(set(rows)))
-    return [Execution(delete_withdrawn, (len(part),), {"id": id, **numbered("withdrawn", part)}) for part in parts]
+    return [Execution(delete_cancelled, (len(part),), {"id": id, **numbered("cancelled", part)}) for part in parts]

@@ -1,10 +1,10 @@
 -- uses: clock journal many rows removal effects instance alternates
 -- Commit the end of the instance that was found: it, its keys, and the rows that end with it.
--- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, reservations, keys of its saga
--- ARGV: as parts/effects.lua says; id, version that was found, holder, $key=<key>; 4 for each row
--- Answers with: ok, handled, version, reserved or unique.
+-- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, locks, keys of its saga
+-- ARGV: as parts/effects.lua says; id, version that was found, owner, $key=<key>; 4 for each row
+-- Answers with: ok, handled, version, locked or unique.
 -- A repeat finds its own attempt in the journal: ok, and nothing more is written.
-local id, version, holder, key = ARGV[14], ARGV[15], ARGV[16], ARGV[17]
+local id, version, owner, key = ARGV[14], ARGV[15], ARGV[16], ARGV[17]
 
 -- The ids of the rows that end with an instance, and the other members of the index about them.
 local function ends_with(instance)
@@ -15,14 +15,14 @@ local function ends_with(instance)
   return ids, members
 end
 
-local said = handled() or changed(id, version, holder) or refused_effects()
+local said = handled() or changed(id, version, owner) or refused_effects()
 if said then return said end
 local paths, ended, ended_members = held(id), ends_with(id)
 if #ended > 0 then check_rows() end
 redis.call('LLEN', order) -- it is written last: a server whose memory is full lets go what comes after a removal
 
 redis.call('HDEL', instances, id)
-if reservation then redis.call('HDEL', reservations, id) end
+if lock then redis.call('HDEL', locks, id) end
 redis.call('HDEL', keys, '#' .. id)
 free(id, key)
 for _, path in ipairs(paths) do free(id, path) end

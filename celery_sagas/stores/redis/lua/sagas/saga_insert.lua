@@ -1,6 +1,6 @@
 -- uses: clock journal many rows effects instance alternates
 -- Commit a new instance.
--- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, reservations, keys of its saga,
+-- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, locks, keys of its saga,
 --   keys of each former name
 -- ARGV: as parts/effects.lua says, with the number of keys; id, head and tail of the record, each key as <property>=<value>; 4
 --   for each row

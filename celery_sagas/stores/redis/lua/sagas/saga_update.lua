@@ -1,19 +1,19 @@
 -- uses: clock journal instance
 -- Commit a change of the instance that was found.
--- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, reservations, keys of its saga,
+-- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, locks, keys of its saga,
 --   keys of each other name
--- ARGV: as parts/effects.lua says, with the numbers of removed keys, of added keys and of withdrawn rows; id, version that was
---   found, holder, head and tail of the record, each of those keys as <property>=<value>, the ids of those rows; 4 for each row
--- Answers with: ok, handled, version, reserved or unique.
+-- ARGV: as parts/effects.lua says, with the numbers of removed keys, of added keys and of cancelled rows; id, version that was
+--   found, owner, head and tail of the record, each of those keys as <property>=<value>, the ids of those rows; 4 for each row
+-- Answers with: ok, handled, version, locked or unique.
 -- A repeat finds its own attempt in the journal: ok, and nothing more is written.
-local id, version, holder, head, tail = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
+local id, version, owner, head, tail = ARGV[14], ARGV[15], ARGV[16], ARGV[17], ARGV[18]
 
 local function write_record()
   redis.call('HSET', instances, id, head .. string.format('%.0f', now) .. tail)
-  if reservation then redis.call('HDEL', reservations, id) end
+  if lock then redis.call('HDEL', locks, id) end
 end
 
-local said = handled() or changed(id, version, holder)
+local said = handled() or changed(id, version, owner)
 if said then return said end
 if ARGV[5] == '0' and ARGV[6] == '0' and ARGV[7] == '0' and ARGV[8] == '0' then
   check_entry()
@@ -23,14 +23,14 @@ if ARGV[5] == '0' and ARGV[6] == '0' and ARGV[7] == '0' and ARGV[8] == '0' then
 end
 -- uses: many rows removal effects alternates
 local first_removed, first_added = 19, 19 + ARGV[6]
-local first_withdrawn = first_added + ARGV[7]
-local last_added, last_withdrawn = first_withdrawn - 1, first_withdrawn + ARGV[8] - 1
+local first_cancelled = first_added + ARGV[7]
+local last_added, last_cancelled = first_cancelled - 1, first_cancelled + ARGV[8] - 1
 
 said = taken(first_added, last_added) or refused_effects()
 if said then return said end
 local paths, kept = last_added >= first_removed and held(id) or {}, {}
-local withdrawn, members
-if last_withdrawn >= first_withdrawn then withdrawn, members = decided_by(id, first_withdrawn, last_withdrawn) end
+local cancelled, members
+if last_cancelled >= first_cancelled then cancelled, members = decided_by(id, first_cancelled, last_cancelled) end
 
 write_effects()
 write_record()
@@ -46,5 +46,5 @@ if last_added >= first_removed then
   end
   note_held(id, kept)
 end
-if withdrawn then remove_rows(withdrawn, members) end
+if cancelled then remove_rows(cancelled, members) end
 return 'ok'

@@ -14,7 +14,7 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.core.arguments import is_native
-from celery_sagas.core.sending import Frozen, TypeOfFreeze
+from celery_sagas.core.sending import Serialize, SerializedMessage
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.celery_internals import Destination, destination_of, name_of, options_to, plain_options
 from celery_sagas.worker.headers import causation_headers
@@ -23,16 +23,16 @@ from celery_sagas.worker.sessions import current_session
 logger = logging.getLogger("celery_sagas")
 
 
-def freezer(app: Celery, max_bytes: int) -> TypeOfFreeze:
+def serializer(app: Celery, max_bytes: int) -> Serialize:
     """Return the function that encodes what a step sends."""
 
-    def freeze(message: object, next_id: Callable[[], str]) -> Frozen:
-        return frozen(app, message, next_id, max_bytes)
+    def serialize(message: object, next_id: Callable[[], str]) -> SerializedMessage:
+        return serialized(app, message, next_id, max_bytes)
 
-    return freeze
+    return serialize
 
 
-def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: int) -> Frozen:
+def serialized(app: Celery, message: object, next_id: Callable[[], str], max_bytes: int) -> SerializedMessage:
     """Encode a signature, or a chain of them, with ids, headers and parents of its own.
 
     Raises:
@@ -62,7 +62,7 @@ def frozen(app: Celery, message: object, next_id: Callable[[], str], max_bytes: 
     if due_at and app.conf.task_always_eager:
         due_at = 0  # as Celery does: nothing waits in eager mode
     noted = {**_declared(app, task), **_routed(app, members[0], sent.options)}
-    return Frozen(ids[0], ids[-1], task, _encode(task, {**sent, **noted}, max_bytes), due_at)
+    return SerializedMessage(ids[0], ids[-1], task, _encode(task, {**sent, **noted}, max_bytes), due_at)
 
 
 def restored(app: Celery, payload: str) -> Signature[Any]:
@@ -70,7 +70,7 @@ def restored(app: Celery, payload: str) -> Signature[Any]:
     return _read(app, payload)[0]
 
 
-def thawed(app: Celery, payload: str) -> Signature[Any]:
+def deserialized(app: Celery, payload: str) -> Signature[Any]:
     """Return the signature that is published for a payload; of a chain, that of its first task, which bears the others."""
     sent, declared, route, committed_by = _read(app, payload)
     started = _started(sent) if isinstance(sent, _chain) else sent

@@ -1,4 +1,4 @@
-"""Withdrawal: the timeout of a discarded letter leaves its instance's pending map."""
+"""Cancellation: the timeout of a discarded letter leaves its instance's pending map."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from celery_sagas.core.pending import Pending, Timeout, read_pending
 from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.state import State
-from celery_sagas.engine.dead_letters.cancellation import Withdrawal
+from celery_sagas.engine.dead_letters.cancellation import Cancellation
 from celery_sagas.engine.dead_letters.dead_lettering import letter_of
 from celery_sagas.errors import NewerState, RevisionConflict, StoreError, StoreUnavailable, UnreadableState
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -52,9 +52,9 @@ def timeouts(engine: Engine) -> list[str]:
     return [timeout.id for timeout in read_pending(current(engine).pending).timeouts.values()]
 
 
-def withdrawal(record: Record, timeout: str = "t1") -> Withdrawal:
-    """Return the withdrawal of a timeout of an instance."""
-    return Withdrawal(letter(), ("order",), Addressed(record.id, timeout))
+def cancellation(record: Record, timeout: str = "t1") -> Cancellation:
+    """Return the cancellation of a timeout of an instance."""
+    return Cancellation(letter(), ("order",), Addressed(record.id, timeout))
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -70,7 +70,7 @@ def test_timeout_leaves_the_map(engine: Engine, backend: MemoryBackend) -> None:
     """Everything else of the instance stays."""
     before = instance(engine)
 
-    assert withdrawal(before).perform(backend, RETRIES)
+    assert cancellation(before).perform(backend, RETRIES)
 
     after = current(engine)
     assert timeouts(engine) == ["t2"]
@@ -82,7 +82,7 @@ def test_timeout_leaves_the_map(engine: Engine, backend: MemoryBackend) -> None:
 def test_journal_says_why(engine: Engine, backend: MemoryBackend) -> None:
     """Its version is the instance's."""
     record = instance(engine)
-    withdrawal(record).perform(backend, RETRIES)
+    cancellation(record).perform(backend, RETRIES)
 
     entry = engine.entries()[-1]
     assert (entry.step, entry.outcome, entry.key, entry.version) == ("order.remind", "ignored", "42", record.version + 1)
@@ -94,7 +94,7 @@ def test_map_of_newer_code_stays_whole(engine: Engine, backend: MemoryBackend) -
     record = instance(engine)
     engine.rewrite(pending=json.dumps({**json.loads(record.pending), "later": {"x": 1}}))
 
-    assert withdrawal(record).perform(backend, RETRIES)
+    assert cancellation(record).perform(backend, RETRIES)
     assert json.loads(current(engine).pending)["later"] == {"x": 1}
 
 
@@ -103,9 +103,9 @@ def test_map_that_only_newer_code_can_read(engine: Engine, backend: MemoryBacken
     record = instance(engine)
     newer = engine.rewrite(pending='{"format": 2}')
 
-    assert withdrawal(record).is_due(backend.sagas)
+    assert cancellation(record).is_due(backend.sagas)
     with pytest.raises(NewerState):
-        withdrawal(record).perform(backend, RETRIES)
+        cancellation(record).perform(backend, RETRIES)
     assert engine.record() == newer
 
 
@@ -114,7 +114,7 @@ def test_rival_is_not_overwritten(engine: Engine, rival: Engine) -> None:
     record, store = instance(engine), engine.interpose()
     store.once_before("update", lambda: rival.handle(PLACE, order_id="42"))
 
-    assert withdrawal(record).perform(engine.services.backend, RETRIES)
+    assert cancellation(record).perform(engine.services.backend, RETRIES)
     assert engine.data()["total"] == 2
     assert timeouts(engine) == ["t2"]
 
@@ -125,7 +125,7 @@ def test_rivals_that_always_come_first(engine: Engine) -> None:
     store.once_before("update", *[failing(RevisionConflict("order", "42", "version"))] * 100)
 
     with pytest.raises(RevisionConflict):
-        withdrawal(record).perform(engine.services.backend, RETRIES)
+        cancellation(record).perform(engine.services.backend, RETRIES)
     assert timeouts(engine) == ["t1", "t2"]
 
 
@@ -134,7 +134,7 @@ def test_timeout_that_is_handled_at_the_same_time(engine: Engine) -> None:
     record, store = instance(engine), engine.interpose()
     store.once_before("update", lambda: engine.rewrite(pending="{}"))
 
-    assert not withdrawal(record).perform(engine.services.backend, RETRIES)
+    assert not cancellation(record).perform(engine.services.backend, RETRIES)
     assert current(engine).version == record.version + 1
 
 
@@ -143,19 +143,19 @@ def test_reply_that_was_lost(engine: Engine, backend: MemoryBackend) -> None:
     record, store = instance(engine), engine.interpose()
     store.once_after("update", failing(StoreUnavailable("memory://", "the reply was lost")))
     with pytest.raises(StoreUnavailable):
-        withdrawal(record).perform(engine.services.backend, RETRIES)
+        cancellation(record).perform(engine.services.backend, RETRIES)
     after = current(engine)
 
-    assert not withdrawal(record).perform(backend, RETRIES)
+    assert not cancellation(record).perform(backend, RETRIES)
     assert (timeouts(engine), current(engine)) == (["t2"], after)
 
 
 def test_other_operator_at_the_same_time(engine: Engine, backend: MemoryBackend) -> None:
     """Both discard the same letter."""
     record, store = instance(engine), engine.interpose()
-    store.once_before("update", lambda: withdrawal(record).perform(backend, RETRIES))
+    store.once_before("update", lambda: cancellation(record).perform(backend, RETRIES))
 
-    withdrawal(record).perform(engine.services.backend, RETRIES)
+    cancellation(record).perform(engine.services.backend, RETRIES)
 
     assert current(engine).version == record.version + 1
     assert timeouts(engine) == ["t2"]
@@ -164,12 +164,12 @@ def test_other_operator_at_the_same_time(engine: Engine, backend: MemoryBackend)
 def test_timeout_that_was_replaced_or_handled(engine: Engine, backend: MemoryBackend) -> None:
     record = instance(engine)
 
-    assert not withdrawal(record, "t0").perform(backend, RETRIES)
+    assert not cancellation(record, "t0").perform(backend, RETRIES)
     assert current(engine) == record
 
 
 def test_instance_that_is_gone(backend: MemoryBackend) -> None:
-    assert not Withdrawal(letter(), ("order",), Addressed("i1", "t1")).perform(backend, RETRIES)
+    assert not Cancellation(letter(), ("order",), Addressed("i1", "t1")).perform(backend, RETRIES)
 
 
 def test_map_that_cannot_be_read(engine: Engine, backend: MemoryBackend) -> None:
@@ -177,7 +177,7 @@ def test_map_that_cannot_be_read(engine: Engine, backend: MemoryBackend) -> None
     instance(engine)
     record = engine.rewrite(pending="[")
 
-    assert not withdrawal(record).perform(backend, RETRIES)
+    assert not cancellation(record).perform(backend, RETRIES)
     assert current(engine) == record
 
 
@@ -187,7 +187,7 @@ def test_instance_that_is_never_readable(engine: Engine, damage: StoreError) -> 
     record, store = instance(engine), engine.interpose()
     store.once_before("find", failing(damage))
 
-    assert not withdrawal(record).perform(engine.services.backend, RETRIES)
+    assert not cancellation(record).perform(engine.services.backend, RETRIES)
 
 
 def test_store_that_is_away(engine: Engine) -> None:
@@ -195,4 +195,4 @@ def test_store_that_is_away(engine: Engine) -> None:
     store.once_before("find", failing(StoreUnavailable("memory://", "away")))
 
     with pytest.raises(StoreUnavailable):
-        withdrawal(record).perform(engine.services.backend, RETRIES)
+        cancellation(record).perform(engine.services.backend, RETRIES)

@@ -15,14 +15,14 @@ from celery.exceptions import QueueNotFound
 from kombu import Exchange, Queue
 
 from celery_sagas import Message, Saga
-from celery_sagas.core.sending import Frozen
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError, PublishError
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.testing.samples import letter
 from celery_sagas.worker.events import PUBLISH
-from celery_sagas.worker.freeze import frozen, restored, thawed
 from celery_sagas.worker.operators import retry_of
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.serialization import deserialized, restored, serialized
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.moments import Moment
 
@@ -38,13 +38,13 @@ def plain(app: Celery) -> Any:
 
 
 @pytest.fixture
-def freeze(app: Celery) -> Callable[[object], Frozen]:
+def freeze(app: Celery) -> Callable[[object], SerializedMessage]:
     """Encode a message outside a task; ids are counted."""
     ids = count()
-    return lambda message: frozen(app, message, lambda: f"id-{next(ids)}", 10_000)
+    return lambda message: serialized(app, message, lambda: f"id-{next(ids)}", 10_000)
 
 
-def thaw(app: Celery, message: Frozen) -> Signature[Any]:
+def deserialize(app: Celery, message: SerializedMessage) -> Signature[Any]:
     """Decode it."""
     return restored(app, message.payload)
 
@@ -56,7 +56,7 @@ class TestWhatCanBeSent:
         message = freeze(plain.s(1, b="2"))
 
         assert (message.message_id, message.task) == ("id-0", "plain")
-        sent = thaw(app, message)
+        sent = deserialize(app, message)
         assert (sent.task, list(sent.args), sent.kwargs, sent.options["task_id"]) == ("plain", [1], {"b": "2"}, "id-0")
 
     def test_values_that_celery_can_send(self, app: Celery, plain: Any, freeze: Any) -> None:
@@ -65,7 +65,7 @@ class TestWhatCanBeSent:
 
         values = [Decimal("9.99"), datetime(2030, 1, 1, tzinfo=UTC), [Event(text="x")]]
 
-        assert list(thaw(app, freeze(plain.s(*values))).args) == [*values[:2], [{"text": "x"}]]
+        assert list(deserialize(app, freeze(plain.s(*values))).args) == [*values[:2], [{"text": "x"}]]
 
     @pytest.mark.parametrize("kind", ["group", "chord", "chunks", "chain of a group", "chain of a chord"])
     def test_groups_are_refused(self, plain: Any, freeze: Any, kind: str) -> None:
@@ -141,7 +141,7 @@ class TestChains:
     def test_ids_and_headers(self, app: Celery, plain: Any, freeze: Any) -> None:
         message = freeze(plain.s(1) | plain.s(2).set(headers={"tenant": "t"}) | plain.s(3))
 
-        members = thaw(app, message).tasks
+        members = deserialize(app, message).tasks
         assert [member.options["task_id"] for member in members] == ["id-0", "id-1", "id-2"]
         assert (message.message_id, message.answer_id, message.task) == ("id-0", "id-2", "plain")
         assert members[1].options["headers"] == {"tenant": "t"}
@@ -149,7 +149,7 @@ class TestChains:
     def test_it_begins_with_its_first_task(self, app: Celery, plain: Any, freeze: Any) -> None:
         """Which bears the others: Celery would publish a chain over a producer of its own, without confirmation."""
         sent = chain(plain.s(1), plain.s(2), plain.s(3)).set(queue="fast", link_error=plain.si("failed"), link=plain.si("done"))
-        first = thawed(app, freeze(sent).payload)
+        first = deserialized(app, freeze(sent).payload)
 
         assert (first.task, list(first.args), first.options["task_id"], first.options["queue"]) == ("plain", [1], "id-0", "fast")
         last, second = first.options["chain"]
@@ -196,7 +196,7 @@ class TestChains:
 
     def test_delays_of_later_members_count_from_the_one_before(self, app: Celery, plain: Any, freeze: Any) -> None:
         """As Celery has it."""
-        members = thaw(app, freeze(plain.s(1).set(countdown=10) | plain.s(2).set(countdown=20, expires=30))).tasks
+        members = deserialize(app, freeze(plain.s(1).set(countdown=10) | plain.s(2).set(countdown=20, expires=30))).tasks
 
         assert "countdown" not in members[0].options
         assert (members[1].options["countdown"], members[1].options["expires"]) == (20, 30)
@@ -216,20 +216,20 @@ class TestDeclaredOptions:
         def slow() -> None: ...
 
         payload = freeze(slow.si()).payload
-        assert {"time_limit": 9, "soft_time_limit": 5}.items() <= thawed(stranger, payload).options.items()
-        assert "time_limit" not in thawed(app, payload).options  # which knows better: they may have changed since
+        assert {"time_limit": 9, "soft_time_limit": 5}.items() <= deserialized(stranger, payload).options.items()
+        assert "time_limit" not in deserialized(app, payload).options  # which knows better: they may have changed since
 
     def test_what_the_signature_says_goes_first(self, app: Celery, stranger: Celery, freeze: Any) -> None:
         @app.task(name="slow", shared=False, time_limit=9)
         def slow() -> None: ...
 
-        assert thawed(stranger, freeze(slow.si().set(time_limit=5)).payload).options["time_limit"] == 5
+        assert deserialized(stranger, freeze(slow.si().set(time_limit=5)).payload).options["time_limit"] == 5
 
     def test_of_a_chain_those_of_its_first_task(self, app: Celery, stranger: Celery, plain: Any, freeze: Any) -> None:
         @app.task(name="slow", shared=False, time_limit=9)
         def slow() -> None: ...
 
-        assert thawed(stranger, freeze(slow.si() | plain.si()).payload).options["time_limit"] == 9
+        assert deserialized(stranger, freeze(slow.si() | plain.si()).payload).options["time_limit"] == 9
 
     def test_of_a_plain_task_there_are_none(self, plain: Any, freeze: Any) -> None:
         assert "declared_options" not in freeze(plain.si()).payload
@@ -274,9 +274,9 @@ class TestRoute:
         return stranger
 
     @pytest.fixture
-    def published(self, stranger: Celery) -> Callable[[Frozen], tuple[str, str, list[Any]]]:
+    def published(self, stranger: Celery) -> Callable[[SerializedMessage], tuple[str, str, list[Any]]]:
         """Publish a message as the other app's relay does; return the exchange, the routing key and what is declared."""
-        return lambda message: seen_of(thawed(stranger, message.payload))
+        return lambda message: seen_of(deserialized(stranger, message.payload))
 
     @pytest.mark.parametrize(
         "options",
@@ -326,7 +326,7 @@ class TestRoute:
     def test_rabbitmq_keeps_its_exchanges(self, app: Celery, stranger: Celery, freeze: Any) -> None:
         stranger.conf.broker_url = "amqp://"
 
-        assert thawed(stranger, freeze(app.signature("post")).payload).options["declare"] == []
+        assert deserialized(stranger, freeze(app.signature("post")).payload).options["declare"] == []
 
     def test_queue_that_the_other_app_knows_is_declared(self, app: Celery, stranger: Celery, freeze: Any, published: Any) -> None:
         stranger.conf.task_queues = [Queue("theirs"), Queue("slowly")]
@@ -371,7 +371,7 @@ class TestRoute:
 
     def test_same_route_is_taken_as_ever(self, app: Celery, freeze: Any, caplog: pytest.LogCaptureFixture) -> None:
         """Its queue is declared by whoever publishes."""
-        sent = thawed(app, freeze(app.signature("slow")).payload)
+        sent = deserialized(app, freeze(app.signature("slow")).payload)
 
         assert sent.options.keys() == {"task_id", "headers"}
         assert not caplog.records
@@ -384,7 +384,7 @@ class TestRoute:
 
     def test_router_that_fails_fails_when_the_message_is_published(self, app: Celery, freeze: Any) -> None:
         app.conf.task_create_missing_queues = False
-        sent = thawed(app, freeze(app.signature("slow")).payload)
+        sent = deserialized(app, freeze(app.signature("slow")).payload)
 
         with pytest.raises(QueueNotFound, match="slowly"):
             sent.apply_async()
@@ -399,7 +399,7 @@ class TestRoute:
 
     def test_it_is_said_once(self, app: Celery, stranger: Celery, freeze: Any, caplog: pytest.LogCaptureFixture) -> None:
         for task in ("slow", "slow", "post"):
-            thawed(stranger, freeze(app.signature(task)).payload)
+            deserialized(stranger, freeze(app.signature(task)).payload)
 
         assert len(caplog.messages) == 2
         assert "slow goes to the queue 'slowly', as the app that committed it has routed it" in caplog.text
@@ -414,7 +414,7 @@ class TestOptions:
         moment = Moment()
         message = freeze(plain.s().set(countdown=60))
 
-        assert thaw(app, message).options.keys().isdisjoint(("countdown", "eta"))
+        assert deserialize(app, message).options.keys().isdisjoint(("countdown", "eta"))
         assert moment.is_before(message.due_at, 60)
 
     @pytest.mark.parametrize("options", [{}, {"countdown": 0}, {"countdown": -1}, {"eta": datetime(2000, 1, 1, tzinfo=UTC)}])
@@ -427,19 +427,19 @@ class TestOptions:
         message = freeze(plain.s().set(eta=eta))
 
         assert message.due_at == datetime(2130, 1, 1, tzinfo=UTC).timestamp() * 1000
-        assert "eta" not in thaw(app, message).options
+        assert "eta" not in deserialize(app, message).options
 
     @pytest.mark.parametrize("expires", [60, 60.5])
     def test_expires_becomes_absolute(self, app: Celery, plain: Any, freeze: Any, expires: float) -> None:
         moment = Moment()
-        options = thaw(app, freeze(plain.s().set(expires=expires))).options
+        options = deserialize(app, freeze(plain.s().set(expires=expires))).options
 
         assert moment.is_before(options["expires"].timestamp() * 1000, expires)
 
     def test_of_a_chain_too(self, app: Celery, plain: Any, freeze: Any) -> None:
         moment = Moment()
         message = freeze((plain.s(1) | plain.s(2)).set(countdown=60, expires=90))
-        options = thaw(app, message).options
+        options = deserialize(app, message).options
 
         assert options.keys().isdisjoint(("countdown", "eta"))
         assert moment.is_before(message.due_at, 60)
@@ -449,12 +449,12 @@ class TestOptions:
         message = freeze(plain.s(1) | plain.s(2).set(countdown=60))
 
         assert message.due_at == 0
-        assert thaw(app, message).tasks[1].options["countdown"] == 60
+        assert deserialize(app, message).tasks[1].options["countdown"] == 60
 
     def test_absolute_expiry_stays(self, app: Celery, plain: Any, freeze: Any) -> None:
         at = datetime(2030, 1, 1, tzinfo=UTC)
 
-        assert thaw(app, freeze(plain.s().set(expires=at))).options["expires"] == at
+        assert deserialize(app, freeze(plain.s().set(expires=at))).options["expires"] == at
 
     def test_others_reach_the_broker(self, app: Celery, worker: Worker, plain: Any) -> None:
         class Order(Saga, correlate_by="order_id"):
