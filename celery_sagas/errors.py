@@ -94,7 +94,7 @@ class InvalidState(MessageError):
     saga: str
     key: str
     problems: Sequence[Sequence[str]]  #: pairs of path and text
-    remedy: str = "mend the handler or the field's type"
+    remedy: str = "fix the handler or the field's type"
 
     def __str__(self) -> str:
         return (
@@ -127,7 +127,7 @@ class TooManyDeliveries(MessageError):
         return (
             f"The message {self.message_id} was delivered to {self.step} {self.deliveries} times without an end, and "
             f"saga_max_deliveries allows {self.allowed}. Look in the workers' logs for what ended them (memory, a crash), "
-            "mend it, and retry the dead letter."
+            "fix it, and retry the dead letter."
         )
 
 
@@ -326,7 +326,7 @@ class UnreadableState(StoreError):
     def __str__(self) -> str:
         return (
             f"The stored state of {self.saga} {self.key!r} cannot be read: {self.problem}. "
-            "Raise schema_version and write an upgrade() if the saga has changed, or mend the record."
+            "Raise schema_version and write an upgrade() if the saga has changed, or fix the record."
         )
 
 

@@ -26,7 +26,7 @@ _PROCESSES = 2
 _STOP_S = 30.0
 #: Seconds between two looks whether it is to end.
 _POLL_S = 0.1
-#: Seconds between two lines of the log by which people see that it works.
+#: Seconds between two lines of the log by which operators see that it works.
 _REPORT_S = 60.0
 
 

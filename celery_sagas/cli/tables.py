@@ -1,4 +1,4 @@
-"""Tables for people, lines of JSON for programs: no stored text forges a row or a line, or reaches the terminal as a command."""
+"""Tables for operators, lines of JSON for programs: no stored text forges a row or a line, or is a command to the terminal."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -11,7 +11,7 @@ from celery_sagas.errors import RevisionConflict
 
 #: How long a lock lasts at least if its owner dies. Milliseconds.
 LOCK_MS = 30_000
-#: Runs after the first lock, before the message is put off.
+#: Runs after the first lock, before the message is redelivered later.
 LOCKED_RUNS = 25
 _FIRST_PAUSE_S = 0.004
 _LONGEST_PAUSE_S = 0.25

@@ -45,7 +45,7 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
         except AlreadyHandled as already:
             logger.debug("%s: %s", delivery.step.name, already)  # the next find sees it
     if handled.handled_before:
-        services.dispatcher.dispatch_leftovers(handled.handled_before)
+        services.dispatcher.dispatch_unsent(handled.handled_before)
     else:
         at_once = [row for row in handled.outgoing if not row.due_at]  # what is due later, a relay publishes
         services.dispatcher.dispatch(at_once, driver.called_at)

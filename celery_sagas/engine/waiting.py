@@ -66,12 +66,12 @@ class Wait:
 
     def poll(self, look: Callable[[], T | None]) -> T:
         """Look again and again; return the first answer that there is."""
-        give_up = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + self.timeout_s
         for pause_s in _pauses():
             answer = look()
             if answer is not None:
                 return answer
-            left_s = give_up - time.monotonic()
+            left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
             time.sleep(min(pause_s, left_s))

@@ -146,7 +146,7 @@ class AggregateStore(ABC):
 
 
 class Buffers(ABC):
-    """What is buffered, for programs and people that look at it, or change it by hand."""
+    """What is buffered, for programs and operators that look at it, or change it by hand."""
 
     @abstractmethod
     def names(self) -> list[str]:

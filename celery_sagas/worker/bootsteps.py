@@ -19,7 +19,7 @@ from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
 from celery_sagas.worker.relay import RelayThread, terms_of
 from celery_sagas.worker.requests.answers import confirm_answers
-from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, tell_default_backend
+from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, warn_of_default_backend
 
 logger = logging.getLogger("celery_sagas")
 
@@ -43,7 +43,7 @@ class PrepareBackend(bootsteps.StartStopStep):
         if worker.time_limit:
             worker.app.conf.task_time_limit = worker.time_limit
         if registry:
-            tell_default_backend(worker.app)
+            warn_of_default_backend(worker.app)
 
     def start(self, worker: Any) -> None:
         """Prepare the backend; an error ends the worker. Connections are not kept for the pool's processes to inherit."""

@@ -12,7 +12,7 @@ from celery.worker.control import inspect_command
 from celery_sagas.errors import SagaError
 from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.relay import relay_of
-from celery_sagas.worker.runtime import borrowed_backends, default_file, has_backend
+from celery_sagas.worker.runtime import default_file, has_backend, main_process_backends
 
 #: Seconds for the store to answer: the worker consumes nothing meanwhile, and ``celery inspect`` waits for a second.
 _COUNT_S = 0.5
@@ -38,5 +38,5 @@ def _count_dead_letters(app: Celery) -> dict[str, Any]:
 
 
 def _count(app: Celery) -> int:
-    with borrowed_backends(app) as backends:
+    with main_process_backends(app) as backends:
         return sum(backend.dead.count() for backend in backends)

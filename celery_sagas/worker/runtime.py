@@ -109,7 +109,7 @@ class Runtime:
 
 def open_app_backend(app: Celery, settings: Settings) -> Backend:
     """Open the backend that an app's settings name."""
-    tell_default_backend(app)
+    warn_of_default_backend(app)
     return open_backend(settings.backend, prefix=settings.prefix, options=settings.backend_options)
 
 
@@ -148,7 +148,7 @@ def refuse_stand_in(app: Celery) -> None:
     raise ConfigurationError("no Celery app was made in this process", remedy)
 
 
-def tell_default_backend(app: Celery) -> None:
+def warn_of_default_backend(app: Celery) -> None:
     """Name the file in which an app keeps its sagas if it names no backend: once, also if the process forks afterwards."""
     if not _told and is_default_backend(app.conf):
         _told.append(True)
@@ -199,18 +199,18 @@ def close_runtime(app: Celery) -> None:
 
 
 @contextmanager
-def borrowed_backend(app: Celery) -> Iterator[Backend]:
-    """Lend the backend to the main process of a worker: that of its tasks, if they run there; else one that is closed again.
+def main_process_backend(app: Celery) -> Iterator[Backend]:
+    """Open the backend in the main process of a worker: that of its tasks, if they run there; else one that is closed again.
 
     Connections that are open when the pool forks would be inherited.
     """
-    with borrowed_backends(app) as (backend, *_):
+    with main_process_backends(app) as (backend, *_):
         yield backend
 
 
 @contextmanager
-def borrowed_backends(app: Celery) -> Iterator[list[Backend]]:
-    """Lend likewise that of aggregators, too, if it is another."""
+def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
+    """Open likewise that of aggregators, too, if it is another."""
     if (runtime := _runtimes.get(app)) is not None:
         yield runtime.backends
         return

@@ -129,7 +129,7 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     except (StoreError, SagaNotFound) as exc:
         _later(task, request, runtime, exc)
         raise
-    _tell(task, outcome, read_retry_of(request))
+    _log(task, outcome, read_retry_of(request))
     if asked_by is not None:
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
     if outcome.kind is Kind.FAILED:
@@ -229,7 +229,7 @@ _LEVELS = {
 _IN_VAIN = frozenset({Kind.IGNORED, Kind.DROPPED, Kind.DUPLICATE})
 
 
-def _tell(task: StepTask, outcome: Outcome, retry_of: str) -> None:
+def _log(task: StepTask, outcome: Outcome, retry_of: str) -> None:
     """Make visible what came of the message: in the log, and by signals."""
     level = logging.INFO if outcome.reason == NO_VALUE_LATE else _LEVELS.get(outcome.kind, logging.DEBUG)
     logger.log(

@@ -77,12 +77,12 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
         raise TypeError("schedule() was given a signature that expires: a timeout ends with its instance, or by unschedule()")
     is_eager = current_app().conf.task_always_eager
     if is_eager:
-        tell_eager(step.name)
+        warn_of_eager_mode(step.name)
     context.pending.schedule(name or id, replace(message, due_at=at if is_eager else waiting(at)), at)
     return id
 
 
-def tell_eager(step: str) -> None:
+def warn_of_eager_mode(step: str) -> None:
     """Say, once in a process, that nobody sends timeouts in eager mode."""
     if not _told:
         _told.append(True)

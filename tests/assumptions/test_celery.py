@@ -574,7 +574,7 @@ class TestFailures:
         assert calls == ["on_failure", "on_timeout", "kill"]
 
     def test_process_of_a_pool_that_ends_takes_a_lock_that_the_pool_takes(self) -> None:
-        """Killed while it holds that, it has the pool wait for ever.
+        """Killed while it holds that, it has the pool wait indefinitely.
 
         The runbook tells of it ("A worker does not end"), and ``tests/integration/apps/deployed.py`` works around it: once this
         fails since a process looks without the lock, both can go.

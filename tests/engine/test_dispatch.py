@@ -207,7 +207,7 @@ class TestLeftovers:
     def test_lease_that_lasts(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
         """Its holder may be publishing, or dead: the repeat comes again later."""
         with pytest.raises(StillUnsent, match="3 messages"):
-            dispatcher.dispatch_leftovers(self.ENTRY)
+            dispatcher.dispatch_unsent(self.ENTRY)
 
         assert publisher.published == []
 
@@ -224,7 +224,7 @@ class TestLeftovers:
 
         backend.outbox.claim_due = claim_and_wait  # type: ignore[method-assign]
         with pytest.raises(StillUnsent, match="3 messages"):
-            dispatcher.dispatch_leftovers(self.ENTRY)
+            dispatcher.dispatch_unsent(self.ENTRY)
 
         assert publisher.published == []
 
@@ -234,7 +234,7 @@ class TestLeftovers:
         backend.sagas.record(Effects(entry, rows, "another process", 1_000))
         clock.advance(1_000)
 
-        dispatcher.dispatch_leftovers(entry)
+        dispatcher.dispatch_unsent(entry)
 
         assert publisher.ids == [row.message_id for row in rows]
 
@@ -245,8 +245,8 @@ class TestLeftovers:
         publisher.errors = [PublishError("it contains \0", False), None, None]
         clock.advance(int(GRACE_S * 1000))
 
-        dispatcher.dispatch_leftovers(self.ENTRY)
-        dispatcher.dispatch_leftovers(self.ENTRY)
+        dispatcher.dispatch_unsent(self.ENTRY)
+        dispatcher.dispatch_unsent(self.ENTRY)
 
         assert publisher.ids == ["id-b", "id-c"]
         assert backend.outbox.count() == 1
@@ -257,7 +257,7 @@ class TestLeftovers:
         clock.advance(int(GRACE_S * 1000))
         caplog.set_level("INFO", "celery_sagas")
 
-        dispatcher.dispatch_leftovers(self.ENTRY)
+        dispatcher.dispatch_unsent(self.ENTRY)
 
         assert publisher.ids == ["id-a", "id-b", "id-c"]
         assert backend.outbox.count() == 0
@@ -369,7 +369,7 @@ class TestPosting:
         """The repeat is acknowledged when nothing is left."""
         clock.advance(int(GRACE_S * 1000))
 
-        dispatcher.dispatch_leftovers(entry(step="order.place", message_id="m1"))
+        dispatcher.dispatch_unsent(entry(step="order.place", message_id="m1"))
 
         assert box.posted == []
         assert publisher.ids == ["id-a", "id-b", "id-c"]

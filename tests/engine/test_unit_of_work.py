@@ -468,7 +468,7 @@ class TestNothingIsLeftBehind:
         def place(order, order_id):  # type: ignore[no-untyped-def]
             order.total = "many"
 
-        with pytest.raises(InvalidState, match="mend the handler or the field's type"):
+        with pytest.raises(InvalidState, match="fix the handler or the field's type"):
             engine.handle(starter(place), order_id="42")
 
     def test_messages_that_are_too_large_together(self, backend: MemoryBackend) -> None:

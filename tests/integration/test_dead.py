@@ -41,7 +41,7 @@ def wait_letter(deployment: Deployment) -> DeadLetter:
 
 def mend(deployment: Deployment) -> None:
     """Let no job fail any more."""
-    (deployment.folder / "mended").touch()
+    (deployment.folder / "fixed").touch()
 
 
 def command(deployment: Deployment, *arguments: str, is_fresh: bool = False) -> str:

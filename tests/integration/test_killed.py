@@ -134,7 +134,7 @@ def assert_buried(deployment: Deployment, wanted: list[tuple[str, int]]) -> None
 
 def assert_retry_counts_once(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
     """Assert that the letters have their effect, once, when they are retried."""
-    (deployment.folder / "mended").touch()
+    (deployment.folder / "fixed").touch()
     deployment.command("sagas", "dead", "retry", "--all")
     assert_tallied(deployment, wanted)
     assert values(deployment, "counter", sums(wanted)) == sums(wanted)

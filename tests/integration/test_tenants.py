@@ -23,7 +23,7 @@ def test_error_of_a_project_ends_the_worker_and_loses_nothing(deploy: Deploy, br
     assert "NO_SUCH_TENANT" in failed.log
     wait_until(lambda: deployment.queued() == len(NAMES), deployment.describe)
 
-    (deployment.folder / "mended").touch()
+    (deployment.folder / "fixed").touch()
     deployment.start("prefork", 1, CELERY_SAGAS_TEST_FAILS=fails)
     wait_until(lambda: sorted(deployment.noted("worked")) == NAMES, deployment.describe)
 
@@ -38,6 +38,6 @@ def test_error_that_celery_swallows_ends_the_worker_too(deploy: Deploy, countdow
     assert "it fails over a message that is not at fault" in failed.log
     wait_until(lambda: deployment.queued() == 1, deployment.describe)
 
-    (deployment.folder / "mended").touch()
+    (deployment.folder / "fixed").touch()
     deployment.start("prefork", 1, CELERY_SAGAS_TEST_FAILS="handed over")
     wait_until(lambda: deployment.noted("worked") == ["a"], deployment.describe)

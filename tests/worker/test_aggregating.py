@@ -132,7 +132,7 @@ class TestInvalid:
         assert counts(app).buffered == 0
 
     def test_dead_letter_can_be_retried(self, app: Celery, worker: Worker) -> None:
-        """When its code was mended; under another id."""
+        """When its code was fixed; under another id."""
         collector(size=9)
         app.send_task("shop.collect", ({"device": "d1"}, 5), task_id="m1")
         worker.run()

@@ -94,14 +94,14 @@ def raising(error: BaseException) -> Any:
 
 
 @pytest.fixture
-def mended() -> list[bool]:
+def fixed() -> list[bool]:
     """Whether the handler works by now."""
     return []
 
 
 @pytest.fixture
-def order(app: Celery, mended: list[bool]) -> Any:
-    """A saga whose starter raises, until it is mended."""
+def order(app: Celery, fixed: list[bool]) -> Any:
+    """A saga whose starter raises, until it is fixed."""
 
     class Order(Saga, correlate_by="order_id"):
         order_id: str
@@ -109,7 +109,7 @@ def order(app: Celery, mended: list[bool]) -> Any:
 
     def work(order: Order, total: int) -> None:
         order.total += total
-        if not mended:
+        if not fixed:
             raise Boom("it broke")
 
     @Order.starts
@@ -171,12 +171,12 @@ class TestFailures:
         assert sorted(loads(letter.payload)["args"] for letter in letters(app)) == [["1"], ["2"]]
 
     def test_redelivery_does_nothing_and_is_no_success(
-        self, app: Celery, worker: Worker, order: Any, mended: list[bool], caplog: pytest.LogCaptureFixture
+        self, app: Celery, worker: Worker, order: Any, fixed: list[bool], caplog: pytest.LogCaptureFixture
     ) -> None:
         """Its links do not follow it."""
         (order.place.si("42").set(task_id="m1", link=order.place.si("link")) | order.place.si("next")).delay()
         failed = worker.one()
-        mended.append(True)
+        fixed.append(True)
 
         again = worker.deliver_again(failed)
 
@@ -197,10 +197,10 @@ class TestFailures:
         assert [letter.error for letter in letters(app)] == ["Boom"]
         assert worker.waiting() == []
 
-    def test_retry_that_succeeds(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_retry_that_succeeds(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         order.try_thrice.delay("42")
         worker.one()
-        mended.append(True)
+        fixed.append(True)
         worker.run()
 
         assert letters(app) == []
@@ -230,12 +230,12 @@ class TestFailures:
         assert loads(letter.payload)["kwargs"] == {"nonsense": 1}
         assert outcomes(app) == []
 
-    def test_message_id_of_the_producer(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_message_id_of_the_producer(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         """The journal knows the message by it."""
         for _ in range(2):
             order.place.apply_async(("42",), headers={MESSAGE_ID: "mine"})
             worker.one()
-            mended.append(True)
+            fixed.append(True)
 
         assert [letter.message_id for letter in letters(app)] == ["mine"]
         assert order.saga.find("42") is None
@@ -360,7 +360,7 @@ class TestFailures:
 class TestStoreAway:
     """Nothing is acknowledged unless it is kept."""
 
-    def test_message_is_put_off(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_message_is_put_off(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         interposed(app).once_before("record", failing(AWAY))
         order.place.apply_async(("42",), task_id="m1")
 
@@ -369,7 +369,7 @@ class TestStoreAway:
 
         assert (delivered.fate, type(delivered.error)) == ("acked", Ignore)
         assert (again.id, again.headers[REDELIVERIES]) == ("m1", 1)
-        mended.append(True)
+        fixed.append(True)
         worker.run()
         assert order.saga.find("42").total == 1
 
@@ -441,7 +441,7 @@ class TestNeverReadable:
         assert [(letter.message_id, letter.error) for letter in letters(spoilt)] == [("m1", "UnreadableState")]
 
     def test_letter_is_retried(self, spoilt: Celery, redis_url: str) -> None:
-        """Once the record is mended, by removing it here."""
+        """Once the record is fixed, by removing it here."""
         worker = Worker(spoilt)
         spoilt.send_task("order.place", ["42"], task_id="m1")
         worker.one()
@@ -482,15 +482,15 @@ class TestTooManyDeliveries:
         assert [letter.error for letter in letters(app)] == ["TooManyDeliveries"]
         assert outcomes(app) == ["failed"]
 
-    def test_first_delivery_costs_nothing(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
-        mended.append(True)
+    def test_first_delivery_costs_nothing(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
+        fixed.append(True)
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
 
         assert backend_of(app).deliveries.count("order.place", "m1") == 1
 
-    def test_redelivery_that_works(self, app: Celery, order: Any, mended: list[bool]) -> None:
-        mended.append(True)
+    def test_redelivery_that_works(self, app: Celery, order: Any, fixed: list[bool]) -> None:
+        fixed.append(True)
         order.place.apply_async(("42",), task_id="m1")
 
         assert AgainWorker(app).one().error is None
@@ -581,7 +581,7 @@ class TestTimeLimit:
         assert "goes back to the broker" in caplog.text
 
     def test_silent_store(self, app: Celery, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        """The main process does not wait for ever."""
+        """The main process does not wait indefinitely."""
         monkeypatch.setattr(requests, "within", failing(TimeoutError()))
         order.place.delay("42")
 
@@ -589,8 +589,8 @@ class TestTimeLimit:
 
         assert fates == ["requeued"]
 
-    def test_run_that_committed_first(self, app: Celery, order: Any, mended: list[bool], fates: list[str]) -> None:
-        mended.append(True)
+    def test_run_that_committed_first(self, app: Celery, order: Any, fixed: list[bool], fates: list[str]) -> None:
+        fixed.append(True)
         order.place.apply_async(("42",), task_id="m1")
         request = request_for(app, fates)
         order.place.apply_async(("42",), task_id="m1")
@@ -881,11 +881,11 @@ class TestUnknownTasks:
 class TestRetry:
     """An operator's decision."""
 
-    def test_once_mended(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_once_mended(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         order.place.apply_async(("42",), {"total": 5}, task_id="m1", headers={"tenant": "t"}, expires=600)
         failed = worker.one()
         (letter,) = letters(app)
-        mended.append(True)
+        fixed.append(True)
 
         new_id = retry_letter(runtime_of(app), letter).id
 
@@ -897,12 +897,12 @@ class TestRetry:
         worker.deliver_again(failed)
         assert order.saga.find("42").total == 5
 
-    def test_twice_is_once(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_twice_is_once(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         """As when the letter could not be removed the first time."""
         order.place.delay("42")
         worker.one()
         (letter,) = letters(app)
-        mended.append(True)
+        fixed.append(True)
 
         assert retry_letter(runtime_of(app), letter) == retry_letter(runtime_of(app), letter)
         worker.run()
@@ -924,7 +924,7 @@ class TestRetry:
 
     @pytest.mark.parametrize("why", ["completed", "duplicate"])
     def test_that_changes_nothing_any_more_is_warned_of(
-        self, app: Celery, worker: Worker, mended: list[bool], caplog: pytest.LogCaptureFixture, why: str
+        self, app: Celery, worker: Worker, fixed: list[bool], caplog: pytest.LogCaptureFixture, why: str
     ) -> None:
         """Its worker says so, since nothing is known of it before it comes there."""
 
@@ -936,7 +936,7 @@ class TestRetry:
 
         @Order.handles
         def tell(order: Order, order_id: str) -> None:
-            if not mended:
+            if not fixed:
                 raise Boom
 
         @Order.handles
@@ -947,7 +947,7 @@ class TestRetry:
         tell.delay("42")
         worker.run()
         (letter,) = letters(app)
-        mended.append(True)
+        fixed.append(True)
         if why == "completed":
             end("42")
         else:
@@ -962,25 +962,25 @@ class TestRetry:
         assert warned.count(told) == 1
 
     def test_message_id_of_the_producer_is_not_used_again(
-        self, app: Celery, worker: Worker, order: Any, mended: list[bool]
+        self, app: Celery, worker: Worker, order: Any, fixed: list[bool]
     ) -> None:
         """The journal has it already."""
         order.place.apply_async(("42",), headers={MESSAGE_ID: "mine"})
         worker.one()
-        mended.append(True)
+        fixed.append(True)
 
         retry_letter(runtime_of(app), letters(app)[0])
         worker.run()
 
         assert order.saga.find("42").total == 1
 
-    def test_letter_of_an_interrupted_burial(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_letter_of_an_interrupted_burial(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         """The message was handled after all."""
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
         (letter,) = letters(app)
         backend_of(app).journal.purge(-60_000, 10)  # the tombstone was not written
-        mended.append(True)
+        fixed.append(True)
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
 
@@ -988,9 +988,9 @@ class TestRetry:
         assert worker.waiting() == []
         assert letters(app) == []
 
-    def test_chain(self, app: Celery, worker: Worker, order: Any, mended: list[bool]) -> None:
+    def test_chain(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         """As the relay keeps one: its first task gets the new id."""
-        mended.append(True)
+        fixed.append(True)
         frozen = runtime_of(app).services.terms.serialize(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
         letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
         backend_of(app).dead.add(letter)
@@ -1083,7 +1083,7 @@ class TestRetry:
         assert [message.task for message in worker.waiting()] == ["order.remind"]
         assert letters(app) == []
 
-    def test_timeout_of_a_step_under_its_earlier_name(self, app: Celery, worker: Worker, mended: list[bool]) -> None:
+    def test_timeout_of_a_step_under_its_earlier_name(self, app: Celery, worker: Worker, fixed: list[bool]) -> None:
         """The worker that kept it knew no saga."""
 
         class Order(Saga, correlate_by="order_id"):
@@ -1096,14 +1096,14 @@ class TestRetry:
 
         @Order.handles(formerly="mailing.remind")
         def remind(order: Order) -> None:
-            if not mended:
+            if not fixed:
                 raise Boom
             order.reminded = True
 
         begin.delay("42")
         worker.run()
         (letter,) = letters(app)
-        mended.append(True)
+        fixed.append(True)
 
         retry_letter(runtime_of(app), letter._replace(saga="", task="mailing.remind"))
         worker.run()

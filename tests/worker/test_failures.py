@@ -339,7 +339,7 @@ class TestBrokerAway:
     def test_silent_broker(
         self, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The main process does not wait for ever."""
+        """The main process does not wait indefinitely."""
         shop.work = raising(Boom())
         ask(shop, worker)
         monkeypatch.setattr(notifications, "within", raising(TimeoutError()))

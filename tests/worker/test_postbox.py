@@ -387,7 +387,7 @@ def test_a_full_queue_refuses(sender: Sender, caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_no_queue_takes_stays(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
-    """RabbitMQ confirms it all the same. The others go, and the warning says what is to be mended."""
+    """RabbitMQ confirms it all the same. The others go, and the warning says what is to be fixed."""
     sender.send("a")
     line = line_of(sender)
     sender.send(sender.row("bad", exchange="amq.topic", routing_key="to.nobody"), "b")
@@ -561,7 +561,7 @@ def test_leftovers_wait_for_what_was_posted(sender: Sender) -> None:
     sender.backend.sagas.record(Effects(entry, (row,), sender.dispatcher.owner, int(GRACE_S * 1000)))
     sender.dispatcher.dispatch([row], time.monotonic())
 
-    sender.dispatcher.dispatch_leftovers(handling)  # type: ignore[arg-type]
+    sender.dispatcher.dispatch_unsent(handling)  # type: ignore[arg-type]
 
     assert sender.left() == 0
 
@@ -644,7 +644,7 @@ def receiver(handle: Callable[[], object]) -> Iterator[None]:
 
 
 def in_time(act: Callable[[], object]) -> None:
-    """Do something, and do not wait for ever."""
+    """Do something, and do not wait indefinitely."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(2 * DEADLINE_S)
@@ -681,7 +681,7 @@ def test_a_receiver_may_handle_a_repeat_while_another_is_posted(sender: Sender, 
         comes_by.clear()
         sender.dispatcher.confirmations._wake.put(None)
         assert comes_by.wait(DEADLINE_S)
-        sender.dispatcher.dispatch_leftovers(handling)
+        sender.dispatcher.dispatch_unsent(handling)
 
     monkeypatch.setattr(sender.postbox, "collect", note)
     with receiver(handle):

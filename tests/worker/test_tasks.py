@@ -350,19 +350,19 @@ class TestErrors:
         def place(self: Any, order: Order, order_id: str) -> None:
             raise self.retry()
 
-        lent: list[Any] = []
+        leased: list[Any] = []
         confirming = ConfirmedPublisher.confirming
 
         @contextmanager
         def noted(self: ConfirmedPublisher) -> Iterator[dict[str, Any]]:
             with confirming(self) as options:
-                lent.append(options["producer"])
+                leased.append(options["producer"])
                 yield options
 
         monkeypatch.setattr(ConfirmedPublisher, "confirming", noted)
         place.delay("42")
 
-        assert (worker.one().fate, len(lent), len(worker.waiting())) == ("acked", 1, 1)
+        assert (worker.one().fate, len(leased), len(worker.waiting())) == ("acked", 1, 1)
 
     def test_retry_that_cannot_be_published(self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         """The broker keeps the message."""

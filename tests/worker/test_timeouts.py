@@ -258,7 +258,7 @@ class TestWrongCalls:
         assert "use after= or at=" in str(worker.one().error)
 
     def test_signature_that_expires(self, worker: Worker, order: Any) -> None:
-        """It would before it is due, and wait for ever in the pending map."""
+        """It would before it is due, and wait indefinitely in the pending map."""
 
         @order.starts
         def begin(order: Any, order_id: str) -> None:

@@ -66,7 +66,7 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
 
         Args:
             item: One of the batch: this very object, else the first that is equal to it and was not rejected.
-            reason: For people: a text, or an exception; the first 2,000 characters of it are kept.
+            reason: For operators: a text, or an exception; the first 2,000 characters of it are kept.
 
         Raises:
             ValueError: It is none of the batch.

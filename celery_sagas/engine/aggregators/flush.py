@@ -171,7 +171,7 @@ class Flush:
 
     def _remove(self, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
         """End the lease; while the store is away, try for half of its time."""
-        give_up, attempts, letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _letters(rejections)
+        deadline, attempts, letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _letters(rejections)
         while True:
             try:
                 is_open = self.store.remove(self.rules, self.group, self.token, rejected=letters, unreadable=unread)
@@ -183,7 +183,7 @@ class Flush:
                 return
             except StoreUnavailable:
                 attempts += 1
-                if time.monotonic() + _PAUSE_S > give_up:
+                if time.monotonic() + _PAUSE_S > deadline:
                     raise
             time.sleep(_PAUSE_S)
         if is_open:

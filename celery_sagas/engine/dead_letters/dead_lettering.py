@@ -1,4 +1,4 @@
-"""Burial: a message that failed for good becomes a dead letter, and is not handled any more."""
+"""Dead-lettering: a message that failed for good becomes a dead letter, and is not handled any more."""
 
 import logging
 import sys
@@ -67,7 +67,9 @@ def locate(
     return lookup_in(step.saga, address.property, address.text)
 
 
-def bury(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup | None, named: str = "") -> DeadLetter | None:
+def dead_letter(
+    backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup | None, named: str = ""
+) -> DeadLetter | None:
     """Keep a letter, and note in the journal that its message failed: delivered again, the message does nothing.
 
     The letter comes first: whoever dies between the two leaves a message that is not acknowledged, and is buried again or
@@ -84,7 +86,7 @@ def bury(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Loo
         named: The name of the step that it bears, if that is a former one: old code looks under it.
 
     Returns:
-        The letter, or ``None`` if the message was handled, or buried, before.
+        The letter, or ``None`` if the message was handled, or dead-lettered, before.
 
     Raises:
         StoreError: It is not known what was written; doing it again completes it.
@@ -144,7 +146,7 @@ def _find(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lo
 
 
 def _resolve(backend: Backend, letter: DeadLetter, handled: Entry) -> None:
-    """Remove the letter that an interrupted burial has left of a message that was handled."""
+    """Remove the letter that an interrupted call has left of a message that was handled."""
     if handled.outcome != Kind.FAILED:
         backend.dead.remove(letter.id)
 

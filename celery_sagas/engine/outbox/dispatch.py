@@ -65,7 +65,7 @@ class Dispatcher:
         for row in rows:
             self.publisher.publish(row)
 
-    def dispatch_leftovers(self, entry: Entry) -> None:
+    def dispatch_unsent(self, entry: Entry) -> None:
         """Publish what the commit of an entry decided to send, and its process has not published.
 
         Raises:

@@ -197,7 +197,7 @@ class Gathering:
             self.backend.aggregates.release(rules, gather.request, token, counted=False)
             self.conclude(gather)
 
-    def tell_later(self, gather: Gather, members: int) -> None:
+    def publish_again_later(self, gather: Gather, members: int) -> None:
         """Have a relay tell of a complete gather again if its step has not handled it: after a while, longer each time.
 
         Raises:

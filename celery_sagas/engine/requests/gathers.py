@@ -69,14 +69,14 @@ class Gathers:
                 return False
             logger.warning("the gather %s of %s cannot be ended, and is tried again: %s", gather.request, saga.name, exc)
             with suppress(LeaseLost):
-                self.gathering.tell_later(gather, members)
+                self.gathering.publish_again_later(gather, members)
         return True
 
     def _end(self, gather: Gather, members: int) -> None:
         verdict = self.gathering.conclude(gather)
         if verdict is GatherState.TOLD:
             logger.info("%s is told again what came of the gather %s", gather.saga.name, gather.request)
-            self.gathering.tell_later(gather, members)
+            self.gathering.publish_again_later(gather, members)
         elif verdict is GatherState.WAITING:
             self.gathering.await_more(gather, members)
 

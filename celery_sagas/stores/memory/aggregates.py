@@ -256,7 +256,7 @@ class MemoryBuffers(Buffers):
 
 
 def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | None:
-    buffer.give_up_ended(now)
+    buffer.end_expired_leases(now)
     buffer.marked_until = 0
     reason = buffer.reason(rules, now)
     if not reason:

@@ -89,7 +89,7 @@ class Buffer:
         self.unresolved.discard(number)
         return item
 
-    def give_up_ended(self, now: int) -> None:
+    def end_expired_leases(self, now: int) -> None:
         """Free the items whose lease has ended, with one attempt more."""
         for token in [token for token, lease in self.leases.items() if lease.until <= now]:
             self.free_again(self.leases.pop(token).numbers, attempts=1)

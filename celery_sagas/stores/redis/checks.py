@@ -108,5 +108,5 @@ def _warn_of_replicas(name: str, info: Mapping[str, str], options: Options) -> l
         return []
     return [
         f"wait_replicas is {options.wait_replicas}, and {connected} replicas are connected to {name}: "
-        "until there are enough, every commit is put off."
+        "until there are enough, every message is redelivered later."
     ]

@@ -122,7 +122,7 @@ class Placement:
                 raise
 
     def _misplaced(self, problem: str) -> StoreUnavailable:
-        """Return the error that has a message wait for those who can mend the settings."""
+        """Return the error that has a message wait for those who can fix the settings."""
         return StoreUnavailable(self._client.errors.shown, problem)
 
     def _number(self, text: str) -> str:
@@ -146,7 +146,7 @@ class Placement:
         if others or (place != SPREAD and place not in self._by_place):
             raise self._misplaced(
                 f"the names of one saga, {', '.join(names)}, are registered at different places or at none: {', '.join(places)}. "
-                f"Give the saga a name that was never used, or mend the fields saga:<name> of the Redis hash {self._meta!r}"
+                f"Give the saga a name that was never used, or fix the fields saga:<name> of the Redis hash {self._meta!r}"
             )
         return place
 

@@ -56,7 +56,7 @@ class Turns:
         """
         taken: list[Taken] = []
         failure: StoreError | None = None
-        give_up = self._clock() + self._client.total_timeout
+        deadline = self._clock() + self._client.total_timeout
         self._ask_again_if_all_are_silent(shards)
         for shard in shards:
             holder = self._client.holder_of(shard.rows[0])  # before the call, which may lose sight of it
@@ -71,7 +71,7 @@ class Turns:
                 self._note(holder, exc)
                 if taken and isinstance(exc, StoreUnavailable):
                     break
-            if len(taken) >= limit or self._clock() >= give_up:
+            if len(taken) >= limit or self._clock() >= deadline:
                 break
         if failure and not taken:
             raise failure

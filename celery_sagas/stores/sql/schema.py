@@ -1,4 +1,4 @@
-"""The tables: created by whichever process is first, checked by all, printed for people."""
+"""The tables: created by whichever process is first, checked by all, printed for operators."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

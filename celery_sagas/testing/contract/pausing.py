@@ -142,7 +142,7 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "three") == ["a", "b"]
 
     def test_opening_the_gate_ends_the_pause(self, backend: Backend) -> None:
-        """A person has mended what failed."""
+        """A person has fixed what failed."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         assert backend.buffers.open(PAIRS, "") is True

@@ -153,7 +153,7 @@ def flush_group(task: FlushTask, group: str) -> Any:
     except StoreError as exc:
         redeliver_if_it_helps(task, runtime.publisher, exc)
         raise
-    _tell(task, flushed)
+    _log(task, flushed)
     for letter, error in flushed.rejections:
         announce(task, letter, error)
     if flushed.error is not None:
@@ -204,7 +204,7 @@ def _item_of(definition: AggregatorDefinition, id: str, value: Any, max_bytes: i
         return group, item
 
 
-def _tell(task: FlushTask, flushed: Flushed) -> None:
+def _log(task: FlushTask, flushed: Flushed) -> None:
     if not flushed.reason:
         logger.debug("%s[%s] found nothing to flush in the group %r", task.name, task.request.id, flushed.group)
         return

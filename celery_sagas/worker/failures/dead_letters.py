@@ -16,7 +16,8 @@ from kombu.utils.json import dumps, loads
 
 from celery_sagas import signals
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.dead_letters.dead_lettering import add_letter, bury, letter_of, locate
+from celery_sagas.engine.dead_letters import dead_lettering
+from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of, locate
 from celery_sagas.errors import MessageError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, Lookup
@@ -118,7 +119,7 @@ def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> 
         add_letter(backend, letter)
     else:
         is_known = letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
-        kept = bury(backend, step, letter, lookup_of(step, request) if is_known else None, task.name)
+        kept = dead_lettering.dead_letter(backend, step, letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
         announce(task, kept, error)
         notify_requester(task.app, request, error, letter=kept.id, may_be_answered=True)  # once its letter is retried

@@ -15,7 +15,7 @@ from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
 from celery_sagas.worker.failures.unreadable import context_of, refusing
 from celery_sagas.worker.headers import read_retries
-from celery_sagas.worker.runtime import borrowed_backend
+from celery_sagas.worker.runtime import main_process_backend
 from celery_sagas.worker.sessions import may_be_answered, session_of_failed
 
 logger = logging.getLogger("celery_sagas")
@@ -146,7 +146,7 @@ class FailingRequest:
 
 
 def _dead_letter(request: Any, error: Any) -> None:
-    with borrowed_backend(request.app) as backend:
+    with main_process_backend(request.app) as backend:
         dead_letter(request.task, context_of(request), backend, error)
 
 

@@ -35,7 +35,7 @@ from celery_sagas.worker.headers import (
     read_message_id,
     task_of,
 )
-from celery_sagas.worker.runtime import borrowed_backend, default_file, has_backend, prepare_backend
+from celery_sagas.worker.runtime import default_file, has_backend, main_process_backend, prepare_backend
 
 logger = logging.getLogger("celery_sagas")
 
@@ -115,7 +115,7 @@ def _concerns_us(message: Any) -> bool:
 def refuse(consumer: Any, message: Any, error: Exception) -> bool:
     """Keep a message that has raised an error where it was read, or notify of it, as of an unknown one.
 
-    If that fails over the message itself, it would fail for ever; after any other failure the message comes again.
+    If that fails over the message itself, it would fail each time; after any other failure the message comes again.
 
     Returns:
         Whether it is to be rejected now; else the broker gets it back after a while.
@@ -202,7 +202,7 @@ def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
 
 
 def _add(app: Any, letter: DeadLetter) -> None:
-    with borrowed_backend(app) as backend:
+    with main_process_backend(app) as backend:
         if not registry:  # no bootstep has done so
             prepare_backend(backend, read_settings(app.conf), processes=1)
         add_letter(backend, letter)

@@ -1,4 +1,4 @@
-"""Messages that cannot be read: each of them ends, where Celery would end the worker, or hold the message for ever."""
+"""Messages that cannot be read: each of them ends, where Celery would end the worker, or hold the message indefinitely."""
 
 import functools
 import logging

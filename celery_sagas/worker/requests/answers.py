@@ -27,7 +27,7 @@ from celery_sagas.worker.sessions import mark_over, marking_as_perhaps_answered,
 logger = logging.getLogger("celery_sagas")
 
 #: Seconds for which an answer that the broker does not take is published again, before the work is done again.
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 #: Seconds before the first time; each pause is twice as long as the one before.
 _FIRST_PAUSE_S = 1.0
 #: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is requeued is held.
@@ -75,16 +75,16 @@ def _run(task: Any, run: Callable[[], Any]) -> Any:
     began = time.monotonic()
     with marking_as_unanswered():
         result = run()
-        until = _patience_ends(task, began)
+        until = _deadline(task, began)
         with marking_as_perhaps_answered(SoftTimeLimitExceeded):  # an answer may be on its way
             for link in take_links(task.request):
                 _answer(task, signature(link, app=task.app).clone((result,)), until)
     return result
 
 
-def _patience_ends(task: Any, began: float) -> float:
+def _deadline(task: Any, began: float) -> float:
     """Return until when a task that has done its work may try to answer."""
-    limit_s, ends_at = time_limit_s(task), time.monotonic() + _PATIENCE_S
+    limit_s, ends_at = time_limit_s(task), time.monotonic() + _TIMEOUT_S
     return ends_at if limit_s is None else min(ends_at, began + limit_s - _BEFORE_LIMIT_S)
 
 

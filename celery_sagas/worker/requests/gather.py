@@ -16,7 +16,7 @@ from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import answer_headers, serialized_target
 from celery_sagas.worker.requests.requests import asking, deadline_of, members_of, warn_of_early_acknowledgement
 from celery_sagas.worker.targets import signature_to, target_of
-from celery_sagas.worker.timeouts import Delay, tell_eager, waiting
+from celery_sagas.worker.timeouts import Delay, waiting, warn_of_eager_mode
 
 #: How many members a gather may have: one commit sends no more messages.
 MEMBERS = 1_000
@@ -132,5 +132,5 @@ def _deadline(context: StepContext, saga: SagaDefinition, asked: Request) -> Ser
     to = signature_to(app, _collector(saga, asked), None, headers=headers)
     message = context.require_sending("gather").serialize(to, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
     if app.conf.task_always_eager:
-        tell_eager(asked.otherwise)
+        warn_of_eager_mode(asked.otherwise)
     return replace(message, due_at=asked.at if app.conf.task_always_eager else waiting(asked.at))

@@ -19,7 +19,7 @@ from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import ADDRESS, answer_headers, answer_headers_to, return_address_headers
 from celery_sagas.worker.serialization import checked
 from celery_sagas.worker.targets import signature_to, target_named, target_of
-from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, tell_eager, waiting
+from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, waiting, warn_of_eager_mode
 
 logger = logging.getLogger("celery_sagas")
 
@@ -109,8 +109,8 @@ def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answe
         if deadline and member.options.get("expires") is None:
             member.options["expires"] = datetime.fromtimestamp(deadline / 1000, UTC).isoformat()
         if address.otherwise:
-            _tell(member, address._replace(then=None))
-    _tell(members[-1], address)
+            _add_return_address(member, address._replace(then=None))
+    _add_return_address(members[-1], address)
     if address.then:
         headers = answer_headers_to(address.then.task, address)
         link: Any = signature_to(app, address.then, id=answer_id, headers=headers)
@@ -127,7 +127,7 @@ class _Link(Signature):
         return self
 
 
-def _tell(member: "Signature[Any]", address: ReturnAddress) -> None:
+def _add_return_address(member: "Signature[Any]", address: ReturnAddress) -> None:
     headers = return_address_headers(str(member.task), address)
     member.options["headers"] = {**(member.options.get("headers") or {}), **headers}
 
@@ -174,7 +174,7 @@ def _deadline(context: StepContext, asked: Request, to: Target | None) -> Serial
     sent = signature_to(current_app(), to, failure.__json__(), headers=headers)
     message = context.require_sending("send").serialize(sent, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
     if is_eager := bool(current_app().conf.task_always_eager):
-        tell_eager(asked.otherwise)
+        warn_of_eager_mode(asked.otherwise)
     return replace(message, due_at=asked.at if is_eager else waiting(asked.at))
 
 

@@ -1,4 +1,4 @@
-"""Jobs that fail in every way, until they are mended."""
+"""Jobs that fail in every way, until they are fixed."""
 
 import asyncio
 import os
@@ -28,10 +28,10 @@ class Job(Saga, correlate_by="name"):
 
 
 def work(job: Job, how: str) -> None:
-    """Count a run; break unless the job is mended."""
+    """Count a run; break unless the job is fixed."""
     note(how, job.name)
     job.runs += 1
-    if not (FOLDER / "mended").exists():
+    if not (FOLDER / "fixed").exists():
         raise Broken("it broke")
 
 
@@ -79,7 +79,7 @@ def never_begin(job: Job, name: str) -> None:
 def crash(job: Job, name: str) -> None:
     note("crash", name)
     job.runs += 1
-    if not (FOLDER / "mended").exists():
+    if not (FOLDER / "fixed").exists():
         os._exit(1)
 
 
@@ -87,7 +87,7 @@ def crash(job: Job, name: str) -> None:
 def hang(job: Job, name: str) -> None:
     note("hang", name)
     job.runs += 1
-    if not (FOLDER / "mended").exists():
+    if not (FOLDER / "fixed").exists():
         _wait_for(FOLDER / "never")
 
 
@@ -101,7 +101,7 @@ def hang_until_over(job: Job, name: str) -> None:
 @Job.starts
 def break_when_told(job: Job, name: str) -> None:
     (FOLDER / "running").touch()
-    _wait_for(FOLDER / "mended", FOLDER / "break")
+    _wait_for(FOLDER / "fixed", FOLDER / "break")
     work(job, "break_when_told")
 
 

@@ -31,11 +31,11 @@ conflicts.LOCK_MS = 1_000  # the next delivery waits for that of the dead
 
 
 class Broken(Exception):
-    """What fails until it is mended."""
+    """What fails until it is fixed."""
 
 
 def break_until_mended() -> None:
-    if not (FOLDER / "mended").exists():
+    if not (FOLDER / "fixed").exists():
         raise Broken("it broke")
 
 

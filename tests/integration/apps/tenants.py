@@ -1,4 +1,4 @@
-"""A project whose tasks have a request of its own, which fails over every message until it is mended."""
+"""A project whose tasks have a request of its own, which fails over every message until it is fixed."""
 
 import os
 from typing import Any
@@ -13,7 +13,7 @@ app = make_app()
 
 def fail(where: str) -> None:
     """Fail if the test wants it here."""
-    if os.environ["CELERY_SAGAS_TEST_FAILS"] != where or (FOLDER / "mended").exists():
+    if os.environ["CELERY_SAGAS_TEST_FAILS"] != where or (FOLDER / "fixed").exists():
         return
     if where == "begun":
         os.environ["NO_SUCH_TENANT"]

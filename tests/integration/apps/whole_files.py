@@ -1,4 +1,4 @@
-"""kombu's filesystem transport, mended: a message is in its queue when all of it is written.
+"""kombu's filesystem transport, fixed: a message is in its queue when all of it is written.
 
 Otherwise a worker may read it before, and end: on a busy machine soon enough.
 """

@@ -37,7 +37,7 @@ class Call:
     keys: Sequence[str]
     script: Script | None  #: to be loaded, should the server not know it
     waits: bool  #: for replicas
-    give_up: float  #: when it is not sent again
+    deadline: float  #: when it is not sent again
     server: Server | None = None  #: the only one to ask, else the one that has the keys
     asked: Server | None = None  #: the one that was asked last
     is_unknown: bool = False  #: the server does not know the script
@@ -132,9 +132,9 @@ class Client:
         server: Server | None = None,
     ) -> Any:
         try:
-            give_up = time.monotonic() + self._options.total_timeout
+            deadline = time.monotonic() + self._options.total_timeout
             waits = waits and self._options.wait_replicas > 0
-            call = Call(name, packed(), keys, script, waits, give_up, server)
+            call = Call(name, packed(), keys, script, waits, deadline, server)
             while True:
                 for observer in self.observers:
                     observer(name)
@@ -159,7 +159,7 @@ class Client:
 
     def _timeout(self, call: Call) -> float:
         """Return what is left of the time for a repeat; the first time the options hold, so that the connection can be kept."""
-        return max(call.give_up - time.monotonic(), _SHORTEST_TIMEOUT) if call.failures else math.inf
+        return max(call.deadline - time.monotonic(), _SHORTEST_TIMEOUT) if call.failures else math.inf
 
     def _before(self, call: Call) -> list[bytes]:
         before = [pack(["SCRIPT", "LOAD", call.script.source])] if call.is_unknown and call.script else []
@@ -192,7 +192,7 @@ class Client:
         call.failures += 1
         self.losses += isinstance(error, LostConnection)
         pause = 0 if call.failures == 1 else min(_FIRST_PAUSE * 4 ** (call.failures - 2), _LONGEST_PAUSE)
-        is_over = call.failures > self._options.retries or time.monotonic() + pause >= call.give_up
+        is_over = call.failures > self._options.retries or time.monotonic() + pause >= call.deadline
         if is_over or not _may_pass(error, code):
             raise error
         self._recover(call, code)

@@ -34,34 +34,34 @@ class Flushes:
             return self._snapshot(items.leased_items(self._session, self._row.place, token), self._leases[token])
         if self._row.paused_until > self._now:
             return None
-        self._give_up_ended()
+        self._end_expired_leases()
         self._row.marked_until = 0
         reason = self._row.reason(self._rules, self._now)
-        snapshot = self._lend(token, reason) if reason else None
+        snapshot = self._lease(token, reason) if reason else None
         self._save()
         return snapshot
 
-    def _give_up_ended(self) -> None:
+    def _end_expired_leases(self) -> None:
         for lease in [lease for lease in self._leases.values() if lease.ends_at <= self._now]:
             self._free(self._end(lease.token), attempts=1)
 
-    def _lend(self, token: str, reason: str) -> Snapshot:
+    def _lease(self, token: str, reason: str) -> Snapshot:
         row, limit = self._row, self._rules.limit
         if reason in ("age", "idle"):
             row.open(items.last_number(self._session, row.place, FREE), reason)
         first = items.first_items(self._session, row.place, [FREE], limit + 1)
         count = taken(self._rules, [item.attempts for item in first])
-        lent, (row.oldest, row.oldest_at) = first[:count], _place_of(first[count:])
+        leased, (row.oldest, row.oldest_at) = first[:count], _place_of(first[count:])
         lease = self._leases[token] = LeaseRow(token, reason, self._now + self._rules.lease_ms)
-        items.lend(self._session, [item.number for item in lent], token)
+        items.lease(self._session, [item.number for item in leased], token)
         add_lease(self._session, row.place, lease)
         row.free -= count
         row.leased += count
         row.ask(self._rules, self._now)
-        return self._snapshot(lent, lease)
+        return self._snapshot(leased, lease)
 
-    def _snapshot(self, lent: Sequence[Item], lease: LeaseRow) -> Snapshot:
-        as_free = tuple(item._replace(state="free") for item in lent)
+    def _snapshot(self, leased: Sequence[Item], lease: LeaseRow) -> Snapshot:
+        as_free = tuple(item._replace(state="free") for item in leased)
         return Snapshot(as_free, lease.reason, self._row.unresolved, self._row.marked_until > self._now)
 
     def renew(self, token: str) -> bool:

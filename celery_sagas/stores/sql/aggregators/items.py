@@ -177,7 +177,7 @@ def _oldest() -> Select[Any]:
     return select(buffer.c.number, buffer.c.at).where(*_is_in("state")).order_by(buffer.c.number).limit(_LIMIT)
 
 
-def lend(session: SqlSession, numbers: Sequence[int], token: str) -> None:
+def lease(session: SqlSession, numbers: Sequence[int], token: str) -> None:
     """Put free items under a lease."""
     _change(session, _set_state, numbers, {"new_state": LEASED, "new_token": token})
 

@@ -1,4 +1,4 @@
-"""What people do to a group by hand."""
+"""What operators do to a group by hand."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that do not wait for ever: neither its protocol nor TCP tells a silent server from a busy one."""
+"""Connections to PostgreSQL that do not wait indefinitely: neither its protocol nor TCP tells a silent server from a busy one."""
 
 import time
 from collections.abc import Callable, Generator

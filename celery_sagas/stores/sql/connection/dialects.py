@@ -30,7 +30,7 @@ class SqlDialect:
 
     paramstyle: str
     connect_args: Callable[[Mapping[str, Any]], dict[str, Any]]
-    patience: Callable[[Mapping[str, Any]], dict[str, Any]]  #: arguments that end a wait; a URL's query comes before them
+    timeouts: Callable[[Mapping[str, Any]], dict[str, Any]]  #: arguments that end a wait; a URL's query comes before them
     on_connect: Callable[[DBAPICursor], None]
     has_clock: bool  #: whether the server has one that is not this machine's
     begin: str
@@ -52,17 +52,17 @@ def _sqlite_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"isolation_level": None, "timeout": options["busy_timeout"], "check_same_thread": False}
 
 
-def _postgresql_patience(options: Mapping[str, Any]) -> dict[str, Any]:
+def _postgresql_timeouts(options: Mapping[str, Any]) -> dict[str, Any]:
     """Find out soon that the server's machine is gone; ``bound_answers`` does the rest."""
     keepalives = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
     return {**keepalives, "tcp_user_timeout": int(options["answer_timeout"] * 1000)}
 
 
-def _mysql_patience(options: Mapping[str, Any]) -> dict[str, Any]:
+def _mysql_timeouts(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"read_timeout": options["answer_timeout"], "write_timeout": options["answer_timeout"]}
 
 
-def _no_patience(options: Mapping[str, Any]) -> dict[str, Any]:
+def _no_timeouts(options: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
@@ -108,7 +108,7 @@ DIALECTS: Mapping[str, SqlDialect] = {
     "postgresql": SqlDialect(
         paramstyle="pyformat",
         connect_args=_postgresql_arguments,
-        patience=_postgresql_patience,
+        timeouts=_postgresql_timeouts,
         on_connect=_set_up_postgresql,
         has_clock=True,
         begin=_BEGIN_POSTGRESQL,
@@ -123,7 +123,7 @@ DIALECTS: Mapping[str, SqlDialect] = {
     "mysql": SqlDialect(
         paramstyle="pyformat",
         connect_args=_mysql_arguments,
-        patience=_mysql_patience,
+        timeouts=_mysql_timeouts,
         on_connect=_set_up_mysql,
         has_clock=True,
         begin="BEGIN",
@@ -134,7 +134,7 @@ DIALECTS: Mapping[str, SqlDialect] = {
     "sqlite": SqlDialect(
         paramstyle="named",
         connect_args=_sqlite_arguments,
-        patience=_no_patience,
+        timeouts=_no_timeouts,
         on_connect=_set_up_sqlite,
         has_clock=False,
         begin="BEGIN IMMEDIATE",

@@ -65,7 +65,7 @@ def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str
         poolclass=StaticPool if location.in_memory else NullPool,  # in memory, the connection is the database
         pool_reset_on_return=None,
         paramstyle=dialect.paramstyle,
-        connect_args={**_patience(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
+        connect_args={**_timeouts(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
     )
     if engine.name == "postgresql":
         bound_answers(engine, options["answer_timeout"])
@@ -89,8 +89,8 @@ def _prepare_nothing_in_a_pool(connection: Any, _: object) -> None:
         connection.prepare_threshold = None
 
 
-def _patience(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in dialect.patience(options).items() if name not in location.url.query}
+def _timeouts(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in dialect.timeouts(options).items() if name not in location.url.query}
 
 
 def _set_up(dialect: SqlDialect, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

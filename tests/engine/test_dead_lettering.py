@@ -10,7 +10,14 @@ import pytest
 from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, TRACEBACK_CHARACTERS, bury, close, letter_of, locate
+from celery_sagas.engine.dead_letters.dead_lettering import (
+    TEXT_CHARACTERS,
+    TRACEBACK_CHARACTERS,
+    close,
+    dead_letter,
+    letter_of,
+    locate,
+)
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Session
@@ -136,7 +143,7 @@ class TestBury:
     """The letter is kept, and the message does nothing any more."""
 
     def test_letter_and_tombstone(self, engine: Engine, backend: MemoryBackend) -> None:
-        kept = bury(backend, PLACE, letter(), HERE)
+        kept = dead_letter(backend, PLACE, letter(), HERE)
 
         assert kept is not None
         assert backend.dead.get(kept.id) is not None
@@ -152,7 +159,7 @@ class TestBury:
         record = engine.record()
         assert record is not None
 
-        kept = bury(backend, PAY, letter(step=PAY), Lookup(("order",), ID, record.id))
+        kept = dead_letter(backend, PAY, letter(step=PAY), Lookup(("order",), ID, record.id))
 
         assert kept is not None
         assert kept.key == "42"
@@ -162,7 +169,7 @@ class TestBury:
         assert engine.record() == record
 
     def test_redelivery_is_told_from_a_success(self, engine: Engine, backend: MemoryBackend) -> None:
-        bury(backend, PLACE, letter(), HERE)
+        dead_letter(backend, PLACE, letter(), HERE)
 
         outcome = engine.handle(PLACE, id="m1", order_id="42")
 
@@ -170,24 +177,24 @@ class TestBury:
         assert engine.record() is None
 
     def test_other_messages_are_handled(self, engine: Engine, backend: MemoryBackend) -> None:
-        bury(backend, PLACE, letter(), HERE)
+        dead_letter(backend, PLACE, letter(), HERE)
 
         assert engine.handle(PLACE, id="m2", order_id="42").kind is Kind.STARTED
 
     def test_again_changes_nothing(self, backend: MemoryBackend) -> None:
         """Also once the letter was discarded."""
-        kept = bury(backend, PLACE, letter(), HERE)
+        kept = dead_letter(backend, PLACE, letter(), HERE)
         assert kept is not None
         backend.dead.remove(kept.id)
 
-        assert bury(backend, PLACE, letter(), HERE) is None
+        assert dead_letter(backend, PLACE, letter(), HERE) is None
         assert letters(backend) == []
 
     def test_message_that_was_handled(self, engine: Engine, backend: MemoryBackend) -> None:
         """It did not fail."""
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert bury(backend, PLACE, letter(), HERE) is None
+        assert dead_letter(backend, PLACE, letter(), HERE) is None
         assert letters(backend) == []
 
     def test_run_that_commits_first_wins(self, engine: Engine, rival: Engine) -> None:
@@ -195,13 +202,13 @@ class TestBury:
         store = engine.interpose()
         store.once_before("record", lambda: rival.handle(PLACE, id="m1", order_id="42"))
 
-        assert bury(engine.services.backend, PLACE, letter(), HERE) is None
+        assert dead_letter(engine.services.backend, PLACE, letter(), HERE) is None
         assert letters(engine.backend) == []
         assert engine.data()["total"] == 1
 
     def test_run_that_commits_later_does_not(self, engine: Engine, rival: Engine, backend: MemoryBackend) -> None:
         store = engine.interpose()
-        store.once_before("insert", lambda: bury(backend, PLACE, letter(), HERE))
+        store.once_before("insert", lambda: dead_letter(backend, PLACE, letter(), HERE))
 
         outcome = engine.handle(PLACE, id="m1", order_id="42")
 
@@ -211,9 +218,9 @@ class TestBury:
 
     def test_rival_that_buries_too(self, engine: Engine, backend: MemoryBackend) -> None:
         store = engine.interpose()
-        store.once_before("record", lambda: bury(backend, PLACE, letter(), HERE))
+        store.once_before("record", lambda: dead_letter(backend, PLACE, letter(), HERE))
 
-        assert bury(engine.services.backend, PLACE, letter(), HERE) is not None
+        assert dead_letter(engine.services.backend, PLACE, letter(), HERE) is not None
         assert letters(backend) == [letter().id]
 
     def test_letter_comes_first(self, engine: Engine, backend: MemoryBackend) -> None:
@@ -225,11 +232,11 @@ class TestBury:
 
         store.once_before("record", fail)
         with pytest.raises(StoreUnavailable):
-            bury(engine.services.backend, PLACE, letter(), HERE)
+            dead_letter(engine.services.backend, PLACE, letter(), HERE)
         assert letters(backend) == [letter().id]
         assert engine.entry(PLACE, "m1") is None
 
-        assert bury(backend, PLACE, letter(), HERE) is not None
+        assert dead_letter(backend, PLACE, letter(), HERE) is not None
         assert letters(backend) == [letter().id]
         entry = engine.entry(PLACE, "m1")
         assert entry is not None
@@ -241,12 +248,12 @@ class TestBury:
         backend.dead.add(letter())
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert bury(backend, PLACE, letter(), HERE) is None
+        assert dead_letter(backend, PLACE, letter(), HERE) is None
         assert letters(backend) == []
 
     def test_message_without_an_instance(self, backend: MemoryBackend) -> None:
         """It has a letter, and no tombstone: nobody knows where it would look."""
-        assert bury(backend, PLACE, letter(), None) == letter()
+        assert dead_letter(backend, PLACE, letter(), None) == letter()
         assert letters(backend) == [letter().id]
 
     @pytest.mark.parametrize("damage", [UnreadableState("order", "42", "no JSON"), StoreError("it is no hash")], ids=repr)
@@ -254,7 +261,7 @@ class TestBury:
         """It has a letter, and no tombstone: where that goes, only the instance could tell."""
         engine.interpose().once_before("find", failing(damage))
 
-        assert bury(engine.services.backend, PLACE, letter(), HERE) == letter()._replace(key="42")
+        assert dead_letter(engine.services.backend, PLACE, letter(), HERE) == letter()._replace(key="42")
         assert letters(backend) == [letter().id]
         assert engine.entry(PLACE, "m1") is None
 
@@ -263,7 +270,7 @@ class TestBury:
         engine.interpose().once_before("find", failing(error))
 
         with pytest.raises(type(error)):
-            bury(engine.services.backend, PLACE, letter(), HERE)
+            dead_letter(engine.services.backend, PLACE, letter(), HERE)
         assert letters(backend) == []
 
 
@@ -417,7 +424,7 @@ def test_letter_that_the_store_refuses_is_kept_without_its_message(
 
     monkeypatch.setattr(backend.dead, "add", small)
     letter = letter_of("order.add", "m1", "order", ValueError("x"), "x" * 101)
-    kept = bury(backend, starter(add_one), letter, None)
+    kept = dead_letter(backend, starter(add_one), letter, None)
 
     assert kept is not None
     assert "unreadable" in backend.dead.list(1)[0].payload
