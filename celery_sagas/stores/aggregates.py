@@ -15,14 +15,14 @@ from celery_sagas.stores.records import DeadLetter
 class AggregateStore(ABC):
     """Buffers of items, flushed in batches under leases.
 
-    An item is free, leased, unresolved or removed. Free items can be read, and are under no lease; those alone open the gate.
+    An item is free, leased, unresolved or removed. Free items can be read, and are under no lease; those alone fire the trigger.
     An unresolved one is unreadable for the code that has met it; it stays in its place until code that can read it says so.
     Items keep their numbers, which grow in the order of insertion, so that an item which comes back stands where it stood.
 
-    A group has a *mark* while a flush that was asked for has not begun: nobody else asks then. It expires after ``lease_ms``,
-    since a message may be lost. A group is *due* when its gate opens by time, its mark expires, or a lease on its items ends
-    (``core.aggregators.rules.due_at``). Every call that changes a group leaves its due time right. A group without items leaves
-    nothing behind.
+    A group has a *flush request* from when a flush is asked for until that begins: nobody else asks then. It expires after
+    ``lease_ms``, since a message may be lost. A group is *due* when its trigger fires by time, its flush request expires, or a
+    lease on its items ends (``core.aggregators.rules.due_at``). Every call that changes a group leaves its due time right. A
+    group without items leaves nothing behind.
 
     Each call is atomic for each group. A call that the store sends again, because a reply was lost, does nothing twice, and
     answers ``claim``, ``renew``, ``remove`` and ``release`` as the first time.
@@ -33,32 +33,32 @@ class AggregateStore(ABC):
         """Buffer items, and say for each addition whether a flush is to be asked for.
 
         One round trip on Redis, a constant number of statements in SQL. An addition without items adds nothing, and has the
-        gate and the due time looked at by these rules.
+        trigger and the due time looked at by these rules.
 
         An item is skipped if one with its id is buffered in the group, or was removed from it less than the ``remember_ms``
         of its removal ago; of several with one id in one call the first counts. If there are new ones, and they would make
-        more than ``rules.max_buffered`` items, nothing of this addition is added (``is_full``); nobody is told of the gate
-        then.
+        more than ``rules.max_buffered`` items, nothing of this addition is added (``is_full``), and no flush is requested.
 
-        ``is_open`` is true if the gate is open and there is no mark, also where every item was skipped: whoever asked
-        before may have died. The mark is set then. An unreadable item is unresolved; it neither opens the gate nor
-        counts as the last to come.
+        ``is_open`` is true if the trigger has fired and there is no flush request, also where every item was skipped: the process
+        that asked before may have died. There is a request from then on. An unreadable item is unresolved; it neither fires the
+        trigger nor counts as the last to come.
         """
 
     @abstractmethod
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
-        """Lease the first free items to a token, for ``lease_ms``, if the gate is open.
+        """Lease the first free items to a token, for ``lease_ms``, if the trigger has fired.
 
         One round trip on Redis, a constant number of statements in SQL. ``None`` while the group pauses (see ``release``).
 
         First the leases of the group that have ended are given up: their items are free again, one attempt is counted on
-        each, and the gate is open for them (reason ``"again"``). Then the gate is looked at, and the mark removed. ``None``:
-        it is closed. The snapshot has as many items as ``core.aggregators.rules.taken`` says, at most ``rules.limit``.
+        each, and the trigger has fired for them (reason ``"again"``). Then the trigger is looked at, and the flush request
+        removed. ``None``: it has not fired. The snapshot has as many items as ``core.aggregators.rules.taken`` says, at most
+        ``rules.limit``.
 
-        Where the reason is ``"age"`` or ``"idle"``, the gate stays open for everything that was free at this moment. Of
-        several reasons the first is told: size, then what the gate was opened for, then age, then idle. If it is open for
-        what is left, for whatever reason, ``is_more`` is true and the mark is set anew. Two claims never have an item in
-        common while both leases last. A token is used for one claim only, but for its repeat, which returns the same items.
+        Where the reason is ``"age"`` or ``"idle"``, the trigger stays fired for everything that was free at this moment. Of
+        several reasons the snapshot has the first: size, then what the trigger was fired for, then age, then idle. If it fired
+        for what is left, for whatever reason, ``is_more`` is true and a flush is requested anew. Two claims never have an item
+        in common while both leases last. A token is used for one claim only, but for its repeat, which returns the same items.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class AggregateStore(ABC):
             unreadable: The numbers of items of the lease that stay in the buffer as unresolved ones.
 
         Returns:
-            Whether the gate is open and there was no mark: the caller asks for a flush, and the mark is set.
+            Whether the trigger has fired and there was no flush request: there is one now, and the caller asks for the flush.
 
         Raises:
             LeaseLost: The lease was given up, and nothing was changed.
@@ -102,12 +102,12 @@ class AggregateStore(ABC):
     ) -> None:
         """End a lease: its items are free again at once, but for the rejected and the unreadable ones.
 
-        What becomes of those says ``remove``. One attempt is counted on each that is free again, if ``counted``. The gate is
-        open for them (reason ``"again"``).
+        What becomes of those says ``remove``. One attempt is counted on each that is free again, if ``counted``. The trigger
+        has fired for them (reason ``"again"``).
 
         The group pauses for ``delay_ms``: until then no claim gets anything of it, nor changes it, whoever has asked for the
         flush; a longer pause that somebody else has begun lasts, and ``Buffers.open`` ends it. The caller will ask for a
-        flush after the delay: the mark is set, and lasts for ``delay_ms`` and ``lease_ms``, or longer if it did.
+        flush after the delay: its request lasts for ``delay_ms`` and ``lease_ms``, or longer if there was one that did.
 
         Raises:
             LeaseLost: The lease was given up, and nothing was changed.
@@ -117,7 +117,7 @@ class AggregateStore(ABC):
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
         """Make unresolved items free again, where they stood, with no attempt counted; return how many of them there were.
 
-        The gate is open for them (reason ``"again"``), and the group is due at once, whatever its mark says.
+        The trigger has fired for them (reason ``"again"``), and the group is due at once, whatever its flush request says.
         """
 
     @abstractmethod
@@ -125,7 +125,7 @@ class AggregateStore(ABC):
         """Put a rejected item back into its group's buffer, and remove its dead letter: both, or neither.
 
         It is free where it stood, with no attempt counted, also if its id is remembered, and whatever ``max_buffered`` says. The
-        gate is open for it (reason ``"again"``), and the group is due at once.
+        trigger has fired for it (reason ``"again"``), and the group is due at once.
 
         Returns:
             ``False`` if nothing was done: its id is buffered again, or the letter is gone.
@@ -133,8 +133,8 @@ class AggregateStore(ABC):
 
     @abstractmethod
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
-        """Return at most ``limit`` groups of these aggregators that are due, the longest due first, and mark them for
-        ``lease_ms``: the caller asks for their flushes.
+        """Return at most ``limit`` groups of these aggregators that are due, the longest due first, and request their flushes
+        for ``lease_ms``: the caller asks for them.
 
         Two calls at once never return the same group. It costs the same however many groups are not due. A store of several
         parts takes the longest due of one part after the other, each time beginning with another.
@@ -179,8 +179,8 @@ class Buffers(ABC):
 
     @abstractmethod
     def open(self, rules: Rules, group: str) -> bool:
-        """Open the gate for everything that is free or leased in a group (reason ``"asked"``), mark it, and end its pause: the
-        caller asks for the flush. Return ``False``, and change nothing, if nothing is.
+        """Fire the trigger for everything that is free or leased in a group (reason ``"asked"``), request its flush, and end its
+        pause: the caller asks for the flush. Return ``False``, and change nothing, if nothing is.
         """
 
     @abstractmethod

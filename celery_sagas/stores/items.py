@@ -65,7 +65,7 @@ class Snapshot(NamedTuple):
     items: tuple[Item, ...]
     reason: str  #: see ``celery_sagas.core.aggregators.rules.Reason``
     unresolved: int  #: how many items of the group nobody can read now
-    is_more: bool  #: the gate is open for what is left, and the caller asks for another flush
+    is_more: bool  #: the trigger has fired for what is left, and the caller asks for another flush
 
 
 class Counts(NamedTuple):

@@ -18,10 +18,10 @@ from celery_sagas.testing.samples import HOUR
 NAME = "store_readings"
 #: A lease token.
 RUN = "one"
-#: How long a lease lasts, and a mark.
+#: How long a lease lasts, and a flush request.
 LEASE = 10_000
 
-#: A gate that only a person opens, one that two items open, and some that time opens.
+#: A trigger that only an operator fires, one that two items fire, and some that time fires.
 CLOSED = Rules(NAME, lease_ms=LEASE)
 PAIRS = Rules(NAME, size=2, lease_ms=LEASE)
 HOURLY = Rules(NAME, within_ms=HOUR, lease_ms=LEASE)
@@ -45,9 +45,9 @@ def add(backend: Backend, rules: Rules, *ids: str, group: str = "", is_unreadabl
 
 
 def flush(backend: Backend, rules: Rules, token: str = RUN, group: str = "") -> Snapshot:
-    """Claim from a group whose gate must be open."""
+    """Claim from a group whose trigger must have fired."""
     snapshot = backend.aggregates.claim(rules, group, token)
-    assert snapshot is not None, "the gate is closed"
+    assert snapshot is not None, "the trigger has not fired"
     return snapshot
 
 
@@ -57,7 +57,7 @@ def ids_of(items: Sequence[Item]) -> list[str]:
 
 
 def taken_by(backend: Backend, rules: Rules, token: str = RUN, group: str = "") -> list[str]:
-    """Claim, and return the ids; an empty list if the gate is closed."""
+    """Claim, and return the ids; an empty list if the trigger has not fired."""
     snapshot = backend.aggregates.claim(rules, group, token)
     return ids_of(snapshot.items) if snapshot else []
 

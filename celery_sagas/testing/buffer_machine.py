@@ -113,7 +113,7 @@ class Player:
         return sorted(self.backend.aggregates.claim_due([NAME], len(GROUPS), self.rules.lease_ms))
 
     def open(self, game: Game) -> object:
-        """Open a gate by hand."""
+        """Fire a trigger by hand."""
         return self.backend.buffers.open(self.rules, game.group)
 
     def remove_item(self, game: Game) -> object:

@@ -113,7 +113,7 @@ CAUSATION = "number from the causation header"
 MARK = Annotated[str, SagaKey]
 
 ORDER_OF_CHOICE = [
-    # a mark goes before names
+    # a flush request goes before names
     ({"number": str, "other": MARK}, "number from argument other"),
     ({"other": Annotated[str, SagaKey()]}, "number from argument other"),
     ({"other": Annotated[str | None, SagaKey]}, "number from argument other"),
@@ -218,7 +218,7 @@ def test_two_marks_are_a_definition_error(parameters):
     ],
 )
 def test_composite_key_needs_all_its_parts_by_name(parameters, described):
-    """No single value is a composite key; a mark in a Message was meant for another saga."""
+    """No single value is a composite key; a flush request in a Message was meant for another saga."""
     assert handler(parameters, of=COMPOSITE).describe() == described
 
 

@@ -16,7 +16,7 @@ from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter
 
 NAME = "shop.collect"
-#: How long a lease lasts, and a mark.
+#: How long a lease lasts, and a flush request.
 LEASE_MS = 10_000
 
 

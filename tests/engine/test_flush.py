@@ -74,7 +74,7 @@ class TestGate:
         assert (asked_before, collector.asked) == ([[]], [""])
 
     def test_items_that_come_meanwhile_stay(self, collector: Collector) -> None:
-        """Exactly the snapshot is removed, and the gate is looked at again."""
+        """Exactly the snapshot is removed, and the trigger is looked at again."""
         collector.add("a", "b")
         collector.work = lambda batch: collector.add("c")
         collector.flush()
@@ -87,7 +87,7 @@ class TestGate:
 
         assert collector.states() == {"e": "free", "f": "free"}
 
-    def test_asks_again_if_the_gate_is_open_and_nobody_else_has(
+    def test_asks_again_if_the_trigger_has_fired_and_nobody_else_has(
         self, collector: Collector, backend: MemoryBackend, clock: Clock
     ) -> None:
         """Whoever was told that it is open may have died."""
@@ -235,7 +235,7 @@ class TestUnread:
         assert collector.states() == {"a": "unresolved", "b": "unresolved"}
         assert (flushed.reason, flushed.items, flushed.unresolved, flushed.error) == ("size", 0, 2, None)
 
-    def test_do_not_open_the_gate_again(self, collector: Collector) -> None:
+    def test_do_not_open_the_trigger_again(self, collector: Collector) -> None:
         collector.add("a", "b", celsius="hot")
         collector.flush()
 

@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def filled(collected: Collected | None = None, **options: Any) -> tuple[Any, Collected]:
-    """Define an aggregator, and add two items, which open its gate."""
+    """Define an aggregator, and add two items, which fire its trigger."""
     collect, collected = collector(**options)
     collect.add_many([D1, D2], ids=["a", "b"])
     return collect, collected

@@ -1,4 +1,4 @@
-"""The gate of a buffer: when a group is flushed, and how many of its items a flush takes. Nothing here changes anything."""
+"""The trigger of a buffer: when a group is flushed, and how many of its items a flush takes. Nothing here changes anything."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
@@ -16,7 +16,7 @@ class Rules(NamedTuple):
     """What an aggregator asks of its store. Times are milliseconds; 0 stands for: not at all."""
 
     name: str  #: of the aggregator
-    size: int = 0  #: items that open the gate, and the most in one batch
+    size: int = 0  #: items that fire the trigger, and the most in one batch
     within_ms: int = 0  #: for how long the oldest item waits at most
     idle_ms: int = 0  #: for how long after the last item the rest waits
     max_buffered: int = 0  #: items in one group, whatever their state
@@ -31,18 +31,18 @@ class Rules(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A group, as far as its gate looks at it. Times are milliseconds since the epoch."""
+    """A group, as far as its trigger looks at it. Times are milliseconds since the epoch."""
 
     free: int = 0  #: items that can be read and are under no lease
     oldest: int = 0  #: the number of the first of them
     oldest_at: int = 0  #: when that was inserted
     last_at: int = 0  #: when an item was inserted last
-    open_to: int = 0  #: the gate is open while the first number is at most this
+    open_to: int = 0  #: the trigger has fired while the first number is at most this
     open_why: str = ""
 
 
 def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
-    """Return why the gate is open, or an empty text; unresolved and leased items do not count."""
+    """Return why the trigger has fired, or an empty text; unresolved and leased items do not count."""
     if not waiting.free:
         return ""
     if rules.size and waiting.free >= rules.size:
@@ -56,18 +56,18 @@ def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
     return ""
 
 
-def due_at(rules: Rules, waiting: Waiting, now: int, marked_until: int, lease_ends: Sequence[int]) -> int | None:
-    """Return when somebody must look at the group again, or ``None`` if only the next item can open the gate.
+def due_at(rules: Rules, waiting: Waiting, now: int, flush_requested_until: int, lease_ends: Sequence[int]) -> int | None:
+    """Return when somebody must look at the group again, or ``None`` if only the next item can fire the trigger.
 
     Args:
         rules: Of the aggregator.
         waiting: The group.
         now: The store's time.
-        marked_until: When the flush that was asked for counts as lost; 0 if none was asked for.
+        flush_requested_until: When the flush that was asked for counts as lost; 0 if none was asked for.
         lease_ends: When the leases on its items end.
     """
-    if marked_until > now:
-        return marked_until
+    if flush_requested_until > now:
+        return flush_requested_until
     times = list(lease_ends)
     if reason_of(rules, waiting, now):
         times.append(now)

@@ -49,7 +49,7 @@ class Flushed:
 
     name: str
     group: str
-    reason: str = ""  #: why the gate was open; empty if it was closed
+    reason: str = ""  #: why the trigger had fired; empty if it was closed
     items: int = 0  #: that the function was given
     unresolved: int = 0  #: that could not be read
     rejections: tuple[Rejection, ...] = ()
@@ -79,7 +79,7 @@ class Flush:
     token: str = field(default_factory=lambda: uuid4().hex)
 
     def execute(self) -> Flushed:
-        """Flush a batch, if the gate is open.
+        """Flush a batch, if the trigger has fired.
 
         Raises:
             LeaseLost: Another flush has the items: nothing was removed.
@@ -209,7 +209,7 @@ class Flush:
 
 
 def _pause_ms(delay_ms: float, lease_ms: int) -> int:
-    """Return for how long a group pauses; the mark lasts for a lease more, and must last until the retry comes."""
+    """Return for how long a group pauses; the flush request lasts for a lease more, and must last until the retry comes."""
     return int(max(delay_ms * _PAUSE_OF_DELAY, delay_ms - lease_ms / 2))
 
 

@@ -79,7 +79,7 @@ def buffer_of(saga: str) -> str:
 class Gathering:
     """Collects the answers of members; the first that came of each counts.
 
-    The store tells the one whose item completes a group, and nobody else until its mark expires.
+    The store tells the one whose item completes a group, and nobody else until its flush request expires.
     """
 
     backend: Backend
@@ -181,7 +181,7 @@ class Gathering:
             logger.warning("%s: what came of the gather %s is kept for now: %s", saga.name, request, exc)
 
     def await_more(self, gather: Gather, members: int) -> None:
-        """Take back the mark of a look at a gather that is not complete: its last member must find none.
+        """Take back the flush request of a look at a gather that is not complete: its last member must find none.
 
         It is looked at again when it is twice as old.
 

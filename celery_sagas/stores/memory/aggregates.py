@@ -64,7 +64,7 @@ class MemoryAggregateStore(AggregateStore):
             if lease is None:
                 return None
             items = tuple(buffer.items[number] for number in lease.numbers)
-            return Snapshot(items, lease.reason, len(buffer.unresolved), buffer.marked_until > now)
+            return Snapshot(items, lease.reason, len(buffer.unresolved), buffer.flush_requested_until > now)
 
     def renew(self, rules: Rules, group: str, token: str) -> bool:
         with self._state.lock:
@@ -105,7 +105,7 @@ class MemoryAggregateStore(AggregateStore):
             buffer.free_again(numbers - gone, attempts=int(counted))
             self._remove(place, rules, gone, rejected, now)
             buffer.paused_until = max(buffer.paused_until, now + delay_ms)
-            buffer.marked_until = max(buffer.marked_until, now + delay_ms + rules.lease_ms)
+            buffer.flush_requested_until = max(buffer.flush_requested_until, now + delay_ms + rules.lease_ms)
             self._buffers.settle(place, rules, now)
 
     def _end(self, place: Place, token: str, unreadable: Collection[int]) -> tuple[Buffer, set[int]]:
@@ -153,7 +153,7 @@ class MemoryAggregateStore(AggregateStore):
         for number in numbers:
             buffer.items[number] = buffer.items[number]._replace(attempts=0)
         buffer.free_again(numbers, attempts=0)
-        buffer.marked_until = 0
+        buffer.flush_requested_until = 0
         self._buffers.settle(place, rules, self._clock())
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
@@ -167,7 +167,7 @@ class MemoryAggregateStore(AggregateStore):
             places = [place for _, place in sorted(due)[:limit]]
             for place in places:
                 buffer = self._buffers.groups[place]
-                buffer.marked_until = buffer.due = now + lease_ms
+                buffer.flush_requested_until = buffer.due = now + lease_ms
             return [DueGroup(*place) for place in places]
 
     def purge(self, limit: int) -> int:
@@ -225,7 +225,7 @@ class MemoryBuffers(Buffers):
                 return False
             buffer.open(max(numbers), "asked")
             buffer.paused_until = 0
-            buffer.marked_until = now + rules.lease_ms
+            buffer.flush_requested_until = now + rules.lease_ms
             self._buffers.settle(place, rules, now)
             return True
 
@@ -257,7 +257,7 @@ class MemoryBuffers(Buffers):
 
 def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | None:
     buffer.end_expired_leases(now)
-    buffer.marked_until = 0
+    buffer.flush_requested_until = 0
     reason = buffer.reason(rules, now)
     if not reason:
         return None

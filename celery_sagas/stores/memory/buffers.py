@@ -33,34 +33,34 @@ class Buffer:
     last_at: int = 0
     open_to: int = 0
     open_why: str = ""
-    marked_until: int = 0
+    flush_requested_until: int = 0
     paused_until: int = 0  #: before that, no claim gets anything
     due: int | None = None  #: when somebody must look at it
 
     def waiting(self) -> Waiting:
-        """Return the group as its gate sees it."""
+        """Return the group as its trigger sees it."""
         oldest = self.free[0] if self.free else 0
         oldest_at = self.items[oldest].at if self.free else 0
         return Waiting(len(self.free), oldest, oldest_at, self.last_at, self.open_to, self.open_why)
 
     def reason(self, rules: Rules, now: int) -> str:
-        """Return why the gate is open, or an empty text."""
+        """Return why the trigger has fired, or an empty text."""
         return reason_of(rules, self.waiting(), now)
 
     def look(self, rules: Rules, now: int) -> None:
         """Set the time at which somebody must look at it."""
         ends = [lease.until for lease in self.leases.values()]
-        self.due = due_at(rules, self.waiting(), now, self.marked_until, ends)
+        self.due = due_at(rules, self.waiting(), now, self.flush_requested_until, ends)
 
     def ask(self, rules: Rules, now: int) -> bool:
-        """Set the mark if the gate is open and there is none; return whether it was set."""
-        if self.marked_until > now or not self.reason(rules, now):
+        """Request a flush if the trigger has fired and none is requested; return whether it was."""
+        if self.flush_requested_until > now or not self.reason(rules, now):
             return False
-        self.marked_until = now + rules.lease_ms
+        self.flush_requested_until = now + rules.lease_ms
         return True
 
     def open(self, to: int, why: str) -> None:
-        """Open the gate for everything up to a number."""
+        """Fire the trigger for everything up to a number."""
         if to >= self.open_to:
             self.open_to, self.open_why = to, why
 
@@ -75,7 +75,7 @@ class Buffer:
             self.last_at = now
 
     def free_again(self, numbers: Iterable[int], attempts: int) -> None:
-        """Put items back where they stood, and open the gate for them."""
+        """Put items back where they stood, and fire the trigger for them."""
         for number in numbers:
             item = self.items[number]
             self.items[number] = item._replace(attempts=item.attempts + attempts)

@@ -140,7 +140,7 @@ def digest_of_item(aggregator: str, group: str, id: str) -> bytes:
 
 
 def pack_item(digest: bytes, item: NewItem) -> bytes:
-    """Pack an item without its time: the script writes it before it, in the place of the mark of an unreadable one."""
+    """Pack an item without its time: the script writes it before it, in the place of the flush request of an unreadable one."""
     id, payload = encode(item.id), encode(item.payload)
     mark = b"!" if item.is_unreadable else b""
     return b"%b%b %d %d\n%b%b" % (mark, digest, len(id), len(payload), id, payload)

@@ -229,7 +229,7 @@ group = _table(
     _time("last_at"),
     _place("open_to"),
     _word("open_why"),
-    _time("marked_until"),
+    _time("flush_requested_until"),
     _time("paused_until"),  # before that, no claim gets anything
     _time("lease_end"),  # of the lease that ends first; 0: there is none
     _time("due_at"),  # 0: when the next item comes

@@ -22,7 +22,7 @@ class BufferWorld:
     """A buffer that may have seven items, and has five.
 
     "a" and "b" are leased by the run "one"; the lease has ended, and nobody has given it up. "c" and "d" are free, and open
-    the gate; "e" is unresolved. "x" was rejected, and "y" removed; both are remembered no more.
+    the trigger; "e" is unresolved. "x" was rejected, and "y" removed; both are remembered no more.
     """
 
     rules: Rules = field(
@@ -108,7 +108,7 @@ def insert_again(backend: Backend, world: BufferWorld) -> object:
 
 
 def look_again(backend: Backend, world: BufferWorld) -> object:
-    """Insert nothing: the gate is looked at."""
+    """Insert nothing: the trigger is looked at."""
     return backend.aggregates.insert(world.rules, [Addition("", ())])
 
 
@@ -153,8 +153,8 @@ def claim_due_groups(backend: Backend, world: BufferWorld) -> object:
     return len(backend.aggregates.claim_due([world.rules.name], 9, LEASE))
 
 
-def open_gate(backend: Backend, world: BufferWorld) -> object:
-    """Open the gate by hand."""
+def open_trigger(backend: Backend, world: BufferWorld) -> object:
+    """Fire the trigger by hand."""
     return backend.buffers.open(world.rules, "")
 
 
@@ -199,7 +199,7 @@ OPERATIONS: tuple[BufferMove, ...] = (
     release_items,
     release_for_later,
     claim_due_groups,
-    open_gate,
+    open_trigger,
     remove_item,
     remove_unresolved,
     clear_buffer,

@@ -32,13 +32,13 @@ from celery_sagas.testing.samples import HOUR
 class OpeningContract(StoreFixtures):
     """Somebody asks for a flush."""
 
-    def test_gate_is_opened_by_hand(self, backend: Backend) -> None:
+    def test_trigger_has_fireded_by_hand(self, backend: Backend) -> None:
         add(backend, CLOSED, *"abc")
         assert backend.buffers.open(CLOSED, "") is True
         snapshot = flush(backend, CLOSED)
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b", "c"], "asked")
 
-    def test_gate_is_opened_for_everything_that_is_there_and_nothing_else(self, backend: Backend) -> None:
+    def test_trigger_has_fireded_for_everything_that_is_there_and_nothing_else(self, backend: Backend) -> None:
         three = CLOSED._replace(size=3)
         add(backend, CLOSED, *"ab")
         backend.buffers.open(three, "")
@@ -48,7 +48,7 @@ class OpeningContract(StoreFixtures):
         assert (ids_of(first.items), first.is_more) == (["a", "b", "c"], False)
         assert taken_by(backend, three, "two") == []
 
-    def test_gate_is_opened_for_several_batches(self, backend: Backend) -> None:
+    def test_trigger_has_fireded_for_several_batches(self, backend: Backend) -> None:
         """It is open until the last of the items."""
         add(backend, CLOSED, *"abcde")
         backend.buffers.open(PAIRS, "")
@@ -58,7 +58,7 @@ class OpeningContract(StoreFixtures):
         assert snapshots[2].reason == "asked"
 
     def test_caller_asks_for_the_flush_that_it_has_opened(self, backend: Backend, clock: Clock) -> None:
-        """Nobody else asks; the mark lasts anew."""
+        """Nobody else asks; the flush request lasts anew."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE // 2)
         assert backend.buffers.open(PAIRS, "") is True
@@ -68,7 +68,7 @@ class OpeningContract(StoreFixtures):
         clock.advance(LEASE)
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
-    def test_gate_is_opened_for_leased_items_too(self, backend: Backend) -> None:
+    def test_trigger_has_fireded_for_leased_items_too(self, backend: Backend) -> None:
         """They may come back."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
@@ -105,7 +105,7 @@ class RemovingContract(StoreFixtures):
         with pytest.raises(NothingBuffered):
             backend.buffers.remove(HOURLY, "", "a")
 
-    def test_removed_item_opens_no_gate(self, backend: Backend) -> None:
+    def test_removed_item_opens_no_trigger(self, backend: Backend) -> None:
         """The free items are counted right after it."""
         add(backend, PAIRS._replace(size=3), "a", "b")
         backend.buffers.remove(PAIRS, "", "a")

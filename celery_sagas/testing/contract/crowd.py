@@ -142,7 +142,7 @@ def _insert_into(backend: Backend, stem: str, groups: list[str]) -> int:
 
 
 def _flush_one_by_one(backend: Backend, worker: str) -> list[str]:
-    """Flush while the gate is open."""
+    """Flush while the trigger has fired."""
     flushed: list[str] = []
     for number in range(1_000):
         taken = taken_by(backend, PAIRS, f"{worker} {number}")

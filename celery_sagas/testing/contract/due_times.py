@@ -22,10 +22,10 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
 from celery_sagas.testing.samples import HOUR, MINUTE
 
-#: A gate that opens an hour after the oldest item, half an hour after the last, or for four items.
+#: A trigger that opens an hour after the oldest item, half an hour after the last, or for four items.
 TIMED = HOURLY._replace(size=4, idle_ms=30 * MINUTE)
 
-each_gate = pytest.mark.parametrize(
+each_trigger = pytest.mark.parametrize(
     ("rules", "after"),
     [(CLOSED, 0), (PAIRS, 0), (HOURLY, HOUR), (IDLE, HOUR), (TIMED, 30 * MINUTE), (PAIRS._replace(size=1), LEASE)],
     ids=["none", "size", "age", "idle", "all", "open"],
@@ -35,9 +35,9 @@ each_gate = pytest.mark.parametrize(
 class DueTimesContract(StoreFixtures):
     """Somebody looks at a group when there is something to see, and not before."""
 
-    @each_gate
+    @each_trigger
     def test_due_time_after_an_insert(self, backend: Backend, clock: Clock, rules: Rules, after: int) -> None:
-        """It is when the first of its times comes, or when the mark expires."""
+        """It is when the first of its times comes, or when the flush request expires."""
         add(backend, rules, "a")
         assert due_at(backend) == (clock.now + after if after else 0)
 
@@ -82,8 +82,8 @@ class DueTimesContract(StoreFixtures):
         backend.aggregates.release(TIMED, "", "one", delay_ms=3 * HOUR)
         assert due_at(backend) == clock.now + 3 * HOUR + LEASE
 
-    def test_due_time_after_a_claim_that_finds_the_gate_closed(self, backend: Backend, clock: Clock) -> None:
-        """The mark of an earlier flush says nothing any more."""
+    def test_due_time_after_a_claim_that_finds_the_trigger_closed(self, backend: Backend, clock: Clock) -> None:
+        """The flush request of an earlier flush says nothing any more."""
         start = clock.now
         add(backend, TIMED, *"abc")
         backend.buffers.open(TIMED, "")
@@ -103,7 +103,7 @@ class DueTimesContract(StoreFixtures):
         backend.aggregates.remove(HOURLY, "", "one", rejected=rejected, unreadable=unreadable)
         assert due_at(backend) == 0
 
-    def test_group_is_due_at_once_if_its_gate_is_open_and_nobody_was_asked(self, backend: Backend, clock: Clock) -> None:
+    def test_group_is_due_at_once_if_its_trigger_has_fired_and_nobody_was_asked(self, backend: Backend, clock: Clock) -> None:
         start = clock.now
         add(backend, TIMED, *"abcde")
         clock.advance(LEASE)

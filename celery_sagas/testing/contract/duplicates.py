@@ -188,7 +188,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, bounded, "d") == Added(1)
 
     def test_full_buffer_is_due_if_its_flush_was_lost(self, backend: Backend, clock: Clock) -> None:
-        """Nobody is told of the gate by a refused insert."""
+        """Nobody is told of the trigger by a refused insert."""
         bounded = PAIRS._replace(max_buffered=2)
         add(backend, bounded, "a", "b")
         clock.advance(LEASE)

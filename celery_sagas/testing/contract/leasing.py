@@ -38,7 +38,7 @@ class LeasingContract(StoreFixtures):
         assert [item._replace(attempts=0) for item in snapshot.items] == list(before)
         assert [item.attempts for item in snapshot.items] == [1, 1]
 
-    def test_gate_is_open_for_what_comes_back(self, backend: Backend, clock: Clock) -> None:
+    def test_trigger_has_fired_for_what_comes_back(self, backend: Backend, clock: Clock) -> None:
         """It does not wait for others to fill its batch."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
@@ -62,7 +62,7 @@ class LeasingContract(StoreFixtures):
         assert states(backend) == dict.fromkeys("abcdef", "leased")
         assert attempts(backend) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0, "f": 0}
 
-    def test_claim_that_finds_a_closed_gate_takes_what_has_come_back(self, backend: Backend, clock: Clock) -> None:
+    def test_claim_that_finds_a_closed_trigger_takes_what_has_come_back(self, backend: Backend, clock: Clock) -> None:
         """What came back opens it, whatever the size says."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
@@ -93,7 +93,7 @@ class LeasingContract(StoreFixtures):
         assert attempts(backend) == {"a": 0, "b": 0}
         assert states(backend) == {"a": "free", "b": "free"}
 
-    def test_gate_is_open_for_what_was_released(self, backend: Backend) -> None:
+    def test_trigger_has_fired_for_what_was_released(self, backend: Backend) -> None:
         """It does not matter by which rules it is looked at."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
@@ -101,7 +101,7 @@ class LeasingContract(StoreFixtures):
         snapshot = flush(backend, CLOSED, "two")
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b"], "again")
 
-    def test_gate_is_not_open_for_what_comes_after_a_release(self, backend: Backend) -> None:
+    def test_trigger_is_not_open_for_what_comes_after_a_release(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")

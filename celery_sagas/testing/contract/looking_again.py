@@ -20,7 +20,7 @@ class LookingAgainContract(StoreFixtures):
         assert add(backend, PAIRS) == Added(0)
         assert buffered(backend) == ["a"]
 
-    def test_gate_is_looked_at_by_the_rules_of_the_addition(self, backend: Backend) -> None:
+    def test_trigger_is_looked_at_by_the_rules_of_the_addition(self, backend: Backend) -> None:
         """One caller is told, as of any other addition."""
         add(backend, PAIRS._replace(size=3), "a", "b")
         assert add(backend, PAIRS) == Added(0, is_open=True)
@@ -59,7 +59,7 @@ class LookingAgainContract(StoreFixtures):
         add(backend, IDLE)
         assert due_at(backend) == clock.now + HOUR
 
-    def test_gate_that_time_has_opened_by_new_rules_is_told(self, backend: Backend, clock: Clock) -> None:
+    def test_trigger_that_time_has_opened_by_new_rules_is_told(self, backend: Backend, clock: Clock) -> None:
         add(backend, CLOSED, "a")
         clock.advance(HOUR)
         assert add(backend, HOURLY) == Added(0, is_open=True)

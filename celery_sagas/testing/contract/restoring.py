@@ -50,7 +50,7 @@ class RestoringContract(StoreFixtures):
         assert attempts(backend) == {"a": 0, "b": 0}
         assert [item.attempts for item in flush(backend, PAIRS, "three").items] == [0, 0]
 
-    def test_gate_is_open_for_a_rejected_item_that_is_back(self, backend: Backend) -> None:
+    def test_trigger_has_fired_for_a_rejected_item_that_is_back(self, backend: Backend) -> None:
         """It has waited for long enough."""
         [rejected, _] = reject(backend, "a", "b")
         backend.aggregates.restore(CLOSED, rejected)

@@ -107,7 +107,7 @@ class ResolvingContract(StoreFixtures):
         assert attempts(backend) == {"a": 0, "b": 0}
         assert [item.attempts for item in flush(backend, PAIRS, "three").items] == [0, 0]
 
-    def test_gate_is_open_for_what_is_back(self, backend: Backend) -> None:
+    def test_trigger_has_fired_for_what_is_back(self, backend: Backend) -> None:
         """It has waited for long enough."""
         add(backend, CLOSED, "a", is_unreadable=True)
         resolve(backend, CLOSED)

@@ -27,7 +27,7 @@ def add_items(runtime: Runtime, definition: AggregatorDefinition, items: Sequenc
 
 
 def ask(runtime: Runtime, definition: AggregatorDefinition, group: str) -> bool:
-    """Ask for the flush of a group; if the broker is away, a relay does so when the mark has expired.
+    """Ask for the flush of a group; if the broker is away, a relay does so when the flush request has expired.
 
     Returns:
         Whether the broker is there.

@@ -135,7 +135,7 @@ def _buffer(task: BufferTask, id: str, value: Any) -> None:
 
 
 def flush_group(task: FlushTask, group: str) -> Any:
-    """Flush one batch of a group, if its gate is open; return what the function returned."""
+    """Flush one batch of a group, if its trigger has fired; return what the function returned."""
     definition, runtime = task.saga_aggregator, runtime_of(task.app)
     flush = Flush(
         store=runtime.batches.aggregates,

@@ -136,7 +136,7 @@ def delivered(backend: Backend) -> None:
 
 
 def later(backend: Backend) -> RedisBackend:
-    """Let every gate, lease and id be out of time."""
+    """Let every trigger, lease and id be out of time."""
     assert isinstance(backend, RedisBackend)
     assert isinstance(backend.aggregates, RedisAggregateStore)
     now = backend.aggregates._now
@@ -223,10 +223,10 @@ BUFFERED = [
     Play("release items", leased, lambda backend, of: backend.aggregates.release(RULES, "", "token", **divided(of))),
     Play("pause", leased, lambda backend, _: backend.aggregates.release(RULES, "", "token", delay_ms=MINUTE)),
     Play("claim in a pause", paused, lambda backend, _: backend.aggregates.claim(RULES, "", "another token")),
-    Play("open a gate in a pause", paused, lambda backend, _: backend.buffers.open(RULES, "")),
+    Play("open a trigger in a pause", paused, lambda backend, _: backend.buffers.open(RULES, "")),
     Play("claim due groups", inserted, lambda backend, _: later(backend).aggregates.claim_due([RULES.name], 1, MINUTE)),
     Play("forget ids", rejected_items, lambda backend, _: later(backend).aggregates.purge(1)),
-    Play("open a gate", inserted, lambda backend, _: backend.buffers.open(RULES, "other")),
+    Play("open a trigger", inserted, lambda backend, _: backend.buffers.open(RULES, "other")),
     Play("remove an item", inserted, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
     Play("remove an unresolved item", rejected_items, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
     Play("clear a group", rejected_items, lambda backend, _: backend.buffers.clear(RULES, "")),

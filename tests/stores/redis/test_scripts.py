@@ -377,7 +377,7 @@ def _all_of(backend: RedisBackend, record: Record, *, cancelled: tuple[str, ...]
     """Return each change of a record, with everything that a commit can write."""
     rows = [outgoing(), outgoing("scheduled"), *values.pop("rows", [])]
     line = entry(record, outcome="completed", message_id=values.pop("message_id", ""))
-    made = effects(record, *rows, line=line, owner="me", grace_ms=MINUTE, lock_owner=values.pop("holder", ""))
+    made = effects(record, *rows, line=line, owner="me", grace_ms=MINUTE, lock_owner=values.pop("lock_owner", ""))
     return [
         lambda: backend.sagas.update(record, change(removed=T1, cancelled=cancelled, **values), made),
         lambda: backend.sagas.delete(record, made),

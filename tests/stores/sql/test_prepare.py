@@ -32,11 +32,11 @@ import os
 import sys
 from celery_sagas.stores.sql.backend import SqlBackend
 
-gate, opened = os.pipe()
+trigger, opened = os.pipe()
 for _ in range(10):
     if os.fork() == 0:
         os.close(opened)
-        os.read(gate, 1)  # until the parent has forked all of them, and closes it
+        os.read(trigger, 1)  # until the parent has forked all of them, and closes it
         backend = SqlBackend(sys.argv[1], prefix="", options={"busy_timeout": 240})  # for SQLite: until all others are done
         backend.prepare(create_schema=True, processes=2)
         backend.close()

@@ -26,7 +26,7 @@ from celery_sagas.stores.redis.packing import (
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.turns import Turns
 
-#: How many groups one script marks, how many ids one forgets, and how many items one inserts: it holds up everybody else.
+#: How many groups one script claims, how many ids one forgets, and how many items one inserts: it holds up everybody else.
 _AT_ONCE: Final = 500
 _INSERTED_AT_ONCE: Final = 5_000
 
@@ -60,8 +60,8 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     """Items in a list for each group, until a flush takes them, then in one hash for each aggregator and shard; a group lives
     whole in one shard, chosen by its name.
 
-    Insertions, claims and removals wait for replicas. If a fail-over loses a mark, a renewal or a release, the time that it was
-    about ends sooner or later than it was meant to.
+    Insertions, claims and removals wait for replicas. If a fail-over loses a flush request, a renewal or a release, the time that
+    it was about ends sooner or later than it was meant to.
     """
 
     def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
@@ -187,7 +187,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
 
 
 def of_rules(rules: Rules, about: str, now: int | str, call: str) -> list[Word]:
-    """Return the first arguments of the scripts that look at a gate.
+    """Return the first arguments of the scripts that look at a trigger.
 
     Args:
         rules: Of the aggregator.

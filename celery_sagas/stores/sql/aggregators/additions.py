@@ -23,7 +23,7 @@ from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import Values
 from celery_sagas.stores.sql.tables import buffer, group
 
-#: In the place of the number that an item is about to get: larger than any that a gate was opened for.
+#: In the place of the number that an item is about to get: larger than any that a trigger was fired for.
 _LATEST = 2**62
 #: The columns of a new item: those that all of one call have in common, and its own.
 _COMMON, OWN = ("at", "attempts", "token"), ("place", "key", "id", "payload", "state")

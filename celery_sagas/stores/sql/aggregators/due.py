@@ -1,4 +1,4 @@
-"""How due groups are marked, so that two calls at once never get the same one."""
+"""How due groups are claimed, so that two calls at once never get the same one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,4 +38,4 @@ def _due() -> Select[Any]:
 def _mark(count: int) -> Update:
     lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
     are = [group.c.prefix == PREFIX, any_of(group.c.place, "place", count)]
-    return update(group).where(*are).values(marked_until=now() + lease_ms, due_at=now() + lease_ms)
+    return update(group).where(*are).values(flush_requested_until=now() + lease_ms, due_at=now() + lease_ms)

@@ -27,7 +27,7 @@ class Flushes:
         self._leases = read_leases(session, self._row)
 
     def claim(self, token: str) -> Snapshot | None:
-        """LeaseRow the first free items to a token, if the gate is open; a token that has a lease is given the same again."""
+        """Lease the first free items to a token, if the trigger has fired; a token that has a lease is given the same again."""
         if not self._row.buffered:
             return None
         if token in self._leases:
@@ -35,7 +35,7 @@ class Flushes:
         if self._row.paused_until > self._now:
             return None
         self._end_expired_leases()
-        self._row.marked_until = 0
+        self._row.flush_requested_until = 0
         reason = self._row.reason(self._rules, self._now)
         snapshot = self._lease(token, reason) if reason else None
         self._save()
@@ -62,7 +62,7 @@ class Flushes:
 
     def _snapshot(self, leased: Sequence[Item], lease: LeaseRow) -> Snapshot:
         as_free = tuple(item._replace(state="free") for item in leased)
-        return Snapshot(as_free, lease.reason, self._row.unresolved, self._row.marked_until > self._now)
+        return Snapshot(as_free, lease.reason, self._row.unresolved, self._row.flush_requested_until > self._now)
 
     def renew(self, token: str) -> bool:
         """Begin the time of a lease anew, if it is there."""
@@ -89,7 +89,7 @@ class Flushes:
         self._remove([number for number in numbers if number in gone], rejected)
         self._free([number for number in numbers if number not in gone], attempts)
         self._row.paused_until = max(self._row.paused_until, self._now + delay_ms)
-        self._row.marked_until = max(self._row.marked_until, self._now + delay_ms + self._rules.lease_ms)
+        self._row.flush_requested_until = max(self._row.flush_requested_until, self._now + delay_ms + self._rules.lease_ms)
         self._save()
 
     def resolve(self, numbers: Collection[int]) -> int:

@@ -39,7 +39,7 @@ class GroupRow:
     last_at: int = 0
     open_to: int = 0
     open_why: str = ""
-    marked_until: int = 0
+    flush_requested_until: int = 0
     paused_until: int = 0
     lease_end: int = 0
     due_at: int = 0
@@ -51,31 +51,31 @@ class GroupRow:
         return self.free + self.leased + self.unresolved
 
     def reason(self, rules: Rules, now: int) -> str:
-        """Return why the gate is open, or an empty text."""
+        """Return why the trigger has fired, or an empty text."""
         return reason_of(rules, self._waiting(), now)
 
     def ask(self, rules: Rules, now: int) -> bool:
-        """Set the mark if the gate is open and there is none; return whether it was set."""
-        if self.marked_until > now or not self.reason(rules, now):
+        """Request a flush if the trigger has fired and none is requested; return whether it was."""
+        if self.flush_requested_until > now or not self.reason(rules, now):
             return False
-        self.marked_until = now + rules.lease_ms
+        self.flush_requested_until = now + rules.lease_ms
         return True
 
     def back(self, numbers: Sequence[int]) -> None:
         """Count items that are free again after they were unresolved or rejected, and have the group looked at for them."""
         self.free += len(numbers)
         self.open(max(numbers), "again")
-        self.marked_until = 0
+        self.flush_requested_until = 0
 
     def open(self, to: int, why: str) -> None:
-        """Open the gate for everything up to a number."""
+        """Fire the trigger for everything up to a number."""
         if to >= self.open_to:
             self.open_to, self.open_why = to, why
 
     def settle(self, rules: Rules, now: int) -> None:
         """Set the time at which somebody must look at it."""
         ends = [self.lease_end] if self.lease_end else []
-        self.due_at = due_at(rules, self._waiting(), now, self.marked_until, ends) or 0
+        self.due_at = due_at(rules, self._waiting(), now, self.flush_requested_until, ends) or 0
 
     def copy(self) -> GroupRow:
         """Return another one that is the same."""

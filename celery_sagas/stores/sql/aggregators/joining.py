@@ -1,4 +1,4 @@
-"""An item that joins others and does not open their gate, as most items do: on PostgreSQL it takes one statement.
+"""An item that joins others and does not fire their trigger, as most items do: on PostgreSQL it takes one statement.
 
 It looks for the item's id before it has locked the group. If another has buffered the id meanwhile, the item cannot be inserted;
 if its item was even removed again, the group says so by ``removals``. Either way nothing is changed, and the item goes the long
@@ -63,10 +63,10 @@ def join(session: SqlSession, rules: Rules, addition: Addition) -> bool:
 
 
 def _join(has_size: int, has_within: int, has_idle: int, has_most: int) -> Select[tuple[int]]:
-    """Change the group and insert the item, if nothing else is to be done: see ``core/gate.py``."""
+    """Change the group and insert the item, if nothing else is to be done: see ``core/aggregators/rules.py``."""
     known, before = select_known(1).cte("known"), group.alias("before")
     size, within, idle, most = (bindparam(name, type_=BigInteger()) for name in ("size", "within", "idle", "most"))
-    of, is_marked, waits_until = group.c, group.c.marked_until > now(), group.c.oldest_at + within
+    of, is_marked, waits_until = group.c, group.c.flush_requested_until > now(), group.c.oldest_at + within
     is_closed = [of.oldest > of.open_to, *([of.free + literal("1") < size] if has_size else [])]
     is_closed += [waits_until > now()] if has_within else []
     times = [
@@ -79,7 +79,7 @@ def _join(has_size: int, has_within: int, has_idle: int, has_most: int) -> Selec
     conditions = [*is_it, of.removals == removals.scalar_subquery(), of.free > literal("0")]
     conditions += [or_(is_marked, and_(*is_closed)), ~exists(literal("1")).select_from(known)]
     conditions += [of.free + of.leased + of.unresolved < most] if has_most else []
-    due_at = case((is_marked, of.marked_until), else_=func.coalesce(func.least(*times), literal("0")))
+    due_at = case((is_marked, of.flush_requested_until), else_=func.coalesce(func.least(*times), literal("0")))
     changed = update(group).where(*conditions).values(free=of.free + literal("1"), last_at=now(), due_at=due_at)
     joined = changed.returning(of.last_at).cte("joined")
     return select(joined.c.last_at).add_cte(_item_of(joined))

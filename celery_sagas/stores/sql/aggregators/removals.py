@@ -24,15 +24,15 @@ from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import discard
 
 
-def open_gate(session: SqlSession, rules: Rules, group: str) -> bool:
-    """Open the gate of a group for everything that is free or leased, and set the mark."""
+def open_trigger(session: SqlSession, rules: Rules, group: str) -> bool:
+    """Fire the trigger of a group for everything that is free or leased, and request its flush."""
     now, row = lock(session, rules.name, group)
     if row is None or not row.free + row.leased:
         return False
     row.open(max(last_number(session, row.place, state) for state in (FREE, LEASED)), "asked")
     look_at_oldest(session, row)
     row.paused_until = 0
-    row.marked_until = now + rules.lease_ms
+    row.flush_requested_until = now + rules.lease_ms
     save(session, rules, now, [row])
     return True
 

@@ -1,15 +1,16 @@
--- uses: clock many state gate group items leases fresh oldest freeing attempts batch ended
--- Lease the first free items of a group to a token, if its gate is open.
+-- uses: clock many state trigger group items leases fresh oldest freeing attempts batch ended
+-- Lease the first free items of a group to a token, if its trigger has fired.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token, most items, failures of an item before its
 --   batches become smaller
--- Answers with: nothing if the gate is closed, or the group pauses; else the reason, how many items are unresolved, 1 if there is
---   more to flush, the numbers of the items, how often each has failed (empty: none has), each packed item (empty if it is lost).
+-- Answers with: nothing if the trigger has not fired, or the group pauses; else the reason, how many items are unresolved, 1 if
+--   there is more to flush, the numbers of the items, how often each has failed (empty: none has), each packed item (empty if it
+--   is lost).
 -- A repeat finds the token's lease, and answers with it.
 local now, token = clock(ARGV[2]), ARGV[8]
 
 local function lease_items(group, reason)
-  if reason == 'age' or reason == 'idle' then open_gate(group, last_free(), reason) end
+  if reason == 'age' or reason == 'idle' then open_trigger(group, last_free(), reason) end
   local numbers, others, words = take_free(group, limit), {}, {}
   local count = taken(numbers, failures_of(numbers))
   for position = #numbers, count + 1, -1 do others[#others + 1], numbers[position] = numbers[position], nil end
@@ -31,7 +32,7 @@ if group.is_new then return {} end
 if redis.call('HEXISTS', leases, token) == 0 then
   if group.paused > now then return {} end
   give_up_ended(group, now)
-  group.marked = 0
+  group.requested = 0
   local reason = reason_of(group, now)
   if reason then numbers, packed = lease_items(group, reason) end
   save_group(group, now)

@@ -1,9 +1,9 @@
 -- uses: clock many state answers
--- Mark groups that are due, the longest due first.
+-- Claim groups that are due, the longest due first: their flushes count as requested.
 -- KEYS: groups and due of each aggregator, answer of the call
--- ARGV: call, now (ms, or empty), limit, for how long they are marked (ms)
+-- ARGV: call, now (ms, or empty), limit, for how long they count as requested (ms)
 -- Answers with: for each group the position of its aggregator, from 0, and its name.
--- A repeat answers with the groups that the first call has marked: they are due when the mark ends, which bears the call's name.
+-- A repeat answers with the groups that the first call has claimed: their requests have the call's name.
 local now, limit, lease_ms = clock(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local function due_groups()
@@ -21,7 +21,7 @@ local function due_groups()
   return found
 end
 
-local function marked_before(ends_at)
+local function claimed_before(ends_at)
   local found = {}
   for key = 1, #KEYS - 1, 2 do
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[key + 1], ends_at, ends_at)) do
@@ -31,11 +31,11 @@ local function marked_before(ends_at)
   return found
 end
 
-local function mark_groups()
+local function claim_groups()
   local found, ends_at = due_groups(), now + lease_ms
   for _, each in ipairs(found) do
     local group = read_state(redis.call('HGET', KEYS[each.key], each.name))
-    group.marked, group.due, group.asker = ends_at, ends_at, call
+    group.requested, group.due, group.asker = ends_at, ends_at, call
     redis.call('HSET', KEYS[each.key], each.name, pack_state(group))
     redis.call('ZADD', KEYS[each.key + 1], ends_at, each.name)
   end
@@ -45,5 +45,5 @@ end
 
 for key = 1, #KEYS - 1, 2 do redis.call('HLEN', KEYS[key]) end
 local before, reply = answered(), {}
-for _, each in ipairs(before and marked_before(before) or mark_groups()) do add(reply, (each.key - 1) / 2, each.name) end
+for _, each in ipairs(before and claimed_before(before) or claim_groups()) do add(reply, (each.key - 1) / 2, each.name) end
 return reply

@@ -7,7 +7,7 @@
 -- Answers with: for each group how many items are new, 1 if a flush is to be asked for, 1 if it is full; spaces in between.
 -- A repeat finds the items, and its call if no other has inserted since: then it answers as the first call did.
 local call, now, most, number_of_groups = ARGV[1], clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9])
--- uses: joining many state gate group
+-- uses: joining many state trigger group
 local sequence, names, unread = KEYS[5], KEYS[8], KEYS[9 + number_of_groups]
 -- uses: unread resolving adding
 if unread then redis.call('ZCARD', unread) end

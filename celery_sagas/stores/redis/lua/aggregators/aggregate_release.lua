@@ -1,5 +1,5 @@
 local unread = KEYS[13]
--- uses: clock many state gate group items leases fresh oldest freeing attempts unread resolving ending answers
+-- uses: clock many state trigger group items leases fresh oldest freeing attempts unread resolving ending answers
 -- End a lease: its items are free again, but for the unreadable ones, and for the rejected ones, whose letters are kept.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh; if an item is unreadable or
 --   rejected also unread, letters, letters by time; answer of the call
@@ -21,6 +21,6 @@ if ARGV[10] == '1' then count_attempts(others) end
 free_again(group, others)
 drop_items(rejected, rejected_digests, ends_at)
 group.paused = math.max(group.paused, now + ARGV[11])
-mark(group, math.max(group.marked, now + ARGV[11] + lease_ms))
+request(group, math.max(group.requested, now + ARGV[11] + lease_ms))
 save_group(group, now)
 return remember(1)

@@ -1,5 +1,5 @@
 local unread = KEYS[13]
--- uses: clock many state gate group items leases fresh oldest freeing attempts unread resolving ending answers
+-- uses: clock many state trigger group items leases fresh oldest freeing attempts unread resolving ending answers
 -- End a lease: remove its items, but for the unreadable ones, and keep the letters of the rejected ones.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh; if an item is unreadable or
 --   rejected also unread, letters, letters by time; answer of the call

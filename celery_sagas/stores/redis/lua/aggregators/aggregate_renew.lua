@@ -1,4 +1,4 @@
--- uses: clock many state gate group items leases fresh
+-- uses: clock many state trigger group items leases fresh
 -- Begin the time of a lease anew.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token

@@ -1,6 +1,6 @@
 local unread = KEYS[13]
--- uses: clock many state gate group items leases fresh oldest freeing attempts unread resolving answers
--- Make unresolved items of a group free again, where they stood, and open its gate for them.
+-- uses: clock many state trigger group items leases fresh oldest freeing attempts unread resolving answers
+-- Make unresolved items of a group free again, where they stood, and fire its trigger for them.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, unread, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), the number of each
 -- Answers with: how many of them were unresolved.
@@ -16,7 +16,7 @@ for at = 8, #ARGV do
 end
 if #numbers == 0 then return 0 end
 
-group.marked = 0
+group.requested = 0
 in_parts(numbers, function(...) redis.call('HDEL', attempts, ...) end)
 free_again(group, numbers)
 save_group(group, now)

@@ -1,5 +1,5 @@
--- uses: clock many state gate group items leases fresh oldest freeing answers
--- Put a rejected item back where it stood, remove its letter, and open the gate for it; but not if its id is buffered again.
+-- uses: clock many state trigger group items leases fresh oldest freeing answers
+-- Put a rejected item back where it stood, remove its letter, and fire the trigger for it; but not if its id is buffered again.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, unread, letters, letters by
 --   time, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), id of the letter, number of the item, its digest, the
@@ -18,7 +18,7 @@ if redis.call('HEXISTS', items, digest) + redis.call('HEXISTS', fresh_ids, diges
 
 redis.call('HSET', items, number, packed, digest, number)
 redis.call('ZREM', seen, digest)
-group.marked = 0
+group.requested = 0
 free_again(group, { number })
 save_group(group, now)
 redis.call('HDEL', letters, letter)

@@ -1,5 +1,5 @@
 local unread = KEYS[13]
--- uses: clock many state gate group items leases fresh oldest freeing attempts unread resolving answers
+-- uses: clock many state trigger group items leases fresh oldest freeing attempts unread resolving answers
 -- Remove the first items of a group, whatever their state; its leases are given up.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, unread, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), for how long ids are remembered (ms, 0: not at all), how

@@ -1,5 +1,5 @@
--- uses: clock many state gate group items leases fresh oldest freeing answers
--- Open the gate of a group for everything that is free or leased, and mark it.
+-- uses: clock many state trigger group items leases fresh oldest freeing answers
+-- Fire the trigger of a group for everything that is free or leased, and request its flush.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms)
 -- Answers with: 1, or 0 if nothing is free or leased.
@@ -12,8 +12,8 @@ local last = last_free()
 for _, list in ipairs(redis.call('HVALS', leased)) do last = math.max(last, tonumber(string.match(list, '(%d+) %S+$') or 0)) end
 if last == 0 then return 0 end
 
-open_gate(group, last, 'asked')
+open_trigger(group, last, 'asked')
 group.paused = 0
-mark(group, now + lease_ms)
+request(group, now + lease_ms)
 save_group(group, now)
 return remember(1)

@@ -1,13 +1,13 @@
--- Takes free items, puts them back, and opens the gate for them. Expects fresh and oldest.
+-- Takes free items, puts them back, and fires the trigger for them. Expects fresh and oldest.
 
--- Open the gate for everything up to a number.
-local function open_gate(group, number, why)
+-- Fire the trigger for everything up to a number.
+local function open_trigger(group, number, why)
   if number >= group.open_to then group.open_to, group.why = number, why end
 end
 
--- Set the mark, for a time.
-local function mark(group, ends_at)
-  group.marked, group.asker = ends_at, ARGV[1]
+-- Request a flush, for a time.
+local function request(group, ends_at)
+  group.requested, group.asker = ends_at, ARGV[1]
 end
 
 -- Take the numbers of the first free items, in their order: as many as there are, up to a limit, or some more.
@@ -36,9 +36,9 @@ local function last_free()
   return math.max(tonumber(last), tonumber(redis.call('LINDEX', fresh, -2) or 0))
 end
 
--- Put items back, and open the gate for them.
+-- Put items back, and fire the trigger for them.
 local function free_again(group, numbers)
-  for _, number in ipairs(numbers) do open_gate(group, tonumber(number), 'again') end
+  for _, number in ipairs(numbers) do open_trigger(group, tonumber(number), 'again') end
   put_back(numbers)
   group.free = group.free + #numbers
   look_at_oldest(group)

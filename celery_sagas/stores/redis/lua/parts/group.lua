@@ -1,4 +1,4 @@
--- A group and its items. Expects many, state and gate; KEYS[1] to [7]: groups, order, due, items, sequence, seen, fresh
+-- A group and its items. Expects many, state and trigger; KEYS[1] to [7]: groups, order, due, items, sequence, seen, fresh
 -- ids. Items stand in a list while they are fresh (parts/fresh.lua), then in items: there also the number of each, by its digest.
 local groups, order, due, items, seen, fresh_ids = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7]
 

@@ -1,8 +1,8 @@
--- When a group is flushed, as core/gate.py says. Expects ARGV[1] call, [4] to [7]: size, within, idle and lease (ms; 0: not at
--- all).
+-- When a group is flushed, as core/aggregators/rules.py says. Expects ARGV[1] call, [4] to [7]: size, within, idle and lease (ms;
+-- 0: not at all).
 local size, within, idle, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
--- Why the gate is open, or nil.
+-- Why the trigger has fired, or nil.
 local function reason_of(group, now)
   if group.free == 0 then return nil end
   if size > 0 and group.free >= size then return 'size' end
@@ -13,7 +13,7 @@ end
 
 -- When somebody must look at the group again; 0: when its next item comes.
 local function due_of(group, now)
-  if group.marked > now then return group.marked end
+  if group.requested > now then return group.requested end
   local at = group.lease_end > 0 and group.lease_end or math.huge
   if reason_of(group, now) then
     at = math.min(at, now)
@@ -24,9 +24,9 @@ local function due_of(group, now)
   return at < math.huge and at or 0
 end
 
--- Set the mark, if the gate is open and there is none; return whether it was set.
+-- Request a flush, if the trigger has fired and none is requested; return whether it was.
 local function ask(group, now)
-  if group.marked > now or not reason_of(group, now) then return false end
-  group.marked, group.asker = now + lease_ms, ARGV[1]
+  if group.requested > now or not reason_of(group, now) then return false end
+  group.requested, group.asker = now + lease_ms, ARGV[1]
   return true
 end
