@@ -1,6 +1,6 @@
 -- What is kept of a group: <call that requested its flush> <call that inserted last> <items it inserted> <free> <leased>
 -- <unresolved> <oldest free number> <its time> <time of the last insertion> <number up to which the trigger has fired> <why>
--- <flush requested until> <paused until> <end of the first lease> <due at, 0: when its next item comes>. Times are ms; -: nothing.
+-- <flush requested until> <paused until> <end of the first lease> <due at, 0: when its next item comes>. Times are ms; -: none.
 local STATE = '^(%S+) (%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (%d+) (%d+) (%d+) (%d+)$'
 
 local function read_state(text)
