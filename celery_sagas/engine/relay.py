@@ -14,11 +14,10 @@ from celery_sagas.engine.aggregators.groups import Groups
 from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.outbox.housekeeping import Housekeeping
-from celery_sagas.engine.outbox.publishing import Message, Publisher
+from celery_sagas.engine.outbox.publishing import Message, Publisher, probing
 from celery_sagas.engine.outbox.sweeps import Sweep, Tally
 from celery_sagas.engine.requests.gathers import Gathers
-from celery_sagas.engine.suspects import Suspects
-from celery_sagas.errors import Doubtful, PublishError, StoreError
+from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, OutboxRow
 
@@ -30,9 +29,6 @@ BATCH = 500
 _OWN_KINDS = frozenset({"scheduled", "deadline"})
 #: Seconds after which a row is tried again that could not be published: doubled with each attempt, up to a bound.
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
-#: Suspects in a row, and seconds that they may cost, after which the broker is taken to be away. Fast ones are all tried: any
-#: number of rows that no broker takes may stand before the others.
-_PATIENCE, _PATIENCE_S = 2, 5.0
 #: Seconds after which a row comes up again, at the latest, whose step is not known here.
 _LAST_LOOK_S = 60.0
 #: Before that, such a part of the interval, and of the time for which it has been due: nobody else sees it meanwhile.
@@ -89,7 +85,6 @@ class Relay:
     announce: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: tells people of a new letter
 
     def __post_init__(self) -> None:
-        self.suspects = Suspects()
         forget = self.groups.backend.aggregates.purge if self.groups else None
         self._housekeeping = Housekeeping(self.backend, self.terms.retention_s, self.clock, forget)
 
@@ -122,7 +117,7 @@ class Relay:
         while not self.is_stopping() and (began := self.clock()) < end:
             rows = self.backend.outbox.claim_due(token, BATCH, int(self.terms.lease_s * 1000))
             _Batch(self, sweep, token, began + half_lease_s).publish(rows)
-            if len(rows) < BATCH or sweep.error or sweep.unsure:
+            if len(rows) < BATCH or sweep.error or sweep.unconfirmed:
                 break
 
 
@@ -138,140 +133,85 @@ class _Batch:
     def __post_init__(self) -> None:
         self.outbox = self.relay.backend.outbox
         self.published: list[str] = []
-        self.suspects: list[tuple[OutboxRow, PublishError]] = []  #: since a row was last accepted
-        self.suspected_at = 0.0  #: when the first of them failed
+        self.unconfirmed: Set[str] = frozenset()  #: of those that were published at once
 
     def publish(self, rows: Sequence[OutboxRow]) -> None:
-        """Publish rows; give those back that it does not come to, or cannot judge."""
+        """Publish rows; give those back that it does not come to."""
         known = self._pass_over_unknown(rows)
         try:
             left = self._publish_known(known)
-            if self.suspects:
-                self._judge_suspects()
         finally:  # whatever happened: what is not removed is sent again
             if self.published:
                 self.outbox.confirm(self.token, self.published)
                 self.sweep.sent += len(self.published)
-        if left:
-            self._give_back(left)
+        self._give_back([row.id for row in left if row.id not in self.unconfirmed])
 
     def _publish_known(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """Publish rows, at once or one after the other; return those that are left."""
+        """Publish rows, at once and then one after the other; return those that are left."""
+        if not rows or self._is_broker_still_away():
+            return rows
         rows = self._publish_at_once(rows)
         for number, row in enumerate(rows):
-            if self._must_end() or self._is_hopeless() or not self._publish(row):
+            if self._must_end() or not self._publish(row):
                 return rows[number:]
         return ()
 
-    def _publish_at_once(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """Publish what may go together; return what is to be published one by one.
+    def _is_broker_still_away(self) -> bool:
+        """Probe the broker if it was away: what is written to one that takes no messages may arrive when it does again."""
+        trouble = self.relay.tally.trouble
+        if trouble is None or not trouble.is_broker_away:
+            return False
+        try:
+            with self.relay.publishing():
+                self.relay.publisher.probe()
+        except PublishError as exc:
+            self._note_away(exc)
+        return self.sweep.is_broker_away
 
-        A row of which nobody knows whether it has arrived keeps its lease: it is published again when that has ended.
+    def _publish_at_once(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
+        """Publish what has not failed before; return what is to be published one by one.
+
+        What is neither confirmed nor refused may have arrived. It is published again in this sweep; if the sweep does not come to
+        it, it keeps its lease, lest each sweep sends it.
         """
-        together = [row for row in rows if not self.relay.suspects.is_to_go_alone(row)]
+        together = [row for row in rows if not row.attempts]  # one that has failed may end the connection of the others
         if not self.relay.pipeline or len(together) < 2 or self._must_end():
             return rows
         with self.relay.publishing():
             receipt = self.relay.pipeline.publish(together)
-        for id in receipt.confirmed:
-            self._note_accepted(id)
-        for id in receipt.unsure:
-            self.relay.suspects.doubt(id)
-        self.sweep.unsure += len(receipt.unsure)
-        return [row for row in rows if row.id not in receipt.confirmed and row.id not in receipt.unsure]
+        self.published += receipt.confirmed
+        self.unconfirmed = receipt.unsure
+        self.sweep.unconfirmed += len(receipt.unsure)
+        return [row for row in rows if row.id not in receipt.confirmed]
 
     def _must_end(self) -> bool:
         return self.relay.is_stopping() or self.sweep.is_broker_away or self.relay.clock() > self.until
 
-    def _is_hopeless(self) -> bool:
-        """Tell whether so many rows failed in a row, and took so long, that others would only wait for it too."""
-        return len(self.suspects) >= _PATIENCE and self.relay.clock() - self.suspected_at >= _PATIENCE_S
-
     def _publish(self, row: OutboxRow) -> bool:
-        """Publish a row; return whether it makes sense to go on with the next."""
+        """Publish a row; return whether the broker takes messages."""
         try:
-            with self.relay.publishing():
+            with self.relay.publishing(), probing(self.relay.publisher):
                 self.relay.publisher.publish(row)
-        except Doubtful as exc:
-            self._suspect(row, exc)
         except PublishError as exc:
             if exc.connection:
                 self._note_away(exc)
                 return False
             self._fail(row, exc)
         else:
-            self._note_accepted(row.id)
-            self._blame_suspects()
+            self.published.append(row.id)
         return True
-
-    def _note_accepted(self, id: str) -> None:
-        self.published.append(id)
-        self.relay.suspects.accept(id)
 
     def _note_away(self, error: PublishError) -> None:
         self.sweep.error, self.sweep.is_broker_away = self.sweep.error or error.reason, True
 
-    def _suspect(self, row: OutboxRow, error: PublishError) -> None:
-        if not self.suspects:
-            self.suspected_at = self.relay.clock()
-        self.suspects.append((row, error))
-
-    def _blame_suspects(self) -> None:
-        """Have the suspects fail: the broker is there, for as long as nothing shows that it no longer is."""
-        while self.suspects and not self._must_end():
-            self._fail(*self.suspects.pop())
-
-    def _judge_suspects(self) -> None:
-        """Decide on the rows after which none was accepted.
-
-        They are to blame if each of them has failed before while others did not, and fails again while the broker takes messages:
-        no outage is needed to explain it. Otherwise they wait, and nothing is counted.
-        """
-        if self._have_all_failed_alone() and not self._must_end() and self._takes_messages():
-            self._try_again()
-        if len(self.suspects) >= _PATIENCE or (self.suspects and not self.published):
-            self._note_away(self.suspects[0][1])
-        self._release_suspects()
-
-    def _have_all_failed_alone(self) -> bool:
-        return all(self.relay.suspects.has_failed_alone(row) for row, _ in self.suspects)
-
-    def _takes_messages(self) -> bool:
-        """Ask the broker: it may accept connections, and no message."""
-        try:
-            with self.relay.publishing():
-                self.relay.publisher.probe()
-        except PublishError as exc:
-            self._note_away(exc)
-            return False
-        return True
-
-    def _try_again(self) -> None:
-        """Publish the suspects once more, and blame those that fail again: there may have been an outage before."""
-        suspects, self.suspects = self.suspects, []
-        for number, (row, _) in enumerate(suspects):
-            if self._must_end() or not self._publish(row):
-                self.suspects += suspects[number:]
-                return
-        if self.suspects and not self._must_end() and self._takes_messages():  # still: an outage may have begun meanwhile
-            self._blame_suspects()
-
-    def _release_suspects(self) -> None:
-        pauses: dict[float, list[str]] = {}
-        for row, _ in self.suspects:
-            pauses.setdefault(self.relay.suspects.suspect(row.id), []).append(row.id)
-        for pause_s, ids in pauses.items():
-            self.outbox.release(self.token, ids, int(pause_s * 1000))
-        self.sweep.released += len(self.suspects)
-
-    def _give_back(self, rows: Sequence[OutboxRow]) -> None:
+    def _give_back(self, ids: Sequence[str]) -> None:
         """End the lease on rows."""
-        self.outbox.release(self.token, [row.id for row in rows])
-        self.sweep.released += len(rows)
+        if ids:
+            self.outbox.release(self.token, ids)
+            self.sweep.released += len(ids)
 
     def _fail(self, row: OutboxRow, error: PublishError) -> None:
         """Try a row again later that cannot be published, or keep it for people."""
-        self.relay.suspects.forget(row.id)
         if row.attempts + 1 >= self.relay.terms.max_attempts:
             self._bury(row, error)
             return
@@ -284,10 +224,10 @@ class _Batch:
         """Keep a row for people, once whoever waits for its answer is told; if the broker does not take even that, it waits."""
         letter = _letter_of(row, error)
         try:
-            with self.relay.publishing():
+            with self.relay.publishing(), probing(self.relay.publisher):
                 self.relay.report(letter, error)
         except PublishError as exc:
-            if not (isinstance(exc, Doubtful) and self._takes_messages()):
+            if exc.connection:
                 self._put_off(row, exc)
                 return
         add_letter(self.relay.backend, letter)

@@ -244,15 +244,15 @@ RELAY = (
     Mutation(
         "relay",
         "engine/relay.py",
-        "if row.id not in receipt.confirmed and row.id not in receipt.unsure]",
-        "if row.id not in receipt.confirmed]",
-        "A row of which nobody knows whether it has arrived is left alone until its lease has ended.",
+        "for row in left if row.id not in self.unconfirmed]",
+        "for row in left]",
+        "A row of which nobody knows whether it has arrived is left alone until its lease has ended, if the broker goes away.",
     ),
     Mutation(
         "relay",
-        "engine/suspects.py",
-        "return row.attempts > 0 or since < self._accepted\n",
-        "return row.attempts > 0 or since <= self._accepted\n",
+        "engine/publishing.py",
+        "        publisher.probe()\n",
+        "",
         "No failure is counted against a row while an outage of the broker explains it.",
     ),
     Mutation(

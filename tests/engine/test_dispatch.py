@@ -72,7 +72,7 @@ def test_absent_broker_is_asked_once(dispatcher: Dispatcher, publisher: Recorder
 def test_row_over_which_the_connection_is_lost_does_not_hold_up_the_next(
     dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, clock: Clock
 ) -> None:
-    """It is to blame if that is accepted, and counted."""
+    """It is to blame if the broker takes messages, and counted."""
     publisher.errors = [LOST]
 
     dispatcher.dispatch(ROWS, 1000.0)
@@ -83,12 +83,22 @@ def test_row_over_which_the_connection_is_lost_does_not_hold_up_the_next(
     assert [(row.id, row.attempts) for row in backend.outbox.claim_due("the test", 10, 1)] == [("row-a", 1)]
 
 
-@pytest.mark.parametrize("second", [LOST, AWAY], ids=["lost", "away"])
-def test_two_that_fail_in_a_row_end_it(
-    dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, clock: Clock, second: PublishError
+@pytest.mark.parametrize("errors", [[LOST], [AWAY]], ids=["lost", "away"])
+def test_broker_that_takes_no_messages_ends_it(
+    dispatcher: Dispatcher,
+    publisher: Recorder,
+    backend: MemoryBackend,
+    clock: Clock,
+    errors: list[PublishError | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is counted, and the relay goes on."""
-    publisher.errors = [LOST, second]
+
+    def away() -> None:
+        raise AWAY
+
+    publisher.errors = errors
+    monkeypatch.setattr(publisher, "probe", away)
 
     dispatcher.dispatch(ROWS, 1000.0)
 

@@ -303,18 +303,19 @@ class Choosy(Recorder):
             raise AWAY
 
 
-class TestSuspects:
-    """A row at whose turn the connection is lost: its neighbours tell whether it is to blame."""
+def sweep_for(deployment: Deployment, relay: Relay, seconds: int) -> list[Sweep]:
+    """Sweep once a second."""
+    sweeps = []
+    for _ in range(seconds):
+        sweeps.append(relay.sweep())
+        deployment.clocks.advance(1)
+    return sweeps
 
-    @staticmethod
-    def sweep_for(deployment: Deployment, relay: Relay, seconds: int) -> list[Sweep]:
-        sweeps = []
-        for _ in range(seconds):
-            sweeps.append(relay.sweep())
-            deployment.clocks.advance(1)
-        return sweeps
 
-    def test_is_to_blame_if_the_next_is_accepted(self, deployment: Deployment) -> None:
+class TestDoubtfulFailures:
+    """The connection is lost over a row, or the broker does not answer: whether it takes messages tells what is to blame."""
+
+    def test_row_fails_if_the_broker_takes_messages(self, deployment: Deployment) -> None:
         deployment.add("bad", "worse", "a", "b")
         relay = deployment.relay(publisher := Choosy("bad", "worse"))
 
@@ -322,6 +323,19 @@ class TestSuspects:
 
         assert publisher.ids == ["id-a", "id-b"]
         assert (sweep.sent, sweep.failed, sweep.released, sweep.error) == (2, 2, 0, "")
+
+    def test_broker_that_takes_none_ends_the_sweep(self, deployment: Deployment) -> None:
+        """It may accept connections."""
+        deployment.add("a", "b", "c")
+        relay = deployment.relay(publisher := Choosy())
+        publisher.away = LOST
+
+        sweep = relay.sweep()
+
+        assert publisher.tried == ["id-a"]
+        assert (sweep.released, sweep.failed, sweep.is_broker_away, sweep.error) == (3, 0, True, "the broker is away")
+        publisher.away = None
+        assert relay.sweep().sent == 3  # they had no lease to wait for
 
     def test_any_number_of_them_starves_no_other(self, deployment: Deployment) -> None:
         bad = [f"bad {number:03}" for number in range(BATCH - 1)]
@@ -340,148 +354,83 @@ class TestSuspects:
         deployment.add("good")
         relay = deployment.relay(publisher := Choosy(*bad))
 
-        self.sweep_for(deployment, relay, 10)
+        sweep_for(deployment, relay, 10)
 
         assert publisher.ids == ["id-good"]
 
-    def test_becomes_a_dead_letter_although_no_neighbour_is_left(self, deployment: Deployment) -> None:
-        """It was found to blame once."""
-        deployment.add("bad", "worse", "a")
+    def test_slow_ones_starve_no_other(self, deployment: Deployment) -> None:
+        """Each costs a deadline, and the sweep ends in time; those that have failed wait longer each time."""
+        bad = [f"bad {number}" for number in range(10)]
+        deployment.add(*bad)
+        deployment.clocks.advance(1)
+        deployment.add("good")
+
+        class Slow(Choosy):
+            def publish(self, message: Any) -> None:
+                deployment.clocks.advance(10)
+                super().publish(message)
+
+        relay = deployment.relay(publisher := Slow(*bad), terms=Terms(1.0, LEASE_S, 10, 3600.0))
+        began = deployment.clocks.monotonic()
+        relay.sweep()
+        assert deployment.clocks.monotonic() - began <= LEASE_S / 2 + 10
+
+        sweep_for(deployment, relay, 30)
+
+        assert publisher.ids == ["id-good"]
+
+    @pytest.mark.parametrize("others", [(), ("a",)], ids=["alone", "with others"])
+    def test_row_becomes_a_dead_letter(self, deployment: Deployment, others: tuple[str, ...]) -> None:
+        deployment.add("bad", *others, "worse")
         relay = deployment.relay(Choosy("bad", "worse"))
 
-        sweeps = self.sweep_for(deployment, relay, 60)
+        sweeps = sweep_for(deployment, relay, 60)
 
         assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"id-bad", "id-worse"}
         assert not any(sweep.error for sweep in sweeps)
 
-    def test_is_to_blame_if_others_were_accepted_since_it_failed_alone(self, deployment: Deployment) -> None:
-        """They were never in one batch."""
-        deployment.add("bad")
-        relay = deployment.relay(Choosy("bad"))
-        assert relay.sweep().is_broker_away
-        deployment.add("a")
-        assert relay.sweep().sent == 1
-        deployment.clocks.advance(5)
-
-        sweep = relay.sweep()
-
-        assert (sweep.failed, sweep.error) == (1, "")
-
-    def test_waits_twice_as_long_each_time_it_fails_alone(self, deployment: Deployment) -> None:
-        """Nothing is counted against it."""
-        deployment.add("bad")
-        relay = deployment.relay(Choosy("bad"))
-        times = [number for number, sweep in enumerate(self.sweep_for(deployment, relay, 300)) if sweep.error]
-
-        assert [late - early for early, late in pairwise(times)] == [5, 10, 20, 40, 60, 60, 60]
-        assert deployment.backend.dead.list(10) == []
-
-    def test_is_not_to_blame_while_no_other_is_accepted(self, deployment: Deployment) -> None:
-        """However long that lasts, and whatever was found before: a broker may accept connections, and no message."""
-        deployment.add("bad", "a")
-        relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
-        assert relay.sweep().failed == 1
-        publisher.away = LOST
-        deployment.add("b", "c")
-
-        sweeps = self.sweep_for(deployment, relay, 600)
-
-        assert sum(sweep.failed for sweep in sweeps if sweep.is_broker_away) == 0
-        publisher.away = None
-        publisher.bad.clear()
-        self.sweep_for(deployment, relay, 61)
-        assert {"id-b", "id-c"} <= set(publisher.ids)
-        assert not {"id-b", "id-c"} & {letter.message_id for letter in deployment.backend.dead.list(10)}
-
     @pytest.mark.parametrize("with_others", [False, True], ids=["alone", "with others"])
-    def test_found_before_is_not_to_blame_while_no_message_is_taken(self, deployment: Deployment, with_others: bool) -> None:
-        """However long that lasts: it may have connections to give, and no memory."""
+    def test_nothing_counts_while_no_message_is_taken(self, deployment: Deployment, with_others: bool) -> None:
+        """However long that lasts, and whatever was found before: a broker may have connections to give, and no memory."""
         deployment.add("bad", "a")
         relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
         assert relay.sweep().failed == 1
         publisher.away = LOST
         deployment.clocks.advance(2)
         if with_others:
-            relay.pipeline = pipe = TestPipeline.Pipe()
-            pipe.unsure = {"row-b", "row-c"}
             deployment.add("b", "c")
 
-        sweeps = self.sweep_for(deployment, relay, 600)
+        sweeps = sweep_for(deployment, relay, 600)
 
-        assert {(sweep.failed, sweep.dead_lettered) for sweep in sweeps} == {(0, 0)}
-        assert sum(sweep.is_broker_away for sweep in sweeps) > 5
+        assert {(sweep.failed, sweep.dead_lettered, sweep.is_broker_away) for sweep in sweeps} == {(0, 0, True)}
         publisher.away = None
         publisher.bad.clear()
-        self.sweep_for(deployment, relay, 61)
-        assert "id-bad" in publisher.ids
+        sweep_for(deployment, relay, 1)
+        assert publisher.ids[1:] == (["id-bad", "id-b", "id-c"] if with_others else ["id-bad"])
+        assert deployment.backend.dead.list(10) == []
 
-    def test_found_before_is_tried_again_once_the_broker_takes_messages(self, deployment: Deployment) -> None:
-        """The outage may have ended since it failed."""
-        deployment.add("bad", "a")
-        relay = deployment.relay(publisher := Choosy("bad"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
-        assert relay.sweep().failed == 1
-        deployment.clocks.advance(2)
+    def test_outage_that_is_over_when_the_broker_is_probed_counts_once(self, deployment: Deployment) -> None:
+        """Nothing tells it from a row that is to blame; the row is tried again."""
+        deployment.add("a")
+        relay = deployment.relay(publisher := Choosy("a"))
         publisher.probe = publisher.bad.clear  # type: ignore[method-assign]
 
-        sweep = relay.sweep()
-
-        assert (sweep.sent, sweep.failed, sweep.dead_lettered, sweep.error) == (1, 0, 0, "")
-
-    @pytest.mark.parametrize("is_noticed_at_once", [False, True])
-    def test_found_before_is_not_to_blame_if_an_outage_begins_while_it_is_tried_again(
-        self, deployment: Deployment, is_noticed_at_once: bool
-    ) -> None:
-        deployment.add("bad", "worse", "a")
-        relay = deployment.relay(publisher := Choosy("bad", "worse"), terms=Terms(1.0, LEASE_S, 2, 3600.0))
-        assert relay.sweep().failed == 2
-        deployment.clocks.advance(2)
-        takes_messages = publisher.probe
-
-        def begin_outage() -> None:
-            takes_messages()
-            publisher.away = AWAY if is_noticed_at_once else LOST
-
-        publisher.probe = begin_outage  # type: ignore[method-assign]
-
-        sweep = relay.sweep()
-
-        assert (sweep.released, sweep.failed, sweep.dead_lettered, sweep.is_broker_away) == (2, 0, 0, True)
-        publisher.away, publisher.probe = None, takes_messages  # type: ignore[method-assign]
-        publisher.bad.clear()
-        sweeps = self.sweep_for(deployment, relay, int(LEASE_S) - 1)
-        assert sum(sweep.sent for sweep in sweeps) == 2  # they had no lease to wait for
-
-    def test_broker_that_takes_no_more_after_others_is_away(self, deployment: Deployment) -> None:
-        """Though rows were published in the same sweep."""
-        deployment.add("bad", "a")
-        relay = deployment.relay(publisher := Choosy("bad"))
         assert relay.sweep().failed == 1
         deployment.clocks.advance(2)
-        deployment.add("b")
-        relay.pipeline = TestPipeline.Pipe("b", "c")
-        deployment.add("c")
+
+        assert relay.sweep().sent == 1
+
+    def test_nothing_is_written_after_an_outage_before_the_broker_takes_messages(self, deployment: Deployment) -> None:
+        """A broker that is out of memory may keep what is written to it, and take it when there is some again."""
+        deployment.add("a", "b")
+        relay = deployment.relay(publisher := Choosy())
         publisher.away = LOST
 
-        sweep = relay.sweep()
+        assert all(sweep.is_broker_away for sweep in sweep_for(deployment, relay, 30))
 
-        assert (sweep.sent, sweep.failed, sweep.is_broker_away) == (2, 0, True)
-
-    def test_slow_ones_end_the_sweep(self, deployment: Deployment) -> None:
-        """Each may cost a deadline, and the others would only wait for it too."""
-        deployment.add("a", "b", "c", "d")
-
-        class Slow(Choosy):
-            def publish(self, message: Any) -> None:
-                deployment.clocks.advance(5)
-                super().publish(message)
-
-        publisher = Slow()
-        publisher.away = LOST
-
-        sweep = deployment.relay(publisher).sweep()
-
-        assert publisher.tried == ["id-a", "id-b"]
-        assert (sweep.released, sweep.failed, sweep.is_broker_away) == (4, 0, True)
+        assert publisher.tried == ["id-a"]
+        publisher.away = None
+        assert relay.sweep().sent == 2
 
     def test_broker_that_cannot_be_reached_ends_the_sweep_at_once(self, deployment: Deployment) -> None:
         deployment.add("a", "b", "c")
@@ -489,7 +438,7 @@ class TestSuspects:
 
         sweep = deployment.relay().sweep()
 
-        assert (sweep.sent, sweep.released, sweep.failed, sweep.error) == (0, 3, 0, "the broker is away")
+        assert (sweep.sent, sweep.released, sweep.failed, sweep.error) == (0, 2, 1, "the broker is away")
 
 
 class TestAbsentStore:
@@ -625,14 +574,8 @@ class TestPoison:
         """Nothing else would end a request without a deadline."""
         deployment.add("a")
         relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
-        monkeypatch.setattr(deployment.publisher, "probe", failing(AWAY))
-        answers = [AWAY, LOST, None]
-
-        def report(letter: DeadLetter, error: PublishError) -> None:
-            if problem := answers.pop(0):
-                raise problem
-
-        relay.report = report
+        monkeypatch.setattr(deployment.publisher, "probe", failing_with([None, AWAY, None]))  # first: before a sweep
+        relay.report = failing_with([AWAY, LOST, None])
         sweeps = []
         for _ in range(3):
             deployment.publisher.errors = [POISON]
@@ -671,7 +614,7 @@ class TestPoison:
         relay.report = report
         sweep = relay.sweep()
 
-        assert (sweep.sent, sweep.released, sweep.dead_lettered, sweep.is_broker_away) == (1, 3, 0, True)
+        assert (sweep.sent, sweep.released, sweep.dead_lettered, sweep.is_broker_away) == (0, 4, 0, True)
         assert len(told) == 1
 
     def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -695,6 +638,16 @@ def failing(error: Exception) -> Any:
 
     def fail(*_: Any) -> None:
         raise error
+
+    return fail
+
+
+def failing_with(errors: list[PublishError | None]) -> Any:
+    """Return what raises one error after the other, or none."""
+
+    def fail(*_: Any) -> None:
+        if error := errors.pop(0):
+            raise error
 
     return fail
 
@@ -787,7 +740,7 @@ class TestUnknownStep:
         deployment.backend.sagas.record(Effects(entry, (row,)))
         relay = deployment.relay()
 
-        sweeps = TestSuspects.sweep_for(deployment, relay, 3)
+        sweeps = sweep_for(deployment, relay, 3)
 
         assert [sweep.unknown for sweep in sweeps] == 3 * [{"order.renamed": 1}]
 
@@ -925,23 +878,35 @@ class TestPipeline:
         assert pipe.given == []
         assert sweep.released == 2
 
-    def test_row_of_which_nobody_knows_keeps_its_lease(self, deployment: Deployment) -> None:
-        """It may have arrived; when it comes again it goes alone, since it may be what ends the connection."""
+    def test_what_was_not_confirmed_is_published_again_in_the_same_sweep(self, deployment: Deployment) -> None:
+        """It may have arrived: one by one, the broker tells of each."""
         deployment.add("a", "b", "c", "d")
         relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe("a")
+        relay.pipeline = pipe = self.Pipe("a", "d")
         pipe.unsure = {"row-b", "row-c"}
 
         sweep = relay.sweep()
 
-        assert deployment.publisher.ids == ["id-d"]
-        assert (sweep.sent, sweep.unsure, sweep.released, sweep.failed, sweep.error) == (2, 2, 0, 0, "")
+        assert deployment.publisher.ids == ["id-b", "id-c"]
+        assert (sweep.sent, sweep.unconfirmed, sweep.released, sweep.failed, sweep.error) == (4, 2, 0, 0, "")
+        assert deployment.backend.outbox.count() == 0
+
+    def test_what_was_not_confirmed_keeps_its_lease_if_the_broker_goes_away(self, deployment: Deployment) -> None:
+        """Else each relay would send it to a broker that takes it when it is back."""
+        deployment.add("a", "b", "c", "d")
+        relay = deployment.relay()
+        relay.pipeline = pipe = self.Pipe("a")
+        pipe.unsure = {"row-b", "row-c"}
+        deployment.publisher.errors = [AWAY]
+
+        sweep = relay.sweep()
+
+        assert (sweep.sent, sweep.unconfirmed, sweep.released, sweep.is_broker_away) == (1, 2, 1, True)
+        relay.pipeline = None
         deployment.clocks.advance(LEASE_S - 1)
-        assert relay.sweep().sent == 0
+        assert relay.sweep().sent == 1
         deployment.clocks.advance(1)
         assert relay.sweep().sent == 2
-        assert deployment.publisher.ids == ["id-d", "id-b", "id-c"]
-        assert pipe.given == ["row-a", "row-b", "row-c", "row-d"]
 
     def test_no_batch_follows_one_that_was_not_confirmed(self, deployment: Deployment) -> None:
         """A broker that is slow would get them all, one lease after the other."""
@@ -950,7 +915,7 @@ class TestPipeline:
         relay.pipeline = pipe = self.Pipe()
         pipe.unsure = {f"row-{number:03}" for number in range(2 * BATCH)}
 
-        assert relay.sweep().unsure == BATCH
+        assert relay.sweep().unconfirmed == BATCH
         assert len(pipe.given) == BATCH
 
     def test_row_that_has_failed_goes_alone(self, deployment: Deployment) -> None:
@@ -968,14 +933,12 @@ class TestPipeline:
         assert pipe.given == ["row-a", "row-b"]
         assert deployment.publisher.ids == ["id-bad"]
 
-    def test_row_of_which_nobody_knows_is_to_blame_if_others_were_accepted_since(self, deployment: Deployment) -> None:
-        """It ended the connection for all, and ends it again."""
+    def test_row_that_ends_the_connection_for_all(self, deployment: Deployment) -> None:
+        """It fails, and the others do not."""
         deployment.add("bad", "a", "b")
         relay = deployment.relay(publisher := Choosy("bad"))
         relay.pipeline = pipe = self.Pipe()
-        pipe.unsure = {"row-bad"}
-        assert relay.sweep().sent == 2
-        deployment.clocks.advance(LEASE_S)
+        pipe.unsure = {"row-bad", "row-a"}
 
         sweep = relay.sweep()
 

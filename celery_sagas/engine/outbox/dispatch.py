@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from celery_sagas.core.names import storable
 from celery_sagas.engine.outbox.confirmations import Confirmations
-from celery_sagas.engine.outbox.publishing import Message, Postbox, Publisher
-from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreError
+from celery_sagas.engine.outbox.publishing import Message, Postbox, Publisher, probing
+from celery_sagas.errors import PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry
 
@@ -94,35 +94,20 @@ class Dispatcher:
         return True
 
     def _publish(self, rows: Iterable[Message], until: float, published: list[str]) -> None:
-        """Publish rows, and note the ids of those that were confirmed.
-
-        A row that may be to blame for its error is, if the next one is confirmed; if that fails too, the rest would only wait.
-        """
-        suspect: tuple[Message, PublishError] | None = None
+        """Publish rows, and note the ids of those that were confirmed, until the broker turns out to be away."""
         for row in rows:
             if self.clock() > until:
                 break
-            error = self._error_of(row)
-            if error is None:
-                published.append(row.id)
-                if suspect:
-                    self._fail(*suspect)
-                suspect = None
-            elif not error.connection:
-                self._fail(row, error)
-            elif suspect or not isinstance(error, Doubtful):
-                break
+            try:
+                with probing(self.publisher):
+                    self.publisher.publish(row)
+            except PublishError as exc:
+                _warn(row, exc)
+                if exc.connection:
+                    break
+                self._fail(row, exc)
             else:
-                suspect = row, error
-
-    def _error_of(self, row: Message) -> PublishError | None:
-        """Publish a row; return what kept it from being confirmed."""
-        try:
-            self.publisher.publish(row)
-        except PublishError as exc:
-            _warn(row, exc)
-            return exc
-        return None
+                published.append(row.id)
 
     def _fail(self, row: Message, error: PublishError) -> None:
         """Note that it is the row that cannot be published: nobody waits for it any more."""

@@ -1,7 +1,10 @@
 """The ports through which committed messages reach the broker."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from typing import Protocol
+
+from celery_sagas.errors import Doubtful, PublishError
 
 
 class Message(Protocol):
@@ -37,6 +40,22 @@ class Publisher(Protocol):
         Raises:
             PublishError: It is away, or takes no messages now.
         """
+
+
+@contextmanager
+def probing(publisher: Publisher) -> Iterator[None]:
+    """Probe the broker after a doubtful failure: if it takes messages, the one that failed is to blame.
+
+    An outage that ends between the two counts as a failure of the message.
+
+    Raises:
+        PublishError: It was not confirmed; ``connection`` if that says nothing about the message. It is never ``Doubtful``.
+    """
+    try:
+        yield
+    except Doubtful as exc:
+        publisher.probe()
+        raise PublishError(exc.reason, connection=False) from exc.__cause__
 
 
 class Postbox(Protocol):

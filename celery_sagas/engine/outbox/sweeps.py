@@ -16,7 +16,7 @@ class Sweep:
     sent: int = 0
     flushes: int = 0  #: of groups of aggregators, that were asked for
     released: int = 0  #: claimed and given back: the broker was away, or the time was over
-    unsure: int = 0  #: published and not confirmed, perhaps arrived: left alone until their lease ends
+    unconfirmed: int = 0  #: published at once and not confirmed, perhaps arrived: published again
     failed: int = 0  #: could not be published, and are tried again
     dead_lettered: int = 0  #: could not be published so often that they became dead letters
     purged: int = 0  #: entries of the journal, and counts of deliveries, that were kept for long enough
@@ -31,7 +31,7 @@ class Sweep:
             self.flushes
             or self.sent
             or self.released
-            or self.unsure
+            or self.unconfirmed
             or self.failed
             or self.dead_lettered
             or self.purged
