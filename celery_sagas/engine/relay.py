@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import uuid4
 
 from celery_sagas.core.names import storable
@@ -14,7 +13,7 @@ from celery_sagas.engine.aggregators.groups import Groups
 from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.outbox.housekeeping import Housekeeping
-from celery_sagas.engine.outbox.publishing import Message, Publisher, probing
+from celery_sagas.engine.outbox.publishing import Publisher, probing
 from celery_sagas.engine.outbox.sweeps import Sweep, Tally
 from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.errors import PublishError, StoreError
@@ -33,21 +32,6 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
 _LAST_LOOK_S = 60.0
 #: Before that, such a part of the interval, and of the time for which it has been due: nobody else sees it meanwhile.
 _OF_INTERVAL, _OF_OVERDUE = 0.1, 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What became of messages that were published at once, as ids of rows; the others were refused, or never published."""
-
-    confirmed: Set[str] = frozenset()
-    unsure: Set[str] = frozenset()  #: published, and not confirmed: they may have arrived
-
-
-class Pipeline(Protocol):
-    """Publishes many messages before it waits for the broker."""
-
-    def publish(self, messages: Sequence[Message]) -> Receipt:
-        """Publish messages; never raise for what happens to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +56,6 @@ class Relay:
     publisher: Publisher
     knows: Callable[[str], bool]  #: whether a task of this name is registered in this process
     terms: Terms
-    pipeline: Pipeline | None = None  #: where it is faster; what it leaves is published one by one
     publishing: Callable[[], AbstractContextManager[None]] = nullcontext  #: brackets each call that publishes
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
@@ -175,13 +158,17 @@ class _Batch:
         it, it keeps its lease, lest each sweep sends it.
         """
         together = [row for row in rows if not row.attempts]  # one that has failed may end the connection of the others
-        if not self.relay.pipeline or len(together) < 2 or self._must_end():
+        if len(together) < 2 or self._must_end():
             return rows
-        with self.relay.publishing():
-            receipt = self.relay.pipeline.publish(together)
+        try:
+            with self.relay.publishing():
+                receipt = self.relay.publisher.publish_many(together)
+        except PublishError as exc:
+            self._note_away(exc)
+            return rows
         self.published += receipt.confirmed
-        self.unconfirmed = receipt.unsure
-        self.sweep.unconfirmed += len(receipt.unsure)
+        self.unconfirmed = receipt.unconfirmed
+        self.sweep.unconfirmed += len(receipt.unconfirmed)
         return [row for row in rows if row.id not in receipt.confirmed]
 
     def _must_end(self) -> bool:

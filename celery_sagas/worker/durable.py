@@ -10,7 +10,7 @@ from celery.exceptions import Reject
 
 from celery_sagas.worker.failures.redelivery import requeue
 from celery_sagas.worker.failures.requests import keeping_failures
-from celery_sagas.worker.publisher import ConfirmedPublisher, take_return
+from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, take_return
 from celery_sagas.worker.runtime import runtime_of
 
 if TYPE_CHECKING:

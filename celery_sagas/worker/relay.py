@@ -21,7 +21,6 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
 from celery_sagas.worker.failures.notifications import notify_requester_or_raise
-from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
@@ -99,7 +98,6 @@ class RelayThread:
                 runtime.publisher,
                 self._app.tasks.__contains__,
                 terms_of(runtime),
-                pipeline_of(self._app, runtime.publisher),
                 lambda: WORK,
                 is_stopping=self._stopping.is_set,
                 tally=self.tally,

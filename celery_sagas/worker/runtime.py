@@ -21,8 +21,8 @@ from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, re
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
-from celery_sagas.worker.postbox import postbox_of
-from celery_sagas.worker.publisher import ConfirmedPublisher, EagerPublisher
+from celery_sagas.worker.publishing import open_publisher
+from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.serialization import serializer
 from celery_sagas.worker.targets import answering
 
@@ -39,9 +39,9 @@ class Runtime:
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = open_app_backend(app, self.settings)
         self.batches = _open_batches(self.settings, self.backend)
-        self.publisher = _publisher_for(app)
+        self.publisher = open_publisher(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
-        dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s, postbox_of(app, self.publisher))
+        dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s)
         serialize, answer = serializer(app, most_bytes), answering(app, most_bytes)
         terms = WorkTerms(serialize, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
@@ -185,7 +185,7 @@ def publisher_of(app: Celery) -> ConfirmedPublisher | EagerPublisher:
     publisher = _publishers.get(app)
     if publisher is None:
         with _lock:
-            publisher = _publishers.get(app) or _publishers.setdefault(app, _publisher_for(app))
+            publisher = _publishers.get(app) or _publishers.setdefault(app, open_publisher(app))
     return publisher
 
 
@@ -224,10 +224,6 @@ def _make(app: Celery) -> Runtime:
     if runtime is None:
         runtime = _runtimes[app] = Runtime(app)
     return runtime
-
-
-def _publisher_for(app: Celery) -> ConfirmedPublisher | EagerPublisher:
-    return EagerPublisher(app) if app.conf.task_always_eager else ConfirmedPublisher(app)
 
 
 _lock = threading.Lock()

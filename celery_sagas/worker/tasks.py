@@ -44,7 +44,7 @@ from celery_sagas.worker.headers import (
     read_retry_of,
     read_return_address_of,
 )
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.requests.requests import forget_link
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of

@@ -10,7 +10,6 @@ from celery import Celery
 
 from celery_sagas.engine.relay import Relay
 from celery_sagas.stores.records import Effects, Entry, Outgoing
-from celery_sagas.worker.pipeline import pipeline_of
 from celery_sagas.worker.relay import terms_of
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.serialization import serialized
@@ -59,7 +58,7 @@ def _loop(app: Celery) -> float:
 
 def _relay(app: Celery) -> float:
     runtime = runtime_of(app)
-    relay = Relay(runtime.backend, runtime.publisher, lambda _: True, terms_of(runtime), pipeline_of(app, runtime.publisher))
+    relay = Relay(runtime.backend, runtime.publisher, lambda _: True, terms_of(runtime))
     _commit(app, 2)
     relay.sweep()
     _commit(app, MESSAGES)

@@ -212,7 +212,7 @@ OUTBOX = (
     ),
     Mutation(
         "outbox",
-        "worker/confirms.py",
+        "worker/publishing/confirms.py",
         "if each <= number] if multiple",
         "if each < number] if multiple",
         "A confirmation of several messages is one of the last of them, too.",

@@ -19,7 +19,7 @@ from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.memory.aggregates import MemoryBuffers
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
 from tests.cli.test_describe import run

@@ -1,7 +1,7 @@
 """The engine without Celery: a real store in memory, and a publisher that keeps what it is given."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from celery_sagas.engine import conflicts
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services, handle
 from celery_sagas.engine.outbox.dispatch import Dispatcher
-from celery_sagas.engine.outbox.publishing import Message
+from celery_sagas.engine.outbox.publishing import Message, Publisher, Receipt
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import Delivery
@@ -46,8 +46,8 @@ class Boom(Exception):
     """What a handler raises."""
 
 
-class Recorder:
-    """A publisher that keeps what it is given, or fails."""
+class Recorder(Publisher):
+    """A publisher that keeps what it is given, or fails; it publishes one by one."""
 
     inline = False
 
@@ -65,29 +65,48 @@ class Recorder:
     def probe(self) -> None:
         """Take messages."""
 
+    def close(self) -> None:
+        """Close nothing."""
+
     @property
     def ids(self) -> list[str]:
         """The ids of what was published, in order."""
         return [message.message_id for message in self.published]
 
 
-class Box:
-    """A postbox that keeps what it is given, and confirms what it is told to."""
+class Batching(Recorder):
+    """A publisher that confirms some of the rows that it publishes at once, and keeps which it was given."""
+
+    def __init__(self, *confirmed: str, unconfirmed: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.confirmed = {f"row-{name}" for name in confirmed}
+        self.unconfirmed = {f"row-{name}" for name in unconfirmed}
+        self.given: list[str] = []
+
+    def publish_many(self, messages: Sequence[Message]) -> Receipt:
+        """Keep the rows, and confirm those that it is to confirm."""
+        ids = [message.id for message in messages]
+        self.given += ids
+        return Receipt(self.confirmed.intersection(ids), self.unconfirmed.intersection(ids))
+
+
+class Asynchronous(Recorder):
+    """A publisher that keeps what is posted, and confirms what it is told to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.posted: list[str] = []
         self.confirmed: list[str] = []
-        self.errors: list[PublishError | bool] = []  #: what comes of the next: an error, or whether it is written
-        self.is_closed = False
+        self.answers: list[PublishError | bool] = []  #: what comes of the next: an error, or whether it is written
 
     def post(self, message: Message) -> bool:
         """Keep a message, or do not, or raise the next error."""
-        error = self.errors.pop(0) if self.errors else True
-        if isinstance(error, PublishError):
-            raise error
-        if error:
+        answer = self.answers.pop(0) if self.answers else True
+        if isinstance(answer, PublishError):
+            raise answer
+        if answer:
             self.posted.append(message.id)
-        return error
+        return answer
 
     def collect(self) -> list[str]:
         """Return what is confirmed."""
@@ -98,10 +117,6 @@ class Box:
     def awaited(self) -> frozenset[str]:
         """Return what is neither confirmed nor told to be lost."""
         return frozenset(self.posted)
-
-    def close(self) -> None:
-        """Note it."""
-        self.is_closed = True
 
 
 class Engine:

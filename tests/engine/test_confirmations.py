@@ -12,6 +12,7 @@ import pytest
 from celery_sagas.engine.outbox import confirmations
 from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.errors import StoreUnavailable
+from tests.engine.conftest import Recorder
 from tests.waiting import DEADLINE_S, wait_until
 
 
@@ -41,7 +42,7 @@ LASTS_S = 30.0
 
 
 def made(outbox: Outbox, lasts_s: float = LASTS_S) -> Confirmations:
-    return Confirmations(outbox, "me", lasts_s)  # type: ignore[arg-type]
+    return Confirmations(outbox, "me", lasts_s, Recorder())  # type: ignore[arg-type]
 
 
 def test_many_are_removed_at_once(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:

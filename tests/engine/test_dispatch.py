@@ -12,7 +12,7 @@ from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import entry
-from tests.engine.conftest import GRACE_S, Boom, Box, Engine, Order, Recorder, send, starter
+from tests.engine.conftest import GRACE_S, Asynchronous, Batching, Boom, Engine, Order, Recorder, send, starter
 
 ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
 ALONE = PublishError("it is too large", False)
@@ -312,22 +312,64 @@ def test_what_was_published_before_an_interruption_is_removed(
     assert backend.outbox.count() == 2
 
 
+class TestBatches:
+    """Where many messages can be published before the broker is waited for."""
+
+    @pytest.fixture
+    def publisher(self) -> Batching:
+        return Batching("a", "c")
+
+    def test_what_a_batch_leaves_is_published_alone(
+        self, dispatcher: Dispatcher, publisher: Batching, backend: MemoryBackend
+    ) -> None:
+        """Whether it was refused, or nobody knows."""
+        dispatcher.dispatch(ROWS, 1000.0)
+        dispatcher.confirmations.flush()
+
+        assert publisher.given == ["row-a", "row-b", "row-c"]
+        assert publisher.ids == ["id-b"]
+        assert backend.outbox.count() == 0
+
+    def test_one_message_needs_none(self, dispatcher: Dispatcher, publisher: Batching) -> None:
+        dispatcher.dispatch(ROWS[:1], 1000.0)
+
+        assert publisher.given == []
+        assert publisher.ids == ["id-a"]
+
+    def test_absent_broker_is_asked_once(
+        self, dispatcher: Dispatcher, publisher: Batching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def away(_: object) -> None:
+            raise AWAY
+
+        monkeypatch.setattr(publisher, "publish_many", away)
+        dispatcher.dispatch(ROWS, 1000.0)
+
+        assert publisher.ids == []
+        assert "id-a was not confirmed by the broker and stays in the outbox: the broker is away" in caplog.text
+        assert "3 of 3 messages of one commit stay in the outbox" in caplog.text
+
+    def test_stops_at_half_the_grace(self, dispatcher: Dispatcher, publisher: Batching) -> None:
+        dispatcher.dispatch(ROWS, 1000.0 - GRACE_S / 2 - 0.01)
+
+        assert publisher.given == []
+
+
 class TestPosting:
     """Where nobody waits for the confirmation."""
 
     @pytest.fixture
-    def box(self, dispatcher: Dispatcher) -> Box:
-        dispatcher.postbox = dispatcher.confirmations.postbox = box = Box()
-        return box
+    def publisher(self) -> Asynchronous:
+        return Asynchronous()
 
     def test_what_is_confirmed_is_removed_and_nothing_else(
-        self, dispatcher: Dispatcher, publisher: Recorder, box: Box, backend: MemoryBackend
+        self, dispatcher: Dispatcher, publisher: Asynchronous, backend: MemoryBackend
     ) -> None:
         dispatcher.dispatch(ROWS, 1000.0)
-        assert box.posted == ["row-a", "row-b", "row-c"]
+        assert publisher.posted == ["row-a", "row-b", "row-c"]
         dispatcher.confirmations.flush()
         assert backend.outbox.count() == 3
-        box.confirmed = ["row-b"]
+        publisher.confirmed = ["row-b"]
         dispatcher.confirmations.flush()
 
         assert backend.outbox.count() == 2
@@ -336,16 +378,15 @@ class TestPosting:
     def test_from_what_cannot_be_written_on_each_is_waited_for(
         self,
         dispatcher: Dispatcher,
-        publisher: Recorder,
-        box: Box,
+        publisher: Asynchronous,
         backend: MemoryBackend,
         clock: Clock,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """So that the order is kept, and the row that is to blame is found."""
         awaited, publish = list[frozenset[str]](), publisher.publish
-        monkeypatch.setattr(publisher, "publish", lambda message: (awaited.append(box.awaited()), publish(message)))
-        box.errors, box.confirmed, publisher.errors = [True, False], ["row-a"], [ALONE]
+        monkeypatch.setattr(publisher, "publish", lambda message: (awaited.append(publisher.awaited()), publish(message)))
+        publisher.answers, publisher.confirmed, publisher.errors = [True, False], ["row-a"], [ALONE]
 
         dispatcher.dispatch(ROWS, 1000.0)
         dispatcher.confirmations.flush()
@@ -357,46 +398,45 @@ class TestPosting:
         assert {row.id: row.attempts for row in backend.outbox.claim_due("the test", 10, 1)} == {"row-b": 1}
 
     def test_without_a_connection_nothing_is_tried_in_another_way(
-        self, dispatcher: Dispatcher, publisher: Recorder, box: Box, caplog: pytest.LogCaptureFixture
+        self, dispatcher: Dispatcher, publisher: Asynchronous, caplog: pytest.LogCaptureFixture
     ) -> None:
-        box.errors = [True, AWAY]
+        publisher.answers = [True, AWAY]
 
         dispatcher.dispatch(ROWS, 1000.0)
 
-        assert box.posted == ["row-a"]
+        assert publisher.posted == ["row-a"]
         assert publisher.published == []
         assert "2 of 3 messages of one commit stay in the outbox" in caplog.text
 
-    def test_stops_at_half_the_grace(self, dispatcher: Dispatcher, publisher: Recorder, box: Box) -> None:
+    def test_stops_at_half_the_grace(self, dispatcher: Dispatcher, publisher: Asynchronous) -> None:
         dispatcher.dispatch(ROWS, 1000.0 - GRACE_S / 2 - 0.01)
 
-        assert box.posted == []
+        assert publisher.posted == []
         assert publisher.published == []
 
     def test_leftovers_are_waited_for(
-        self, dispatcher: Dispatcher, publisher: Recorder, box: Box, clock: Clock, backend: MemoryBackend
+        self, dispatcher: Dispatcher, publisher: Asynchronous, clock: Clock, backend: MemoryBackend
     ) -> None:
         """The repeat is acknowledged when nothing is left."""
         clock.advance(int(GRACE_S * 1000))
 
         dispatcher.dispatch_unsent(entry(step="order.place", message_id="m1"))
 
-        assert box.posted == []
+        assert publisher.posted == []
         assert publisher.ids == ["id-a", "id-b", "id-c"]
         assert backend.outbox.count() == 0
 
-    def test_closing(self, dispatcher: Dispatcher, box: Box, backend: MemoryBackend) -> None:
+    def test_closing(self, dispatcher: Dispatcher, publisher: Asynchronous, backend: MemoryBackend) -> None:
         """It takes a last look."""
         dispatcher.dispatch(ROWS, 1000.0)
-        box.confirmed = ["row-a", "row-b", "row-c"]
+        publisher.confirmed = ["row-a", "row-b", "row-c"]
 
         dispatcher.close()
 
         assert backend.outbox.count() == 0
-        assert box.is_closed
 
     def test_closing_does_not_wait_for_ever(
-        self, dispatcher: Dispatcher, box: Box, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+        self, dispatcher: Dispatcher, publisher: Asynchronous, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("celery_sagas.engine.outbox.confirmations.SETTLED_IN_S", 0.05)
         dispatcher.dispatch(ROWS, 1000.0)
@@ -404,4 +444,3 @@ class TestPosting:
         dispatcher.close()
 
         assert backend.outbox.count() == 3
-        assert box.is_closed

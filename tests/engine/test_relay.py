@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from celery_sagas.engine.outbox.sweeps import Sweep
-from celery_sagas.engine.relay import BATCH, Receipt, Relay, Terms
+from celery_sagas.engine.relay import BATCH, Relay, Terms
 from celery_sagas.errors import Doubtful, PublishError, StoreError, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
-from tests.engine.conftest import Recorder
+from tests.engine.conftest import Batching, Recorder
 
 LEASE_S = 60.0
 TERMS = Terms(interval_s=1.0, lease_s=LEASE_S, max_attempts=3, retention_s=3600.0)
@@ -42,7 +42,7 @@ class Deployment:
     def __init__(self, backend: MemoryBackend, clocks: Clocks) -> None:
         self.backend = backend
         self.clocks = clocks
-        self.publisher = Recorder()
+        self.publisher: Recorder = Recorder()
         self.known = {"order.nudge"}
 
     def relay(self, publisher: Any = None, knows: Callable[[str], bool] | None = None, terms: Terms = TERMS) -> Relay:
@@ -813,134 +813,123 @@ def test_what_it_has_done_can_be_shown(deployment: Deployment) -> None:
     assert shown["last"]["sent"] == 0
 
 
-class TestPipeline:
+class TestBatches:
     """Publishing many messages before the broker confirms them, where it can."""
-
-    class Pipe:
-        """Confirms some rows, and keeps what it was given."""
-
-        def __init__(self, *confirmed: str) -> None:
-            self.confirmed = {f"row-{name}" for name in confirmed}
-            self.unsure: set[str] = set()
-            self.given: list[str] = []
-
-        def publish(self, messages: Any) -> Receipt:
-            self.given += [message.id for message in messages]
-            ids = {message.id for message in messages}
-            return Receipt(self.confirmed & ids, self.unsure & ids)
 
     def test_what_it_leaves_is_published_one_by_one(self, deployment: Deployment) -> None:
         """Each of them gets an answer of its own."""
         deployment.add("a", "b", "c", "d")
-        deployment.publisher.errors = [POISON, None]
-        relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe("a", "c")
+        deployment.publisher = publisher = Batching("a", "c")
+        publisher.errors = [POISON, None]
 
-        sweep = relay.sweep()
+        sweep = deployment.relay().sweep()
 
-        assert pipe.given == ["row-a", "row-b", "row-c", "row-d"]
-        assert deployment.publisher.ids == ["id-d"]
+        assert publisher.given == ["row-a", "row-b", "row-c", "row-d"]
+        assert publisher.ids == ["id-d"]
         assert (sweep.sent, sweep.failed) == (3, 1)
         assert deployment.backend.outbox.count() == 1
 
     def test_broker_that_goes_away_meanwhile(self, deployment: Deployment) -> None:
         """What was confirmed is removed, and the rest given back."""
         deployment.add("a", "b", "c")
-        deployment.publisher.errors = [AWAY]
-        relay = deployment.relay()
-        relay.pipeline = self.Pipe("a")
+        deployment.publisher = publisher = Batching("a")
+        publisher.errors = [AWAY]
 
-        sweep = relay.sweep()
+        sweep = deployment.relay().sweep()
 
         assert (sweep.sent, sweep.released, sweep.error) == (1, 2, "the broker is away")
         assert deployment.backend.outbox.count() == 2
 
+    def test_broker_that_is_away(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is tried in another way."""
+        deployment.add("a", "b", "c")
+        monkeypatch.setattr(deployment.publisher, "publish_many", failing(AWAY))
+
+        sweep = deployment.relay().sweep()
+
+        assert (sweep.sent, sweep.released, sweep.error) == (0, 3, "the broker is away")
+        assert deployment.publisher.ids == []
+
     def test_one_row_needs_none(self, deployment: Deployment) -> None:
         """It would take longer."""
         deployment.add("a")
-        relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe("a")
+        deployment.publisher = publisher = Batching("a")
 
-        relay.sweep()
+        deployment.relay().sweep()
 
-        assert pipe.given == []
-        assert deployment.publisher.ids == ["id-a"]
+        assert publisher.given == []
+        assert publisher.ids == ["id-a"]
 
     def test_does_not_begin_when_asked_to_stop(self, deployment: Deployment) -> None:
         deployment.add("a", "b")
+        deployment.publisher = publisher = Batching("a", "b")
         relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe("a", "b")
         answers = iter([False, True, True, True])
         relay.is_stopping = lambda: next(answers)
 
         sweep = relay.sweep()
 
-        assert pipe.given == []
+        assert publisher.given == []
         assert sweep.released == 2
 
     def test_what_was_not_confirmed_is_published_again_in_the_same_sweep(self, deployment: Deployment) -> None:
         """It may have arrived: one by one, the broker tells of each."""
         deployment.add("a", "b", "c", "d")
-        relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe("a", "d")
-        pipe.unsure = {"row-b", "row-c"}
+        deployment.publisher = publisher = Batching("a", "d", unconfirmed="bc")
 
-        sweep = relay.sweep()
+        sweep = deployment.relay().sweep()
 
-        assert deployment.publisher.ids == ["id-b", "id-c"]
+        assert publisher.ids == ["id-b", "id-c"]
         assert (sweep.sent, sweep.unconfirmed, sweep.released, sweep.failed, sweep.error) == (4, 2, 0, 0, "")
         assert deployment.backend.outbox.count() == 0
 
     def test_what_was_not_confirmed_keeps_its_lease_if_the_broker_goes_away(self, deployment: Deployment) -> None:
         """Else each relay would send it to a broker that takes it when it is back."""
         deployment.add("a", "b", "c", "d")
+        deployment.publisher = publisher = Batching("a", unconfirmed="bc")
+        publisher.errors = [AWAY]
         relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe("a")
-        pipe.unsure = {"row-b", "row-c"}
-        deployment.publisher.errors = [AWAY]
 
         sweep = relay.sweep()
 
         assert (sweep.sent, sweep.unconfirmed, sweep.released, sweep.is_broker_away) == (1, 2, 1, True)
-        relay.pipeline = None
+        publisher.unconfirmed.clear()
         deployment.clocks.advance(LEASE_S - 1)
         assert relay.sweep().sent == 1
         deployment.clocks.advance(1)
         assert relay.sweep().sent == 2
 
     def test_no_batch_follows_one_that_was_not_confirmed(self, deployment: Deployment) -> None:
-        """A broker that is slow would get them all, one lease after the other."""
-        deployment.add(*(f"{number:03}" for number in range(2 * BATCH)))
-        relay = deployment.relay()
-        relay.pipeline = pipe = self.Pipe()
-        pipe.unsure = {f"row-{number:03}" for number in range(2 * BATCH)}
+        """A broker that is slow would get them all, one after the other."""
+        names = [f"{number:03}" for number in range(2 * BATCH)]
+        deployment.add(*names)
+        deployment.publisher = publisher = Batching(unconfirmed=names)
 
-        assert relay.sweep().unconfirmed == BATCH
-        assert len(pipe.given) == BATCH
+        assert deployment.relay().sweep().unconfirmed == BATCH
+        assert len(publisher.given) == BATCH
 
     def test_row_that_has_failed_goes_alone(self, deployment: Deployment) -> None:
         """Others must not be lost with it."""
         deployment.add("bad")
+        deployment.publisher = publisher = Batching("a", "b", "bad")
         relay = deployment.relay()
-        deployment.publisher.errors = [POISON]
+        publisher.errors = [POISON]
         relay.sweep()
         deployment.clocks.advance(2)
         deployment.add("a", "b")
-        relay.pipeline = pipe = self.Pipe("a", "b", "bad")
 
         assert relay.sweep().sent == 3
 
-        assert pipe.given == ["row-a", "row-b"]
-        assert deployment.publisher.ids == ["id-bad"]
+        assert publisher.given == ["row-a", "row-b"]
+        assert publisher.ids == ["id-bad"]
 
     def test_row_that_ends_the_connection_for_all(self, deployment: Deployment) -> None:
         """It fails, and the others do not."""
         deployment.add("bad", "a", "b")
-        relay = deployment.relay(publisher := Choosy("bad"))
-        relay.pipeline = pipe = self.Pipe()
-        pipe.unsure = {"row-bad", "row-a"}
+        deployment.publisher = publisher = Batching(unconfirmed=("bad", "a"))
+        publisher.errors = [LOST]
 
-        sweep = relay.sweep()
+        sweep = deployment.relay().sweep()
 
         assert publisher.ids == ["id-a", "id-b"]
         assert (sweep.failed, sweep.error) == (1, "")

@@ -7,12 +7,12 @@ from typing import Any
 from celery import Celery
 from kombu import Queue
 
+from celery_sagas.engine.outbox.publishing import Receipt
 from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
-from celery_sagas.worker.pipeline import pipeline_of
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.publishing import open_publisher
 
 TERMS = Terms(interval_s=1.0, lease_s=60.0, max_attempts=3, retention_s=3600.0)
 
@@ -20,19 +20,19 @@ TERMS = Terms(interval_s=1.0, lease_s=60.0, max_attempts=3, retention_s=3600.0)
 class Deployment:
     """An app with a queue, a relay, and rows of which some are not like the others."""
 
-    def __init__(self, app: Celery, *, with_pipeline: bool = False) -> None:
+    def __init__(self, app: Celery, *, in_batches: bool = True) -> None:
         self.app = app
         self.queue = app.conf.task_default_queue
         self.clock = Clock()
         self.backend = MemoryBackend("memory://", prefix="", clock=self.clock)
-        self.publisher = ConfirmedPublisher(app)
-        pipeline = pipeline_of(app, self.publisher) if with_pipeline else None
+        self.publisher: Any = open_publisher(app)
+        if not in_batches:
+            self.publisher.publish_many = lambda _: Receipt()
         self.relay = Relay(
             self.backend,
             self.publisher,
             lambda _: True,
             TERMS,
-            pipeline,
             clock=lambda: self.clock.now / 1000,
             wall_clock=lambda: self.clock.now / 1000,
         )

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_sagas.worker import publisher
+from celery_sagas.worker.publishing import amqp, open_publisher, publisher
 from tests import rabbitmq_servers
 from tests.integration.sweeping import TERMS, Deployment
 from tests.servers import unique
@@ -40,7 +40,7 @@ def _app(url: str) -> Iterator[Celery]:
 def deployed(app: Celery) -> Iterator[Deployed]:
     """Make deployments over the app."""
     with ExitStack() as made:
-        yield lambda with_pipeline: made.enter_context(closing(Deployment(app, with_pipeline=with_pipeline)))
+        yield lambda in_batches: made.enter_context(closing(Deployment(app, in_batches=in_batches)))
 
 
 def test_a_row_that_cannot_be_written_doubles_no_other(deployed: Deployed) -> None:
@@ -60,10 +60,10 @@ def test_a_row_that_cannot_be_written_doubles_no_other(deployed: Deployed) -> No
     assert deployment.backend.outbox.count() == 0
 
 
-@pytest.mark.parametrize("with_pipeline", [False, True], ids=["one by one", "at once"])
-def test_rows_over_which_the_broker_ends_the_connection_hold_up_no_other(deployed: Deployed, with_pipeline: bool) -> None:
+@pytest.mark.parametrize("in_batches", [False, True], ids=["one by one", "at once"])
+def test_rows_over_which_the_broker_ends_the_connection_hold_up_no_other(deployed: Deployed, in_batches: bool) -> None:
     """A header that is no number; they become dead letters, and nothing else does."""
-    deployment = deployed(with_pipeline)
+    deployment = deployed(in_batches)
     good = [f"good {number}" for number in range(10)]
     deployment.add("bad", "worse", "worst", headers={"weight": float("nan")})
     deployment.add(*good)
@@ -77,10 +77,10 @@ def test_rows_over_which_the_broker_ends_the_connection_hold_up_no_other(deploye
     assert deployment.backend.outbox.count() == 0
 
 
-@pytest.mark.parametrize("with_pipeline", [False, True], ids=["one by one", "at once"])
-def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, with_pipeline: bool) -> None:
+@pytest.mark.parametrize("in_batches", [False, True], ids=["one by one", "at once"])
+def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, in_batches: bool) -> None:
     """Each good row arrives once."""
-    deployment = deployed(with_pipeline)
+    deployment = deployed(in_batches)
     full = unique("full")
     limits = {"x-max-length": 0, "x-overflow": "reject-publish"}
     app.amqp.queues.add(Queue(full, queue_arguments=limits))
@@ -95,10 +95,10 @@ def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, with_pi
     assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
 
 
-@pytest.mark.parametrize("with_pipeline", [False, True], ids=["one by one", "at once"])
-def test_rows_that_no_queue_takes_hold_up_no_other(deployed: Deployed, with_pipeline: bool) -> None:
+@pytest.mark.parametrize("in_batches", [False, True], ids=["one by one", "at once"])
+def test_rows_that_no_queue_takes_hold_up_no_other(deployed: Deployed, in_batches: bool) -> None:
     """Each good row arrives once; the others become dead letters that name the route."""
-    deployment = deployed(with_pipeline)
+    deployment = deployed(in_batches)
     deployment.add("bad", "worse", exchange="amq.topic", routing_key="to.nobody")
     deployment.add("a", "b", "c")
 
@@ -114,7 +114,8 @@ def test_rows_that_no_queue_takes_hold_up_no_other(deployed: Deployed, with_pipe
 
 def test_a_broker_without_memory_counts_against_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not against one that has failed before, and is alone: there are connections, and no message is taken."""
-    monkeypatch.setattr(publisher, "DEADLINE_S", 0.3)
+    for module in (publisher, amqp):
+        monkeypatch.setattr(module, "DEADLINE_S", 0.3)
     with (
         rabbitmq_servers.running() as server,
         _app(server.url) as app,
@@ -135,7 +136,7 @@ def test_a_broker_without_memory_counts_against_no_row(monkeypatch: pytest.Monke
         server.limit_memory("0.6")
         monkeypatch.undo()
         deployment.publisher.close()
-        deployment.publisher = deployment.relay.publisher = publisher.ConfirmedPublisher(app)
+        deployment.publisher = deployment.relay.publisher = open_publisher(app)
         deployment.sweep_for(61)
         assert deployment.backend.outbox.count() == 0
         assert set(deployment.arrived()) == {"good"}

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from celery_sagas.engine.outbox import confirmations
-from celery_sagas.worker import confirms, pipeline, postbox, publisher
 from celery_sagas.worker.failures import redelivery
+from celery_sagas.worker.publishing import amqp, confirms, publisher
+from celery_sagas.worker.publishing.amqp import AmqpPublisher
+from celery_sagas.worker.publishing.redis import RedisPublisher
 from celery_sagas.worker.requests import answers
 from tests.apps import app, definitions, eager, new_app, worker
 from tests.waiting import DEADLINE_S
@@ -35,12 +37,12 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that is about to answer is waited for, however busy it is; and no connection has rested for long."""
-    for module in (publisher, pipeline, postbox):
+    for module in (publisher, amqp, confirms):
         monkeypatch.setattr(module, "DEADLINE_S", DEADLINE_S)
-    for module in (confirms, postbox):
-        monkeypatch.setattr(module, "PATIENCE_S", DEADLINE_S)
+    for module in (confirms, amqp):
+        monkeypatch.setattr(module, "MESSAGE_DEADLINE_S", DEADLINE_S)
     monkeypatch.setattr(confirmations, "SETTLED_IN_S", DEADLINE_S)
-    monkeypatch.setattr(postbox, "RESTED_S", math.inf)
-    for options in publisher._TRANSPORT_OPTIONS.values():
+    monkeypatch.setattr(confirms, "RESTED_S", math.inf)
+    for options in (AmqpPublisher.transport_options, RedisPublisher.transport_options):
         for name in options.keys() - {"confirm_publish"}:
             monkeypatch.setitem(options, name, DEADLINE_S)

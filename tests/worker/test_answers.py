@@ -14,7 +14,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.worker import runtime
 from celery_sagas.worker.failures import redelivery
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.requests import answers
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import close_runtime, publisher_of

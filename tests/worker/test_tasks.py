@@ -15,7 +15,7 @@ from pydantic import PlainSerializer, PlainValidator
 
 from celery_sagas import Message, Outcome, Saga, signals
 from celery_sagas.errors import InvalidMessage, InvalidState, KeyTaken, MisuseError, SagaAlreadyExists
-from celery_sagas.worker.publisher import ConfirmedPublisher
+from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.tasks import StepTask
 from tests.apps import NewApp, Worker, backend_of
 

@@ -4,13 +4,13 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from celery_sagas.connections import OnFailure
-from celery_sagas.engine.outbox.publishing import Postbox
+from celery_sagas.engine.outbox.publishing import Publisher
 from celery_sagas.errors import StoreError
 from celery_sagas.forks import Process
 from celery_sagas.stores.ports import Outbox
@@ -34,7 +34,7 @@ class Confirmations:
     outbox: Outbox
     owner: str  #: the lease token under which the rows were published
     lasts_s: float  #: how long the lease lasts: when it is over, others send the rows, and confirm them
-    postbox: Postbox | None = None  #: tells which of the messages are published that nobody waited for
+    publisher: Publisher  #: tells which of the posted messages are confirmed
     _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _flushing: threading.Lock = field(default_factory=threading.Lock)
@@ -67,7 +67,9 @@ class Confirmations:
         """
         if self._process.is_child:
             return
-        self._collect()  # not while others wait: whoever posts, and meanwhile handles another message, may be one of them
+        self._note(
+            self.publisher.collect()
+        )  # not while others wait: whoever posts, and meanwhile handles another message, may be one of them
         with self._flushing:
             with self._lock:
                 published, self._published = self._published, []
@@ -84,11 +86,11 @@ class Confirmations:
         """Remove what was published until now, after waiting for a bounded time for what the broker says of it."""
         if self._process.is_child:
             return
-        awaited, give_up = self._awaited(), time.monotonic() + SETTLED_IN_S
-        while awaited and time.monotonic() < give_up:
+        awaited, deadline = self.publisher.awaited(), time.monotonic() + SETTLED_IN_S
+        while awaited and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            self._collect()
-            awaited = awaited & self._awaited()
+            self._note(self.publisher.collect())
+            awaited = awaited & self.publisher.awaited()
         self.flush()
 
     def close(self) -> None:
@@ -99,13 +101,6 @@ class Confirmations:
         self._stop.set()
         self._wake.put(None)
         self.settle()
-
-    def _awaited(self) -> Set[str]:
-        return self.postbox.awaited() if self.postbox is not None else frozenset()
-
-    def _collect(self) -> None:
-        if self.postbox is not None:
-            self._note(self.postbox.collect())
 
     def _note(self, ids: Sequence[str]) -> None:
         now = time.monotonic()
@@ -136,7 +131,7 @@ class Confirmations:
                     self._wake.get_nowait()
             try:
                 self.flush()
-                if self._awaited():
+                if self.publisher.awaited():
                     self._wake.put(None)
             except Exception:
                 logger.exception("published messages could not be removed from the outbox")

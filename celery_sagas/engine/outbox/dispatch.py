@@ -3,13 +3,13 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
 from celery_sagas.core.names import storable
 from celery_sagas.engine.outbox.confirmations import Confirmations
-from celery_sagas.engine.outbox.publishing import Message, Postbox, Publisher, probing
+from celery_sagas.engine.outbox.publishing import Message, Publisher, probing
 from celery_sagas.errors import PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry
@@ -29,12 +29,11 @@ class Dispatcher:
     outbox: Outbox
     publisher: Publisher
     grace_s: float  #: how long the lease lasts that a commit gives its rows
-    postbox: Postbox | None = None  #: where each confirmation is a journey of its own: nobody waits for it
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.owner = uuid4().hex  #: the lease token of this process
-        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.postbox)
+        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher)
 
     def dispatch(self, rows: Sequence[Message], committed_at: float) -> None:
         """Publish the rows of one commit, and have them removed. Never raises, but for what runs inline.
@@ -43,16 +42,16 @@ class Dispatcher:
         does not wait for is removed when that has come; if none comes, it stays in the outbox, as one that it cannot publish.
         """
         if rows:
-            self._dispatch(rows, committed_at, self.postbox)
+            self._dispatch(rows, committed_at, is_waiting=False)
 
-    def _dispatch(self, rows: Sequence[Message], committed_at: float, postbox: Postbox | None) -> None:
+    def _dispatch(self, rows: Sequence[Message], committed_at: float, *, is_waiting: bool) -> None:
         if self.publisher.inline:
             self._run_inline(rows)
             return
         until, left, published = committed_at + self.grace_s / 2, deque(rows), list[str]()
         try:
-            if postbox is None or self._post(postbox, left, until):
-                if postbox is not None and left:
+            if is_waiting or self._post(left, until):
+                if left and self.publisher.awaited():
                     self.confirmations.settle()  # what goes over another connection must not overtake what was posted
                 self._publish(left, until, published)
         finally:  # a time limit may strike between two messages
@@ -78,24 +77,30 @@ class Dispatcher:
             if not rows:
                 break
             logger.info("%s: publishing %d messages that message %s left", entry.step, len(rows), entry.message_id)
-            self._dispatch(rows, started, None)  # whoever is told that nothing is left acknowledges the message
+            self._dispatch(rows, started, is_waiting=True)  # whoever is told that nothing is left acknowledges the message
             self.confirmations.flush()
         if leased:
             raise StillUnsent(entry.step, entry.message_id, leased)
 
-    def _post(self, postbox: Postbox, rows: deque[Message], until: float) -> bool:
+    def _post(self, rows: deque[Message], until: float) -> bool:
         """Take away the rows that can be written without waiting; return whether it makes sense to publish the rest."""
         try:
-            while rows and self.clock() <= until and postbox.post(rows[0]):
+            while rows and self.clock() <= until and self.publisher.post(rows[0]):
                 rows.popleft()
         except PublishError as exc:
             _warn(rows[0], exc)
             return False
         return True
 
-    def _publish(self, rows: Iterable[Message], until: float, published: list[str]) -> None:
+    def _publish(self, rows: Sequence[Message], until: float, published: list[str]) -> None:
         """Publish rows, and note the ids of those that were confirmed, until the broker turns out to be away."""
-        for row in rows:
+        if len(rows) > 1 and self.clock() <= until:
+            try:
+                published += self.publisher.publish_many(rows).confirmed
+            except PublishError as exc:
+                _warn(rows[0], exc)
+                return
+        for row in [row for row in rows if row.id not in published]:
             if self.clock() > until:
                 break
             try:
@@ -119,8 +124,6 @@ class Dispatcher:
     def close(self) -> None:
         """Remove what was published, before this process ends."""
         self.confirmations.close()
-        if self.postbox is not None:
-            self.postbox.close()
 
 
 def _warn(row: Message, error: PublishError) -> None:

@@ -1,7 +1,9 @@
-"""The ports through which committed messages reach the broker."""
+"""The port through which committed messages reach the broker."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from celery_sagas.errors import Doubtful, PublishError
@@ -20,12 +22,21 @@ class Message(Protocol):
     def payload(self) -> str: ...
 
 
-class Publisher(Protocol):
-    """Hands messages to the broker."""
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of messages that were published at once, as ids of rows; the others were refused, or never published."""
+
+    confirmed: Set[str] = frozenset()
+    unconfirmed: Set[str] = frozenset()  #: published, and neither confirmed nor refused: they may have arrived
+
+
+class Publisher(ABC):
+    """Hands messages to the broker; at least one by one."""
 
     #: Whether publishing runs the task here and now (eager mode), so that its errors are the caller's.
     inline: bool
 
+    @abstractmethod
     def publish(self, message: Message) -> None:
         """Publish one message and wait until the broker has confirmed it.
 
@@ -34,12 +45,44 @@ class Publisher(Protocol):
                 nobody can tell whether the message is to blame; ``connection`` alone if there was none.
         """
 
+    def publish_many(self, messages: Sequence[Message]) -> Receipt:
+        """Publish messages in order before waiting for the broker. Of those that it leaves, ``publish`` tells why.
+
+        Raises:
+            PublishError: There is no connection, or nobody should wait for it any longer.
+        """
+        return Receipt()
+
+    @abstractmethod
     def probe(self) -> None:
         """Have the broker take a message that is for nobody.
 
         Raises:
             PublishError: It is away, or takes no messages now.
         """
+
+    def post(self, message: Message) -> bool:
+        """Write a message behind those that were posted before, without waiting; return whether it was written.
+
+        ``collect`` tells when the broker has confirmed it. What the broker refuses, or does not confirm in time, and what is lost
+        with its connection, is never told of. Of what is not written ``publish`` tells why.
+
+        Raises:
+            PublishError: There is no connection, or nobody should wait for it any longer; it may have arrived all the same.
+        """
+        return False
+
+    def collect(self) -> Sequence[str]:
+        """Return the ids of the posted rows that the broker has confirmed since the last call; do not wait."""
+        return ()
+
+    def awaited(self) -> Set[str]:
+        """Return the ids of the posted rows of which the broker has said nothing yet; they become fewer with each ``collect``."""
+        return frozenset()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections; expect no confirmation any more, and take no message."""
 
 
 @contextmanager
@@ -56,26 +99,3 @@ def probing(publisher: Publisher) -> Iterator[None]:
     except Doubtful as exc:
         publisher.probe()
         raise PublishError(exc.reason, connection=False) from exc.__cause__
-
-
-class Postbox(Protocol):
-    """Hands messages to the broker in order and without waiting, and tells later which of them it has confirmed.
-
-    What the broker refuses, or does not confirm in time, and what is lost with its connection, is never told of.
-    """
-
-    def post(self, message: Message) -> bool:
-        """Write a message; return whether it was written. Whoever publishes it alone learns why it was not.
-
-        Raises:
-            PublishError: There is no connection, or nobody should wait for it any longer; it may have arrived all the same.
-        """
-
-    def collect(self) -> Sequence[str]:
-        """Return the ids of the rows that the broker has confirmed since the last call; do not wait."""
-
-    def awaited(self) -> Set[str]:
-        """Return the ids of the rows of which the broker has said nothing yet. They become fewer with each ``collect``."""
-
-    def close(self) -> None:
-        """Expect no confirmation any more, and take no message."""

@@ -23,7 +23,7 @@ from celery_sagas.worker.headers import (
     read_return_address_of,
     task_of,
 )
-from celery_sagas.worker.publisher import PASSING_REFUSALS
+from celery_sagas.worker.publishing.publisher import PASSING_REFUSALS
 from celery_sagas.worker.runtime import publisher_of
 from celery_sagas.worker.sessions import session_of
 from celery_sagas.worker.targets import signature_to

@@ -7,7 +7,6 @@ from reminders import app as app
 from reminders import reminded
 from traps import die, set_trap
 
-from celery_sagas.worker.pipeline import AmqpPipeline
 from celery_sagas.worker.runtime import Runtime
 
 POINT = os.environ.get("CELERY_SAGAS_TEST_POINT", "")
@@ -32,8 +31,8 @@ class Deadly(Runtime):
             arguments[0].tasks.pop(reminded.name, None)  # which it leaves to others
         deadly(self.backend.outbox, "release", "release")
         deadly(self.backend.outbox, "claim_due", "claim")
-        for publishing in (self.publisher, AmqpPipeline):  # one message, and several at once over RabbitMQ
-            deadly(publishing, "publish", "publish")
+        for method in ("publish", "publish_many"):
+            deadly(self.publisher, method, "publish")
         deadly(self.backend.outbox, "confirm", "confirm")
         deadly(self.backend.outbox, "fail", "fail")
         deadly(self.backend.dead, "add", "letter")

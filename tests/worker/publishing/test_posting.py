@@ -25,11 +25,9 @@ from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
-from celery_sagas.worker import confirms, postbox
-from celery_sagas.worker.confirms import ConfirmChannel
-from celery_sagas.worker.postbox import AmqpPostbox, postbox_of
-from celery_sagas.worker.publisher import ConfirmedPublisher
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.publishing import amqp, confirms, open_publisher
+from celery_sagas.worker.publishing.amqp import AmqpPublisher
+from celery_sagas.worker.publishing.confirms import AsynchronousChannel, ConfirmChannel
 from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker
 from tests.integration import proxy
@@ -50,11 +48,10 @@ class Sender:
     def __init__(self, app: Celery, proxy: Proxy) -> None:
         self.app = app
         self.proxy = proxy
-        self.publisher = ConfirmedPublisher(app)
-        self.postbox = AmqpPostbox(app, self.publisher)
+        self.publisher = AmqpPublisher(app)
         self.clock = Clock()
         self.backend = MemoryBackend("memory://", prefix="", clock=self.clock)
-        self.dispatcher = Dispatcher(self.backend.outbox, self.publisher, GRACE_S, self.postbox)
+        self.dispatcher = Dispatcher(self.backend.outbox, self.publisher, GRACE_S)
 
     def close(self) -> None:
         """Close everything."""
@@ -96,7 +93,7 @@ class Sender:
 def app(new_app: NewApp, rabbitmq_url: str) -> Iterator[Celery]:
     """An app that publishes through a proxy, and reads without it."""
     app = new_app(broker_url=rabbitmq_url)
-    app.conf.task_default_queue = unique("postbox")
+    app.conf.task_default_queue = unique("posting")
     yield app
     with app.connection_for_read() as connection, connection.channel() as channel:
         channel.queue_delete(app.conf.task_default_queue)
@@ -126,16 +123,16 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def line_of(sender: Sender) -> Any:
-    line: Any = sender.postbox._line
-    return line
+def channel_of(sender: Sender) -> Any:
+    channel: Any = sender.publisher._channel
+    return channel
 
 
 def test_confirmations_that_came_while_the_process_was_held_up_are_read(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what has arrived would be sent again."""
     sender.dispatcher.confirmations._stop.set()  # nobody else reads
     sender.send("a", "b")
-    channel = line_of(sender).channel
+    channel = channel_of(sender)
     wait_until(channel._has_come, "a confirmation")
     monkeypatch.setattr(confirms, "time", SimpleNamespace(monotonic=count(step=3600).__next__))
 
@@ -153,16 +150,16 @@ def test_a_broker_is_silent_if_a_look_that_began_late_finds_nothing(sender: Send
 
     sender.dispatcher.confirmations._stop.set()  # nobody else reads
     sender.send("a")
-    line = line_of(sender)
-    monkeypatch.setattr(postbox, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    monkeypatch.setattr(line.channel, "read", look)
-    line.channel.confirms.expect("b")
+    channel = channel_of(sender)
+    monkeypatch.setattr(confirms, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(channel, "read", look)
+    channel.confirms.expect("b")
 
-    line.read()
+    channel.look()
     clock.held_up = 3600
-    line.read()
+    channel.look()
     with pytest.raises(TimeoutError):
-        line.read()
+        channel.look()
 
 
 @pytest.mark.parametrize("has_poll", [True, False])  # eventlet takes it away
@@ -175,16 +172,16 @@ def test_rows_are_removed_when_they_are_confirmed(sender: Sender, has_poll: bool
 
     wait_until(lambda: sender.left() == 0, "an empty outbox")
     assert sender.arrived() == [f"row {number:02}" for number in range(60)]
-    assert not sender.postbox.awaited()
+    assert not sender.publisher.awaited()
 
 
 def test_one_connection_serves_all(sender: Sender) -> None:
     sender.send("a")
-    line = line_of(sender)
+    channel = channel_of(sender)
     sender.settle()
     sender.send("b")
 
-    assert line_of(sender) is line
+    assert channel_of(sender) is channel
 
 
 def test_a_silent_broker_holds_up_nobody(
@@ -197,11 +194,11 @@ def test_a_silent_broker_holds_up_nobody(
 
     sender.send("b", "c")
 
-    assert sender.postbox.awaited() == {"b", "c"}
-    monkeypatch.setattr(postbox, "DEADLINE_S", 0.3)
+    assert sender.publisher.awaited() == {"b", "c"}
+    monkeypatch.setattr(confirms, "DEADLINE_S", 0.3)
     wait_until(lambda: "2 messages were not confirmed" in caplog.text, "a warning")
     assert sender.left() == 2
-    assert line_of(sender) is None
+    assert channel_of(sender) is None
 
 
 def test_closing_beside_a_silent_broker_is_bounded(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,9 +220,10 @@ def test_closing_beside_a_silent_broker_is_bounded(sender: Sender, monkeypatch: 
 def test_closing_waits_for_what_was_posted(sender: Sender) -> None:
     sender.send("a", "b")
     sender.dispatcher.close()
+    sender.publisher.close()
 
     assert sender.left() == 0
-    assert not sender.postbox.post(sender.row("c"))
+    assert not sender.publisher.post(sender.row("c"))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +274,7 @@ def test_what_was_written_behind_the_end_of_a_channel_stays(sender: Sender, app:
         sender.settle()
         channel.exchange_delete(exchange)
     sender.send(sender.row("to no exchange", exchange=exchange, routing_key="x"))
-    wait_until(line_of(sender).channel._has_come, "the end of the channel")
+    wait_until(channel_of(sender)._has_come, "the end of the channel")
 
     sender.send("b")
     sender.settle()
@@ -294,7 +292,7 @@ def test_the_first_message_after_a_restart_gets_through(sender: Sender) -> None:
     sender.send("a")
     sender.settle()
     sender.proxy.refuse()
-    wait_until(line_of(sender).channel._has_come, "the end of the connection")  # what is written before it may be lost
+    wait_until(channel_of(sender)._has_come, "the end of the connection")  # what is written before it may be lost
     sender.proxy.accept()
 
     sender.send("b")
@@ -309,14 +307,15 @@ def test_a_connection_that_died_unnoticed_while_it_was_idle(sender: Sender, monk
     """After a rest the first message is waited for."""
     sender.send("a")
     sender.settle()
-    monkeypatch.setattr(postbox, "RESTED_S", 0)
-    monkeypatch.setattr(postbox, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(confirms, "RESTED_S", 0)
+    for module in (amqp, confirms):
+        monkeypatch.setattr(module, "MESSAGE_DEADLINE_S", 0.2)
     sender.proxy.silence()
 
     sender.send("b")
 
     assert sender.left() == 1
-    assert line_of(sender) is None
+    assert channel_of(sender) is None
 
 
 def test_no_broker(sender: Sender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,19 +333,19 @@ def test_no_broker(sender: Sender, monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 
 def test_whoever_waited_while_another_found_no_broker_does_not_try_again(sender: Sender) -> None:
-    sender.postbox._failed_at = math.inf
+    sender.publisher._failed_at = math.inf
 
     with pytest.raises(PublishError) as raised:
-        sender.postbox.post(sender.row("a"))
+        sender.publisher.post(sender.row("a"))
     assert raised.value.connection
 
 
 def test_whoever_waited_while_the_broker_did_not_confirm_does_not_try(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else threads would wait one after the other, and write when others may send their rows."""
     clock = SimpleNamespace(now=1_000.0)
-    monkeypatch.setattr(postbox, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(amqp, "time", SimpleNamespace(monotonic=lambda: clock.now))
     tries, asked, has_failed = list[str](), threading.Semaphore(0), threading.Event()
-    is_posting_here = sender.postbox._is_posting_here
+    is_posting_here = sender.publisher._is_posting_here
 
     def ask() -> bool:
         asked.release()
@@ -357,14 +356,14 @@ def test_whoever_waited_while_the_broker_did_not_confirm_does_not_try(sender: Se
         has_failed.wait()
         raise TimeoutError
 
-    monkeypatch.setattr(sender.postbox, "_is_posting_here", ask)
-    monkeypatch.setattr(postbox._Line, "post", unconfirmed)
+    monkeypatch.setattr(sender.publisher, "_is_posting_here", ask)
+    monkeypatch.setattr(AsynchronousChannel, "post", unconfirmed)
     threads = [threading.Thread(target=sender.send, args=(name,)) for name in "ab"]
     for thread in threads:
         thread.start()
         assert asked.acquire(timeout=DEADLINE_S)
     wait_until(lambda: tries, "a try")
-    clock.now += postbox.PATIENCE_S
+    clock.now += amqp.MESSAGE_DEADLINE_S
     has_failed.set()
     for thread in threads:
         thread.join()
@@ -389,14 +388,14 @@ def test_a_full_queue_refuses(sender: Sender, caplog: pytest.LogCaptureFixture) 
 def test_what_no_queue_takes_stays(sender: Sender, caplog: pytest.LogCaptureFixture) -> None:
     """RabbitMQ confirms it all the same. The others go, and the warning says what is to be fixed."""
     sender.send("a")
-    line = line_of(sender)
+    channel = channel_of(sender)
     sender.send(sender.row("bad", exchange="amq.topic", routing_key="to.nobody"), "b")
     sender.settle()
 
     assert sender.arrived() == ["a", "b"]
     assert sender.left() == 1
     assert "the exchange 'amq.topic' with the routing key 'to.nobody'" in caplog.text
-    assert line_of(sender) is line
+    assert channel_of(sender) is channel
 
 
 def test_what_may_find_nobody_goes(sender: Sender) -> None:
@@ -427,12 +426,12 @@ def test_a_queue_that_was_deleted_comes_back(sender: Sender, app: Celery) -> Non
 def test_a_row_that_cannot_be_written_is_published_alone(sender: Sender) -> None:
     """It is to blame; the others keep their numbers."""
     sender.send("a", sender.row("bad", priority=300), "b")
-    line = line_of(sender)
+    channel = channel_of(sender)
     sender.settle()
 
     assert sender.arrived() == ["a", "b"]
     assert sender.left() == 1
-    assert line_of(sender) is line
+    assert channel_of(sender) is channel
 
 
 def test_what_celery_tells_of_a_message_confirms_it_not(sender: Sender) -> None:
@@ -440,7 +439,7 @@ def test_what_celery_tells_of_a_message_confirms_it_not(sender: Sender) -> None:
     sender.dispatcher.confirmations._stop.set()  # nobody else reads
     sender.app.conf.task_send_sent_event = True
     sender.send("a")
-    channel = line_of(sender).channel
+    channel = channel_of(sender)
 
     assert [*channel.confirms.expected.values()] in (["a", ""], [""], [])
     channel.wait(DEADLINE_S)
@@ -457,8 +456,8 @@ def test_interruption_while_a_message_is_written(
     """Nobody writes behind half a frame, and no other's confirmation counts for it."""
     sender.send("a")
     sender.settle()
-    line = line_of(sender)
-    channel_class = type(line.channel._channel)
+    channel = channel_of(sender)
+    channel_class = type(channel._channel)
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         if is_written:
@@ -473,7 +472,7 @@ def test_interruption_while_a_message_is_written(
         else:
             with pytest.raises(type(error)):
                 sender.send("b")
-    assert line_of(sender) is None
+    assert channel_of(sender) is None
     sender.send("c")
     sender.settle()
 
@@ -485,36 +484,37 @@ def test_interruption_while_confirmations_are_read(sender: Sender, monkeypatch: 
     """They are lost with the connection."""
     sender.dispatcher.confirmations._stop.set()
     sender.send("a", "b")  # the first is waited for
-    line = line_of(sender)
-    wait_until(line.channel._has_come, "a confirmation")
+    channel = channel_of(sender)
+    wait_until(channel._has_come, "a confirmation")
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(line.channel._channel.connection, "drain_events", interrupted)
+    monkeypatch.setattr(channel._channel.connection, "drain_events", interrupted)
     with pytest.raises(SoftTimeLimitExceeded):
-        sender.postbox.collect()
+        sender.publisher.collect()
 
-    assert line_of(sender) is None
+    assert channel_of(sender) is None
     sender.settle()
     assert sender.left() == 1
 
 
 def test_what_is_awaited_is_bounded(sender: Sender, written: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that never confirms is not written to for ever."""
-    monkeypatch.setattr(postbox, "MOST_AWAITED", 3)
+    monkeypatch.setattr(confirms, "MOST_AWAITED", 3)
     sender.send(*"abcdefgh")
     sender.settle()
     assert sender.arrived() == [*"abcdefgh"]
     sender.proxy.silence()
     written.clear()
-    monkeypatch.setattr(postbox, "PATIENCE_S", 0.2)
+    for module in (amqp, confirms):
+        monkeypatch.setattr(module, "MESSAGE_DEADLINE_S", 0.2)
 
     sender.send(*"ijklmn")
 
     assert written == [*"ijk"]
     assert sender.left() == 6
-    assert line_of(sender) is None
+    assert channel_of(sender) is None
 
 
 def test_threads_take_turns(sender: Sender) -> None:
@@ -540,12 +540,12 @@ def test_threads_take_turns(sender: Sender) -> None:
 def test_a_child_reads_nothing_of_its_parents(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even when it ends."""
     sender.send("a")
-    parent, channel = os.getpid(), line_of(sender).channel
+    parent, channel = os.getpid(), channel_of(sender)
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: parent + 1)
         patched.setattr(channel, "read", lambda: pytest.fail("read"))
-        assert sender.postbox.collect() == ()
-        assert not sender.postbox.post(sender.row("b"))
+        assert sender.publisher.collect() == ()
+        assert not sender.publisher.post(sender.row("b"))
         sender.settle()
         sender.dispatcher.close()
     sender.settle()
@@ -567,15 +567,11 @@ def test_leftovers_wait_for_what_was_posted(sender: Sender) -> None:
 
 
 @pytest.mark.parametrize("broker", ["redis://", "memory://"])
-def test_other_brokers_have_none(new_app: NewApp, broker: str) -> None:
+def test_other_brokers_post_nothing(new_app: NewApp, broker: str) -> None:
     """Their publishing is its own confirmation."""
-    app = new_app(broker_url=broker)
-
-    assert postbox_of(app, ConfirmedPublisher(app)) is None
-
-
-def test_eager_apps_have_none(eager: Celery) -> None:
-    assert runtime_of(eager).services.dispatcher.postbox is None
+    with closing(open_publisher(new_app(broker_url=broker))) as publisher:
+        assert not publisher.post(Outgoing("a", "sent", "a", "plain", "{}"))
+        assert (publisher.collect(), publisher.awaited()) == ((), frozenset())
 
 
 def test_a_message_to_nowhere_takes_no_other_with_it(sender: Sender) -> None:
@@ -614,7 +610,7 @@ def test_half_a_confirmation_holds_up_nobody_for_long(sender: Sender, monkeypatc
 
     sender.send("a")
     sender.settle()
-    monkeypatch.setattr("celery_sagas.worker.confirms.PATIENCE_S", 0.3)
+    monkeypatch.setattr("celery_sagas.worker.publishing.confirms.MESSAGE_DEADLINE_S", 0.3)
     monkeypatch.setattr(proxy, "_send", send)
     sender.send("b")
     assert cut.wait(DEADLINE_S)
@@ -670,7 +666,7 @@ def test_a_receiver_may_handle_a_repeat_while_another_is_posted(sender: Sender, 
     """What was posted before is not left over; the thread that collects confirmations comes by meanwhile."""
     sender.send("first")
     handling: Any = SimpleNamespace(steps=("order.place",), message_id="m1", place=None)
-    collect, comes_by = sender.postbox.collect, threading.Event()
+    collect, comes_by = sender.publisher.collect, threading.Event()
 
     def note() -> Any:
         if threading.current_thread() is sender.dispatcher.confirmations._thread:
@@ -683,7 +679,7 @@ def test_a_receiver_may_handle_a_repeat_while_another_is_posted(sender: Sender, 
         assert comes_by.wait(DEADLINE_S)
         sender.dispatcher.dispatch_unsent(handling)
 
-    monkeypatch.setattr(sender.postbox, "collect", note)
+    monkeypatch.setattr(sender.publisher, "collect", note)
     with receiver(handle):
         in_time(lambda: sender.send("outer"))
     sender.settle()

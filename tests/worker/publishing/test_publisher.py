@@ -16,9 +16,10 @@ from kombu import Exchange, Queue
 from celery_sagas import Message, Saga, publish
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.stores.records import OutboxRow
-from celery_sagas.worker import publisher
 from celery_sagas.worker.failures import redelivery
-from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
+from celery_sagas.worker.publishing import open_publisher, publisher
+from celery_sagas.worker.publishing import redis as redis_publisher
+from celery_sagas.worker.publishing.publisher import DEADLINE_S, ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker, backend_of, interposed
@@ -74,7 +75,7 @@ def silent_broker() -> Iterator[SilentBroker]:
 )
 def test_interrupted_connection_is_not_used_again(app: Celery, worker: Worker, error: BaseException) -> None:
     """The next command would read the answer to this one."""
-    confirmed = ConfirmedPublisher(app)
+    confirmed = open_publisher(app)
     interrupted: Any = Interrupted(error)
 
     with pytest.raises(PublishError if isinstance(error, Exception) else type(error)):
@@ -88,10 +89,10 @@ def test_interrupted_connection_is_not_used_again(app: Celery, worker: Worker, e
 
 def test_connection_is_kept_while_all_is_well(app: Celery) -> None:
     """Not one for each message."""
-    confirmed = ConfirmedPublisher(app)
+    confirmed = open_publisher(app)
     connections = []
     for _ in range(3):
-        with confirmed._producer() as producer:
+        with confirmed._connected() as producer:
             producer.connection.ensure_connection()
             connections.append(producer.connection)
 
@@ -103,7 +104,8 @@ def test_connection_is_kept_while_all_is_well(app: Celery) -> None:
 
 def test_one_that_publishes_within_another_has_a_connection_of_its_own(app: Celery) -> None:
     """A receiver of Celery's signals may do that."""
-    confirmed = ConfirmedPublisher(app)
+    confirmed = open_publisher(app)
+    assert isinstance(confirmed, ConfirmedPublisher)
     with confirmed._producer() as outer, confirmed._producer() as inner:
         assert inner is not outer
         assert inner.connection is not outer.connection
@@ -124,7 +126,7 @@ def test_connection_that_is_in_use_at_the_end_is_closed_after_it(app: Celery) ->
 def test_any_pool_limit(new_app: NewApp, limit: int | None) -> None:
     """Celery's setting; where there is none, nothing is kept."""
     app = new_app(broker_pool_limit=limit)
-    confirmed = ConfirmedPublisher(app)
+    confirmed = open_publisher(app)
     for _ in range(3):
         confirmed.publish_signature(app.signature("plain"))
     with confirmed._producer() as producer:
@@ -144,7 +146,7 @@ def test_errors_of_the_connection_are_told_from_those_of_a_message(app: Celery, 
     interrupted: Any = Interrupted(error)
 
     with pytest.raises(PublishError) as raised:
-        ConfirmedPublisher(app).publish_signature(interrupted)
+        open_publisher(app).publish_signature(interrupted)
 
     assert raised.value.connection is connection
     assert isinstance(raised.value, Doubtful) is isinstance(error, OSError)
@@ -155,7 +157,7 @@ def test_refused_login_is_not_about_the_message(app: Celery) -> None:
     """Nor is it in the middle: a password may be changed while connections are open."""
     refused: Any = Interrupted(AccessRefused("login", (0, 0)))
     with pytest.raises(PublishError) as raised:
-        ConfirmedPublisher(app).publish_signature(refused)
+        open_publisher(app).publish_signature(refused)
     assert raised.value.connection
 
 
@@ -163,7 +165,7 @@ def test_row_that_cannot_be_read(app: Celery) -> None:
     """It says nothing about the broker."""
 
     with pytest.raises(PublishError, match="its row cannot be read") as raised:
-        ConfirmedPublisher(app).publish(UNREADABLE)
+        open_publisher(app).publish(UNREADABLE)
     assert not raised.value.connection
 
 
@@ -176,7 +178,7 @@ def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Ce
     monkeypatch.setattr(publisher, "deserialized", late)
 
     with pytest.raises(PublishError) as raised:
-        ConfirmedPublisher(app).publish(UNREADABLE)
+        open_publisher(app).publish(UNREADABLE)
     assert raised.value.connection
     assert not isinstance(raised.value, Doubtful)
 
@@ -206,7 +208,7 @@ def test_what_rabbitmq_refuses(
         channel.queue_declare(names["held"], exclusive=True)
         sent = app.signature("plain", task_id="m1").set(**options)
         monkeypatch.setattr(publisher, "deserialized", lambda *_: sent)
-        confirmed = ConfirmedPublisher(app)
+        confirmed = open_publisher(app)
         with pytest.raises(PublishError) as raised:
             confirmed.publish(UNREADABLE)
         with pytest.raises(PublishError) as raised_without_row:
@@ -236,7 +238,7 @@ class TestWhatNoQueueTakes:
 
     @pytest.fixture
     def confirmed(self, app: Celery) -> Iterator[ConfirmedPublisher]:
-        with closing(ConfirmedPublisher(app)) as confirmed:
+        with closing(open_publisher(app)) as confirmed:
             yield confirmed
 
     def test_it_is_an_error_that_names_the_route(self, app: Celery, confirmed: ConfirmedPublisher) -> None:
@@ -287,7 +289,7 @@ class TestWhatNoQueueTakes:
             return False
 
         wait_until(is_bound, "a queue that is bound")
-        with closing(ConfirmedPublisher(app)) as other:
+        with closing(open_publisher(app)) as other:
             wait_until(is_gone, "the end of the queue")
         app.amqp.queues[queue.name].expires = 600  # what is declared now shall last for as long as the test
         confirmed.publish_signature(app.signature("plain", task_id="m2"))
@@ -330,7 +332,7 @@ def test_silent_broker_has_a_deadline(new_app: NewApp, silent_broker: SilentBrok
     app = new_app(broker_url=silent_broker.url, broker_transport_options=options)
 
     with pytest.raises(PublishError) as raised:
-        ConfirmedPublisher(app).publish_signature(app.signature("plain"))
+        open_publisher(app).publish_signature(app.signature("plain"))
 
     assert raised.value.connection
     assert silent_broker.asked() == 2
@@ -348,18 +350,18 @@ def test_absent_broker_does_not_fail_a_step(new_app: NewApp, monkeypatch: pytest
         order.send(app.signature("plain"))
         order.send(app.signature("plain"))
 
-    published, publish = list[Any](), ConfirmedPublisher.publish
+    asked, checked_out = list[str](), ConfirmedPublisher._producer
 
-    def note(self: ConfirmedPublisher, message: Any) -> None:
-        published.append(message)
-        publish(self, message)
+    def note(self: ConfirmedPublisher) -> Any:
+        asked.append("asked")
+        return checked_out(self)
 
-    monkeypatch.setattr(ConfirmedPublisher, "publish", note)
+    monkeypatch.setattr(ConfirmedPublisher, "_producer", note)
     place("42")
 
     assert Order.find("42") is not None
     assert backend_of(app).outbox.count() == 2
-    assert len(published) == 1
+    assert asked == ["asked"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +374,7 @@ def test_absent_broker_does_not_fail_a_step(new_app: NewApp, monkeypatch: pytest
 )
 def test_deadlines_of_each_broker(new_app: NewApp, broker: str, options: dict[str, Any]) -> None:
     """Without ``confirm_publish`` a message that never reached RabbitMQ was reported sent."""
-    confirmed = ConfirmedPublisher(new_app(broker_url=broker))
+    confirmed = open_publisher(new_app(broker_url=broker))
 
     connection = confirmed._connection
     assert connection.transport_options == options
@@ -381,12 +383,12 @@ def test_deadlines_of_each_broker(new_app: NewApp, broker: str, options: dict[st
 
 def test_amqp_confirms_have_a_deadline(new_app: NewApp) -> None:
     """With confirms, and without it, the call blocked."""
-    assert ConfirmedPublisher(new_app(broker_url="amqp://"))._options["confirm_timeout"] == DEADLINE_S
+    assert open_publisher(new_app(broker_url="amqp://"))._options["confirm_timeout"] == DEADLINE_S
 
 
 def test_new_connections_look_for_no_other_driver(new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interruption in the middle of an import may leave its lock taken for ever."""
-    sender = ConfirmedPublisher(new_app(broker_url="amqp://127.0.0.1:1"))
+    sender = open_publisher(new_app(broker_url="amqp://127.0.0.1:1"))
     monkeypatch.setattr("kombu.connection.supports_librabbitmq", lambda: pytest.fail("looked"))
 
     assert sender._connection.clone().transport.driver_type == "amqp"
@@ -395,14 +397,14 @@ def test_new_connections_look_for_no_other_driver(new_app: NewApp, monkeypatch: 
 def test_options_of_the_user_go_first(new_app: NewApp) -> None:
     """They know their broker."""
     options = {"socket_timeout": 1, "global_keyprefix": "x"}
-    confirmed = ConfirmedPublisher(new_app(broker_url="redis://", broker_transport_options=options))
+    confirmed = open_publisher(new_app(broker_url="redis://", broker_transport_options=options))
 
     assert confirmed._connection.transport_options == {"socket_connect_timeout": DEADLINE_S, **options}
 
 
 def test_deadlines_leave_room_for_both_tries_in_the_default_grace() -> None:
     """A publish that began in time ends before the lease does."""
-    assert 2 * DEADLINE_S + publisher._RETRY_POLICY["interval_max"] < 30 / 2
+    assert 2 * DEADLINE_S + publisher.RETRY_POLICY["interval_max"] < 30 / 2
 
 
 @pytest.mark.usefixtures("patience")
@@ -444,9 +446,9 @@ def test_eager_apps_publish_inline(eager: Celery) -> None:
 @pytest.mark.usefixtures("patience")
 def test_probe_leaves_nothing_in_redis(new_app: NewApp, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But a key, for a second; here for so long that it is seen."""
-    assert publisher._PROBED_MS == 1_000
-    monkeypatch.setattr(publisher, "_PROBED_MS", 240_000)
-    confirmed = ConfirmedPublisher(new_app(broker_url=redis_url))
+    assert redis_publisher._PROBED_MS == 1_000
+    monkeypatch.setattr(redis_publisher, "_PROBED_MS", 240_000)
+    confirmed = open_publisher(new_app(broker_url=redis_url))
     with redis.Redis.from_url(redis_url) as client:
 
         def clients() -> set[str]:
@@ -464,7 +466,7 @@ def test_probe_leaves_nothing_in_redis(new_app: NewApp, redis_url: str, monkeypa
 def test_probe_has_a_deadline(new_app: NewApp, silent_broker: SilentBroker) -> None:
     app = new_app(broker_url=silent_broker.url, broker_transport_options={"socket_timeout": 0.2})
     with pytest.raises(PublishError) as raised:
-        ConfirmedPublisher(app).probe()
+        open_publisher(app).probe()
     assert raised.value.connection
     assert silent_broker.asked() == 2
 
@@ -484,7 +486,7 @@ def test_broker_that_refuses_the_probe_is_there(
     new_app: NewApp, broker: str, error: Exception, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user may publish elsewhere."""
-    confirmed = ConfirmedPublisher(new_app(broker_url=broker))
+    confirmed = open_publisher(new_app(broker_url=broker))
 
     def fail(*_: Any) -> None:
         raise error
@@ -512,7 +514,7 @@ def test_a_row_of_another_app_reaches_its_queue(new_app: NewApp, request: pytest
     row = serialized(theirs, letter if type == "direct" else letter.set(routing_key="letter.air"), lambda: "m1", 10_000)
     with theirs.connection_for_write() as connection, connection.channel() as channel:
         theirs.amqp.queues[name].bind(channel).declare()
-        with closing(ConfirmedPublisher(ours)) as confirmed:
+        with closing(open_publisher(ours)) as confirmed:
             confirmed.publish(UNREADABLE._replace(payload=row.payload))
 
         assert [message.id for message in Worker(theirs).waiting()] == ["m1"]

@@ -9,19 +9,29 @@ from typing import Any
 
 from amqp.exceptions import FrameSyntaxError
 from celery import Celery
+from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Unroutable
-from celery_sagas.worker.publisher import DEADLINE_S, ConfirmedPublisher, is_mandatory
+from celery_sagas.worker.publishing.publisher import DEADLINE_S, ConfirmedPublisher
 from celery_sagas.worker.serialization import deserialized
 
 logger = logging.getLogger("celery_sagas")
 
 #: Seconds that a message, or the rest of what has begun to come, may take.
-PATIENCE_S = DEADLINE_S / 2
+MESSAGE_DEADLINE_S = DEADLINE_S / 2
+#: Messages that may wait for their confirmation; the next one waits for those before it.
+MOST_AWAITED = 500
+#: Seconds after which the first message is waited for: the connection may have died while it was idle.
+RESTED_S = 5.0
 #: By which a message is not written: it is encoded as a whole before the first byte is.
 _NOT_ENCODED = (FrameSyntaxError, struct.error, AttributeError, TypeError, ValueError)
+
+
+def is_mandatory(sent: Signature[Any]) -> bool:
+    """Tell whether a message must find a queue; its options can say that it need not."""
+    return sent.options.get("mandatory", True) is not False
 
 
 class Confirms:
@@ -37,7 +47,7 @@ class Confirms:
         self._count = 0
 
     @property
-    def unsure(self) -> frozenset[str]:
+    def unconfirmed(self) -> frozenset[str]:
         """The ids of the rows of which the broker has said nothing."""
         return frozenset(filter(None, self.expected.values()))
 
@@ -47,7 +57,7 @@ class Confirms:
         self.expected[self._count] = id
         self._correlations[self._count] = correlation
 
-    def withdraw(self) -> None:
+    def take_back(self) -> None:
         """Expect no confirmation of the last message: it was not written."""
         del self.expected[self._count], self._correlations[self._count]
         self._count -= 1
@@ -124,7 +134,7 @@ class ConfirmChannel:
         except _NOT_ENCODED:
             self._is_sound = self._channel.connection.bytes_sent == sent
             if self._is_sound:
-                self.confirms.withdraw()
+                self.confirms.take_back()
             raise
         self._is_sound = True
         if not is_known:
@@ -140,7 +150,7 @@ class ConfirmChannel:
     def _settle(self) -> None:
         """Wait for all confirmations, around what may end the channel, as an exchange that is not there does."""
         self._is_sound = False
-        self.wait(PATIENCE_S)
+        self.wait(MESSAGE_DEADLINE_S)
         self._is_sound = True
 
     def _is_end(self, error: Exception) -> bool:
@@ -154,7 +164,7 @@ class ConfirmChannel:
             TimeoutError: It has begun to say something, and has not ended.
         """
         while self.confirms.expected and self._has_come():
-            self._channel.connection.drain_events(timeout=PATIENCE_S)
+            self._channel.connection.drain_events(timeout=MESSAGE_DEADLINE_S)
 
     def _has_come(self) -> bool:
         """Tell whether there is anything to read."""
@@ -167,12 +177,12 @@ class ConfirmChannel:
         Raises:
             TimeoutError: It has not. What has come while this process was held up is read first.
         """
-        give_up = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while len(self.confirms.expected) > most:
-            left_s = give_up - time.monotonic()
+            left_s = deadline - time.monotonic()
             if left_s <= 0 and not self._has_come():
                 raise TimeoutError(f"the broker has not confirmed it within {timeout_s:g} s")
-            self._channel.connection.drain_events(timeout=left_s if left_s > 0 else PATIENCE_S)
+            self._channel.connection.drain_events(timeout=left_s if left_s > 0 else MESSAGE_DEADLINE_S)
 
     def _make_producer(self) -> Any:
         """Return a producer that looks once at each queue which a message wants declared, not with every message."""
@@ -189,6 +199,52 @@ class ConfirmChannel:
 
         producer.maybe_declare = maybe_declare
         return producer
+
+
+class AsynchronousChannel(ConfirmChannel):
+    """A channel on a connection of its own, whose confirmations are read now and then."""
+
+    def __init__(self, app: Celery, publisher: ConfirmedPublisher) -> None:
+        self._connection = publisher.connected()
+        is_sound = False
+        try:
+            self._connection.connection.sock.settimeout(DEADLINE_S)  # the transport's own deadlines mean nothing to gevent
+            super().__init__(app, publisher, self._connection.channel())
+            is_sound = True
+        finally:
+            if not is_sound:
+                self.close()
+        self._used_at = time.monotonic()
+        self._first, self._first_since = 0, 0.0  #: the first number that is awaited, and since when it is known to be that
+
+    def post(self, message: Message) -> bool:
+        """Write a message; return whether it could be written."""
+        now = time.monotonic()
+        has_rested, self._used_at = now - self._used_at > RESTED_S, now
+        if len(self.confirms.expected) >= MOST_AWAITED:
+            self.wait(MESSAGE_DEADLINE_S, most=MOST_AWAITED - 1)
+        is_written = self.write(message)
+        if has_rested:
+            self.wait(MESSAGE_DEADLINE_S)
+        return is_written
+
+    def look(self) -> None:
+        """Take note of what the broker has said.
+
+        Raises:
+            TimeoutError: It has said nothing of the first message for too long.
+        """
+        now = time.monotonic()  # what comes later is found by this look, or by the next
+        self.read()
+        first = next(iter(self.confirms.expected), 0)
+        if first != self._first:
+            self._first, self._first_since = first, now
+        elif first and now - self._first_since > DEADLINE_S:
+            raise TimeoutError(f"the broker has said nothing for {DEADLINE_S} s")
+
+    def close(self) -> None:
+        """Close the connection without a word: the broker may be silent."""
+        self._connection.collect()
 
 
 def _is_readable(sock: Any) -> bool:
