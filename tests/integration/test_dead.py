@@ -291,7 +291,7 @@ def test_store_that_is_away_when_a_message_fails(away: tuple[Deployment, Proxy])
     proxy.refuse()
     (deployment.folder / "break").touch()
     worker.wait_logged("cannot be kept as a dead letter")
-    worker.wait_logged("is put off by")
+    worker.wait_logged("is redelivered in")
     proxy.accept()
 
     letter = wait_letter(deployment)

@@ -21,7 +21,7 @@ def test_messages_are_put_off_until_there_is_room(deploy: Deploy) -> None:
         more = [(f"counter {len(wanted)}", len(wanted))]
         wanted.extend(more)
         send_all(deployment, ADD_AND_TELL, more)
-        return "is put off by" in worker.log and "database or disk is full" in worker.log
+        return "is redelivered in" in worker.log and "database or disk is full" in worker.log
 
     wait_until(is_full, deployment.describe)
     (deployment.folder / "pages").unlink()

@@ -14,7 +14,7 @@ from tests import embedded, redis_servers, servers
 from tests.integration.conftest import Deploy
 from tests.integration.ledgers import ENTER, SOON, Sent, assert_kept, enter, keep_busy
 from tests.integration.proxy import Proxy
-from tests.integration.put_offs import PATIENCE_S, PLACES, assert_no_spinning, wait_put_off
+from tests.integration.redeliveries import PATIENCE_S, PLACES, assert_no_spinning, wait_redelivered
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
@@ -76,7 +76,7 @@ def test_messages_wait_for_their_store(deploy: Deploy, store: Store, engine: str
     sent = enter(deployment, range(BEFORE))
     _go_away_under_load(deployment, store, sent)
     sent |= (waiting := enter(deployment, range(len(sent), len(sent) + WHILE_AWAY)))
-    wait_put_off(worker, ENTER, set(waiting))
+    wait_redelivered(worker, ENTER, set(waiting))
     store.come_back()
     assert_kept(deployment, sent)
     assert_no_spinning(worker, ENTER, time.monotonic() - began)
@@ -95,7 +95,7 @@ def test_messages_outlive_the_worker_that_has_put_them_off(deploy: Deploy, store
     sent = enter(deployment, range(BEFORE))
     _go_away_under_load(deployment, store, sent)
     sent |= (waiting := enter(deployment, range(len(sent), len(sent) + WHILE_AWAY)))
-    wait_put_off(worker, ENTER, set(waiting), times=1)
+    wait_redelivered(worker, ENTER, set(waiting), times=1)
     getattr(worker, end)()
     store.come_back()
     deployment.start("prefork", 4)

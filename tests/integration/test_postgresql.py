@@ -66,7 +66,7 @@ def test_message_is_put_off_if_a_statement_takes_longer_than_the_role_may(
         rival.execute(text("SELECT 1 FROM saga_instance WHERE prefix = :prefix FOR UPDATE"), {"prefix": deployment.name}).all()
         send_all(deployment, ADD_AND_TELL, wanted[1:])
         worker.wait_logged("canceling statement due to statement timeout")
-        worker.wait_logged("is put off by")
+        worker.wait_logged("is redelivered in")
     assert_conserved(deployment, wanted)
     assert deployment.backend.dead.count() == 0
 

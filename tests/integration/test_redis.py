@@ -17,7 +17,7 @@ from tests.integration.worker import Deployment
 from tests.redis_servers import RedisServer
 from tests.waiting import wait_until
 
-REDELIVERIES = "is put off by"
+REDELIVERIES = "is redelivered in"
 MASTER = "sagas"
 
 #: What was sent: message id → counter and amount.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.conftest import Deploy
 from tests.integration.ledgers import ENTER, LEDGERS, SOON, Sent, assert_kept, enter, enter_again, keep_busy
-from tests.integration.put_offs import PLACES, assert_no_spinning, put_offs, wait_put_off
+from tests.integration.redeliveries import PLACES, assert_no_spinning, redeliveries, wait_redelivered
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
@@ -54,8 +54,8 @@ def test_messages_wait_while_there_is_only_old_code(deploy: Deploy, engine: str,
     old = _start(deployment, OLD)
     enter_again(deployment, handled)
     waiting = enter(deployment, range(LEDGERS, WAITING))
-    wait_put_off(old, ENTER, set(waiting))
-    assert put_offs(old, ENTER).keys() == waiting.keys()  # and no repeat
+    wait_redelivered(old, ENTER, set(waiting))
+    assert redeliveries(old, ENTER).keys() == waiting.keys()  # and no repeat
     assert _stored(deployment, "ledger", handled) == written
     new = _start(deployment, NEW)
     wait_until(lambda: deployment.handled(ENTER) > LEDGERS, deployment.describe)

@@ -56,7 +56,7 @@ def test_messages_are_put_off_while_connections_are_refused(deployment: Deployme
     deployment.wait_handled(ADD, 5)
     proxy.refuse()
     send_all(deployment, ADD, wanted[5:])
-    worker.wait_logged("is put off by")
+    worker.wait_logged("is redelivered in")
     assert deployment.handled(ADD) == 5
     proxy.accept()
     _assert_exact(deployment, wanted)

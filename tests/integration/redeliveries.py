@@ -10,7 +10,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 #: How often each message is put off before what it waits for comes back. Each time takes up to twice as long as the one before,
 #: up to half a minute: two times take some seconds, eight take more than a minute.
-TIMES = int(os.environ.get("CELERY_SAGAS_TEST_PUT_OFFS", "2"))
+TIMES = int(os.environ.get("CELERY_SAGAS_TEST_REDELIVERIES", "2"))
 PLACES = matrix(("postgresql", "rabbitmq"), ("redis", "redis"))
 #: Seconds in which each message is put off as often by the slowest machine.
 PATIENCE_S = DEADLINE_S + sum(min(30.0, 2.0**count) for count in range(TIMES))
@@ -20,28 +20,28 @@ PATIENCE_S = DEADLINE_S + sum(min(30.0, 2.0**count) for count in range(TIMES))
 _OTHERS = 10
 #: Half of what a delay is rounded to, and a little. Seconds.
 _ROUNDED_S = 0.06
-_LINE = re.compile(r"([\w.]+)\[(\S+)\] is put off by (\d+\.\d) s: ")
+_LINE = re.compile(r"([\w.]+)\[(\S+)\] is redelivered in (\d+\.\d) s: ")
 _EXPECTED = re.compile(rf"{_LINE.pattern}|stays? in the outbox")
 _WARNING = re.compile(r"^\[.*?: (?:WARNING|ERROR|CRITICAL)/([\w-]+)\]")
 
 #: Message id → seconds by which it was put off, each time.
-PutOffs = dict[str, list[float]]
+Redeliveries = dict[str, list[float]]
 
 
-def put_offs(worker: Worker, step: str) -> PutOffs:
+def redeliveries(worker: Worker, step: str) -> Redeliveries:
     """Return how a worker has put off the messages of a step."""
-    found: PutOffs = defaultdict(list)
+    found: Redeliveries = defaultdict(list)
     for task, message_id, seconds in _LINE.findall(worker.log):
         if task == step:
             found[message_id].append(float(seconds))
     return dict(found)
 
 
-def wait_put_off(worker: Worker, step: str, messages: set[str], times: int = TIMES) -> None:
+def wait_redelivered(worker: Worker, step: str, messages: set[str], times: int = TIMES) -> None:
     """Wait until a worker has put off each of these messages so often, or oftener."""
 
     def missing() -> int:
-        found = put_offs(worker, step)
+        found = redeliveries(worker, step)
         return sum(len(found.get(message_id, [])) < times for message_id in messages)
 
     wait_until(lambda: not missing(), lambda: f"{missing()} more put off {times} times: {worker.describe()}", PATIENCE_S)
@@ -55,7 +55,7 @@ def assert_no_spinning(worker: Worker, step: str, elapsed_s: float) -> None:
         step: One whose messages nobody sends again under their ids.
         elapsed_s: For how long the worker has run at most.
     """
-    for message_id, delays in put_offs(worker, step).items():
+    for message_id, delays in redeliveries(worker, step).items():
         for count, delay in enumerate(delays):
             assert delay >= min(30.0, 2.0**count) / 2 - _ROUNDED_S, (message_id, delays)
         assert sum(delays[:-1]) <= elapsed_s + _ROUNDED_S * len(delays), (message_id, delays)
