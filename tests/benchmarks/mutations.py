@@ -250,7 +250,7 @@ RELAY = (
     ),
     Mutation(
         "relay",
-        "engine/publishing.py",
+        "engine/outbox/publishing.py",
         "        publisher.probe()\n",
         "",
         "No failure is counted against a row while an outage of the broker explains it.",

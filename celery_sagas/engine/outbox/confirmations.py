@@ -67,9 +67,7 @@ class Confirmations:
         """
         if self._process.is_child:
             return
-        self._note(
-            self.publisher.collect()
-        )  # not while others wait: whoever posts, and meanwhile handles another message, may be one of them
+        self._note(self.publisher.collect())  # not while others wait: one that posts, and handles a message meanwhile, may do so
         with self._flushing:
             with self._lock:
                 published, self._published = self._published, []

@@ -12,6 +12,7 @@ from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import Message
 from celery_sagas.errors import Unroutable
 from celery_sagas.worker.publishing.publisher import DEADLINE_S, ConfirmedPublisher
@@ -206,14 +207,9 @@ class AsynchronousChannel(ConfirmChannel):
 
     def __init__(self, app: Celery, publisher: ConfirmedPublisher) -> None:
         self._connection = publisher.connected()
-        is_sound = False
-        try:
+        with OnFailure(self.close):
             self._connection.connection.sock.settimeout(DEADLINE_S)  # the transport's own deadlines mean nothing to gevent
             super().__init__(app, publisher, self._connection.channel())
-            is_sound = True
-        finally:
-            if not is_sound:
-                self.close()
         self._used_at = time.monotonic()
         self._first, self._first_since = 0, 0.0  #: the first number that is awaited, and since when it is known to be that
 

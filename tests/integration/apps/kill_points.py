@@ -18,6 +18,7 @@ from celery_sagas.engine import conflicts
 from celery_sagas.engine.outcomes import Missing
 from celery_sagas.errors import RevisionConflict, StoreUnavailable
 from celery_sagas.worker import runtime
+from celery_sagas.worker.publishing.amqp import AmqpPublisher
 
 #: What happens first, and where, to a message that does not come to its point on the straight way: an error, or else a death.
 FIRST: dict[str, tuple[str, Exception | None]] = {
@@ -122,8 +123,11 @@ class Traps:
     def arm_dispatcher(self, dispatcher: Any) -> None:
         """Put the traps into what publishes, and give it all the time that it needs to come there."""
         dispatcher.clock = float
-        port, method = (dispatcher.postbox, "post") if dispatcher.postbox else (dispatcher.publisher, "publish")
-        deadly(port, method, "publish", self.of_row)
+        if isinstance(dispatcher.publisher, AmqpPublisher):
+            deadly(dispatcher.publisher, "post", "publish", self.of_row)
+        else:
+            deadly(dispatcher.publisher, "publish", "publish", self.of_row)
+            deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: self.of_row(rows[0]))
         deadly(dispatcher.publisher, "publish", "republish", self.of_row)
         deadly(dispatcher.publisher, "publish_signature", "put off", self.of_signature)
 

@@ -15,6 +15,7 @@ from deployed import FOLDER, note
 from traps import die, set_trap
 
 from celery_sagas.stores.records import KEY
+from celery_sagas.worker.publishing.amqp import AmqpPublisher
 from celery_sagas.worker.runtime import runtime_of
 
 #: A step, and the key of the instance on which it runs.
@@ -49,8 +50,11 @@ def arm(**_: object) -> None:
     for commit in ("insert", "update", "delete"):
         _deadly(sagas, commit, "commit", places_written)
     dispatcher = runtime.services.dispatcher
-    port, method = (dispatcher.postbox, "post") if dispatcher.postbox else (dispatcher.publisher, "publish")
-    _deadly(port, method, "publish", lambda row: places_of([row.id]))
+    if isinstance(dispatcher.publisher, AmqpPublisher):
+        _deadly(dispatcher.publisher, "post", "publish", lambda row: places_of([row.id]))
+    else:
+        _deadly(dispatcher.publisher, "publish", "publish", lambda row: places_of([row.id]))
+        _deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: places_of(row.id for row in rows))
     _deadly(outbox, "confirm", "confirm", lambda token, ids: places_of(ids))
 
 
