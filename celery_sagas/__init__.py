@@ -7,10 +7,10 @@ from celery_sagas.core.pending import RequestView
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.urls import register_backend
-from celery_sagas.worker import bootsteps, receivers
 from celery_sagas.worker.aggregators.aggregator import Aggregator, aggregator
 from celery_sagas.worker.aggregators.client import BufferedItem
 from celery_sagas.worker.events import publish
+from celery_sagas.worker.process import bootsteps, receivers
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
 

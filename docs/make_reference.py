@@ -400,7 +400,7 @@ def commands() -> Iterator[str]:
                     yield from command(of, node, mark)
     yield "### `celery inspect sagas_relay`"
     yield code("celery -A proj inspect sagas_relay [--json]", "console")
-    yield markdown(docstring(require(f"{PACKAGE}.worker.control", "sagas_relay").node))
+    yield markdown(docstring(require(f"{PACKAGE}.worker.process.control", "sagas_relay").node))
 
 
 def command(of: Source, node: Function, mark: Any) -> Iterator[str]:

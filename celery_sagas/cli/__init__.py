@@ -8,7 +8,7 @@ from celery_sagas.cli.describe import describe
 from celery_sagas.cli.relay import relay
 from celery_sagas.cli.rename import rename
 from celery_sagas.cli.schema import schema
-from celery_sagas.worker import control
+from celery_sagas.worker.process import control
 
 #: ``celery`` loads this module before it reads its command line: ``inspect`` knows our commands from here.
 __all__ = ["control", "sagas"]

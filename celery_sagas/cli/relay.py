@@ -14,8 +14,8 @@ from celery.bin.base import LOG_LEVEL
 from celery_sagas.cli.app import app_of
 from celery_sagas.engine.outbox.sweeps import Tally
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreError
-from celery_sagas.worker.bootsteps import prepare
-from celery_sagas.worker.relay import RelayThread
+from celery_sagas.worker.process.bootsteps import prepare
+from celery_sagas.worker.process.relay import RelayThread
 from celery_sagas.worker.runtime import close_runtime
 
 logger = logging.getLogger("celery_sagas")

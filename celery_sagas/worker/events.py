@@ -1,8 +1,8 @@
 """Events: one message is published, and a worker fans it out to one task for each subscriber."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_origin
 from uuid import uuid4
 
 from celery import Celery, Task
@@ -11,17 +11,19 @@ from kombu.utils.json import dumps
 
 from celery_sagas import signals
 from celery_sagas.core.ids import derived_id
+from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message, encode_event
 from celery_sagas.core.registry import registry
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
 from celery_sagas.errors import PublishError, StoreError
+from celery_sagas.settings import Subscription
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.celery_internals import add_task, current_app, on_finalise
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
-from celery_sagas.worker.subscribers import event_name, recipients
 
 logger = logging.getLogger("celery_sagas")
 
@@ -58,6 +60,39 @@ def publish(event: Message) -> str:
     message_id = new_message_id(session, PUBLISH, message.args)
     runtime_of(app).publisher.publish_signature(message.set(task_id=message_id))
     return message_id
+
+
+def event_name(event: type[Message]) -> str:
+    """Return the name under which an event travels."""
+    return f"{event.__module__}.{event.__qualname__}"
+
+
+def subscribers(event: str) -> list[StepDefinition]:
+    """Return the steps that subscribe to an event, in the order of definition."""
+    return [step for step in registry.steps.values() if event in _events_of(step)]
+
+
+def recipients(event: str, subscriptions: Mapping[str, Sequence[Subscription]]) -> dict[str, dict[str, Any]]:
+    """Return the names of the tasks that get an event, each with the options of its message.
+
+    A subscribing step that the settings name too stands there once, as they name it: each worker that may fan the event out
+    then calls it the same, and so gives its message the same id.
+    """
+    named = {each.task: _options_of(each) for each in subscriptions.get(event, ())}
+    steps = [step.name for step in subscribers(event) if named.keys().isdisjoint(step.names)]
+    return {**{step: {} for step in steps}, **named}
+
+
+def _options_of(subscription: Subscription) -> dict[str, Any]:
+    return {} if subscription.queue is None else {"queue": subscription.queue}
+
+
+def _events_of(step: StepDefinition) -> set[str]:
+    annotations = list(step.arguments.annotations.values())
+    if len(annotations) != 1:
+        return set()
+    kind, _ = unwrap(annotations[0])
+    return {event_name(kind)} if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Message) else set()
 
 
 def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:

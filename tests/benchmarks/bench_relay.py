@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_sagas.engine.relay import Relay
 from celery_sagas.stores.records import Effects, Entry, Outgoing
-from celery_sagas.worker.relay import terms_of
+from celery_sagas.worker.process.relay import terms_of
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.serialization import serialized
 from tests import servers

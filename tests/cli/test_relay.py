@@ -16,7 +16,7 @@ from celery import Celery
 
 from celery_sagas import Saga
 from celery_sagas.worker import timeouts
-from celery_sagas.worker.relay import RelayThread, relay_of
+from celery_sagas.worker.process.relay import RelayThread, relay_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
 from tests.cli.test_describe import run

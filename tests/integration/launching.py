@@ -39,7 +39,7 @@ _PRELOADED = (
     "celery_sagas.cli.relay",
     "celery_sagas.stores.redis.backend",
     "celery_sagas.stores.sql.backend",
-    "celery_sagas.worker.bootsteps",
+    "celery_sagas.worker.process.bootsteps",
 )
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(_PRELOADED))

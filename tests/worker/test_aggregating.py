@@ -11,7 +11,7 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import MINUTE
 from celery_sagas.worker.headers import MESSAGE_ID, REDELIVERIES
 from celery_sagas.worker.operators import retry_of
-from celery_sagas.worker.relay import groups_of
+from celery_sagas.worker.process.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.collectors import Reading, aggregators, collector, counts, ids, unresolved

@@ -12,9 +12,9 @@ from celery.worker import state
 
 from celery_sagas import Saga
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreUnavailable, UnsafeBackend
-from celery_sagas.worker.bootsteps import PrepareBackend, RunRelay, add_bootstep
 from celery_sagas.worker.celery_internals import time_limit_s
-from celery_sagas.worker.relay import relay_of
+from celery_sagas.worker.process.bootsteps import PrepareBackend, RunRelay, add_bootstep
+from celery_sagas.worker.process.relay import relay_of
 from tests.apps import NewApp, backend_of
 
 

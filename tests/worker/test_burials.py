@@ -32,7 +32,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker import control, runtime
+from celery_sagas.worker import runtime
 from celery_sagas.worker.failures import dead_letters, requests
 from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.redelivery import HELD_S
@@ -49,6 +49,7 @@ from celery_sagas.worker.headers import (
     return_address_headers,
 )
 from celery_sagas.worker.operators import Retried, new_id_of, retry_letter
+from celery_sagas.worker.process import control
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
 from tests.servers import unique

@@ -15,10 +15,9 @@ from celery.exceptions import Ignore
 from celery_sagas import Message, Saga, SagaKey, publish, signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import PublishError, SagaError, StoreError, StoreUnavailable
-from celery_sagas.worker.events import PUBLISH
+from celery_sagas.worker.events import PUBLISH, event_name, subscribers
 from celery_sagas.worker.operators import retry_letter
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.subscribers import event_name, subscribers
 from tests.apps import NewApp, Worker, backend_of
 from tests.waiting import PROGRAM_S
 

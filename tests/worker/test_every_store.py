@@ -26,7 +26,7 @@ from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.urls import open_backend, register_backend
 from celery_sagas.testing.batches import CLOSED, add, buffered, flush
-from celery_sagas.worker.bootsteps import PrepareBackend
+from celery_sagas.worker.process.bootsteps import PrepareBackend
 from celery_sagas.worker.runtime import runtime_of
 from tests import servers
 from tests.apps import NewApp, Worker, backend_of

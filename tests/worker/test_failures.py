@@ -27,11 +27,11 @@ from celery_sagas import Batch, Failure, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
-from celery_sagas.worker.bootsteps import add_bootstep
 from celery_sagas.worker.failures import notifications
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks
 from celery_sagas.worker.headers import MESSAGE_ID, RETURN_ADDRESS
+from celery_sagas.worker.process.bootsteps import add_bootstep
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, NewApp, Worker, backend_of
 from tests.worker.orders import Boom, Shop, only, shop

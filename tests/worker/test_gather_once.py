@@ -18,7 +18,7 @@ from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.operators import discard_letter
-from celery_sagas.worker.relay import RelayThread
+from celery_sagas.worker.process.relay import RelayThread
 from celery_sagas.worker.requests.gather_task import GATHER, gathering_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of

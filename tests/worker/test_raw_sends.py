@@ -7,7 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Message, Saga, publish
-from celery_sagas.worker import receivers
+from celery_sagas.worker.process import receivers
 from tests.apps import NewApp, Worker
 
 

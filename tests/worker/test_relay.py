@@ -19,8 +19,9 @@ from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import Relay
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.testing.samples import letter
-from celery_sagas.worker import control, relay, timeouts
-from celery_sagas.worker.relay import RelayThread, relay_of, terms_of
+from celery_sagas.worker import timeouts
+from celery_sagas.worker.process import control, relay
+from celery_sagas.worker.process.relay import RelayThread, relay_of, terms_of
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.waiting import DEADLINE_S, wait_until

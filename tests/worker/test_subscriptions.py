@@ -12,10 +12,9 @@ from celery import Celery
 from celery_sagas import Message, Saga, publish, signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import PublishError, StoreUnavailable
-from celery_sagas.worker.events import PUBLISH
+from celery_sagas.worker.events import PUBLISH, event_name
 from celery_sagas.worker.operators import retry_letter
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.subscribers import event_name
 from tests.apps import Delivered, NewApp, Worker, backend_of
 
 

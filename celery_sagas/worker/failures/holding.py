@@ -4,7 +4,7 @@ import logging
 import time
 from typing import Any
 
-from celery_sagas.worker.brokers import longest_redelivery_s
+from celery_sagas.worker.failures.brokers import longest_redelivery_s
 from celery_sagas.worker.failures.redelivery import held_s
 
 logger = logging.getLogger("celery_sagas")

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas.errors import PublishError, Retry, StoreError
-from celery_sagas.worker.brokers import longest_redelivery_s
+from celery_sagas.worker.failures.brokers import longest_redelivery_s
 from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 

@@ -17,7 +17,7 @@ from traps import die, set_trap
 
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.errors import NotBuffered
-from celery_sagas.worker.relay import groups_of
+from celery_sagas.worker.process.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of
 
 #: Where the task ``do`` is to be killed that runs in this process.

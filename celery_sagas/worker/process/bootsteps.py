@@ -12,12 +12,12 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import StoreError
 from celery_sagas.stores.records import KEY
-from celery_sagas.worker.brokers import check_delivery_limits, check_retention
 from celery_sagas.worker.celery_internals import name_of
+from celery_sagas.worker.failures.brokers import check_delivery_limits, check_retention
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
-from celery_sagas.worker.relay import RelayThread, terms_of
+from celery_sagas.worker.process.relay import RelayThread, terms_of
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, warn_of_default_backend
 
@@ -135,7 +135,7 @@ def add_bootstep(sender: Any = None, **_: object) -> None:
 
     Each of its tasks may be asked for an answer: it publishes that before it is acknowledged, and its requests see to failures.
     """
-    import celery_sagas.worker.control  # noqa: F401 - it needs celery.worker, which whoever only sends does without
+    import celery_sagas.worker.process.control  # noqa: F401 - it needs celery.worker, which whoever only sends does without
 
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)

@@ -11,7 +11,7 @@ from celery.worker.control import inspect_command
 
 from celery_sagas.errors import SagaError
 from celery_sagas.worker.failures.deadline import within
-from celery_sagas.worker.relay import relay_of
+from celery_sagas.worker.process.relay import relay_of
 from celery_sagas.worker.runtime import default_file, has_backend, main_process_backends
 
 #: Seconds for the store to answer: the worker consumes nothing meanwhile, and ``celery inspect`` waits for a second.

@@ -1,0 +1,1 @@
+"""What runs in a process of a worker beside its tasks."""
