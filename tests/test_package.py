@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import celery_sagas
+from tests.benchmarks.mutations import MUTATIONS, Mutation
 
 #: By what is declared: what is imported under another name, or comes with it as a part of its interface.
 COMES_WITH = {"celery": {"billiard", "click"}, "kombu": {"amqp"}, "pydantic": {"pydantic_core", "typing_extensions"}}
@@ -68,3 +69,9 @@ def test_celerys_command_loads_the_package_for_any_app():
 def test_importing_the_package_loads_no_driver():
     script = f"import celery_sagas, sys; print([name for name in {DRIVERS} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[]\n"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.breaks)
+def test_each_fault_can_be_planted(mutation: Mutation):
+    """Its text stands once in its file: else nobody knows whether the tests still notice it."""
+    assert (Path(celery_sagas.__file__).parent / mutation.file).read_text().count(mutation.old) == 1

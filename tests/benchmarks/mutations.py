@@ -27,37 +27,37 @@ COMMITS = (
     ),
     Mutation(
         "commits",
-        "engine/run.py",
-        "handling = Handling(self.step.names, self.delivery.message_id)",
-        "handling = Handling((self.step.name,), self.delivery.message_id)",
+        "engine/unit_of_work.py",
+        "Handling(delivery.step.names, delivery.message_id)",
+        "Handling((delivery.step.name,), delivery.message_id)",
         "A message that was handled under a former name of its step is recognised.",
     ),
     Mutation(
         "commits",
-        "engine/deliveries.py",
-        "        self.is_counted = True\n",
-        "",
+        "engine/handling.py",
+        "            self._count = answer\n",
+        "            pass\n",
         "A delivery is counted once, however often its step runs after conflicts.",
     ),
     Mutation(
         "commits",
-        "engine/alternates.py",
+        "engine/instance.py",
         "return tuple(sorted(new - old)), tuple(sorted(old - new))",
         "return tuple(sorted(new - old)), ()",
         "An alternate key that an instance no longer has may be used by others.",
     ),
     Mutation(
         "commits",
-        "engine/instance.py",
-        "        return not timeouts.take(addressed.id), False\n",
-        "        timeouts.take(addressed.id)\n        return False, False\n",
+        "core/pending.py",
+        "return name is not None and self.timeouts.pop(name) is not None",
+        "return name is None or self.timeouts.pop(name) is not None",
         "A timeout that was cancelled or replaced does not run.",
     ),
     Mutation(
         "commits",
         "engine/commit.py",
-        "conversation.remembered(), conversation.requester, timeouts.more)",
-        "conversation.remembered(), conversation.requester)",
+        "pending.requester, pending.more).text()",
+        "pending.requester).text()",
         "What newer code keeps with an instance is written back as it is.",
     ),
 )
@@ -65,49 +65,49 @@ COMMITS = (
 SQL = (
     Mutation(
         "sql",
-        "stores/sql/instances.py",
+        "stores/sql/sagas/instances.py",
         "version=version, updated_at=now(), **_NOBODY)",
         "version=version, updated_at=now())",
         "An update ends the lock of its holder.",
     ),
     Mutation(
         "sql",
-        "stores/sql/instances.py",
+        "stores/sql/sagas/instances.py",
         'where(_is_key(), key.c.instance_id == bound(key.c.instance_id, "instance_id"))',
         "where(_is_key())",
         "An update removes alternate keys of its own instance alone.",
     ),
     Mutation(
         "sql",
-        "stores/sql/transactions.py",
+        "stores/sql/sagas/transactions.py",
         '"property": property, "value": value}, is_required=True)',
         '"property": property, "value": value})',
         "A commit is refused if a key that it adds is there under a former name of the saga.",
     ),
     Mutation(
         "sql",
-        "stores/sql/postgresql.py",
+        "stores/sql/sagas/postgresql.py",
         'keys = delete_keys().where(_is_changed(changed)).cte("removed")',
         'keys = delete_keys().cte("removed")',
         "A stale delete writes nothing: the keys of the instance stay.",
     ),
     Mutation(
         "sql",
-        "stores/sql/lookups.py",
+        "stores/sql/sagas/lookups.py",
         "holder = and_(is_ours, instance.c.id == key.c.instance_id)",
         "holder = and_(instance.c.prefix == PREFIX, instance.c.id == key.c.instance_id)",
         "An instance of another saga is never found, also by an alternate key.",
     ),
     Mutation(
         "sql",
-        "stores/sql/sagas.py",
+        "stores/sql/sagas/sagas.py",
         'return "unique" if self._adds_keys or self._version is None else "locked"',
         'return "unique" if self._version is None else "locked"',
         'An update that adds a key which is there under a former name conflicts for the reason "unique".',
     ),
     Mutation(
         "sql",
-        "stores/sql/session.py",
+        "stores/sql/connection/database.py",
         '            if not self._take(step):\n                self.end("ROLLBACK")\n',
         '            if not self._take(step):\n                self.end("COMMIT")\n',
         "A commit writes all of its parts or none.",
@@ -117,16 +117,16 @@ SQL = (
 LUA = (
     Mutation(
         "lua",
-        "stores/redis/lua/saga_update.lua",
+        "stores/redis/lua/sagas/saga_update.lua",
         "and ARGV[7] == '0' and ARGV[8] == '0' then",
         "and ARGV[7] == '0' then",
         "An update removes the rows that it cancels, also if it writes no others.",
     ),
     Mutation(
         "lua",
-        "stores/redis/lua/saga_update.lua",
-        "local said = handled() or changed(id, version, holder)\n",
-        "local said = changed(id, version, holder) or handled()\n",
+        "stores/redis/lua/sagas/saga_update.lua",
+        "local said = handled() or changed(id, version, owner)\n",
+        "local said = changed(id, version, owner) or handled()\n",
         "Where a message was committed already, that comes first: never RevisionConflict.",
     ),
     Mutation(
@@ -138,28 +138,28 @@ LUA = (
     ),
     Mutation(
         "lua",
-        "stores/redis/lua/saga_find.lua",
+        "stores/redis/lua/sagas/saga_find.lua",
         "  if entry then break end\n",
         "",
         "The entry of a message is found under any of its step's names.",
     ),
     Mutation(
         "lua",
-        "stores/redis/lua/journal_purge.lua",
+        "stores/redis/lua/journal/journal_purge.lua",
         "if redis.call('HGET', completed, subject) == digest then redis.call('HDEL', completed, subject) end",
         "redis.call('HDEL', completed, subject)",
         "The newest completion of a key is known for as long as its own entry is kept.",
     ),
     Mutation(
         "lua",
-        "stores/redis/lua/journal_history.lua",
+        "stores/redis/lua/journal/journal_history.lua",
         "  if entry and found and tonumber(found) ~= number then entry = nil end\n",
         "",
         "A history names each entry once, in its place, also if one was purged and its message committed again.",
     ),
     Mutation(
         "lua",
-        "stores/redis/lua/saga_delete.lua",
+        "stores/redis/lua/sagas/saga_delete.lua",
         "for _, path in ipairs(paths) do free(id, path) end\n",
         "",
         "The alternate keys of an instance go with it, and may be used by others.",
@@ -169,7 +169,7 @@ LUA = (
 OUTBOX = (
     Mutation(
         "outbox",
-        "stores/sql/claims.py",
+        "stores/sql/outbox.py",
         "order = (outbox.c.available_at, outbox.c.id)",
         "order = (outbox.c.id,)",
         "The rows that have been due for the longest time are claimed first.",
@@ -183,31 +183,28 @@ OUTBOX = (
     ),
     Mutation(
         "outbox",
-        "stores/redis/lua/outbox_fail.lua",
+        "stores/redis/lua/outbox/outbox_fail.lua",
         "if not is_of(redis.call('HGET', leases, id), ARGV[3]) then return 0 end",
         "if redis.call('HEXISTS', outbox, id) == 0 then return 0 end",
         "A row that another token has claimed since is left alone.",
     ),
     Mutation(
         "outbox",
-        "engine/dispatch.py",
-        "            leased, started = self.outbox.count_leased(handling), self.clock()"
-        "  # counted first: a lease may end in between\n"
-        "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)\n"
+        "engine/outbox/dispatch.py",
+        "            leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between\n"
+        "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)\n"
         "            if not rows:\n",
         "            started = self.clock()\n"
-        "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), handling)\n"
+        "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)\n"
         "            if not rows:\n"
-        "                leased = self.outbox.count_leased(handling)\n",
+        "                leased = self.outbox.count_leased(entry)\n",
         "A repeat is not acknowledged while a message of its first run is unpublished, also if a lease ends meanwhile.",
     ),
     Mutation(
         "outbox",
-        "engine/confirmations.py",
-        "            finally:  # a time limit may strike here\n"
-        "                if not is_over:\n"
-        "                    self._keep(published)\n",
-        "",
+        "engine/outbox/confirmations.py",
+        "with OnFailure(lambda: self._keep(published)):",
+        "with OnFailure(list):",
         "What cannot be removed from the outbox now is tried again, while the lease lasts.",
     ),
     Mutation(
@@ -237,8 +234,8 @@ RELAY = (
     Mutation(
         "relay",
         "engine/relay.py",
-        "        self.relay.backend.dead.add(letter)\n        logger.error(",
-        "        self.outbox.confirm(self.token, [row.id])\n        self.relay.backend.dead.add(letter)\n        logger.error(",
+        "        add_letter(self.relay.backend, letter)\n",
+        "        self.outbox.confirm(self.token, [row.id])\n        add_letter(self.relay.backend, letter)\n",
         "A row that is given up is a dead letter before it leaves the outbox.",
     ),
     Mutation(
@@ -257,14 +254,14 @@ RELAY = (
     ),
     Mutation(
         "relay",
-        "engine/groups.py",
+        "engine/aggregators/groups.py",
         "groups[-1] if len(groups) == LOOKED_AT else None",
         "None",
         "No group is forgotten: after a start each is looked at by the rules of today, however many there are.",
     ),
     Mutation(
         "relay",
-        "engine/housekeeping.py",
+        "engine/outbox/housekeeping.py",
         "has_more = has_more or count == BATCH * BATCHES",
         "has_more = count == BATCH * BATCHES",
         "What is more than one sweep may remove is removed by the sweeps that follow.",
@@ -274,7 +271,7 @@ RELAY = (
 LEASES = (
     Mutation(
         "leases",
-        "stores/sql/instances.py",
+        "stores/sql/sagas/instances.py",
         "or_(instance.c.locked_until <= now(),",
         "or_(instance.c.locked_until < now(),",
         "A lock has ended when its time is over, for a commit as for the find before it.",
@@ -288,7 +285,7 @@ LEASES = (
     ),
     Mutation(
         "leases",
-        "stores/sql/flushes.py",
+        "stores/sql/aggregators/flushes.py",
         "        self._leases[token] = self._leases[token]._replace(ends_at=ends_at)\n",
         "",
         "A group whose lease was renewed is due when the renewed lease ends.",
@@ -309,14 +306,14 @@ LEASES = (
     ),
     Mutation(
         "leases",
-        "engine/dispatch.py",
+        "engine/outbox/dispatch.py",
         "committed_at + self.grace_s / 2, deque(rows)",
         "committed_at + self.grace_s, deque(rows)",
         "Whoever has committed a message stops publishing it at half of saga_dispatch_grace.",
     ),
     Mutation(
         "leases",
-        "engine/renewal.py",
+        "engine/aggregators/renewal.py",
         'is tried again: %s", self._subject, exc)\n            return True\n',
         'is tried again: %s", self._subject, exc)\n            return False\n',
         "A lease is renewed again after the store was away: two renewals may fail.",
@@ -326,7 +323,7 @@ LEASES = (
 REQUESTS = (
     Mutation(
         "requests",
-        "core/conversation.py",
+        "core/pending.py",
         "if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not",
         "if came == ReplyKind.DEADLINE and not",
         "After a failure that is in doubt a late answer is still handled.",
@@ -334,41 +331,41 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/pending.py",
-        "        self.added.pop(name, None)\n",
-        "",
+        '        """Cancel the timeout of a name, if there is one."""\n        self.new_timeouts.pop(name, None)\n',
+        '        """Cancel the timeout of a name, if there is one."""\n',
         "A timeout that its own step cancels again does not come.",
     ),
     Mutation(
         "requests",
-        "engine/commit.py",
-        "cancelled=(*instance.context.timeouts.cancelled, *instance.context.conversation.cancelled)",
-        "cancelled=tuple(instance.context.timeouts.cancelled)",
+        "core/pending.py",
+        "            self.cancelled.append(request.row)\n",
+        "            pass\n",
         "The deadline of a request that was answered leaves the outbox with the answer's commit.",
     ),
     Mutation(
         "requests",
-        "worker/conversation.py",
+        "worker/requests/requests.py",
         'if deadline and member.options.get("expires") is None:',
         "if deadline:",
         "A message that is asked keeps an expiry of its own.",
     ),
     Mutation(
         "requests",
-        "engine/run.py",
-        "        self._send_answer(self._asked_by, None)\n        return self._dispatch(",
-        "        return self._dispatch(",
+        "engine/unit_of_work.py",
+        "    _send_answer(run, delivery.asked_by, NO_VALUE)\n    write = write_of(run, Kind.IGNORED",
+        "    write = write_of(run, Kind.IGNORED",
         "A message that is ignored, since its instance exists, is answered with None.",
     ),
     Mutation(
         "requests",
-        "engine/gathering.py",
+        "engine/requests/gathering.py",
         "if added.is_open or (not added.added and self._is_complete(gather, request)):",
         "if added.is_open:",
         "A last answer that is delivered again ends its gather, if whoever kept it first has died.",
     ),
     Mutation(
         "requests",
-        "worker/failures.py",
+        "worker/failures/notifications.py",
         'came = ReplyKind.UNCERTAIN if may_be_answered or failure.kind != "error" else',
         'came = ReplyKind.UNCERTAIN if failure.kind != "error" else',
         "The answer to a dead letter that is retried is handled as a late one.",
@@ -385,9 +382,9 @@ HEADERS = (
     ),
     Mutation(
         "headers",
-        "engine/run.py",
-        "                session.causation = inherited\n",
-        "",
+        "engine/session.py",
+        "                self.causation = inherited\n",
+        "                pass\n",
         "A run that is not committed leaves nothing behind, also in the headers of what its task publishes then.",
     ),
     Mutation(
@@ -399,7 +396,7 @@ HEADERS = (
     ),
     Mutation(
         "headers",
-        "worker/freeze.py",
+        "worker/serialization.py",
         "        of_chain = {}  # Celery gives them to the first task alone\n",
         "",
         "The headers of a chain go to its first task alone, as with Celery.",
@@ -407,13 +404,13 @@ HEADERS = (
     Mutation(
         "headers",
         "worker/sessions.py",
-        'f"{task}/{retries}/{session.published}/',
-        'f"{task}/{session.published}/',
+        "{task}/{_retries()}/{session.published}/",
+        "{task}/{session.published}/",
         "A task that retries itself sends a message of its own in each run.",
     ),
     Mutation(
         "headers",
-        "worker/replay.py",
+        "worker/operators.py",
         "if name != MESSAGE_ID}",
         "if name}",
         "An operator's replay is a new message, also of one that its producer has named.",
@@ -423,7 +420,7 @@ HEADERS = (
 BUFFERS = (
     Mutation(
         "buffers",
-        "stores/sql/additions.py",
+        "stores/sql/aggregators/additions.py",
         "        if readable:\n            row.last_at = self._now\n",
         "        row.last_at = self._now\n        if readable:\n",
         "An item that cannot be read does not count as the last to come.",
@@ -437,7 +434,7 @@ BUFFERS = (
     ),
     Mutation(
         "buffers",
-        "stores/sql/joining.py",
+        "stores/sql/aggregators/joining.py",
         "conditions = [*is_it, of.removals == removals.scalar_subquery(), of.free",
         "conditions = [*is_it, of.free",
         "An item is not buffered twice, also if it was removed while its repeat looked for it.",
@@ -451,24 +448,24 @@ BUFFERS = (
     ),
     Mutation(
         "buffers",
-        "stores/redis/lua/aggregate_remove.lua",
+        "stores/redis/lua/aggregators/aggregate_remove.lua",
         "drop_items(rejected, rejected_digests, ends_at)",
         "drop_items(rejected, rejected_digests, 0)",
         "The ids of rejected items are remembered like those of any that leave the buffer.",
     ),
     Mutation(
         "buffers",
-        "engine/flush.py",
+        "engine/aggregators/flush.py",
         "if verdict.is_counted and self._was_last(snapshot):",
         "if self._was_last(snapshot):",
         "An item is not rejected for a failure that does not count, such as a retry that its function asks for.",
     ),
     Mutation(
         "buffers",
-        "stores/redis/lua/aggregate_claim.lua",
-        "  if reason == 'age' or reason == 'idle' then open_gate(group, last_free(), reason) end\n",
+        "stores/redis/lua/aggregators/aggregate_claim.lua",
+        "  if reason == 'age' or reason == 'idle' then open_trigger(group, last_free(), reason) end\n",
         "",
-        "A gate that was opened by time stays open for everything that was free at this moment.",
+        "A trigger that was fired by time stays fired for everything that was free at this moment.",
     ),
 )
 

@@ -150,17 +150,17 @@ def test_run_that_commits_when_its_time_is_over(deployment: Deployment) -> None:
     assert deployment.queued() == 0
 
 
-def test_run_that_would_commit_after_its_burial(deployment: Deployment) -> None:
+def test_run_that_would_commit_after_its_dead_letter(deployment: Deployment) -> None:
     """It does not."""
     deployment.start("prefork", 1).wait_ready()
-    deployment.send("job.hang_until_over", name="burial first")
+    deployment.send("job.hang_until_over", name="dead letter first")
 
     letter = wait_letter(deployment)
     wait_until((deployment.folder / "ended").exists, deployment.describe)
 
-    assert (letter.key, letter.error) == ("burial first", "TimeLimitExceeded")
-    assert deployment.state("job", "burial first") is None
-    assert outcomes(deployment, "burial first") == ["failed"]
+    assert (letter.key, letter.error) == ("dead letter first", "TimeLimitExceeded")
+    assert deployment.state("job", "dead letter first") is None
+    assert outcomes(deployment, "dead letter first") == ["failed"]
 
 
 def test_message_that_ends_its_process_each_time(deployment: Deployment) -> None:

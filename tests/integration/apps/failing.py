@@ -105,23 +105,23 @@ def break_when_told(job: Job, name: str) -> None:
     work(job, "break_when_told")
 
 
-_bury = requests._bury
+_dead_letter = requests._dead_letter
 
 
-def bury_beside_the_run(request: Any, error: Exception) -> None:
-    """Bury a message while its run goes on: before its commit or after it, as the job's name says."""
+def dead_letter_beside_the_run(request: Any, error: Exception) -> None:
+    """Keep a message as a dead letter while its run goes on: before its commit or after it, as the job's name says."""
     name = request.kwargs["name"]
-    if name == "burial first":
-        _bury(request, error)
-    if name in ("burial first", "run first"):
+    if name == "dead letter first":
+        _dead_letter(request, error)
+    if name in ("dead letter first", "run first"):
         (FOLDER / "over").touch()
         _wait_for(FOLDER / "ended")
         _wait_for_result(request)
-    if name != "burial first":
-        _bury(request, error)
+    if name != "dead letter first":
+        _dead_letter(request, error)
 
 
-requests._bury = bury_beside_the_run
+requests._dead_letter = dead_letter_beside_the_run
 
 
 @saga_started.connect

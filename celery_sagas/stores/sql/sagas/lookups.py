@@ -56,8 +56,8 @@ def _instances(property: str, names: int) -> tuple[FromClause, ColumnElement[boo
         return instance, and_(is_ours, instance.c.id == bound(instance.c.id, "value"))
     if property == KEY:
         return instance, and_(is_ours, instance.c.key == bound(instance.c.key, "value"))
-    lock_owner = and_(is_ours, instance.c.id == key.c.instance_id)
-    return key.join(instance, lock_owner), and_(
+    holder = and_(is_ours, instance.c.id == key.c.instance_id)
+    return key.join(instance, holder), and_(
         key.c.prefix == PREFIX,
         key.c.property == bound(key.c.property, "property"),
         key.c.value == bound(key.c.value, "value"),
