@@ -1,4 +1,4 @@
-"""A broker that needs no server: messages are files in a folder, by kombu's filesystem transport, with two things mended."""
+"""A broker that needs no server: messages are files in a folder, by kombu's filesystem transport, with two things fixed."""
 
 from pathlib import Path
 from time import monotonic_ns

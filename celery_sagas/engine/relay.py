@@ -127,7 +127,7 @@ class _Batch:
             if self.published:
                 self.outbox.confirm(self.token, self.published)
                 self.sweep.sent += len(self.published)
-        self._give_back([row.id for row in left if row.id not in self.unconfirmed])
+        self._release([row.id for row in left if row.id not in self.unconfirmed])
 
     def _publish_known(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """Publish rows, at once and then one after the other; return those that are left."""
@@ -191,7 +191,7 @@ class _Batch:
     def _note_away(self, error: PublishError) -> None:
         self.sweep.error, self.sweep.is_broker_away = self.sweep.error or error.reason, True
 
-    def _give_back(self, ids: Sequence[str]) -> None:
+    def _release(self, ids: Sequence[str]) -> None:
         """End the lease on rows."""
         if ids:
             self.outbox.release(self.token, ids)
@@ -200,14 +200,14 @@ class _Batch:
     def _fail(self, row: OutboxRow, error: PublishError) -> None:
         """Try a row again later that cannot be published, or keep it for people."""
         if row.attempts + 1 >= self.relay.terms.max_attempts:
-            self._bury(row, error)
+            self._dead_letter(row, error)
             return
         delay_s = min(_FIRST_RETRY_S * 2**row.attempts, _LAST_RETRY_S)
         self.outbox.fail(self.token, row.id, storable(error.reason, ERROR_CHARACTERS), int(delay_s * 1000))
         self.sweep.failed += 1
         logger.warning("%s %s could not be published (attempt %d) and is tried again: %s", *_named(row, error))
 
-    def _bury(self, row: OutboxRow, error: PublishError) -> None:
+    def _dead_letter(self, row: OutboxRow, error: PublishError) -> None:
         """Keep a row for people, once whoever waits for its answer is told; if the broker does not take even that, it waits."""
         letter = _letter_of(row, error)
         try:
@@ -215,7 +215,7 @@ class _Batch:
                 self.relay.report(letter, error)
         except PublishError as exc:
             if exc.connection:
-                self._put_off(row, exc)
+                self._release_for_later(row, exc)
                 return
         add_letter(self.relay.backend, letter)
         task, message_id, attempts, reason = _named(row, error)
@@ -225,7 +225,7 @@ class _Batch:
         self.outbox.confirm(self.token, [row.id])
         self.sweep.dead_lettered += 1
 
-    def _put_off(self, row: OutboxRow, error: PublishError) -> None:
+    def _release_for_later(self, row: OutboxRow, error: PublishError) -> None:
         logger.warning("%s %s waits (attempt %d), since nobody can be told that it is not published: %s", *_named(row, error))
         self._note_away(error)
         self.outbox.release(self.token, [row.id], int(_LAST_RETRY_S * 1000))

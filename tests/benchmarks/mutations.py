@@ -191,7 +191,8 @@ OUTBOX = (
     Mutation(
         "outbox",
         "engine/outbox/dispatch.py",
-        "            leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between\n"
+        "            leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may "
+        "end in between\n"
         "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)\n"
         "            if not rows:\n",
         "            started = self.clock()\n"

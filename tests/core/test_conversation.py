@@ -112,7 +112,7 @@ class TestTake:
         ],
         ids=str,
     )
-    def test_withdraws_the_deadline(self, request_: Request, came: ReplyKind, cancelled: list[str]) -> None:
+    def test_cancels_the_deadline(self, request_: Request, came: ReplyKind, cancelled: list[str]) -> None:
         """One that is handled has left the outbox."""
         pending = Pending(requests={"r1": request_})
         pending.take_request("r1", came, ["order.paid", "order.unpaid"])

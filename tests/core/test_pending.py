@@ -96,7 +96,7 @@ def test_what_this_run_added_is_cancelled_without_a_trace():
     assert (pending.new_timeouts, pending.cancelled) == ({}, [])
 
 
-def test_withdrawing_what_is_not_there():
+def test_cancelling_what_is_not_there():
     pending = Pending(timeouts={"a": A})
     pending.unschedule("b")
     assert (pending.timeouts, pending.cancelled) == ({"a": A}, [])

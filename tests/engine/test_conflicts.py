@@ -298,7 +298,7 @@ class TestAlternateKeys:
         assert engine.handle(starter(mail), order_id="42", email="X").kind is Kind.STARTED
 
 
-class TestReservation:
+class TestLock:
     """After ``conflict_retries`` the next run locks the instance: a slow handler is not starved."""
 
     @pytest.fixture
@@ -476,7 +476,7 @@ def test_pauses_grow_to_a_limit(seen: int) -> None:
 
 
 def test_conflicts_that_outlast_everything_are_raised(pauses: list[float]) -> None:
-    """The message is put off then."""
+    """The message is redelivered later then."""
     conflict = RevisionConflict("order", "42", "version")
     conflicts = Conflicts(retries=1)
     for _ in range(1 + LOCKED_RUNS):

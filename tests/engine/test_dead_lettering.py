@@ -1,4 +1,4 @@
-"""Burial: a letter, and a tombstone in the journal."""
+"""Dead-lettering: a letter, and a tombstone in the journal."""
 
 import json
 from collections.abc import Callable
@@ -139,7 +139,7 @@ class TestLocate:
             locate(PLACE, bound, {})
 
 
-class TestBury:
+class TestDeadLetter:
     """The letter is kept, and the message does nothing any more."""
 
     def test_letter_and_tombstone(self, engine: Engine, backend: MemoryBackend) -> None:
@@ -224,7 +224,7 @@ class TestBury:
         assert letters(backend) == [letter().id]
 
     def test_letter_comes_first(self, engine: Engine, backend: MemoryBackend) -> None:
-        """An interrupted burial is completed by the next one."""
+        """An interrupted dead-lettering is completed by the next one."""
         store = engine.interpose()
 
         def fail() -> None:
@@ -242,7 +242,7 @@ class TestBury:
         assert entry is not None
         assert entry.outcome == "failed"
 
-    def test_letter_of_an_interrupted_burial_goes_if_the_message_was_handled(
+    def test_letter_of_an_interrupted_dead_lettering_goes_if_the_message_was_handled(
         self, engine: Engine, backend: MemoryBackend
     ) -> None:
         backend.dead.add(letter())
@@ -383,7 +383,7 @@ class TestRedelivery:
             self.deliver(engine, step, 1)
         assert backend.deliveries.count(step.name, "m1") == 2
 
-    def test_too_many_end_a_reservation(self, engine: Engine) -> None:
+    def test_too_many_end_a_lock(self, engine: Engine) -> None:
         """Others need not wait until it expires."""
         engine.handle(PLACE, order_id="42")
         services = engine.services

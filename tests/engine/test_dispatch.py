@@ -274,7 +274,7 @@ class TestLeftovers:
         assert "publishing 3 messages that message m1 left" in caplog.text
 
     def test_store_that_is_away_fails_the_duplicate(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is put off, not acknowledged."""
+        """It is redelivered later, not acknowledged."""
 
         def place(order: Order, order_id: str) -> None: ...
 

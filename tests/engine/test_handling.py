@@ -162,7 +162,7 @@ class TestDriver:
         assert backend.deliveries.count("order.place", "m1") == 2
 
     @pytest.mark.parametrize("error", [RevisionConflict("order", "42", "version"), SystemExit()], ids=repr)
-    def test_reservation_ends_with_an_attempt_that_has_not_committed(
+    def test_lock_ends_with_an_attempt_that_has_not_committed(
         self, backend: MemoryBackend, engine: Any, error: BaseException
     ) -> None:
         engine.handle(PLACE, order_id="42")

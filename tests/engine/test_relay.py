@@ -601,7 +601,7 @@ class TestPoison:
 
         assert (sweep.dead_lettered, sweep.released, sweep.error) == (1, 0, "")
 
-    def test_outage_that_begins_when_they_are_buried_ends_the_sweep(self, deployment: Deployment) -> None:
+    def test_outage_that_begins_when_they_are_dead_lettered_ends_the_sweep(self, deployment: Deployment) -> None:
         """Each of them would wait for it."""
         deployment.add("bad", "worse", "worst", "a")
         relay = deployment.relay(Choosy("bad", "worse", "worst"), terms=Terms(1.0, LEASE_S, 1, 3600.0))

@@ -100,7 +100,7 @@ def _redeliver_until_told(deployment: Deployment, worker: Worker, message_id: st
     wait_until(told, deployment.describe)
 
 
-def test_a_message_that_cannot_be_put_off_stays_with_the_broker(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
+def test_message_that_cannot_be_redelivered_later_stays_with_the_broker(deploy: Deploy, proxied: Callable[[str], Proxy]) -> None:
     """The store and the broker are away at the same time."""
     broker, store = proxied("rabbitmq"), proxied("postgresql")
     deployment = deploy("counters", "rabbitmq", "postgresql")

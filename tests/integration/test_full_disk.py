@@ -1,4 +1,4 @@
-"""A SQLite file whose disk is full: what has no room is put off."""
+"""A SQLite file whose disk is full: what has no room is redelivered later."""
 
 import sqlite3
 from contextlib import closing
@@ -8,7 +8,7 @@ from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, sen
 from tests.waiting import wait_until
 
 
-def test_messages_are_put_off_until_there_is_room(deploy: Deploy) -> None:
+def test_messages_are_redelivered_later_until_there_is_room(deploy: Deploy) -> None:
     """None is lost, doubled or half-written."""
     deployment = deploy("cramped", "redis", "sqlite", saga_backend_options={"pool_recycle": 0})
     worker = deployment.start("prefork", 2).wait_ready()

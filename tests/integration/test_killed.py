@@ -48,7 +48,7 @@ def send_to_their_deaths(deployment: Deployment, step: str, names: list[str]) ->
 
 
 #: Where a message comes that was delivered before, that meets a rival, or whose store is away.
-OTHER_POINTS = points("count", "lock", "put off")
+OTHER_POINTS = points("count", "lock", "redeliver")
 
 
 @pytest.mark.parametrize(("engine", "broker"), matrix(("sqlite", "redis"), ("mariadb", "rabbitmq"), ("redis", "rabbitmq")))
@@ -76,25 +76,25 @@ def test_what_is_missing_is_told_once_wherever_its_process_dies(deploy: Deploy) 
     assert values(deployment, "counter", sums(wanted)) == {}
 
 
-BURIAL_POINTS = points("letter", "record")
+DEAD_LETTER_POINTS = points("letter", "record")
 
 
 @pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
 def test_one_letter_is_kept_wherever_the_process_dies_that_buries(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("kill_points", broker, engine)
     worker = deployment.start("prefork", 2).wait_ready()
-    wanted = send_to_their_deaths(deployment, "counter.add_and_break", BURIAL_POINTS)
-    assert_buried(deployment, wanted)
+    wanted = send_to_their_deaths(deployment, "counter.add_and_break", DEAD_LETTER_POINTS)
+    assert_dead_lettered(deployment, wanted)
     assert worker.is_running
     assert_retry_counts_once(deployment, wanted)
 
 
 def test_one_letter_is_kept_wherever_the_main_process_dies_that_buries(deploy: Deploy) -> None:
-    """It buries what fails outside of the step, and what exceeds its time."""
+    """It dead-letters what fails outside of the step, and what exceeds its time."""
     deployment = deploy("kill_points", "rabbitmq", "postgresql")
-    kill_main_processes(deployment, dict.fromkeys(BURIAL_POINTS, "counter.never_begin"))
-    wanted = [(point, 1) for point in BURIAL_POINTS]
-    assert_buried(deployment, wanted)
+    kill_main_processes(deployment, dict.fromkeys(DEAD_LETTER_POINTS, "counter.never_begin"))
+    wanted = [(point, 1) for point in DEAD_LETTER_POINTS]
+    assert_dead_lettered(deployment, wanted)
     assert_retry_counts_once(deployment, wanted)
 
 
@@ -121,7 +121,7 @@ def kill_main_processes(deployment: Deployment, steps: dict[str, str]) -> None:
         assert (deployment.folder / f"{point}.once").exists()
 
 
-def assert_buried(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
+def assert_dead_lettered(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
     """Assert that each message is one letter, that the journal says so once, and that nothing else is left of it."""
     names = sorted(name for name, _ in wanted)
     wait_until(lambda: all(deployment.history("counter", name) for name in names), deployment.describe)

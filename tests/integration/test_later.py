@@ -1,4 +1,4 @@
-"""A store that is away for long: what cannot be handled is put off for longer and longer, and nothing of it is lost."""
+"""A store that is away for long: what cannot be handled is redelivered later for longer and longer, and nothing of it is lost."""
 
 import sqlite3
 import time

@@ -48,7 +48,7 @@ def test_workers_of_a_serializable_role_start_at_once_and_lose_nothing(deploy: D
     assert not any("could not serialize" in worker.log for worker in workers)
 
 
-def test_message_is_put_off_if_a_statement_takes_longer_than_the_role_may(
+def test_message_is_redelivered_later_if_a_statement_takes_longer_than_the_role_may(
     deploy: Deploy, make_role: MakeRole, postgresql_url: str
 ) -> None:
     """It is handled once the statement is quick enough."""

@@ -45,7 +45,7 @@ def test_nothing_is_lost_or_doubled_when_redis_is_killed(deploy: Deploy, server:
     assert_conserved(deployment, wanted)
 
 
-def test_messages_are_put_off_while_memory_lacks(deploy: Deploy, server: RedisServer) -> None:
+def test_messages_are_redelivered_later_while_memory_lacks(deploy: Deploy, server: RedisServer) -> None:
     """It runs out in the middle of traffic; no commit is half-written."""
     deployment = deploy("counters", "redis", server.url)
     worker = deployment.start("prefork", 4).wait_ready()

@@ -1,4 +1,4 @@
-"""A relay over each store, on a clock of the test: what it sends, leaves, tries again, buries and removes."""
+"""A relay over each store, on a clock of the test: what it sends, leaves, tries again, dead-letters and removes."""
 
 from pathlib import Path
 from uuid import uuid4

@@ -24,7 +24,7 @@ def _start(deployment: Deployment, code: str) -> Worker:
 
 @pytest.mark.parametrize(("engine", "broker"), PLACES)
 def test_workers_are_replaced_under_load(deploy: Deploy, engine: str, broker: str) -> None:
-    """An old worker puts off what new code has written, and keeps the fields that it does not know."""
+    """An old worker redelivers later what new code has written, and keeps the fields that it does not know."""
     deployment = deploy(OLD, broker, engine, **SOON)
     began = time.monotonic()
     old = _start(deployment, OLD)

@@ -1,4 +1,4 @@
-"""A database that cannot be reached, or answers no more: messages are put off, none is lost, none counts twice."""
+"""A database that cannot be reached, or answers no more: messages are redelivered later, none is lost, none counts twice."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def test_cut_connections_are_replaced(deployment: Deployment, proxy: Proxy) -> N
     _assert_exact(deployment, wanted)
 
 
-def test_messages_are_put_off_while_connections_are_refused(deployment: Deployment, proxy: Proxy) -> None:
+def test_messages_are_redelivered_later_while_connections_are_refused(deployment: Deployment, proxy: Proxy) -> None:
     wanted = increments(20, counters=5)
     worker = deployment.start("prefork", 2).wait_ready()
     send_all(deployment, ADD, wanted[:5])

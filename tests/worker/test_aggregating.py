@@ -177,7 +177,9 @@ class TestUnread:
         assert "secret" not in caplog.text
 
     @pytest.mark.parametrize("error", [StoreUnavailable("memory://", "away"), BufferFull("shop.collect", "", 1)])
-    def test_is_put_off_as_it_came(self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def test_is_redelivered_later_as_it_came(
+        self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
         """Publishing it needs nobody who can read it."""
         collector(size=9)
         store = runtime_of(app).batches.aggregates

@@ -369,7 +369,9 @@ class TestFanOut:
         assert len(order.find("42").seen) == 1
         assert parcel.find("7") is not None
 
-    def test_put_off_keeps_ids_and_cause(self, app: Celery, worker: Worker, sagas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_redelivered_keeps_ids_and_cause(
+        self, app: Celery, worker: Worker, sagas: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What is sent later is what would have been sent at once."""
         publisher = runtime_of(app).publisher
         publish_signature, errors = publisher.publish_signature, [PublishError("away", True)] * 4

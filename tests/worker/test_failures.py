@@ -394,7 +394,7 @@ class TestStep:
     def test_that_is_delivered_again_after_a_death(
         self, app: Celery, worker: Worker, shop: Shop, other: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whoever buried it died before it could tell."""
+        """Whoever dead-lettered it died before it could tell."""
         sent = self.ask(shop, worker, other)
         with monkeypatch.context() as patched:
             patched.setattr("celery_sagas.worker.failures.dead_letters.notify_requester", lambda *_, **__: False)
@@ -407,8 +407,8 @@ class TestStep:
         assert shop.seen() == ["unpaid error"]
         assert shop.failure().text == "it failed before, and is kept as a dead letter"
 
-    def test_that_is_put_off_has_not_failed(self, app: Celery, worker: Worker, shop: Shop, other: Any) -> None:
-        """The store is away as it fails: neither is it buried, nor told of."""
+    def test_that_is_redelivered_later_has_not_failed(self, app: Celery, worker: Worker, shop: Shop, other: Any) -> None:
+        """The store is away as it fails: neither is it dead-lettered, nor told of."""
         self.ask(shop, worker, other)
         backend = backend_of(app)
         add, backend.dead.add = backend.dead.add, raising(store_away())  # type: ignore[method-assign]
@@ -580,7 +580,7 @@ class TestMainProcess:
         assert (shop.failure().error, shop.failure().text) == ("Boom", "far away")
 
     def test_step_out_of_time(self, app: Celery, worker: Worker, shop: Shop, fates: list[str]) -> None:
-        """Its message is buried first."""
+        """Its message is dead-lettered first."""
 
         @shop.saga.starts
         def other(order: Any, order_id: str) -> None: ...
@@ -595,7 +595,7 @@ class TestMainProcess:
         worker.run()
         assert (shop.failure().kind, shop.failure().error) == ("error", "TimeLimitExceeded")
 
-    def test_step_that_cannot_be_buried(
+    def test_step_that_cannot_be_dead_lettered(
         self, app: Celery, worker: Worker, shop: Shop, fates: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It goes back to the broker, and has not failed yet."""

@@ -320,7 +320,7 @@ class TestWays:
         assert tasks_of(worker.run()) == ["quote", GATHER, "order.quoted"]
 
     def test_store_that_is_away(self, app: Celery, shop: Any, worker: Worker, failing: Failing) -> None:
-        """The answer is put off."""
+        """The answer is redelivered later."""
         begin(shop, worker, [3])
         failing.insertions = 3
 

@@ -295,7 +295,7 @@ class TestDeadline:
 
     @pytest.mark.usefixtures("waits")
     def test_broker_is_away(self, app: Celery, shop: Any, worker: Worker, failing: Failing) -> None:
-        """Nobody else would end it: it is put off."""
+        """Nobody else would end it: it is redelivered later."""
         fire(app, *rows(app))
         failing.told = 1
         worker.run()

@@ -328,7 +328,7 @@ class TestDoubt:
         assert (shop.rows(), shop.pending().requests) == ([], {})
 
     def test_answer_comes_after_the_letter_of_a_step_is_retried(self, worker: Worker, shop: Shop) -> None:
-        """It was buried, and its asker told; the retry has an answer."""
+        """It was dead-lettered, and its asker told; the retry has an answer."""
         ask(shop, worker)
         (asked,) = worker.waiting()
         request = Context(dict(asked.headers), headers=dict(asked.headers), id=asked.id, task="charge")

@@ -276,7 +276,7 @@ def test_what_follows_a_step_that_was_retried(worker: Worker, counted: Any, nigh
     assert counted.find("a").count == 1
 
 
-def test_what_follows_a_step_that_was_put_off(
+def test_what_follows_a_step_that_was_redelivered_later(
     worker: Worker, counted: Any, nightly: Any, unsteady: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the store was away."""

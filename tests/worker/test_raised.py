@@ -66,7 +66,7 @@ def test_end_of_a_delivery_has_no_frames(worker: Worker, order: type[Saga], erro
     assert (type(delivered.error), delivered.frames) == (error, ["trace_task", "run"])
 
 
-def test_message_that_is_put_off_has_no_frames(worker: Worker, order: type[Saga]) -> None:
+def test_message_that_is_redelivered_later_has_no_frames(worker: Worker, order: type[Saga]) -> None:
     def fail() -> None:
         raise AWAY
 

@@ -283,8 +283,8 @@ class TestFailure:
         failing[CRM] = AWAY
         message_id = publish(EVENT)
         worker.one()
-        (put_off,) = [message for message in worker.waiting() if message.task == PUBLISH]
-        assert (put_off.id, put_off.args) == (message_id, [NAME, {"order_id": "42"}, [CRM]])
+        (redelivered,) = [message for message in worker.waiting() if message.task == PUBLISH]
+        assert (redelivered.id, redelivered.args) == (message_id, [NAME, {"order_id": "42"}, [CRM]])
 
         failing.clear()
         worker.run()
@@ -299,7 +299,7 @@ class TestFailure:
 
         assert tasks(worker.waiting()) == ["order.placed", "stock.lock"]
 
-    def test_put_off_again_and_again(
+    def test_redelivered_again_and_again(
         self, app: Celery, worker: Worker, order: Any, failing: dict[str, PublishError], crm: str
     ) -> None:
         """It keeps its id and its cause, and ends as a dead letter if the broker refuses it after all."""
@@ -309,8 +309,8 @@ class TestFailure:
             worker.one()
         failing.update({BILLING: REFUSED})
         worker.one()
-        (put_off,) = worker.waiting()
-        assert (put_off.id, put_off.args[2], put_off.headers["saga_redeliveries"]) == ("e1", [BILLING, CRM], 2)
+        (redelivered,) = worker.waiting()
+        assert (redelivered.id, redelivered.args[2], redelivered.headers["saga_redeliveries"]) == ("e1", [BILLING, CRM], 2)
 
         failing.update({CRM: REFUSED})
         worker.one()

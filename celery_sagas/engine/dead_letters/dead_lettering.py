@@ -72,7 +72,7 @@ def dead_letter(
 ) -> DeadLetter | None:
     """Keep a letter, and note in the journal that its message failed: delivered again, the message does nothing.
 
-    The letter comes first: whoever dies between the two leaves a message that is not acknowledged, and is buried again or
+    The letter comes first: whoever dies between the two leaves a message that is not acknowledged, and is dead-lettered again or
     handled after all. A run that still goes on, and commits first, wins: then there is no letter.
 
     A message has a letter and no entry in the journal if it names no instance, or if what the store keeps of its instance will

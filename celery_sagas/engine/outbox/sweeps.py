@@ -15,7 +15,7 @@ class Sweep:
     ended_at: float = 0.0
     sent: int = 0
     flushes: int = 0  #: of groups of aggregators, that were asked for
-    released: int = 0  #: claimed and given back: the broker was away, or the time was over
+    released: int = 0  #: claimed and released: the broker was away, or the time was over
     unconfirmed: int = 0  #: published at once and not confirmed, perhaps arrived: published again
     failed: int = 0  #: could not be published, and are tried again
     dead_lettered: int = 0  #: could not be published so often that they became dead letters

@@ -168,7 +168,7 @@ class BackendContract(StoreFixtures):
         assert is_there(other, by_tracking("T1"))
         assert not is_there(backend, by_tracking("T1"))
 
-    def test_update_and_reservation_touch_one_prefix(self, backend: Backend, other: Backend) -> None:
+    def test_update_and_lock_touch_one_prefix(self, backend: Backend, other: Backend) -> None:
         new = new_record(keys=T1)
         for each in (backend, other):
             each.sagas.insert(new, effects(new))

@@ -76,7 +76,7 @@ class CancelContract(StoreFixtures):
         clock.advance(MINUTE)
         assert ids(claim(backend)) == [new.id]
 
-    def test_update_that_conflicts_withdraws_nothing(self, backend: Backend) -> None:
+    def test_update_that_conflicts_cancels_nothing(self, backend: Backend) -> None:
         row = outgoing("scheduled")
         start(backend, "43", keys=T1)
         stale = start(backend, "42", row)
@@ -87,7 +87,7 @@ class CancelContract(StoreFixtures):
             backend.sagas.update(record, change(added=T1, cancelled=(row.id,)), effects(record))
         assert ids(claim(backend)) == [row.id]
 
-    def test_update_that_was_handled_withdraws_nothing(self, backend: Backend) -> None:
+    def test_update_that_was_handled_cancels_nothing(self, backend: Backend) -> None:
         row = outgoing("scheduled")
         record = start(backend, "42", row)
         again = effects(line=entry(record, message_id=send(backend).message_id))

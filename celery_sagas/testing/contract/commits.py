@@ -149,7 +149,7 @@ class CommitContract(StoreFixtures):
         self._already_handled(backend, record, commit, line)
 
     @each_change
-    def test_already_handled_comes_before_a_reservation(self, backend: Backend, record: Record, commit: Commit) -> None:
+    def test_already_handled_comes_before_a_lock(self, backend: Backend, record: Record, commit: Commit) -> None:
         line = send(backend)
         backend.sagas.lock(record, "somebody else", MINUTE)
         self._already_handled(backend, record, commit, line)

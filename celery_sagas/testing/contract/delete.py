@@ -128,7 +128,7 @@ class DeleteContract(StoreFixtures):
         assert backend.journal.outcome_of(["order"], "42") == handled(backend, line)
         assert [entry.outcome for entry in backend.journal.history(["order"], "42", 9)] == ["started", "completed"]
 
-    def test_own_reservation_does_not_stand_in_the_way(self, backend: Backend) -> None:
+    def test_own_lock_does_not_stand_in_the_way(self, backend: Backend) -> None:
         record = start(backend)
         backend.sagas.lock(record, "me", MINUTE)
         backend.sagas.delete(record, effects(record, lock_owner="me"))

@@ -135,7 +135,7 @@ class FindContract(StoreFixtures):
         start(backend)
         assert backend.sagas.find(by_key()).handled is None
 
-    def test_reservation_is_not_shown_once_it_has_expired(self, backend: Backend, clock: Clock) -> None:
+    def test_lock_is_not_shown_once_it_has_expired(self, backend: Backend, clock: Clock) -> None:
         record = start(backend)
         assert record.locked_by == ""
         backend.sagas.lock(record, "me", 1_000)

@@ -21,7 +21,7 @@ from celery_sagas.testing.view import nothing_written
 class LockContract(StoreFixtures):
     """Locking instances."""
 
-    def test_reservation_is_shown(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
+    def test_lock_is_shown(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
         assert backend.sagas.lock(start(backend), "me", MINUTE)
         assert found(open_backend(prefix), by_key()).locked_by == "me"
 
@@ -60,7 +60,7 @@ class LockContract(StoreFixtures):
         assert not backend.sagas.lock(record, "somebody else", MINUTE)
         assert found(backend, by_key()).locked_by == "me"
 
-    def test_reservation_expires_by_the_stores_clock(self, backend: Backend, clock: Clock) -> None:
+    def test_lock_expires_by_the_stores_clock(self, backend: Backend, clock: Clock) -> None:
         """A lock owner that died does not block the instance."""
         record = start(backend)
         backend.sagas.lock(record, "me", 1_000)
@@ -69,14 +69,14 @@ class LockContract(StoreFixtures):
         clock.advance(1)
         assert backend.sagas.lock(record, "somebody else", 1_000)
 
-    def test_reservation_is_over_at_its_end_for_a_find_as_for_a_commit(self, backend: Backend, clock: Clock) -> None:
+    def test_lock_is_over_at_its_end_for_a_find_as_for_a_commit(self, backend: Backend, clock: Clock) -> None:
         record = start(backend)
         backend.sagas.lock(record, "me", 1_000)
         clock.advance(1_000)
         assert found(backend, by_key()).locked_by == ""
         assert update(backend, record).version == 2
 
-    def test_expired_reservation_does_not_stop_commits(self, backend: Backend, clock: Clock) -> None:
+    def test_expired_lock_does_not_stop_commits(self, backend: Backend, clock: Clock) -> None:
         record = start(backend)
         backend.sagas.lock(record, "me", 1_000)
         clock.advance(1_001)
@@ -117,7 +117,7 @@ class LockContract(StoreFixtures):
         assert not backend.sagas.lock(record, "me", MINUTE)
         assert found(backend, by_key()).locked_by == ""
 
-    def test_reservation_ends_with_the_instance(self, backend: Backend) -> None:
+    def test_lock_ends_with_the_instance(self, backend: Backend) -> None:
         record = start(backend)
         backend.sagas.lock(record, "me", MINUTE)
         backend.sagas.delete(record, effects(record, lock_owner="me"))

@@ -147,7 +147,7 @@ class RenameContract(StoreFixtures):
         backend.sagas.update(record, change(), made)
         assert found(backend, by_key(names=NAME)).version == 2
 
-    def test_reservation_stays(self, backend: Backend, clock: Clock) -> None:
+    def test_lock_stays(self, backend: Backend, clock: Clock) -> None:
         assert backend.sagas.lock(start(backend, names=FORMER), "me", MINUTE)
         _rename(backend)
         record = found(backend, by_key(names=NAME))

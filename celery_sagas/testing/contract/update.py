@@ -78,7 +78,7 @@ class UpdateContract(StoreFixtures):
         with nothing_written(backend), conflict(reason):
             backend.sagas.update(record, change(added=added, removed=removed), effects(record, outgoing()))
 
-    def test_own_reservation_ends_with_the_update(self, backend: Backend) -> None:
+    def test_own_lock_ends_with_the_update(self, backend: Backend) -> None:
         record = start(backend)
         backend.sagas.lock(record, "me", MINUTE)
         backend.sagas.update(record, change(), effects(record, lock_owner="me"))

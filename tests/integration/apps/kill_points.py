@@ -24,7 +24,7 @@ from celery_sagas.worker.publishing.amqp import AmqpPublisher
 FIRST: dict[str, tuple[str, Exception | None]] = {
     "lock": ("before update", RevisionConflict("counter", "", "version")),
     "count": ("before commit", None),
-    "put off": ("before find", StoreUnavailable("", "it is away")),
+    "redeliver": ("before find", StoreUnavailable("", "it is away")),
     **dict.fromkeys(("look", "claim", "republish", "reconfirm"), ("after commit", None)),
 }
 
@@ -35,23 +35,23 @@ class Broken(Exception):
     """What fails until it is fixed."""
 
 
-def break_until_mended() -> None:
+def break_until_fixed() -> None:
     if not (FOLDER / "fixed").exists():
         raise Broken("it broke")
 
 
 class Picky(Task):
-    """A base that fails before the step begins: the worker's main process buries the message."""
+    """A base that fails before the step begins: the worker's main process dead-letters the message."""
 
     def before_start(self, *_: Any) -> None:
-        break_until_mended()
+        break_until_fixed()
 
 
 @Counter.starts
 def add_and_break(counter: Counter, name: str, amount: int) -> None:
     counter.value += amount
     counter.send(told.si(name=name, amount=amount))
-    break_until_mended()
+    break_until_fixed()
 
 
 @Counter.starts(base=Picky)
@@ -129,7 +129,7 @@ class Traps:
             deadly(dispatcher.publisher, "publish", "publish", self.of_row)
             deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: self.of_row(rows[0]))
         deadly(dispatcher.publisher, "publish", "republish", self.of_row)
-        deadly(dispatcher.publisher, "publish_signature", "put off", self.of_signature)
+        deadly(dispatcher.publisher, "publish_signature", "redeliver", self.of_signature)
 
     def of_found(self, lookup: Any, handling: Any = None) -> str:
         if handling is None or "counter." not in handling.steps[0] or handling.steps[0] == add.name:

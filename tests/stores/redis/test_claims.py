@@ -222,7 +222,7 @@ class TestDamaged:
         assert backend.outbox.claim_due("me", 9, MINUTE, cause) == []
         assert backend.outbox.count_leased(cause) == 0
 
-    def test_it_comes_again_once_it_is_mended(self, backend: RedisBackend) -> None:
+    def test_it_comes_again_once_it_is_fixed(self, backend: RedisBackend) -> None:
         send(backend, damaged := outgoing())
         rows = backend._placement.shards[0].rows
         whole = backend.client.run(script("return redis.call('HGET', KEYS[1], ARGV[1])"), rows, [damaged.id])

@@ -714,7 +714,7 @@ class TestCluster:
             assert len(trips) == 3
         assert cluster.run(APPEND, [key], ["5"]) == 1
 
-    def test_keys_on_both_sides_of_a_move_are_put_off(self, nodes: list[RedisServer]) -> None:
+    def test_keys_on_both_sides_of_a_move_are_redelivered_later(self, nodes: list[RedisServer]) -> None:
         keys = ["{trying:0}:a", "{trying:0}:b"]
         both = script("return redis.call('RPUSH', KEYS[1], 1) + redis.call('RPUSH', KEYS[2], 1)")
         with opened(f"redis+cluster://127.0.0.1:{nodes[0].port}", retries=2) as cluster:

@@ -111,7 +111,7 @@ def _lock(backend: RedisBackend) -> None:
     backend.sagas.lock(start(backend), "me", MINUTE)
 
 
-def _end_reservation(backend: RedisBackend) -> None:
+def _end_lock(backend: RedisBackend) -> None:
     record = start(backend)
     backend.sagas.lock(record, "me", MINUTE)
     backend.sagas.lock(record, "me", 0)
@@ -233,7 +233,7 @@ PLAYS: tuple[Play, ...] = (
     _record,
     _complete_at_birth,
     _lock,
-    _end_reservation,
+    _end_lock,
     _find,
     _rename,
     _claim,
@@ -271,7 +271,7 @@ class TestRepeats:
         before = dump()
         let_time_pass(redis_backend)
         assert redis_backend.client.run(script, keys, args, **options) == reply
-        assert _but_ends_of_reservations(dump()) == _but_ends_of_reservations(before)
+        assert _but_ends_of_locks(dump()) == _but_ends_of_locks(before)
 
     def test_every_script_is_played(self, redis_backend: RedisBackend) -> None:
         played = {script.name for script, *_ in _played(redis_backend) if script not in (DAMAGE, FORGET)} | {
@@ -335,7 +335,7 @@ class TestRepeats:
         assert redis_backend.client.run(script, keys, args, **options) == reply == 1
 
 
-def _but_ends_of_reservations(dump: Dump) -> Dump:
+def _but_ends_of_locks(dump: Dump) -> Dump:
     """Leave out when locks end: locking again begins the time anew."""
     return {
         key: (type, {id: value.split()[1:] for id, value in content.items()})  # type: ignore[attr-defined]

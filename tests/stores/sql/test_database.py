@@ -104,7 +104,7 @@ class TestStatements:
             sql.sagas.update(record, change(), effects(record))
         assert statements == of_update
 
-    def test_withdrawing_takes_one_more_at_most(self, sql: SqlBackend) -> None:
+    def test_cancelling_takes_one_more_at_most(self, sql: SqlBackend) -> None:
         """On PostgreSQL none: it is part of the commit."""
         rows = [outgoing("scheduled") for _ in range(50)]
         record = start(sql, "42", *rows)

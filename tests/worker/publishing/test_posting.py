@@ -554,7 +554,7 @@ def test_a_child_reads_nothing_of_its_parents(sender: Sender, monkeypatch: pytes
 
 
 def test_leftovers_wait_for_what_was_posted(sender: Sender) -> None:
-    """Else a repeat would be put off until the lease of this very process has ended."""
+    """Else a repeat would be redelivered later until the lease of this very process has ended."""
     handling = SimpleNamespace(steps=("order.place",), message_id="m1", place=None)
     row = sender.row("a")
     entry = Entry("order.place", "m1", "a", "started", "order", "42", "i", 1, "{}")

@@ -224,7 +224,7 @@ class Database:
         else:
             return result
         finally:
-            self._give_back(opened, is_sound)
+            self._check_in(opened, is_sound)
 
     def _check_size(self, session: SqlSession, error: Exception) -> None:
         """Check whether a statement failed because the server takes none of its size: it would fail each time.
@@ -245,7 +245,7 @@ class Database:
                 f"{size:,}. Nothing was stored. Raise max_allowed_packet on the server, or store and send less at once."
             ) from error
 
-    def _give_back(self, opened: SqlConnection, is_sound: bool) -> None:
+    def _check_in(self, opened: SqlConnection, is_sound: bool) -> None:
         if not is_sound and self.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
             opened.connection.rollback()
         if is_sound or self.location.in_memory:  # the connection is the database, and no conversation to get out of step

@@ -143,7 +143,7 @@ class TestPutOff:
         worker.run()
         assert order.find("42").total == 1
 
-    def test_unreadable_state_is_not_put_off(self, app: Celery, worker: Worker, order: Any) -> None:
+    def test_unreadable_state_is_not_redelivered_later(self, app: Celery, worker: Worker, order: Any) -> None:
         """It never becomes readable by itself."""
         interposed(app).once_before("find", failing(UnreadableState("order", "42", "no JSON")))
         order.place.delay("42")

@@ -314,7 +314,7 @@ class TestFailures:
             order.place.delay()
 
     def test_message_that_fails_before_it_is_correlated(self, app: Celery, worker: Worker) -> None:
-        """In whatever way: burying it meets the same error."""
+        """In whatever way: dead-lettering it meets the same error."""
 
         def broken(arguments: Any) -> str:
             raise OSError("the callable needs a file")
@@ -333,7 +333,7 @@ class TestFailures:
         assert outcomes(app) == []
 
     @pytest.mark.parametrize("stage", ["dumps", "locate"])
-    def test_soft_time_limit_while_it_is_buried(
+    def test_soft_time_limit_while_it_is_dead_lettered(
         self, app: Celery, worker: Worker, order: Any, stage: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The message comes again: its letter would lack what was cut short."""
@@ -361,7 +361,7 @@ class TestFailures:
 class TestStoreAway:
     """Nothing is acknowledged unless it is kept."""
 
-    def test_message_is_put_off(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
+    def test_message_is_redelivered_later(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         interposed(app).once_before("record", failing(AWAY))
         order.place.apply_async(("42",), task_id="m1")
 
@@ -374,7 +374,7 @@ class TestStoreAway:
         worker.run()
         assert order.saga.find("42").total == 1
 
-    def test_put_off_counter_is_not_kept(self, app: Celery, worker: Worker, order: Any) -> None:
+    def test_redelivered_counter_is_not_kept(self, app: Celery, worker: Worker, order: Any) -> None:
         order.place.apply_async(("42",), headers={REDELIVERIES: 3})
         worker.one()
 
@@ -882,7 +882,7 @@ class TestUnknownTasks:
 class TestRetry:
     """An operator's decision."""
 
-    def test_once_mended(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
+    def test_once_fixed(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         order.place.apply_async(("42",), {"total": 5}, task_id="m1", headers={"tenant": "t"}, expires=600)
         failed = worker.one()
         (letter,) = letters(app)
@@ -975,7 +975,7 @@ class TestRetry:
 
         assert order.saga.find("42").total == 1
 
-    def test_letter_of_an_interrupted_burial(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
+    def test_letter_of_an_interrupted_dead_lettering(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         """The message was handled after all."""
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
