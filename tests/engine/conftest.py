@@ -18,7 +18,7 @@ from celery_sagas.engine import conflicts
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services, handle
 from celery_sagas.engine.outbox.dispatch import Dispatcher
-from celery_sagas.engine.outbox.publishing import Message, Publisher, Receipt
+from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, Receipt
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.engine.unit_of_work import Delivery
@@ -52,10 +52,10 @@ class Recorder(Publisher):
     inline = False
 
     def __init__(self) -> None:
-        self.published: list[Message] = []
+        self.published: list[OutgoingMessage] = []
         self.errors: list[PublishError | None] = []
 
-    def publish(self, message: Message) -> None:
+    def publish(self, message: OutgoingMessage) -> None:
         """Keep a message, or raise the next error."""
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
@@ -83,7 +83,7 @@ class Batching(Recorder):
         self.unconfirmed = {f"row-{name}" for name in unconfirmed}
         self.given: list[str] = []
 
-    def publish_many(self, messages: Sequence[Message]) -> Receipt:
+    def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
         """Keep the rows, and confirm those that it is to confirm."""
         ids = [message.id for message in messages]
         self.given += ids
@@ -99,7 +99,7 @@ class Asynchronous(Recorder):
         self.confirmed: list[str] = []
         self.answers: list[PublishError | bool] = []  #: what comes of the next: an error, or whether it is written
 
-    def post(self, message: Message) -> bool:
+    def post(self, message: OutgoingMessage) -> bool:
         """Keep a message, or do not, or raise the next error."""
         answer = self.answers.pop(0) if self.answers else True
         if isinstance(answer, PublishError):

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from celery_sagas.core.names import storable
 from celery_sagas.engine.outbox.confirmations import Confirmations
-from celery_sagas.engine.outbox.publishing import Message, Publisher, probing
+from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, probing
 from celery_sagas.errors import PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry
@@ -35,7 +35,7 @@ class Dispatcher:
         self.owner = uuid4().hex  #: the lease token of this process
         self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher)
 
-    def dispatch(self, rows: Sequence[Message], committed_at: float) -> None:
+    def dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float) -> None:
         """Publish the rows of one commit, and have them removed. Never raises, but for what runs inline.
 
         It stops at half the grace: whoever claims the rows when the lease has ended must be alone. A row whose confirmation it
@@ -44,7 +44,7 @@ class Dispatcher:
         if rows:
             self._dispatch(rows, committed_at, is_waiting=False)
 
-    def _dispatch(self, rows: Sequence[Message], committed_at: float, *, is_waiting: bool) -> None:
+    def _dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float, *, is_waiting: bool) -> None:
         if self.publisher.inline:
             self._run_inline(rows)
             return
@@ -59,7 +59,7 @@ class Dispatcher:
         if unsent := len(left) - len(published):
             logger.warning("%d of %d messages of one commit stay in the outbox, the first is %s", unsent, len(rows), rows[0].task)
 
-    def _run_inline(self, rows: Sequence[Message]) -> None:
+    def _run_inline(self, rows: Sequence[OutgoingMessage]) -> None:
         self.confirmations.add_now([row.id for row in rows])
         for row in rows:
             self.publisher.publish(row)
@@ -82,7 +82,7 @@ class Dispatcher:
         if leased:
             raise StillUnsent(entry.step, entry.message_id, leased)
 
-    def _post(self, rows: deque[Message], until: float) -> bool:
+    def _post(self, rows: deque[OutgoingMessage], until: float) -> bool:
         """Take away the rows that can be written without waiting; return whether it makes sense to publish the rest."""
         try:
             while rows and self.clock() <= until and self.publisher.post(rows[0]):
@@ -92,7 +92,7 @@ class Dispatcher:
             return False
         return True
 
-    def _publish(self, rows: Sequence[Message], until: float, published: list[str]) -> None:
+    def _publish(self, rows: Sequence[OutgoingMessage], until: float, published: list[str]) -> None:
         """Publish rows, and note the ids of those that were confirmed, until the broker turns out to be away."""
         if len(rows) > 1 and self.clock() <= until:
             try:
@@ -114,7 +114,7 @@ class Dispatcher:
             else:
                 published.append(row.id)
 
-    def _fail(self, row: Message, error: PublishError) -> None:
+    def _fail(self, row: OutgoingMessage, error: PublishError) -> None:
         """Note that it is the row that cannot be published: nobody waits for it any more."""
         try:
             self.outbox.fail(self.owner, row.id, storable(error.reason, ERROR_CHARACTERS), int(self.grace_s * 1000))
@@ -126,5 +126,5 @@ class Dispatcher:
         self.confirmations.close()
 
 
-def _warn(row: Message, error: PublishError) -> None:
+def _warn(row: OutgoingMessage, error: PublishError) -> None:
     logger.warning("%s %s was not confirmed by the broker and stays in the outbox: %s", row.task, row.message_id, error.reason)

@@ -9,7 +9,7 @@ from typing import Protocol
 from celery_sagas.errors import Doubtful, PublishError
 
 
-class Message(Protocol):
+class OutgoingMessage(Protocol):
     """A row of the outbox, as far as publishing needs it."""
 
     @property
@@ -37,7 +37,7 @@ class Publisher(ABC):
     inline: bool
 
     @abstractmethod
-    def publish(self, message: Message) -> None:
+    def publish(self, message: OutgoingMessage) -> None:
         """Publish one message and wait until the broker has confirmed it.
 
         Raises:
@@ -45,7 +45,7 @@ class Publisher(ABC):
                 nobody can tell whether the message is to blame; ``connection`` alone if there was none.
         """
 
-    def publish_many(self, messages: Sequence[Message]) -> Receipt:
+    def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
         """Publish messages in order before waiting for the broker. Of those that it leaves, ``publish`` tells why.
 
         Raises:
@@ -61,7 +61,7 @@ class Publisher(ABC):
             PublishError: It is away, or takes no messages now.
         """
 
-    def post(self, message: Message) -> bool:
+    def post(self, message: OutgoingMessage) -> bool:
         """Write a message behind those that were posted before, without waiting; return whether it was written.
 
         ``collect`` tells when the broker has confirmed it. What the broker refuses, or does not confirm in time, and what is lost

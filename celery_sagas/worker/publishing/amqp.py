@@ -15,7 +15,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Producer
 
 from celery_sagas.connections import OnFailure
-from celery_sagas.engine.outbox.publishing import Message, Receipt
+from celery_sagas.engine.outbox.publishing import OutgoingMessage, Receipt
 from celery_sagas.errors import PublishError, Unroutable
 from celery_sagas.forks import Process
 from celery_sagas.worker.publishing.confirms import (
@@ -80,7 +80,7 @@ class AmqpPublisher(ConfirmedPublisher):
         on_return: Any = _Returns()
         return Producer(self._connection.clone(), on_return=on_return)
 
-    def publish_many(self, messages: Sequence[Message]) -> Receipt:
+    def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
         """Publish messages in order, over a channel of their own, and wait for what the broker says of them.
 
         What ends the channel ends the publishing; of what was written before, and is not confirmed, nobody knows whether it has
@@ -93,7 +93,7 @@ class AmqpPublisher(ConfirmedPublisher):
             self._write_all(writing, messages)
         return Receipt(confirms.confirmed, confirms.unconfirmed)
 
-    def _write_all(self, writing: ConfirmChannel, messages: Sequence[Message]) -> None:
+    def _write_all(self, writing: ConfirmChannel, messages: Sequence[OutgoingMessage]) -> None:
         try:
             for message in messages:
                 writing.write(message)
@@ -104,7 +104,7 @@ class AmqpPublisher(ConfirmedPublisher):
             raise
         writing.wait(DEADLINE_S)
 
-    def post(self, message: Message) -> bool:
+    def post(self, message: OutgoingMessage) -> bool:
         """Write a message behind those that were written before."""
         asked_at = time.monotonic()
         if self._process.is_child or self._is_posting_here():

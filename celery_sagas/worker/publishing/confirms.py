@@ -13,7 +13,7 @@ from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sagas.connections import OnFailure
-from celery_sagas.engine.outbox.publishing import Message
+from celery_sagas.engine.outbox.publishing import OutgoingMessage
 from celery_sagas.errors import Unroutable
 from celery_sagas.worker.publishing.publisher import DEADLINE_S, ConfirmedPublisher
 from celery_sagas.worker.serialization import deserialized
@@ -108,7 +108,7 @@ class ConfirmChannel:
         channel.events["basic_return"].add(self._return)
         channel.confirm_select()
 
-    def write(self, message: Message) -> bool:
+    def write(self, message: OutgoingMessage) -> bool:
         """Write a message, and wait for no confirmation; return whether it could be written."""
         ids = [message.id]
         self._channel.basic_publish = partial(self._write, ids)
@@ -213,7 +213,7 @@ class AsynchronousChannel(ConfirmChannel):
         self._used_at = time.monotonic()
         self._first, self._first_since = 0, 0.0  #: the first number that is awaited, and since when it is known to be that
 
-    def post(self, message: Message) -> bool:
+    def post(self, message: OutgoingMessage) -> bool:
         """Write a message; return whether it could be written."""
         now = time.monotonic()
         has_rested, self._used_at = now - self._used_at > RESTED_S, now

@@ -14,7 +14,7 @@ from kombu import Producer
 from kombu.exceptions import OperationalError
 
 from celery_sagas.connections import IdleConnections, OnFailure
-from celery_sagas.engine.outbox.publishing import Message, Publisher
+from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher
 from celery_sagas.errors import Doubtful, PublishError, Unroutable
 from celery_sagas.worker.serialization import deserialized, restored
 
@@ -72,7 +72,7 @@ class ConfirmedPublisher(Publisher):
         """Return the transport for the connections, a class or a name."""
         return connection.transport_cls
 
-    def publish(self, message: Message) -> None:
+    def publish(self, message: OutgoingMessage) -> None:
         """Publish a row of the outbox. A row counts its failures, so that a refusal counts even if it may pass."""
         try:
             sent = deserialized(self._app, message.payload)
@@ -225,7 +225,7 @@ class EagerPublisher(Publisher):
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def publish(self, message: Message) -> None:
+    def publish(self, message: OutgoingMessage) -> None:
         """Run a row of the outbox."""
         self.publish_signature(restored(self._app, message.payload))
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Producer
 
-from celery_sagas.engine.outbox.publishing import Message, Receipt
+from celery_sagas.engine.outbox.publishing import OutgoingMessage, Receipt
 from celery_sagas.worker.publishing.publisher import DEADLINE_S, RETRY_POLICY, ConfirmedPublisher
 from celery_sagas.worker.serialization import deserialized
 
@@ -31,7 +31,7 @@ class RedisPublisher(ConfirmedPublisher):
     def _transport_of(self, connection: Any) -> Any:
         return _batching(connection.get_transport_cls())
 
-    def publish_many(self, messages: Sequence[Message]) -> Receipt:
+    def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
         """Publish messages in few round trips; leave those that Redis refuses to ``publish``."""
         confirmed, written = set[str](), dict[str, slice]()
         with self._connected_for_many() as producer:
@@ -43,7 +43,7 @@ class RedisPublisher(ConfirmedPublisher):
                 written = {}  # of all of them Redis has told
         return Receipt(confirmed, frozenset(written))
 
-    def _write(self, producer: Any, pipeline: Any, messages: Sequence[Message]) -> dict[str, slice]:
+    def _write(self, producer: Any, pipeline: Any, messages: Sequence[OutgoingMessage]) -> dict[str, slice]:
         """Write messages into a pipeline; return which commands are those of a row, where it could be written."""
         written = {}
         for message in messages:
@@ -73,9 +73,9 @@ class RedisPublisher(ConfirmedPublisher):
         return _Producer(self._connection.clone())
 
 
-def _batches(messages: Sequence[Message]) -> Iterator[list[Message]]:
+def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
     """Yield messages in batches, of which each but one message has so many characters at most."""
-    batch, characters = list[Message](), 0
+    batch, characters = list[OutgoingMessage](), 0
     for message in messages:
         characters += len(message.payload)
         if batch and characters > _BATCH_CHARACTERS:
