@@ -291,7 +291,7 @@ def test_name_of_later_is_no_method_either(name, value):
             type(State)("Order", bases, {**namespace, **own}, correlate_by="k")
 
 
-def test_every_name_that_a_saga_has_of_us_is_locked():
+def test_every_name_that_a_saga_has_of_us_is_reserved():
     assert OURS <= RESERVED_FIELDS
 
 
@@ -329,7 +329,7 @@ def test_context_cannot_be_overridden():
             _context = PrivateAttr(default=3)
 
 
-def test_names_that_only_look_locked():
+def test_names_that_only_look_reserved():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         order = saga({"model_name": str, "sent": str, "sends": str, "id": str, "name": str, "version": int, "key": str})

@@ -294,10 +294,10 @@ class TestFailure:
     def test_what_is_left_is_sent_by_a_worker_that_does_not_know_it(
         self, app: Celery, worker: Worker, order: Any, failing: dict[str, PublishError]
     ) -> None:
-        app.tasks[PUBLISH].delay(NAME, EVENT.__json__(), ["order.placed", "stock.lock"])
+        app.tasks[PUBLISH].delay(NAME, EVENT.__json__(), ["order.placed", "stock.reserve"])
         worker.one()
 
-        assert tasks(worker.waiting()) == ["order.placed", "stock.lock"]
+        assert tasks(worker.waiting()) == ["order.placed", "stock.reserve"]
 
     def test_redelivered_again_and_again(
         self, app: Celery, worker: Worker, order: Any, failing: dict[str, PublishError], crm: str

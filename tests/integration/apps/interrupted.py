@@ -19,7 +19,7 @@ from deployed import note
 
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.connections import Server
-from celery_sagas.stores.sql.connection.connections import Connections, OpenConnection
+from celery_sagas.stores.sql.connection.connections import Connections, SqlConnection
 from celery_sagas.worker import tasks
 from celery_sagas.worker.runtime import runtime_of
 
@@ -68,7 +68,7 @@ def _lent(backend: Any) -> int:
 
 
 def _is_open(connection: Any) -> bool:
-    return (connection.driver_connection if isinstance(connection, OpenConnection) else connection._sock) is not None
+    return (connection.driver_connection if isinstance(connection, SqlConnection) else connection._sock) is not None
 
 
 def noting(open_one: Callable[..., Any]) -> Callable[..., Any]:
