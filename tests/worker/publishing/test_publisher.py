@@ -434,6 +434,20 @@ def test_through_redis(new_app: NewApp, redis_url: str) -> None:
     assert backend_of(app).outbox.count() == 0
 
 
+@pytest.mark.usefixtures("patience")
+def test_connection_to_redis_that_died_while_it_was_idle(new_app: NewApp, redis_url: str) -> None:
+    """The message goes over another, once."""
+    app = new_app(broker_url=redis_url)
+    with closing(open_publisher(app)) as confirmed:
+        confirmed.publish_signature(app.signature("plain", task_id="m1"))
+        with confirmed._connected() as producer, redis.Redis.from_url(redis_url) as client:
+            client.client_kill_filter(_id=str(producer.channel.kept.client_id()))
+
+        confirmed.publish_signature(app.signature("plain", task_id="m2"))
+
+    assert [message.id for message in Worker(app).waiting()] == ["m1", "m2"]
+
+
 def test_eager_apps_publish_inline(eager: Celery) -> None:
     """And have nothing to close."""
     eager_publisher = runtime_of(eager).publisher
