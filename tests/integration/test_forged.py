@@ -37,7 +37,9 @@ def publish_forged(deployment: Deployment, chance: Random, count: int) -> None:
 def is_idle(deployment: Deployment) -> bool:
     """Whether the worker has nothing to do."""
     inspect = deployment.client.control.inspect(timeout=DEADLINE_S, limit=1)
-    return deployment.queued() == 0 and not any(tasks for kind in (inspect.active(), inspect.reserved()) for tasks in kind.values())
+    return deployment.queued() == 0 and not any(
+        tasks for kind in (inspect.active(), inspect.reserved()) for tasks in kind.values()
+    )
 
 
 def left(deployment: Deployment) -> list[Any]:
