@@ -4,4 +4,4 @@ from neighbours import app as app
 
 from celery_sagas.worker.requests import answers
 
-answers._PATIENCE_S = 0.1
+answers._TIMEOUT_S = 0.1
