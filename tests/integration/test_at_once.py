@@ -12,7 +12,7 @@ from tests.waiting import wait_until
 PROCESSES, ROUNDS = 8, 3
 WEIGH, HEAR, REMINDED = "parcel.weigh", "parcel.hear", "parcel.reminded"
 SIDES = ("left", "right")
-#: So many processes open so many triggers; as many at once as both sides of which have a process.
+#: So many processes open so many gates; as many at once as both sides of which have a process.
 STARTERS, GATES = (16, 500) if IS_FULL else (8, 24)
 AT_ONCE = STARTERS // len(SIDES)
 
@@ -67,18 +67,18 @@ def test_two_starters_of_one_key_make_one_instance(deploy: Deploy, engine: str, 
     workers = [deployment.start("prefork", STARTERS // 2, level="WARNING", is_fresh=is_fresh) for is_fresh in (False, True)]
     for worker in workers:
         worker.wait_ready()
-    names = [f"trigger {number}" for number in range(GATES)]
+    names = [f"gate {number}" for number in range(GATES)]
     for first in range(0, GATES, AT_ONCE):
         for name in names[first : first + AT_ONCE]:
             for side in SIDES:
-                deployment.send(f"trigger.open_{side}", name=name)
+                deployment.send(f"gate.open_{side}", name=name)
         for side in SIDES:
-            deployment.wait_handled(f"trigger.open_{side}", min(first + AT_ONCE, GATES))
+            deployment.wait_handled(f"gate.open_{side}", min(first + AT_ONCE, GATES))
     for name in names:
-        state = deployment.state("trigger", name)
+        state = deployment.state("gate", name)
         assert state is not None
         assert sorted(state["sides"]) == list(SIDES)
-        entries = deployment.history("trigger", name)
+        entries = deployment.history("gate", name)
         assert sorted(entry.outcome for entry in entries) == ["handled", "started"]
         assert len({entry.instance_id for entry in entries}) == 1
     assert deployment.backend.dead.list(10) == []

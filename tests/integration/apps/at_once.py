@@ -1,4 +1,4 @@
-"""Parcels whose messages come to many processes at once, and triggers that two sides open at once."""
+"""Parcels whose messages come to many processes at once, and gates that two sides open at once."""
 
 from celery import shared_task
 from deployed import make_app, note
@@ -16,7 +16,7 @@ class Parcel(Saga, correlate_by="name"):
     reminded: list[int] = []
 
 
-class Trigger(Saga, correlate_by="name"):
+class Gate(Saga, correlate_by="name"):
     name: str
     sides: list[str] = []
 
@@ -46,19 +46,19 @@ def label(name: str, round: int) -> None:
     note("labels", f"{name} {round}")
 
 
-@Trigger.starts
-def open_left(trigger: Trigger, name: str) -> None:
-    _open(trigger, "left")
+@Gate.starts
+def open_left(gate: Gate, name: str) -> None:
+    _open(gate, "left")
 
 
-@Trigger.starts
-def open_right(trigger: Trigger, name: str) -> None:
-    _open(trigger, "right")
+@Gate.starts
+def open_right(gate: Gate, name: str) -> None:
+    _open(gate, "right")
 
 
-def _open(trigger: Trigger, side: str) -> None:
+def _open(gate: Gate, side: str) -> None:
     """Open one side; whoever creates the instance waits for the other, who does so too."""
-    if trigger.saga.is_new:
-        meet(f"{trigger.name}.start", 2, seconds=20)
-        note("starters", trigger.name)
-    trigger.sides.append(side)
+    if gate.saga.is_new:
+        meet(f"{gate.name}.start", 2, seconds=20)
+        note("starters", gate.name)
+    gate.sides.append(side)
