@@ -49,7 +49,7 @@ class Run:
     named: str  #: as the message names the step: in the journal it is found by old code too
     terms: WorkTerms
     sending: Sending
-    lock_owner: str  #: of the lock, if there is one
+    lock_owner: str  #: under which it has locked the instance; empty if it has not
 
     def refuse(self, key: str, problem: str, path: str = "") -> InvalidState:
         """Return the error for what cannot be committed."""

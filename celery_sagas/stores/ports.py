@@ -93,7 +93,7 @@ class SagaStore(ABC):
         """Lock the instance for one owner, for a time on the store's clock; whatever its version.
 
         While it lasts, commits under another lock owner raise ``RevisionConflict`` (``"locked"``). Locking again as the same
-        lock_owner begins the time anew. It neither changes the version nor ``updated_at``.
+        lock owner begins the time anew. It neither changes the version nor ``updated_at``.
 
         Returns:
             Whether ``lock_owner`` has it now: ``False`` if the lock of another lasts, or the instance is gone, or its saga

@@ -77,7 +77,7 @@ def batches_of(app: Celery) -> Backend:
 
 
 def add(app: Celery, *ids: str, group: str = "d1", name: str = "meters.store_readings", is_unreadable: bool = False) -> None:
-    """Buffer items, as an aggregator would whose trigger is never open."""
+    """Buffer items, as an aggregator would whose trigger never fires."""
     items = tuple(NewItem(id, json.dumps({"device_id": group, "celsius": 21.5}), is_unreadable) for id in ids)
     batches_of(app).aggregates.insert(Rules(name, size=10_000), [Addition(group, items)])
 

@@ -36,22 +36,22 @@ def waiting(free=1, *, oldest=1, oldest_at=NOW, last_at=NOW, open_to=0, open_why
 
 
 @pytest.mark.parametrize(("free", "reason"), [(0, ""), (2, ""), (3, "size"), (4, "size")])
-def test_trigger_opens_at_its_size(free, reason):
+def test_trigger_fires_at_its_size(free, reason):
     assert reason_of(TIMED, waiting(free), NOW) == reason
 
 
 @pytest.mark.parametrize(("age", "reason"), [(999, ""), (1_000, "age"), (1_001, "age")])
-def test_trigger_opens_when_the_oldest_has_waited_for_long_enough(age, reason):
+def test_trigger_fires_when_the_oldest_has_waited_for_long_enough(age, reason):
     assert reason_of(TIMED, waiting(oldest_at=NOW - age), NOW) == reason
 
 
 @pytest.mark.parametrize(("since", "reason"), [(99, ""), (100, "idle"), (101, "idle")])
-def test_trigger_opens_when_none_has_come_for_long_enough(since, reason):
+def test_trigger_fires_when_none_has_come_for_long_enough(since, reason):
     assert reason_of(TIMED, waiting(last_at=NOW - since), NOW) == reason
 
 
 @pytest.mark.parametrize(("oldest", "reason"), [(4, "asked"), (5, "asked"), (6, "")])
-def test_trigger_stays_open_up_to_a_number(oldest, reason):
+def test_trigger_stays_fired_up_to_a_number(oldest, reason):
     assert reason_of(TIMED, waiting(oldest=oldest, open_to=5, open_why="asked"), NOW) == reason
 
 
@@ -64,7 +64,7 @@ def test_first_of_several_reasons_is_told():
 
 
 @given(rules, groups)
-def test_trigger_is_closed_where_nothing_is_free(rules, group):
+def test_trigger_does_not_fire_where_nothing_is_free(rules, group):
     assert reason_of(rules, group._replace(free=0), NOW) == ""
 
 
@@ -75,13 +75,13 @@ def test_zero_is_no_condition(group):
 
 
 @given(rules, groups, st.integers(0, 5_000))
-def test_open_trigger_stays_open_while_time_passes(rules, group, later):
+def test_fired_trigger_stays_fired_while_time_passes(rules, group, later):
     if reason_of(rules, group, NOW):
         assert reason_of(rules, group, NOW + later)
 
 
 @given(rules, groups)
-def test_group_is_due_no_later_than_its_trigger_opens(rules, group):
+def test_group_is_due_no_later_than_its_trigger_fires(rules, group):
     """Nobody would look at it again."""
     due = due_at(rules, group, NOW, 0, ())
     if due is None:
@@ -91,7 +91,7 @@ def test_group_is_due_no_later_than_its_trigger_opens(rules, group):
 
 
 @given(rules, groups)
-def test_group_is_due_no_sooner_than_its_trigger_opens(rules, group):
+def test_group_is_due_no_sooner_than_its_trigger_fires(rules, group):
     """A look finds something to do."""
     due = due_at(rules, group, NOW, 0, ())
     if due is not None and due > NOW:
@@ -115,7 +115,7 @@ def test_group_is_due_when_the_first_lease_ends(rules, group, lease_ends):
     assert due_at(rules, Waiting(), NOW, 0, lease_ends) == min(lease_ends)
 
 
-def test_group_whose_next_item_opens_the_trigger_is_not_due():
+def test_group_whose_next_item_fires_the_trigger_is_not_due():
     sized = Rules("readings", size=3)
     assert due_at(sized, waiting(2), NOW, 0, ()) is None
     assert due_at(TIMED, Waiting(), NOW, 0, ()) is None

@@ -102,7 +102,7 @@ class TestBuffer:
 
         assert calls == [2]
 
-    def test_ask_for_each_group_whose_trigger_opens(self, backend: MemoryBackend) -> None:
+    def test_ask_for_each_group_whose_trigger_fires(self, backend: MemoryBackend) -> None:
         """Nobody asks twice."""
         assert put(backend, ("g", "a"), ("g", "b"), ("h", "c"), ("i", "d"), ("i", "e"), size=2) == (5, ["g", "i"])
         assert put(backend, ("g", "f"), ("h", "g"), size=2) == (2, ["h"])

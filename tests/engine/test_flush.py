@@ -235,7 +235,7 @@ class TestUnread:
         assert collector.states() == {"a": "unresolved", "b": "unresolved"}
         assert (flushed.reason, flushed.items, flushed.unresolved, flushed.error) == ("size", 0, 2, None)
 
-    def test_do_not_open_the_trigger_again(self, collector: Collector) -> None:
+    def test_do_not_fire_the_trigger_again(self, collector: Collector) -> None:
         collector.add("a", "b", celsius="hot")
         collector.flush()
 

@@ -258,7 +258,7 @@ class TestChangedRules:
         assert deployment.asked_groups == ["a"]
 
     def test_longer_time(self, deployment: Deployment) -> None:
-        """Whoever asks by the old time finds the trigger closed."""
+        """Whoever asks by the old time finds that the trigger has not fired."""
         deployment.add("a", within_ms=HOUR_MS)
         groups = self.changed(deployment, within_ms=2 * HOUR_MS)
         deployment.sweep(groups)
@@ -351,7 +351,7 @@ class TestUnread:
         assert deployment.asked_groups == ["a"]
 
     def test_others_stay_until_they_can_be_read(self, deployment: Deployment) -> None:
-        """They open no trigger, and are due at no time."""
+        """They fire no trigger, and are due at no time."""
         deployment.add("a", text='{"device": "a"}', is_unreadable=True)
         groups = deployment.groups()
         deployment.sweep(groups)

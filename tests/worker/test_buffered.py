@@ -140,7 +140,7 @@ class Colour(Enum):
 
 
 class TestLooking:
-    """What is client, and changing it by hand."""
+    """What is buffered, and changing it by hand."""
 
     ID = UUID("12345678-1234-5678-1234-567812345678")
 
@@ -267,7 +267,7 @@ class TestLooking:
 
 
 class TestListing:
-    """What is client, all of it or by group, on every store."""
+    """What is buffered, all of it or by group, on every store."""
 
     @pytest.fixture
     def app(self, stored_app: Celery) -> Celery:

@@ -49,7 +49,7 @@ class Flushed:
 
     name: str
     group: str
-    reason: str = ""  #: why the trigger had fired; empty if it was closed
+    reason: str = ""  #: why the trigger had fired; empty if it had not
     items: int = 0  #: that the function was given
     unresolved: int = 0  #: that could not be read
     rejections: tuple[Rejection, ...] = ()

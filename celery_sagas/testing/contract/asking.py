@@ -11,7 +11,7 @@ from celery_sagas.testing.samples import HOUR
 class AskingContract(StoreFixtures):
     """One caller is told that the trigger has fired, and another if the first has died."""
 
-    def test_item_that_fills_a_batch_opens_the_trigger(self, backend: Backend) -> None:
+    def test_item_that_fills_a_batch_fires_the_trigger(self, backend: Backend) -> None:
         assert not add(backend, PAIRS, "a").is_open
         assert add(backend, PAIRS, "b").is_open
 
@@ -50,20 +50,20 @@ class AskingContract(StoreFixtures):
         assert not add(backend, PAIRS, "c").is_open
         assert add(backend, PAIRS, "d").is_open
 
-    def test_claim_of_a_closed_trigger_takes_the_mark_away(self, backend: Backend) -> None:
+    def test_claim_while_the_trigger_has_not_fired_ends_the_flush_request(self, backend: Backend) -> None:
         assert add(backend, PAIRS, "a", "b").is_open
         backend.buffers.remove(PAIRS, "", "a")
         assert backend.aggregates.claim(PAIRS, "", "one") is None
         assert due_at(backend) == 0
         assert add(backend, PAIRS, "c").is_open
 
-    def test_unresolved_items_do_not_open_the_trigger(self, backend: Backend) -> None:
+    def test_unresolved_items_do_not_fire_the_trigger(self, backend: Backend) -> None:
         """There are no empty flushes."""
         assert not add(backend, PAIRS, "a", "b", "c", is_unreadable=True).is_open
         assert not add(backend, PAIRS, "d").is_open
         assert add(backend, PAIRS, "e").is_open
 
-    def test_unresolved_items_do_not_open_the_trigger_by_time(self, backend: Backend, clock: Clock) -> None:
+    def test_unresolved_items_do_not_fire_the_trigger_by_time(self, backend: Backend, clock: Clock) -> None:
         timed = HOURLY._replace(idle_ms=HOUR)
         add(backend, timed, "a", is_unreadable=True)
         assert due_at(backend) == 0
@@ -86,7 +86,7 @@ class AskingContract(StoreFixtures):
         clock.advance(1)
         assert taken_by(backend, IDLE) == ["a"]
 
-    def test_leased_items_do_not_open_the_trigger(self, backend: Backend) -> None:
+    def test_leased_items_do_not_fire_the_trigger(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         assert not add(backend, PAIRS, "c").is_open
@@ -106,7 +106,7 @@ class AskingContract(StoreFixtures):
         clock.advance(1)
         assert taken_by(backend, IDLE) == ["a", "b", "c"]
 
-    def test_trigger_without_a_condition_stays_closed(self, backend: Backend, clock: Clock) -> None:
+    def test_trigger_without_a_condition_never_fires(self, backend: Backend, clock: Clock) -> None:
         add(backend, CLOSED, *"abc")
         clock.advance(1_000 * HOUR)
         assert not add(backend, CLOSED, "d").is_open

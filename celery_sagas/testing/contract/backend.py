@@ -36,7 +36,7 @@ from celery_sagas.testing.samples import (
 from celery_sagas.testing.view import nothing_written, view
 
 T1 = (("tracking", "T1"),)
-#: A trigger that opens an hour after the oldest item, or for three items.
+#: A trigger that fires an hour after the oldest item, or for three items.
 TIMED = HOURLY._replace(size=3)
 
 

@@ -153,7 +153,7 @@ def claim_due_groups(backend: Backend, world: BufferWorld) -> object:
     return len(backend.aggregates.claim_due([world.rules.name], 9, LEASE))
 
 
-def open_trigger(backend: Backend, world: BufferWorld) -> object:
+def fire_trigger(backend: Backend, world: BufferWorld) -> object:
     """Fire the trigger by hand."""
     return backend.buffers.open(world.rules, "")
 
@@ -199,7 +199,7 @@ OPERATIONS: tuple[BufferMove, ...] = (
     release_items,
     release_for_later,
     claim_due_groups,
-    open_trigger,
+    fire_trigger,
     remove_item,
     remove_unresolved,
     clear_buffer,

@@ -32,13 +32,13 @@ from celery_sagas.testing.samples import HOUR
 class OpeningContract(StoreFixtures):
     """Somebody asks for a flush."""
 
-    def test_trigger_has_fireded_by_hand(self, backend: Backend) -> None:
+    def test_trigger_is_fired_by_hand(self, backend: Backend) -> None:
         add(backend, CLOSED, *"abc")
         assert backend.buffers.open(CLOSED, "") is True
         snapshot = flush(backend, CLOSED)
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b", "c"], "asked")
 
-    def test_trigger_has_fireded_for_everything_that_is_there_and_nothing_else(self, backend: Backend) -> None:
+    def test_trigger_is_fired_for_everything_that_is_there_and_nothing_else(self, backend: Backend) -> None:
         three = CLOSED._replace(size=3)
         add(backend, CLOSED, *"ab")
         backend.buffers.open(three, "")
@@ -48,8 +48,8 @@ class OpeningContract(StoreFixtures):
         assert (ids_of(first.items), first.is_more) == (["a", "b", "c"], False)
         assert taken_by(backend, three, "two") == []
 
-    def test_trigger_has_fireded_for_several_batches(self, backend: Backend) -> None:
-        """It is open until the last of the items."""
+    def test_trigger_is_fired_for_several_batches(self, backend: Backend) -> None:
+        """It stays fired until the last of the items."""
         add(backend, CLOSED, *"abcde")
         backend.buffers.open(PAIRS, "")
         snapshots = [flush(backend, PAIRS, token) for token in ("one", "two", "three")]
@@ -68,7 +68,7 @@ class OpeningContract(StoreFixtures):
         clock.advance(LEASE)
         assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
 
-    def test_trigger_has_fireded_for_leased_items_too(self, backend: Backend) -> None:
+    def test_trigger_is_fired_for_leased_items_too(self, backend: Backend) -> None:
         """They may come back."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
@@ -105,7 +105,7 @@ class RemovingContract(StoreFixtures):
         with pytest.raises(NothingBuffered):
             backend.buffers.remove(HOURLY, "", "a")
 
-    def test_removed_item_opens_no_trigger(self, backend: Backend) -> None:
+    def test_removed_item_fires_no_trigger(self, backend: Backend) -> None:
         """The free items are counted right after it."""
         add(backend, PAIRS._replace(size=3), "a", "b")
         backend.buffers.remove(PAIRS, "", "a")

@@ -31,7 +31,7 @@ class DueGroupsContract(StoreFixtures):
     """Nothing that is buffered is forgotten."""
 
     @pytest.mark.parametrize("rules", [HOURLY, IDLE])
-    def test_group_is_due_when_time_opens_its_trigger(self, backend: Backend, clock: Clock, rules: Rules) -> None:
+    def test_group_is_due_when_time_fires_its_trigger(self, backend: Backend, clock: Clock, rules: Rules) -> None:
         add(backend, rules, "a", group="group")
         assert due_at(backend, "group") == clock.now + HOUR
         clock.advance(HOUR - 1)
@@ -121,8 +121,8 @@ class DueGroupsContract(StoreFixtures):
         assert claim_due(open_backend(prefix)) == [""]
         assert claim_due(backend) == []
 
-    def test_group_whose_trigger_has_closed_is_due_once(self, backend: Backend, clock: Clock) -> None:
-        """Its mark has expired, and a flush finds nothing to take."""
+    def test_group_whose_trigger_has_not_fired_any_more_is_due_once(self, backend: Backend, clock: Clock) -> None:
+        """Its flush request has expired, and a flush finds nothing to take."""
         add(backend, PAIRS, "a", "b")
         backend.buffers.remove(PAIRS, "", "a")
         clock.advance(LEASE)

@@ -22,7 +22,7 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
 from celery_sagas.testing.samples import HOUR, MINUTE
 
-#: A trigger that opens an hour after the oldest item, half an hour after the last, or for four items.
+#: A trigger that fires an hour after the oldest item, half an hour after the last, or for four items.
 TIMED = HOURLY._replace(size=4, idle_ms=30 * MINUTE)
 
 each_trigger = pytest.mark.parametrize(
@@ -82,7 +82,7 @@ class DueTimesContract(StoreFixtures):
         backend.aggregates.release(TIMED, "", "one", delay_ms=3 * HOUR)
         assert due_at(backend) == clock.now + 3 * HOUR + LEASE
 
-    def test_due_time_after_a_claim_that_finds_the_trigger_closed(self, backend: Backend, clock: Clock) -> None:
+    def test_due_time_after_a_claim_before_the_trigger_has_fired(self, backend: Backend, clock: Clock) -> None:
         """The flush request of an earlier flush says nothing any more."""
         start = clock.now
         add(backend, TIMED, *"abc")

@@ -30,7 +30,7 @@ from celery_sagas.testing.samples import HOUR
 class FlushingContract(StoreFixtures):
     """A flush takes a snapshot under a lease."""
 
-    def test_nothing_is_taken_while_the_trigger_is_closed(self, backend: Backend) -> None:
+    def test_nothing_is_taken_before_the_trigger_has_fired(self, backend: Backend) -> None:
         """The claim looks at the trigger again, whoever asked for the flush."""
         add(backend, PAIRS, "a")
         with nothing_changed(backend):
@@ -91,7 +91,7 @@ class FlushingContract(StoreFixtures):
         assert buffered(backend) == ["last"]
 
     @pytest.mark.parametrize(("rules", "reason"), [(HOURLY, "age"), (IDLE, "idle")])
-    def test_time_opens_the_trigger_at_its_moment(self, backend: Backend, clock: Clock, rules: Rules, reason: str) -> None:
+    def test_time_fires_the_trigger_at_its_moment(self, backend: Backend, clock: Clock, rules: Rules, reason: str) -> None:
         add(backend, rules, "a")
         clock.advance(HOUR - 1)
         assert backend.aggregates.claim(rules, "", "one") is None
@@ -99,7 +99,7 @@ class FlushingContract(StoreFixtures):
         assert flush(backend, rules).reason == reason
 
     @pytest.mark.parametrize(("rules", "wait"), [(HOURLY, HOUR // 2), (IDLE, HOUR)], ids=["age", "idle"])
-    def test_time_opens_the_trigger_for_everything_that_was_free(
+    def test_time_fires_the_trigger_for_everything_that_was_free(
         self, backend: Backend, clock: Clock, rules: Rules, wait: int
     ) -> None:
         """What is more than a batch does not wait for a time of its own, whatever comes after it."""
@@ -114,7 +114,7 @@ class FlushingContract(StoreFixtures):
         assert (ids_of(second.items), second.is_more) == (["item 999", "later"], False)
         assert {first.reason, second.reason} == {"age" if rules.within_ms else "idle"}
 
-    def test_what_came_after_the_trigger_was_opened_waits_for_its_own_time(self, backend: Backend, clock: Clock) -> None:
+    def test_what_came_after_the_trigger_has_fired_waits_for_its_own_time(self, backend: Backend, clock: Clock) -> None:
         rules = HOURLY._replace(size=2)
         add(backend, rules, "a")
         clock.advance(HOUR)

@@ -62,7 +62,7 @@ class LeasingContract(StoreFixtures):
         assert states(backend) == dict.fromkeys("abcdef", "leased")
         assert attempts(backend) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0, "f": 0}
 
-    def test_claim_that_finds_a_closed_trigger_takes_what_has_come_back(self, backend: Backend, clock: Clock) -> None:
+    def test_claim_before_the_trigger_has_fired_takes_what_has_come_back(self, backend: Backend, clock: Clock) -> None:
         """What came back opens it, whatever the size says."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
@@ -101,7 +101,7 @@ class LeasingContract(StoreFixtures):
         snapshot = flush(backend, CLOSED, "two")
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b"], "again")
 
-    def test_trigger_is_not_open_for_what_comes_after_a_release(self, backend: Backend) -> None:
+    def test_trigger_has_not_fired_for_what_comes_after_a_release(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")

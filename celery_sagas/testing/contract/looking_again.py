@@ -59,7 +59,7 @@ class LookingAgainContract(StoreFixtures):
         add(backend, IDLE)
         assert due_at(backend) == clock.now + HOUR
 
-    def test_trigger_that_time_has_opened_by_new_rules_is_told(self, backend: Backend, clock: Clock) -> None:
+    def test_caller_is_notified_of_a_trigger_that_time_has_fired_by_new_rules(self, backend: Backend, clock: Clock) -> None:
         add(backend, CLOSED, "a")
         clock.advance(HOUR)
         assert add(backend, HOURLY) == Added(0, is_open=True)

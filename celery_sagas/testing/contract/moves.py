@@ -175,7 +175,7 @@ def lock_for_another(backend: Backend, world: World) -> bool:
 
 def update_locked(backend: Backend, world: World) -> None:
     """Lock "42", and change it."""
-    made = world.effects(world.record, "message of the lock_owner", "1", lock_owner="one")
+    made = world.effects(world.record, "message of the lock owner", "1", lock_owner="one")
     backend.sagas.update(world.record, change(data='"updated by the lock owner"'), made)
 
 

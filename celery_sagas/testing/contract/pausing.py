@@ -141,14 +141,14 @@ class PausingContract(StoreFixtures):
         clock.advance(1)
         assert taken_by(backend, PAIRS, "three") == ["a", "b"]
 
-    def test_opening_the_trigger_ends_the_pause(self, backend: Backend) -> None:
+    def test_firing_the_trigger_by_hand_ends_the_pause(self, backend: Backend) -> None:
         """A person has fixed what failed."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
         assert backend.buffers.open(PAIRS, "") is True
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
-    def test_trigger_that_cannot_be_opened_leaves_the_pause(self, backend: Backend) -> None:
+    def test_trigger_that_cannot_be_fired_leaves_the_pause(self, backend: Backend) -> None:
         """Nothing is free, and nothing changes."""
         four = PAIRS._replace(size=4)
         add(backend, four, *"abcd")

@@ -62,7 +62,7 @@ class RemovalContract(StoreFixtures):
         assert backend.aggregates.claim_due([NAME], 9, LEASE) == []
 
     def test_group_that_was_empty_begins_anew(self, backend: Backend, clock: Clock) -> None:
-        """No trigger, mark or time of its former items is left."""
+        """No fired trigger, flush request or time of its former items is left."""
         rules = HOURLY._replace(size=2)
         add(backend, rules, "a")
         clock.advance(HOUR)
@@ -143,7 +143,7 @@ class RemovalContract(StoreFixtures):
         assert flush(backend, PAIRS).is_more
         assert backend.aggregates.remove(PAIRS, "", "one") is False
 
-    def test_caller_does_not_ask_while_the_trigger_is_closed(self, backend: Backend) -> None:
+    def test_caller_does_not_ask_before_the_trigger_has_fired(self, backend: Backend) -> None:
         add(backend, PAIRS, *"abc")
         flush(backend, PAIRS)
         assert backend.aggregates.remove(PAIRS, "", "one") is False

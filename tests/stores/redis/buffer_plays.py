@@ -104,7 +104,7 @@ def look_at_buffers(backend: RedisBackend) -> None:
     assert len(backend.buffers.unresolved("agg", 9)) == 1
 
 
-def open_trigger(backend: RedisBackend) -> None:
+def fire_trigger(backend: RedisBackend) -> None:
     """Fire a trigger."""
     backend.aggregates.insert(RULES, [addition("asked", "a")])
     assert backend.buffers.open(RULES, "asked")
@@ -171,7 +171,7 @@ BUFFER_PLAYS: tuple[Callable[[RedisBackend], object], ...] = (
     claim_due_groups,
     forget_ids,
     look_at_buffers,
-    open_trigger,
+    fire_trigger,
     remove_one,
     clear,
     resolve,

@@ -76,7 +76,7 @@ class TestStatements:
             add(sql, CLOSED, "item")
         assert len(statements) == (1 if sql.database.name == "postgresql" else 6)
 
-    def test_one_item_that_opens_the_trigger_takes_few(self, sql: SqlBackend) -> None:
+    def test_one_item_that_fires_the_trigger_takes_few(self, sql: SqlBackend) -> None:
         """On PostgreSQL it is tried in vain to do with one."""
         add(sql, PAIRS, "before")
         with observed(sql) as statements:

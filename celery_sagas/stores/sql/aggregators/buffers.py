@@ -9,7 +9,7 @@ from celery_sagas.stores.aggregates import Buffers
 from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.sql.aggregators.groups import digest
 from celery_sagas.stores.sql.aggregators.items import FREE, STATES, UNRESOLVED, first_items, select_unresolved
-from celery_sagas.stores.sql.aggregators.removals import clear, open_trigger, remove_item
+from celery_sagas.stores.sql.aggregators.removals import clear, fire_trigger, remove_item
 from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound
@@ -47,7 +47,7 @@ class SqlBuffers(Buffers):
         return [(row[0], Item(*row[1:])) for row in self._database.fetch(select_unresolved, (after is not None,), values)]
 
     def open(self, rules: Rules, group: str) -> bool:
-        return in_transaction(self._database, lambda session: open_trigger(session, rules, group))
+        return in_transaction(self._database, lambda session: fire_trigger(session, rules, group))
 
     def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
         states = (UNRESOLVED,) if unresolved else (FREE, UNRESOLVED)

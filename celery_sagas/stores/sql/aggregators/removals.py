@@ -24,7 +24,7 @@ from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import discard
 
 
-def open_trigger(session: SqlSession, rules: Rules, group: str) -> bool:
+def fire_trigger(session: SqlSession, rules: Rules, group: str) -> bool:
     """Fire the trigger of a group for everything that is free or leased, and request its flush."""
     now, row = lock(session, rules.name, group)
     if row is None or not row.free + row.leased:

@@ -1,7 +1,7 @@
 -- Takes free items, puts them back, and fires the trigger for them. Expects fresh and oldest.
 
 -- Fire the trigger for everything up to a number.
-local function open_trigger(group, number, why)
+local function fire_trigger(group, number, why)
   if number >= group.open_to then group.open_to, group.why = number, why end
 end
 
@@ -38,7 +38,7 @@ end
 
 -- Put items back, and fire the trigger for them.
 local function free_again(group, numbers)
-  for _, number in ipairs(numbers) do open_trigger(group, tonumber(number), 'again') end
+  for _, number in ipairs(numbers) do fire_trigger(group, tonumber(number), 'again') end
   put_back(numbers)
   group.free = group.free + #numbers
   look_at_oldest(group)
