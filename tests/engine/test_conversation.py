@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.test_cancellation import letter
 
 from celery_sagas.core import pending as pending_map
 from celery_sagas.core.pending import Pending, RequestView, read_pending
@@ -18,6 +17,7 @@ from celery_sagas.errors import CorrelationError, InvalidMessage, InvalidState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import OutboxRow
 from tests.engine.conftest import Boom, Engine, Order, handler, starter
+from tests.engine.test_cancellation import letter
 
 DUE = 4_000_000_000_000
 RETRIES = 2
