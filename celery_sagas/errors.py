@@ -111,7 +111,7 @@ class CorrelationError(MessageError):
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.step} is not told which instance is meant: {self.problem}. Nothing was stored or sent."
+        return f"The message to {self.step} does not say which instance it is for: {self.problem}. Nothing was stored or sent."
 
 
 @dataclass(eq=False, repr=False)
@@ -125,7 +125,7 @@ class TooManyDeliveries(MessageError):
 
     def __str__(self) -> str:
         return (
-            f"The message {self.message_id} was delivered to {self.step} {self.deliveries} times without an end, and "
+            f"The message {self.message_id} was delivered to {self.step} {self.deliveries} times, and never handled to the end; "
             f"saga_max_deliveries allows {self.allowed}. Look in the workers' logs for what ended them (memory, a crash), "
             "fix it, and retry the dead letter."
         )

@@ -24,7 +24,7 @@ def in_thread(function: Callable[[], None]) -> threading.Thread:
 
 
 def test_fork_waits_until_the_work_is_done(gate: ForkGate) -> None:
-    """A lock that is held at the fork is held for ever in the child."""
+    """A lock that is held at the fork is held indefinitely in the child."""
     events: list[str] = []
     entered, leave = threading.Event(), threading.Event()
 

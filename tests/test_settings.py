@@ -237,6 +237,6 @@ def test_later_change_under_a_namespace():
 
 
 def test_the_settings_page_lists_every_setting():
-    """To mend it: give the setting a row in docs/settings.md, with its default."""
+    """To fix it: give the setting a row in docs/settings.md, with its default."""
     page = (Path(__file__).parents[1] / "docs" / "settings.md").read_text()
     assert {name for name in Settings.model_fields if not re.search(rf"`{PREFIX}{name}`", page)} == set()

@@ -63,9 +63,9 @@ class Relay:
     tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
-    #: Tells whoever waits for the answer to a row that becomes a letter; raises ``PublishError`` if the broker is in trouble.
-    report: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None
-    announce: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: tells people of a new letter
+    #: Notifies whoever waits for the answer to a row that becomes a dead letter; raises ``PublishError`` if the broker is in trouble.
+    notify_requester: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None
+    announce: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: notifies operators of a new dead letter
 
     def __post_init__(self) -> None:
         forget = self.groups.backend.aggregates.purge if self.groups else None
@@ -119,7 +119,7 @@ class _Batch:
         self.unconfirmed: Set[str] = frozenset()  #: of those that were published at once
 
     def publish(self, rows: Sequence[OutboxRow]) -> None:
-        """Publish rows; give those back that it does not come to."""
+        """Publish rows; release those that it does not come to."""
         known = self._pass_over_unknown(rows)
         try:
             left = self._publish_known(known)
@@ -198,7 +198,7 @@ class _Batch:
             self.sweep.released += len(ids)
 
     def _fail(self, row: OutboxRow, error: PublishError) -> None:
-        """Try a row again later that cannot be published, or keep it for people."""
+        """Try a row again later that cannot be published, or dead-letter it."""
         if row.attempts + 1 >= self.relay.terms.max_attempts:
             self._dead_letter(row, error)
             return
@@ -208,11 +208,11 @@ class _Batch:
         logger.warning("%s %s could not be published (attempt %d) and is tried again: %s", *_named(row, error))
 
     def _dead_letter(self, row: OutboxRow, error: PublishError) -> None:
-        """Keep a row for people, once whoever waits for its answer is told; if the broker does not take even that, it waits."""
+        """Dead-letter a row, once whoever waits for its answer is notified; if the broker does not take even that, it waits."""
         letter = _letter_of(row, error)
         try:
             with self.relay.publishing(), probing(self.relay.publisher):
-                self.relay.report(letter, error)
+                self.relay.notify_requester(letter, error)
         except PublishError as exc:
             if exc.connection:
                 self._release_for_later(row, exc)
@@ -226,7 +226,7 @@ class _Batch:
         self.sweep.dead_lettered += 1
 
     def _release_for_later(self, row: OutboxRow, error: PublishError) -> None:
-        logger.warning("%s %s waits (attempt %d), since nobody can be told that it is not published: %s", *_named(row, error))
+        logger.warning("%s %s waits (attempt %d), since nobody can be notified that it is not published: %s", *_named(row, error))
         self._note_away(error)
         self.outbox.release(self.token, [row.id], int(_LAST_RETRY_S * 1000))
         self.sweep.released += 1
@@ -240,12 +240,12 @@ class _Batch:
                 known.append(row)
             else:
                 unknown.setdefault(self._next_look_s(row, is_one_of_many=len(rows) >= BATCH), []).append(row.id)
-                self._report_unknown(row.task)
+                self._log_unknown(row.task)
         for delay_s, ids in unknown.items():
             self.outbox.release(self.token, ids, int(delay_s * 1000))
         return known
 
-    def _report_unknown(self, task: str) -> None:
+    def _log_unknown(self, task: str) -> None:
         if task not in self.relay.tally.unknown:
             logger.warning("%s is due, and is no step of this worker: it is left to a worker that knows it", task)
         self.sweep.unknown[task] = self.sweep.unknown.get(task, 0) + 1

@@ -118,7 +118,7 @@ def new_id_of(letter: DeadLetter) -> str:
 def retry_of(app: Celery, letter: DeadLetter) -> Signature[Any]:
     """Return the message of a letter as it is retried: with a new id, all of its retries, and no end.
 
-    A timeout keeps its address, by which its instance knows it. This app routes it: the route of then may be what was wrong.
+    A timeout keeps its address, by which its instance knows it. This app routes it: the route that it had may be what was wrong.
     """
     sent = {name: value for name, value in signature_in(letter).items() if name != ROUTE}
     first = _first_of(sent)

@@ -23,7 +23,7 @@ from celery_sagas.core.requests.requests import (
 from celery_sagas.core.sending import SerializedMessage
 
 REQUEST = Request("r1", "charge", "order.paid", "order.unpaid", row="row", at=1_000)
-OVERDUE = replace(REQUEST, has_timed_out=True, row="")
+TIMED_OUT = replace(REQUEST, has_timed_out=True, row="")
 WITHOUT_STEP = replace(REQUEST, then=f"order.{ANSWERED}")
 GATHER = replace(REQUEST, members=3)
 THEN, OTHERWISE = Target("order.paid", ("Rome",), {"how": "cash"}, True, {"queue": "q"}), Target("order.unpaid", takes=False)
@@ -51,9 +51,9 @@ class TestTake:
         [
             (REQUEST, ReplyKind.ANSWER, "order.paid", None),
             (REQUEST, ReplyKind.FAILURE, "order.unpaid", None),
-            (REQUEST, ReplyKind.DEADLINE, "order.unpaid", OVERDUE),
-            (REQUEST, ReplyKind.UNCERTAIN, "order.unpaid", OVERDUE),
-            (OVERDUE, ReplyKind.ANSWER, "order.paid", None),
+            (REQUEST, ReplyKind.DEADLINE, "order.unpaid", TIMED_OUT),
+            (REQUEST, ReplyKind.UNCERTAIN, "order.unpaid", TIMED_OUT),
+            (TIMED_OUT, ReplyKind.ANSWER, "order.paid", None),
             (WITHOUT_STEP, ReplyKind.ANSWER, f"order.{ANSWERED}", None),
             (WITHOUT_STEP, ReplyKind.DEADLINE, "order.unpaid", None),
             (WITHOUT_STEP, ReplyKind.UNCERTAIN, "order.unpaid", None),
@@ -76,8 +76,8 @@ class TestTake:
             (REQUEST, ReplyKind.DEADLINE, "order.paid"),
             (REQUEST, "", "order.paid"),
             (REQUEST, "anything", "order.paid"),
-            (OVERDUE, ReplyKind.FAILURE, "order.unpaid"),
-            (OVERDUE, ReplyKind.DEADLINE, "order.unpaid"),
+            (TIMED_OUT, ReplyKind.FAILURE, "order.unpaid"),
+            (TIMED_OUT, ReplyKind.DEADLINE, "order.unpaid"),
             (replace(REQUEST, otherwise=""), ReplyKind.FAILURE, "order.unpaid"),
             (GATHER, ReplyKind.GATHERED, "order.other"),
         ],
@@ -107,7 +107,7 @@ class TestTake:
             (REQUEST, ReplyKind.FAILURE, ["row"]),
             (REQUEST, ReplyKind.DEADLINE, []),
             (REQUEST, ReplyKind.UNCERTAIN, ["row"]),
-            (OVERDUE, ReplyKind.ANSWER, []),
+            (TIMED_OUT, ReplyKind.ANSWER, []),
             (replace(REQUEST, row="", at=0), ReplyKind.ANSWER, []),
         ],
         ids=str,
@@ -123,8 +123,8 @@ class TestTake:
 class TestBounds:
     """Requests that nobody answers do not pile up."""
 
-    def test_of_overdue_requests_the_newest_are_kept(self) -> None:
-        kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS + 2)}
+    def test_of_timed_out_requests_the_newest_are_kept(self) -> None:
+        kept = {f"o{number}": replace(TIMED_OUT, id=f"o{number}") for number in range(REQUESTS + 2)}
         pending = Pending(requests={"w": REQUEST, **kept})
         pending.forget_oldest()
 
@@ -132,7 +132,7 @@ class TestBounds:
         assert [id for id in kept if id not in pending.requests] == ["o0", "o1"]
 
     def test_one_becomes_the_newest_when_its_time_is_over(self) -> None:
-        kept = {f"o{number}": replace(OVERDUE, id=f"o{number}") for number in range(REQUESTS)}
+        kept = {f"o{number}": replace(TIMED_OUT, id=f"o{number}") for number in range(REQUESTS)}
         pending = Pending(requests={"r1": REQUEST, **kept})
         pending.take_request("r1", ReplyKind.DEADLINE, ["order.unpaid"])
 
@@ -160,7 +160,7 @@ class TestJournal:
     def test_leaves_out_what_is_not(self) -> None:
         assert replace(REQUEST, otherwise="", at=0).to_journal() == {"request": "r1", "task": "charge", "then": "order.paid"}
 
-    @pytest.mark.parametrize("request_", [REQUEST, OVERDUE], ids=str)
+    @pytest.mark.parametrize("request_", [REQUEST, TIMED_OUT], ids=str)
     def test_of_what_came(self, request_: Request) -> None:
         pending = Pending(requests={"r1": request_})
         pending.take_request("r1", ReplyKind.ANSWER, ["order.paid"])
@@ -202,7 +202,7 @@ class TestNotes:
         pending = Pending(requests={request.id: request})
         assert read_pending(pending.text()).requests == {request.id: request}
 
-    @pytest.mark.parametrize("request_", [REQUEST, OVERDUE, WITHOUT_STEP, GATHER, Request("r", "t", "s")], ids=str)
+    @pytest.mark.parametrize("request_", [REQUEST, TIMED_OUT, WITHOUT_STEP, GATHER, Request("r", "t", "s")], ids=str)
     def test_each_kind_of_request(self, request_: Request) -> None:
         assert Request.from_json(request_.id, from_json(to_json(request_.to_json()))) == request_
 
@@ -215,7 +215,7 @@ class TestNotes:
         with pytest.raises(ValueError, match="not of its form"):
             read_pending(json.dumps({"format": 1, "requests": {"r1": noted}}))
 
-    def test_originator_is_kept(self) -> None:
+    def test_requester_is_kept(self) -> None:
         pending = Pending(requester=ADDRESS.to_json())
         assert read_pending(pending.text()).requester == ADDRESS.to_json()
 

@@ -156,7 +156,7 @@ class TestRequest:
 
         assert (pending(asking).more, list(pending(asking).requests)) == ({"children": ["c1"]}, ["r1"])
 
-    def test_overdue_ones_do_not_count(self, asking: Engine) -> None:
+    def test_timed_out_ones_do_not_count(self, asking: Engine) -> None:
         old = {f"o{number}": Request(f"o{number}", "t", "order.paid", at=1, has_timed_out=True) for number in range(1_000)}
         new = {f"n{number}": Request(f"n{number}", "t", "order.paid") for number in range(999)}
         asking.rewrite(pending=Pending(requests={**old, **new}).text())

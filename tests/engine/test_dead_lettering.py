@@ -414,7 +414,7 @@ def add_one(order: Order, order_id: str) -> None:
 def test_letter_that_the_store_refuses_is_kept_without_its_message(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its message would come again for ever."""
+    """Else its message would come again indefinitely."""
     add = backend.dead.add
 
     def small(letter: DeadLetter) -> None:

@@ -246,7 +246,7 @@ class TestChangedRules:
         assert "b" in deployment.asked_groups
 
     def test_first_time(self, deployment: Deployment) -> None:
-        """They had none, and would have waited for ever."""
+        """They had none, and would have waited indefinitely."""
         deployment.add("a", within_ms=0, size=9)
         groups = self.changed(deployment, idle_ms=HOUR_MS, within_ms=0)
         deployment.sweep(groups)

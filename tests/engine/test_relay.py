@@ -527,7 +527,7 @@ class TestPoison:
             assert forks.are_kept_off
             told.append((letter.id, error, deployment.backend.outbox.count(), len(deployment.backend.dead.list(10))))
 
-        relay.report = relay.announce = note
+        relay.notify_requester = relay.announce = note
         relay.publishing = forks.kept_off
         error = PublishError("it holds \0", False)
         error.__cause__ = ValueError("\0")
@@ -545,12 +545,12 @@ class TestPoison:
         assert deployment.backend.outbox.count() == 0
         assert [(sweep.failed, sweep.dead_lettered) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
         assert f"charge id-a failed 3 times and is kept as the dead letter {letter.id}: " in caplog.text
-        assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then people; then the row goes
+        assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then operators; then the row goes
 
     def test_is_kept_without_its_message_if_the_store_refuses_the_letter(
         self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Which is larger than the row; else that would hold up the others for ever."""
+        """Which is larger than the row; else that would hold up the others indefinitely."""
         add = deployment.backend.dead.add
 
         def small(letter: DeadLetter) -> None:
@@ -575,7 +575,7 @@ class TestPoison:
         deployment.add("a")
         relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
         monkeypatch.setattr(deployment.publisher, "probe", failing_with([None, AWAY, None]))  # first: before a sweep
-        relay.report = failing_with([AWAY, LOST, None])
+        relay.notify_requester = failing_with([AWAY, LOST, None])
         sweeps = []
         for _ in range(3):
             deployment.publisher.errors = [POISON]
@@ -594,7 +594,7 @@ class TestPoison:
         """It ends the connection over that one, too."""
         deployment.add("a")
         relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
-        relay.report = failing(LOST)
+        relay.notify_requester = failing(LOST)
         deployment.publisher.errors = [POISON]
 
         sweep = relay.sweep()
@@ -611,7 +611,7 @@ class TestPoison:
             told.append(letter.message_id)
             raise AWAY
 
-        relay.report = report
+        relay.notify_requester = report
         sweep = relay.sweep()
 
         assert (sweep.sent, sweep.released, sweep.dead_lettered, sweep.is_broker_away) == (0, 4, 0, True)
@@ -799,7 +799,7 @@ class TestHousekeeping:
 
 
 def test_what_it_has_done_can_be_shown(deployment: Deployment) -> None:
-    """As JSON, to people."""
+    """As JSON, to operators."""
     deployment.add("a", "b")
     deployment.add("c", kind="scheduled", task="order.renamed")
     deployment.publisher.errors = [POISON]

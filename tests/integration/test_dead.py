@@ -39,7 +39,7 @@ def wait_letter(deployment: Deployment) -> DeadLetter:
     return letter
 
 
-def mend(deployment: Deployment) -> None:
+def fix(deployment: Deployment) -> None:
     """Let no job fail any more."""
     (deployment.folder / "fixed").touch()
 
@@ -60,8 +60,8 @@ def wait_failed(deployment: Deployment) -> None:
 
 
 def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: str) -> None:
-    """Mend the job, retry its letter as an operator does, and deliver the first message once more."""
-    mend(deployment)
+    """Fix the job, retry its letter as an operator does, and deliver the first message once more."""
+    fix(deployment)
     command(deployment, "retry", "--all")
     wait_until(lambda: "started" in outcomes(deployment), deployment.describe)
     deployment.send(step, task_id=message_id, name="a")
@@ -202,7 +202,7 @@ def test_what_is_larger_than_the_database_takes(deploy: Deploy) -> None:
     too_much = deployment.send("job.swell", name="a", size=size)
     wait_failed(deployment)
     too_long = deployment.send("job.swell", name="b", size=0, nonsense="x" * size)
-    mend(deployment)
+    fix(deployment)
     deployment.send("job.try_thrice", name="c")
     wait_until(lambda: outcomes(deployment, "c") == ["started"], deployment.describe)
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
@@ -235,7 +235,7 @@ def test_step_of_a_saga_that_the_worker_does_not_import(deploy: Deploy, broker: 
 
     assert {letter.message_id for letter in kept} == set(message_ids)
     assert {(letter.task, letter.error) for letter in kept} == {("job.try_thrice", "NotRegistered")}
-    mend(deployment)
+    fix(deployment)
     deployment.app = "failing"
     deployment.start("prefork", 1).wait_ready()
     worker.stop()

@@ -117,7 +117,7 @@ def test_a_pool_that_grows_and_shrinks(deploy: Deploy, engine: str, broker: str)
 
 
 def _assert_kept_by_another(deployment: Deployment, sent: Sent, pool: str) -> None:
-    """Assert that another worker comes to the end of everything, and puts nothing off any more."""
+    """Assert that another worker comes to the end of everything, and redelivers nothing later any more."""
     worker = deployment.start(pool, 4, queue=",".join(deployment.queues)).wait_ready()
     if deployment.broker.startswith("redis"):
         enter_again(deployment, sent)

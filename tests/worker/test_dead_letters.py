@@ -220,7 +220,7 @@ class TestFailures:
         assert letters(app) == []
 
     def test_message_that_does_not_fit(self, app: Celery, worker: Worker, order: Any) -> None:
-        """It has no tombstone, and fails again, into the same letter."""
+        """It has no tombstone, and fails again, and stays one dead letter."""
         app.send_task("order.place", ["42"], {"nonsense": 1}, task_id="m1")
         failed = worker.one()
 
@@ -428,10 +428,10 @@ def spoilt(request: pytest.FixtureRequest, new_app: NewApp, redis_url: str) -> C
 
 
 class TestNeverReadable:
-    """What the store keeps of the instance is damaged: its messages do not circle for ever."""
+    """What the store keeps of the instance is damaged: its messages do not circle indefinitely."""
 
     def test_message_becomes_a_letter(self, spoilt: Celery) -> None:
-        """Delivered again, it fails again, into the same letter."""
+        """Delivered again, it fails again, and stays one dead letter."""
         worker = Worker(spoilt)
         spoilt.send_task("order.place", ["42"], task_id="m1")
         failed = worker.one()

@@ -194,7 +194,7 @@ def test_retries_are_exhausted(eager: Celery, order: Any) -> None:
 
 
 def test_missing_raises_at_once(order: Any) -> None:
-    """There is nobody to put the message off to."""
+    """There is nobody to redeliver the message later."""
 
     @order.handles(if_missing="retry")
     def cancel(order: Any, order_id: str) -> None: ...

@@ -396,7 +396,7 @@ class TestFanOut:
     def test_subscriber_that_cannot_be_sent_to_has_a_dead_letter(
         self, app: Celery, worker: Worker, sagas: Any, refused: list[str]
     ) -> None:
-        """It is not tried for ever, the others get the event, and its own message is not lost."""
+        """It is not tried indefinitely, the others get the event, and its own message is not lost."""
         order, parcel = sagas
         message_id = publish(EVENT)
         refused.append("order.order_shipped")
@@ -416,7 +416,7 @@ class TestFanOut:
     def test_letter_that_the_store_refuses_is_kept_without_the_event(
         self, app: Celery, worker: Worker, sagas: Any, refused: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else the event would be published again for ever."""
+        """Else the event would be published again indefinitely."""
         dead = backend_of(app).dead
         add = dead.add
 

@@ -145,7 +145,7 @@ def test_long_interval_is_kept_while_sweeps_fail(new_app: NewApp, monkeypatch: p
 
 
 def test_pauses_are_jittered(fast: Celery, sweeps: Sweeps) -> None:
-    """Workers that start together do not sweep together for ever."""
+    """Workers that start together do not sweep together indefinitely."""
     thread = RelayThread(fast)
     pauses = [thread._sweep() for _ in range(50)]
 

@@ -357,7 +357,7 @@ class TestRoute:
         assert published(freeze(app.signature("slow")))[:2] == ("theirs", "x")
 
     def test_retried_dead_letter_goes_where_it_is_routed_now(self, app: Celery, stranger: Celery, freeze: Any) -> None:
-        """The route of then may be what was wrong."""
+        """The route that it had may be what was wrong."""
         kept = letter()._replace(payload=freeze(app.signature("slow")).payload)
 
         assert seen_of(retry_of(stranger, kept))[:2] == ("theirs", "x")

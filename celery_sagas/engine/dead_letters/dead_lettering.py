@@ -76,7 +76,7 @@ def dead_letter(
     handled after all. A run that still goes on, and commits first, wins: then there is no letter.
 
     A message has a letter and no entry in the journal if it names no instance, or if what the store keeps of its instance will
-    never be readable: delivered again, it fails in the same way, into the same letter.
+    never be readable: delivered again, it fails in the same way, and stays one dead letter.
 
     Args:
         backend: Where both are kept.
@@ -172,7 +172,7 @@ def _entry(step: StepDefinition, letter: DeadLetter, found: Found, named: str) -
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text; not every class of other people's can tell it."""
+    """Return an error's text; not every foreign class has one."""
     try:
         return str(error)
     except Exception as exc:

@@ -86,5 +86,5 @@ class Tally:
             self.trouble.is_broker_away = sweep.is_broker_away
 
     def shown(self) -> dict[str, Any]:
-        """Return it in values of JSON, for people."""
+        """Return it in values of JSON, for operators."""
         return asdict(self)

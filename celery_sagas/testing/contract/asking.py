@@ -72,7 +72,7 @@ class AskingContract(StoreFixtures):
         assert taken_by(backend, timed) == []
 
     def test_unresolved_item_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """It does not put the idle time off."""
+        """It does not begin the idle time anew."""
         add(backend, IDLE, "a")
         clock.advance(HOUR - 1)
         add(backend, IDLE, "b", is_unreadable=True)

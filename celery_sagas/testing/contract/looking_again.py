@@ -66,7 +66,7 @@ class LookingAgainContract(StoreFixtures):
         assert due_at(backend) == clock.now + LEASE
 
     def test_addition_without_items_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """It does not put the idle time off."""
+        """It does not begin the idle time anew."""
         start = clock.now
         add(backend, IDLE, "a")
         clock.advance(MINUTE)

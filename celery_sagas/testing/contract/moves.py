@@ -217,7 +217,7 @@ def release(backend: Backend, world: World) -> int:
 
 
 def release_for_later(backend: Backend, world: World) -> int:
-    """Release both rows, and put them off."""
+    """Release both rows for later."""
     return backend.outbox.release("one", [world("sent"), world("scheduled")], MINUTE // 2)
 
 

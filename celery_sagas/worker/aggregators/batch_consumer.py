@@ -1,4 +1,4 @@
-"""The intake: messages of an aggregator that wait in a worker together are buffered together, by one process of its pool.
+"""The batch consumer: messages of an aggregator that wait in a worker together are buffered together, by one process of its pool.
 
 Each of them alone would cost what a task costs. Whatever goes wrong, they run one by one, as any task does: there is no second
 way for an item that cannot be read, a full buffer, or a store that is away.

@@ -28,7 +28,7 @@ _LIBRARIES = frozenset({"celery", "kombu", "celery_sagas", "vine"})
 
 
 def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, **_: object) -> None:
-    """Put the causation of the running task on a message that it publishes; report one that a step should have sent."""
+    """Put the causation of the running task on a message that it publishes; log one that a step should have sent."""
     if headers is None:
         return
     session = current_session()
@@ -41,7 +41,7 @@ def look_at_message(sender: Any = None, headers: dict[str, Any] | None = None, *
     stamp_publication(headers, partial(new_publication, session=session))
     stamp(headers, session)
     if session.sending is not None:
-        _report_raw_send(session.sending.step, str(sender))
+        _log_direct_publish(session.sending.step, str(sender))
 
 
 def _hand_over(headers: dict[str, Any], session: Session) -> None:
@@ -51,12 +51,12 @@ def _hand_over(headers: dict[str, Any], session: Session) -> None:
             return
 
 
-def _report_raw_send(step: str, task: str) -> None:
-    """Report a message that a step publishes by itself, once for each place in the code."""
+def _log_direct_publish(step: str, task: str) -> None:
+    """Log a warning of a message that a step publishes by itself, once for each place in the code."""
     place = _calling_place()
-    if place in _reported or runtime_of(current_app()).settings.direct_publish == "allow":
+    if place in _logged or runtime_of(current_app()).settings.direct_publish == "allow":
         return
-    _reported.add(place)
+    _logged.add(place)
     logger.warning(
         "%s publishes %s itself (%s:%d): it is sent even if the step fails, and again whenever it runs. "
         "Use send(), or set saga_direct_publish = 'allow'",
@@ -66,8 +66,8 @@ def _report_raw_send(step: str, task: str) -> None:
     )
 
 
-#: Places that were reported in this process.
-_reported: set[tuple[str, int]] = set()
+#: Places that were logged in this process.
+_logged: set[tuple[str, int]] = set()
 
 
 def _calling_place() -> tuple[str, int]:

@@ -66,7 +66,7 @@ class RelayThread:
         return not self._thread.is_alive()
 
     def shown(self) -> dict[str, Any]:
-        """Return what it has done in values of JSON, for people."""
+        """Return what it has done in values of JSON, for operators."""
         return {"running": self._thread.is_alive(), **self.tally.shown()}
 
     def _run(self) -> None:
@@ -103,7 +103,7 @@ class RelayThread:
                 tally=self.tally,
                 groups=groups_of(runtime),
                 gathers=Gathers(gathering_of(runtime), registry.sagas.values),
-                report=partial(_report, self._app),
+                notify_requester=partial(_notify_requester, self._app),
                 announce=partial(_announce, self._app),
             )
         return self._relay
@@ -114,7 +114,7 @@ class RelayThread:
         return pause_s * random.uniform(0.8, 1.0)
 
 
-def _report(app: Celery, letter: DeadLetter, error: PublishError) -> None:
+def _notify_requester(app: Celery, letter: DeadLetter, error: PublishError) -> None:
     """Tell the instance that waits for the answer to a message that could not be published."""
     if (request := request_of(app, letter)) is not None:
         notify_requester_or_raise(app, request, error.__cause__ or error, letter.id)

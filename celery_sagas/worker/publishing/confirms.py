@@ -101,7 +101,7 @@ class ConfirmChannel:
         self._declared: set[tuple[str, str]] = set()  #: queues and exchanges, by class and name
         self._producer = self._make_producer()
         self._is_sound = True
-        # else py-amqp looks for events before each message, and tries for ever to read the rest of half a frame
+        # else py-amqp looks for events before each message, and tries indefinitely to read the rest of half a frame
         channel.connection.client_properties = {**channel.connection.client_properties, "capabilities": {}}
         channel.events["basic_ack"].add(self.confirms.ack)
         channel.events["basic_nack"].add(self.confirms.nack)

@@ -48,7 +48,7 @@ _ensure_messages_consumed = Worker._ensure_messages_consumed
 def ensure_messages_consumed(process: Any, completed: int) -> bool:
     """Have a pool's process that ends look without a lock whether its results were read.
 
-    The main process shares that lock, and waits for it for ever if the process is killed while it holds it. The process looks
+    The main process shares that lock, and waits for it indefinitely if the process is killed while it holds it. The process looks
     every tenth of a second, and a hard time limit sends SIGKILL a tenth of a second after SIGTERM. Billiard does so still while
     ``test_process_of_a_pool_that_ends_takes_a_lock_that_the_pool_takes`` in ``tests/assumptions/test_celery.py`` passes.
     """

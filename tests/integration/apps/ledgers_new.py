@@ -1,6 +1,6 @@
 """The code of now, beside workers that run ``ledgers_old``.
 
-A ledger has a total, which the code of then would not keep right: its schema version is higher. An echo has another field,
+A ledger has a total, which the old code would not keep right: its schema version is higher. An echo has another field,
 which that code can live with: its schema version is the same.
 """
 

@@ -1,4 +1,4 @@
-"""The code of then: ledgers that are told to echoes, beside workers that run ``ledgers_new``."""
+"""The old code: ledgers that are told to echoes, beside workers that run ``ledgers_new``."""
 
 from deployed import make_app
 

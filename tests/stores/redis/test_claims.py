@@ -228,6 +228,6 @@ class TestDamaged:
         whole = backend.client.run(script("return redis.call('HGET', KEYS[1], ARGV[1])"), rows, [damaged.id])
         backend.client.run(DAMAGE, rows, [damaged.id])
         assert claim(backend) == []
-        mend = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return redis.call('ZADD', KEYS[2], 0, ARGV[1])"
-        backend.client.run(script(mend), rows, [damaged.id, whole])
+        fix = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return redis.call('ZADD', KEYS[2], 0, ARGV[1])"
+        backend.client.run(script(fix), rows, [damaged.id, whole])
         assert ids(claim(backend)) == [damaged.id]

@@ -1,4 +1,4 @@
-"""A server that is silent, and keeps its connections, holds nobody for ever."""
+"""A server that is silent, and keeps its connections, holds nobody indefinitely."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing

@@ -500,7 +500,7 @@ def test_interruption_while_confirmations_are_read(sender: Sender, monkeypatch: 
 
 
 def test_what_is_awaited_is_bounded(sender: Sender, written: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that never confirms is not written to for ever."""
+    """A broker that never confirms is not written to indefinitely."""
     monkeypatch.setattr(confirms, "MOST_AWAITED", 3)
     sender.send(*"abcdefgh")
     sender.settle()

@@ -221,7 +221,7 @@ def test_what_rabbitmq_refuses(
     assert raised.value.connection is doubtful
     assert raised_without_row.value.connection is (
         cause != "FrameSyntaxError"
-    )  # who keeps no count puts it off while it may pass
+    )  # who keeps no count redelivers it later while it may pass
 
 
 @pytest.mark.usefixtures("patience")
@@ -387,7 +387,7 @@ def test_amqp_confirms_have_a_deadline(new_app: NewApp) -> None:
 
 
 def test_new_connections_look_for_no_other_driver(new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interruption in the middle of an import may leave its lock taken for ever."""
+    """An interruption in the middle of an import may leave its lock taken indefinitely."""
     sender = open_publisher(new_app(broker_url="amqp://127.0.0.1:1"))
     monkeypatch.setattr("kombu.connection.supports_librabbitmq", lambda: pytest.fail("looked"))
 

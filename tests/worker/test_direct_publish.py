@@ -20,7 +20,7 @@ class Event(Message):
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was reported yet."""
-    monkeypatch.setattr(receivers, "_reported", set())
+    monkeypatch.setattr(receivers, "_logged", set())
 
 
 def reports(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -38,7 +38,7 @@ def saga_with(handler: Any) -> Any:
     return place
 
 
-def test_it_is_reported_once_for_each_place(app: Celery, worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_logged_once_for_each_place(app: Celery, worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 
@@ -60,7 +60,7 @@ def test_it_is_reported_once_for_each_place(app: Celery, worker: Worker, caplog:
 
 
 @pytest.mark.parametrize("means", ["send", "publish", "retry", "nothing"])
-def test_what_is_no_raw_send(app: Celery, worker: Worker, caplog: pytest.LogCaptureFixture, means: str) -> None:
+def test_what_is_no_direct_publish(app: Celery, worker: Worker, caplog: pytest.LogCaptureFixture, means: str) -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 

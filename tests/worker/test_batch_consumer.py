@@ -1,4 +1,4 @@
-"""The intake: messages that wait together are buffered together, and run one by one where that cannot be."""
+"""The batch consumer: messages that wait together are buffered together, and run one by one where that cannot be."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ class Reading(Message):
 
 
 class Request:
-    """A request, as far as the intake looks at it."""
+    """A request, as far as the batch consumer looks at it."""
 
     def __init__(self, number: int, *, embedded: dict[str, Any] | None = None, **headers: Any) -> None:
         self.id = f"message {number}"
@@ -71,7 +71,7 @@ def app(new_app: NewApp) -> Celery:
     return app
 
 
-def _intake(consumer: Consumer) -> BatchConsumer:
+def _batch_consumer(consumer: Consumer) -> BatchConsumer:
     return BatchConsumer(consumer, SimpleNamespace(name=NAME))
 
 
@@ -81,17 +81,17 @@ def _buffered(app: Celery) -> list[str]:
 
 def test_half_of_what_a_worker_may_have_unacknowledged_goes_together() -> None:
     consumer = Consumer(prefetched=8)
-    intake = _intake(consumer)
+    batch_consumer = _batch_consumer(consumer)
     for number in range(7):
-        intake.on_task_request(Request(number))
+        batch_consumer.on_task_request(Request(number))
     assert [len(job["args"][1]) for job in consumer.jobs] == [4]
 
 
 def test_what_waits_goes_when_its_time_is_over() -> None:
     consumer = Consumer()
-    intake = _intake(consumer)
+    batch_consumer = _batch_consumer(consumer)
     for number in range(2):
-        intake.on_task_request(Request(number))
+        batch_consumer.on_task_request(Request(number))
     assert consumer.jobs == []
     (end,) = consumer.timed
     end()
@@ -102,9 +102,9 @@ def test_what_waits_goes_when_its_time_is_over() -> None:
 
 def test_what_was_buffered_is_acknowledged_and_the_rest_runs_alone() -> None:
     consumer, requests = Consumer(prefetched=4), [Request(0), Request(1)]
-    intake = _intake(consumer)
+    batch_consumer = _batch_consumer(consumer)
     for request in requests:
-        intake.on_task_request(request)
+        batch_consumer.on_task_request(request)
     consumer.jobs[0]["callback"]([1])
     assert [request.acknowledged for request in requests] == [1, 0]
     assert consumer.alone == requests[1:]
@@ -112,9 +112,9 @@ def test_what_was_buffered_is_acknowledged_and_the_rest_runs_alone() -> None:
 
 def test_everything_runs_alone_if_its_process_dies() -> None:
     consumer, requests = Consumer(prefetched=4), [Request(0), Request(1)]
-    intake = _intake(consumer)
+    batch_consumer = _batch_consumer(consumer)
     for request in requests:
-        intake.on_task_request(request)
+        batch_consumer.on_task_request(request)
     consumer.jobs[0]["error_callback"](RuntimeError())
     assert consumer.alone == requests
     assert not any(request.acknowledged for request in requests)
@@ -124,20 +124,20 @@ def test_everything_runs_alone_if_its_process_dies() -> None:
 def test_a_message_that_others_follow_runs_alone(followed_by: str) -> None:
     consumer = Consumer()
     request = Request(0, embedded={followed_by: [{"task": "next"}]})
-    _intake(consumer).on_task_request(request)
+    _batch_consumer(consumer).on_task_request(request)
     assert consumer.alone == [request]
 
 
 def test_a_message_that_cannot_be_decoded_runs_alone() -> None:
     consumer, request = Consumer(), Request(0)
     del request._payload
-    _intake(consumer).on_task_request(request)
+    _batch_consumer(consumer).on_task_request(request)
     assert consumer.alone == [request]
 
 
 def test_a_message_that_has_waited_for_its_time_is_counted_no_more() -> None:
     consumer = Consumer(prefetched=1)
-    _intake(consumer).apply_eta_task(Request(0))
+    _batch_consumer(consumer).apply_eta_task(Request(0))
     assert consumer.decremented == 1
     assert len(consumer.jobs) == 1
 
@@ -175,14 +175,14 @@ def _fail(*_: object) -> int:
 
 def test_the_header_of_a_producer_names_the_item() -> None:
     consumer = Consumer(prefetched=1)
-    _intake(consumer).on_task_request(Request(0, **{MESSAGE_ID: "mqtt-7"}))
+    _batch_consumer(consumer).on_task_request(Request(0, **{MESSAGE_ID: "mqtt-7"}))
     assert consumer.jobs[0]["args"][1][0].named == "mqtt-7"
 
 
 def test_a_message_that_was_revoked_is_not_buffered() -> None:
     consumer, request = Consumer(prefetched=1), Request(0)
     request.is_revoked = True
-    _intake(consumer).on_task_request(request)
+    _batch_consumer(consumer).on_task_request(request)
     assert (consumer.jobs, consumer.alone) == ([], [])
 
 
