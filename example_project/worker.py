@@ -12,7 +12,7 @@ from typing import Self
 from example_project.premises import Premises
 
 #: Seconds that it may take to finish what it has begun.
-_PATIENCE_S = 15
+_TIMEOUT_S = 15
 
 
 class ShopError(Exception):
@@ -48,7 +48,7 @@ class Worker:
         self._process.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_PATIENCE_S if error is None else 3)
+                self._process.wait(_TIMEOUT_S if error is None else 3)
         finally:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own

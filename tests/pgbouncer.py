@@ -1,4 +1,4 @@
-"""A PgBouncer of our own, which lends each transaction any of a few connections."""
+"""A PgBouncer of our own, which gives each transaction any of a few connections."""
 
 import os
 import shutil

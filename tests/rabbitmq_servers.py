@@ -15,7 +15,7 @@ from tests.processes import HOST, PEERS, OwnServer, free_port, leash
 from tests.waiting import wait_until
 
 #: Seconds that a node may take to start, or a command of its: a virtual machine each, which a busy machine is slow to load.
-_PATIENCE_S = 180.0
+_TIMEOUT_S = 180.0
 _REASON = "no rabbitmq-server to start servers of our own from (Debian: apt-get install rabbitmq-server)"
 #: Debian's, behind a wrapper that works as one user and with one folder alone.
 _OF_DEBIAN = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -61,14 +61,14 @@ class RabbitServer(OwnServer):
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        wait_until(self._is_ready, lambda: f"an answer of rabbitmq-server:\n{self.log}", _PATIENCE_S)
+        wait_until(self._is_ready, lambda: f"an answer of rabbitmq-server:\n{self.log}", _TIMEOUT_S)
         return self
 
     def limit_memory(self, *limit: str) -> None:
         """Give it another limit, in the words of ``rabbitmqctl``; what is above has it take no messages (a memory alarm)."""
         command = [str(Path(self._program).parent / "rabbitmqctl"), "set_vm_memory_high_watermark", *limit]
         environment = {**os.environ, **self._environment()}
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=_PATIENCE_S)
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S)
 
     def start_beside(self, other: "RabbitServer") -> Self:
         """Start it as a node of the cluster of another server, whose queues of the classic kind stay where they are."""

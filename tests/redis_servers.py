@@ -69,7 +69,7 @@ class RedisServer(OwnServer):
     @contextmanager
     def client(self) -> Iterator[Any]:
         """Talk to it."""
-        client = redis.Redis(host=HOST, port=self.port, password=self.password or None, **_PATIENCE)
+        client = redis.Redis(host=HOST, port=self.port, password=self.password or None, **_TIMEOUTS)
         try:
             yield client
         finally:
@@ -100,7 +100,7 @@ class RedisServer(OwnServer):
 
 
 _DEFAULTS = {"save": '""', "repl-diskless-sync-delay": "0"}
-_PATIENCE: dict[str, Any] = {
+_TIMEOUTS: dict[str, Any] = {
     "socket_connect_timeout": servers.TIMEOUT,
     "socket_timeout": servers.TIMEOUT,
     "retry": Retry(NoBackoff(), 0),  # redis-py's own goes on for seconds

@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 def wait_until(condition: Callable[[], T], what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> T:
     """Return the first true value of a condition; fail with ``what`` if there is none within the deadline."""
-    give_up, pause_s = time.monotonic() + deadline_s, _SHORTEST_S
+    deadline, pause_s = time.monotonic() + deadline_s, _SHORTEST_S
     while True:
         if value := condition():
             return value
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline:
             raise AssertionError(f"not within {deadline_s:.0f} s: {what if isinstance(what, str) else what()}")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)

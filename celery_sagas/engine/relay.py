@@ -63,7 +63,7 @@ class Relay:
     tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
-    #: Notifies whoever waits for the answer to a row that becomes a dead letter; raises ``PublishError`` if the broker is in trouble.
+    #: Notifies whoever waits for the answer to a row that becomes a dead letter, or raises ``PublishError``.
     notify_requester: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None
     announce: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: notifies operators of a new dead letter
 

@@ -68,7 +68,7 @@ SQL = (
         "stores/sql/sagas/instances.py",
         "version=version, updated_at=now(), **_NOBODY)",
         "version=version, updated_at=now())",
-        "An update ends the lock of its holder.",
+        "An update ends the lock of its owner.",
     ),
     Mutation(
         "sql",
@@ -193,10 +193,10 @@ OUTBOX = (
         "engine/outbox/dispatch.py",
         "            leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may "
         "end in between\n"
-        "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)\n"
+        "            rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry)\n"
         "            if not rows:\n",
         "            started = self.clock()\n"
-        "            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)\n"
+        "            rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry)\n"
         "            if not rows:\n"
         "                leased = self.outbox.count_leased(entry)\n",
         "A repeat is not acknowledged while a message of its first run is unpublished, also if a lease ends meanwhile.",

@@ -390,7 +390,7 @@ class TestLock:
         locked: list[int] = []
         lock = engine.backend.sagas.lock
         monkeypatch.setattr(
-            engine.backend.sagas, "lock", lambda record, holder, ms: (locked.append(ms), lock(record, holder, ms))[1]
+            engine.backend.sagas, "lock", lambda record, owner, ms: (locked.append(ms), lock(record, owner, ms))[1]
         )
 
         def slow(order: Order, order_id: str) -> None:

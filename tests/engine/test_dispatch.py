@@ -209,13 +209,13 @@ class TestInline:
             dispatcher.dispatch(ROWS, 1000.0)
 
 
-class TestLeftovers:
+class TestUnsent:
     """Of an earlier run of a message."""
 
     ENTRY = entry(step="order.place", message_id="m1")
 
     def test_lease_that_lasts(self, dispatcher: Dispatcher, publisher: Recorder) -> None:
-        """Its holder may be publishing, or dead: the repeat comes again later."""
+        """Its owner may be publishing, or dead: the repeat comes again later."""
         with pytest.raises(StillUnsent, match="3 messages"):
             dispatcher.dispatch_unsent(self.ENTRY)
 
@@ -414,7 +414,7 @@ class TestPosting:
         assert publisher.posted == []
         assert publisher.published == []
 
-    def test_leftovers_are_waited_for(
+    def test_unsent_rows_are_waited_for(
         self, dispatcher: Dispatcher, publisher: Asynchronous, clock: Clock, backend: MemoryBackend
     ) -> None:
         """The repeat is acknowledged when nothing is left."""

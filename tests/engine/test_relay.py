@@ -607,11 +607,11 @@ class TestPoison:
         relay = deployment.relay(Choosy("bad", "worse", "worst"), terms=Terms(1.0, LEASE_S, 1, 3600.0))
         told: list[str] = []
 
-        def report(letter: DeadLetter, error: PublishError) -> None:
+        def notify(letter: DeadLetter, error: PublishError) -> None:
             told.append(letter.message_id)
             raise AWAY
 
-        relay.notify_requester = report
+        relay.notify_requester = notify
         sweep = relay.sweep()
 
         assert (sweep.sent, sweep.released, sweep.dead_lettered, sweep.is_broker_away) == (0, 4, 0, True)

@@ -13,7 +13,7 @@ from tests.waiting import DEADLINE_S, wait_until
 TIMES = int(os.environ.get("CELERY_SAGAS_TEST_REDELIVERIES", "2"))
 PLACES = matrix(("postgresql", "rabbitmq"), ("redis", "redis"))
 #: Seconds in which each message is redelivered later as often by the slowest machine.
-PATIENCE_S = DEADLINE_S + sum(min(30.0, 2.0**count) for count in range(TIMES))
+TIMEOUT_S = DEADLINE_S + sum(min(30.0, 2.0**count) for count in range(TIMES))
 
 #: Warnings and errors of one process about anything else, at most: about what it had just published, and the relay's one.
 #: Not counted is that a slow machine leaves messages to the relay.
@@ -44,7 +44,7 @@ def wait_redelivered(worker: Worker, step: str, messages: set[str], times: int =
         found = redeliveries(worker, step)
         return sum(len(found.get(message_id, [])) < times for message_id in messages)
 
-    wait_until(lambda: not missing(), lambda: f"{missing()} more redelivered {times} times: {worker.describe()}", PATIENCE_S)
+    wait_until(lambda: not missing(), lambda: f"{missing()} more redelivered {times} times: {worker.describe()}", TIMEOUT_S)
 
 
 def assert_no_spinning(worker: Worker, step: str, elapsed_s: float) -> None:

@@ -14,7 +14,7 @@ from tests import embedded, redis_servers, servers
 from tests.integration.conftest import Deploy
 from tests.integration.ledgers import ENTER, SOON, Sent, assert_kept, enter, keep_busy
 from tests.integration.proxy import Proxy
-from tests.integration.redeliveries import PATIENCE_S, PLACES, assert_no_spinning, wait_redelivered
+from tests.integration.redeliveries import PLACES, TIMEOUT_S, assert_no_spinning, wait_redelivered
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
@@ -66,7 +66,7 @@ RUN = {"sqlite": _sqlite, "postgresql": _postgresql, "redis": _redis}
 
 
 @pytest.mark.parametrize(("engine", "broker"), PLACES)
-@pytest.mark.timeout(300 + PATIENCE_S)
+@pytest.mark.timeout(300 + TIMEOUT_S)
 def test_messages_wait_for_their_store(deploy: Deploy, store: Store, engine: str, broker: str) -> None:
     """``StoreUnavailable`` under load."""
     deployment = deploy("chaos", broker, store.url, saga_backend_options=store.options, **SOON)
@@ -87,7 +87,7 @@ def test_messages_wait_for_their_store(deploy: Deploy, store: Store, engine: str
 
 
 @pytest.mark.parametrize(("engine", "end"), [("postgresql", "kill"), ("redis", "stop")])
-@pytest.mark.timeout(300 + PATIENCE_S)
+@pytest.mark.timeout(300 + TIMEOUT_S)
 def test_messages_outlive_the_worker_that_has_put_them_off(deploy: Deploy, store: Store, end: str) -> None:
     """It ends while the store is away: what it held until it is due goes back to the broker."""
     deployment = deploy("chaos", "rabbitmq", store.url, saga_backend_options=store.options, **SOON)

@@ -11,7 +11,7 @@ from tests.integration.proxy import Proxy
 from tests.servers import unique
 
 #: Seconds.
-PATIENCE_S = 1.0
+TIMEOUT_S = 1.0
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def app(proxy: Proxy, rabbitmq_url: str) -> Iterator[Celery]:
     name = unique("producers")
     with Celery(name, broker=proxy.url, set_as_current=False) as app:
         app.conf.update(task_default_queue=name, event_exchange=f"{name}-events")
-        app.conf.broker_transport_options = {"confirm_publish": True, "read_timeout": PATIENCE_S, "write_timeout": PATIENCE_S}
+        app.conf.broker_transport_options = {"confirm_publish": True, "read_timeout": TIMEOUT_S, "write_timeout": TIMEOUT_S}
         yield app
         with app.connection_for_write(rabbitmq_url) as connection, connection.channel() as channel:
             channel.queue_delete(name)
@@ -35,10 +35,10 @@ def app(proxy: Proxy, rabbitmq_url: str) -> Iterator[Celery]:
 
 
 def test_task_that_is_sent_with_a_time_out(app: Celery, proxy: Proxy, rabbitmq_url: str) -> None:
-    app.send_task("plain", confirm_timeout=PATIENCE_S, mandatory=True)
+    app.send_task("plain", confirm_timeout=TIMEOUT_S, mandatory=True)
     proxy.deafen()
 
-    app.send_task("plain", confirm_timeout=PATIENCE_S, mandatory=True)
+    app.send_task("plain", confirm_timeout=TIMEOUT_S, mandatory=True)
 
     with app.connection_for_read(rabbitmq_url) as connection, connection.channel() as channel:
         assert channel.queue_declare(app.conf.task_default_queue, passive=True).message_count == 2

@@ -14,7 +14,7 @@ from celery_sagas.worker.requests import answers
 from tests.apps import app, definitions, eager, new_app, worker
 from tests.waiting import DEADLINE_S
 
-__all__ = ["app", "definitions", "eager", "held", "new_app", "patience", "waited", "worker"]
+__all__ = ["app", "definitions", "eager", "held", "long_timeouts", "new_app", "waited", "worker"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that is about to answer is waited for, however busy it is; and no connection has rested for long."""
     for module in (publisher, amqp, confirms):
         monkeypatch.setattr(module, "DEADLINE_S", DEADLINE_S)

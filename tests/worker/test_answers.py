@@ -131,9 +131,9 @@ def test_a_message_that_was_acknowledged_early_is_told_of(
     assert "cannot answer, and was acknowledged early" in caplog.text
 
 
-@pytest.mark.parametrize(("limit_s", "patience_s"), [(25, 10), (15, 0), (3_600, 30)])
+@pytest.mark.parametrize(("limit_s", "timeout_s"), [(25, 10), (15, 0), (3_600, 30)])
 def test_an_answer_is_not_published_again_until_the_hard_time_limit(
-    worker: Worker, asked: Shop, waited: list[float], limit_s: float, patience_s: float, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, asked: Shop, waited: list[float], limit_s: float, timeout_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which would end the task, and acknowledge its message."""
     asked.charge.acks_late = True
@@ -141,7 +141,7 @@ def test_an_answer_is_not_published_again_until_the_hard_time_limit(
     fail(monkeypatch, AWAY)
 
     assert worker.one().fate == "requeued"
-    assert sum(waited) == pytest.approx(patience_s, abs=1)
+    assert sum(waited) == pytest.approx(timeout_s, abs=1)
 
 
 @pytest.mark.parametrize("moment", ["while it waits", "while it publishes"])

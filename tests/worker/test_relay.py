@@ -242,7 +242,7 @@ class TestInspect:
     """``celery inspect sagas_relay``."""
 
     @pytest.fixture(autouse=True)
-    def patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def long_timeouts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Give the store time to answer, however busy the machine is."""
         monkeypatch.setattr(control, "_COUNT_S", DEADLINE_S)
 

@@ -18,8 +18,8 @@ logger = logging.getLogger("celery_sagas")
 
 #: How many characters of an error are kept with a row.
 ERROR_CHARACTERS = 2_000
-#: Leftover rows that are claimed at once.
-_LEFTOVERS = 100
+#: Rows of an earlier run that are claimed at once.
+_CLAIMED_AT_ONCE = 100
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Dispatcher:
         self.confirmations.settle()  # what this process has published is not left over
         while True:
             leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between
-            rows = self.outbox.claim_due(self.owner, _LEFTOVERS, int(self.grace_s * 1000), entry)
+            rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry)
             if not rows:
                 break
             logger.info("%s: publishing %d messages that message %s left", entry.step, len(rows), entry.message_id)

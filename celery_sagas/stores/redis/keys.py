@@ -103,7 +103,7 @@ SHARD_KEYS: Final[Mapping[str, KeyKind]] = {
     "keys:<saga>": KeyKind(
         "hash", "<property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys it holds"
     ),
-    "locks": KeyKind("hash", "instance id -> <ends at, ms> <holder>"),
+    "locks": KeyKind("hash", "instance id -> <ends at, ms> <lock owner>"),
     "journal": KeyKind("hash", "digest of step and message id -> entry"),
     "journal:order": KeyKind("list", "digests of entries in the order of their commits: purged from its head"),
     "journal:heads": KeyKind("hash", "<saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it"),

@@ -46,12 +46,12 @@ def subject_of(saga: str, key: str) -> str:
 
 
 def key_path(key: str) -> str:
-    """Return the name under which the holder of a key is kept."""
+    """Return the name under which the id of the instance that has a key is kept."""
     return f"{KEY}={key}"
 
 
 def paths(keys: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names under which the holders of alternate keys are kept."""
+    """Return the names under which the ids of the instances that have alternate keys are kept."""
     return [f"{property}={value}" for property, value in keys]
 
 
@@ -77,7 +77,7 @@ def unpack_record(saga: str, id: str, packed: bytes, locked_by: str) -> Record:
 
 
 def unpack_found(answer: bytes) -> tuple[int, bytes, bytes | None, bytes | None, bytes]:
-    """Return what was found, as a script answers: the number of the name, id, record, entry, holder of the lock."""
+    """Return what was found, as a script answers: the number of the name, id, record, entry, lock owner."""
     line, _, rest = answer.partition(b"\n")
     number, of_id, of_record, of_entry = line.split(b" ")
     id_ends = int(of_id)

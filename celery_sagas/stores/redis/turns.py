@@ -1,4 +1,4 @@
-"""How something is taken from one shard after the other, so that a server that is silent does not hold up the others."""
+"""How something is taken from one shard after the other, so that an unresponsive server does not hold up the others."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ _PASSED_OVER_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Silence:
+class _Unresponsive:
     """That a server gave no answer."""
 
     error: StoreUnavailable
@@ -27,7 +27,7 @@ class _Silence:
 
 
 class Turns:
-    """Asks shards in turn, and remembers whose server was silent.
+    """Asks shards in turn, and remembers whose server was unresponsive.
 
     Args:
         client: Knows the servers.
@@ -38,7 +38,7 @@ class Turns:
         self._client = client
         self._clock = clock
         #: By what ``Client.holder_of`` returns.
-        self._silences: dict[object, _Silence] = {}
+        self._unresponsive: dict[object, _Unresponsive] = {}
 
     def take(self, shards: Sequence[Shard], limit: int, take: Callable[[Shard, int], Iterable[list[Taken]]]) -> list[Taken]:
         """Take at most ``limit`` things of the shards, which are asked in this order.
@@ -52,23 +52,23 @@ class Turns:
             take: Takes at most so many of one shard, and yields them part by part.
 
         Raises:
-            StoreError: A shard failed, or belongs to a server that was silent a short while ago, and the others had nothing.
+            StoreError: A shard failed, or belongs to a server that was unresponsive a moment ago, and the others had nothing.
         """
         taken: list[Taken] = []
         failure: StoreError | None = None
         deadline = self._clock() + self._client.total_timeout
-        self._ask_again_if_all_are_silent(shards)
+        self._ask_again_if_all_are_unresponsive(shards)
         for shard in shards:
-            holder = self._client.holder_of(shard.rows[0])  # before the call, which may lose sight of it
-            if silence := self._silence_of(shard):
-                failure = silence.error.with_traceback(None)  # which would grow each time that it is raised
+            server = self._client.holder_of(shard.rows[0])  # before the call, which may lose sight of it
+            if unresponsive := self._unresponsive_server_of(shard):
+                failure = unresponsive.error.with_traceback(None)  # which would grow each time that it is raised
                 continue
             try:
                 for part in take(shard, limit - len(taken)):
                     taken += part
             except StoreError as exc:
                 failure = exc
-                self._note(holder, exc)
+                self._note(server, exc)
                 if taken and isinstance(exc, StoreUnavailable):
                     break
             if len(taken) >= limit or self._clock() >= deadline:
@@ -77,15 +77,15 @@ class Turns:
             raise failure
         return taken
 
-    def _silence_of(self, shard: Shard) -> _Silence | None:
-        silence = self._silences.get(self._client.holder_of(shard.rows[0]))
-        return silence if silence and self._clock() < silence.until else None
+    def _unresponsive_server_of(self, shard: Shard) -> _Unresponsive | None:
+        unresponsive = self._unresponsive.get(self._client.holder_of(shard.rows[0]))
+        return unresponsive if unresponsive and self._clock() < unresponsive.until else None
 
-    def _ask_again_if_all_are_silent(self, shards: Sequence[Shard]) -> None:
-        if all(map(self._silence_of, shards)):
-            self._silences.clear()
+    def _ask_again_if_all_are_unresponsive(self, shards: Sequence[Shard]) -> None:
+        if all(map(self._unresponsive_server_of, shards)):
+            self._unresponsive.clear()
 
-    def _note(self, holder: object, error: StoreError) -> None:
+    def _note(self, server: object, error: StoreError) -> None:
         """Remember who it was that gave no answer; whoever refuses does so at once."""
         if isinstance(error, StoreUnavailable) and isinstance(error.__cause__, LostConnection | NoAnswer):
-            self._silences[holder] = _Silence(error, self._clock() + _PASSED_OVER_S)
+            self._unresponsive[server] = _Unresponsive(error, self._clock() + _PASSED_OVER_S)

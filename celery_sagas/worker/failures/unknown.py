@@ -164,7 +164,7 @@ def _reject_kept(consumer: Any, message: Any, request: Any, exc: Exception) -> N
 
 
 def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
-    """Keep a message as a dead letter; if the store cannot, or could not a moment ago, give it back to the broker after a while.
+    """Keep a message as a dead letter; if the store cannot, or could not a moment ago, requeue it after a while.
 
     Args:
         consumer: The worker's.

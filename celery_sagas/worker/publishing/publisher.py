@@ -186,7 +186,7 @@ class ConfirmedPublisher(Publisher):
 
     @contextmanager
     def confirming(self) -> Iterator[dict[str, Any]]:
-        """Lend the options with which Celery's own functions publish a message confirmed, within a deadline.
+        """Yield the options with which Celery's own functions publish a message confirmed, within a deadline.
 
         Whether a queue has taken it is known by ``take_return``.
         """

@@ -48,20 +48,20 @@ def handle(task: Any, args: Any, kwargs: Any) -> Any:
 
 
 def note_pool() -> None:
-    """Note connections that earlier runs have not given back; those of other threads come back in a moment.
+    """Note connections that earlier runs have not checked in; other threads check theirs in a moment later.
 
     The error of the last interrupted run may hold the one that it was given, with its frames, until another error takes its
     place. More than one would be a leak, and grow.
     """
-    give_up = time.monotonic() + 10
-    while (lent := _lent(runtime_of(app).backend)) > 1 and time.monotonic() < give_up:
+    deadline = time.monotonic() + 10
+    while (used := _used(runtime_of(app).backend)) > 1 and time.monotonic() < deadline:
         gc.collect()  # the errors of interrupted runs stand in cycles with their frames
         time.sleep(0.001)
-    if lent > 1:
-        note("unsound", f"{lent} connections are lent")
+    if used > 1:
+        note("unsound", f"{used} connections are in use")
 
 
-def _lent(backend: Any) -> int:
+def _used(backend: Any) -> int:
     """Count the connections that are open, and not idle."""
     connections = backend.client._server.connections if isinstance(backend, RedisBackend) else backend.database.connections
     return sum(map(_is_open, list(_opened))) - int(connections.idle)

@@ -11,6 +11,6 @@ def meet(what: str, processes: int, *, seconds: float) -> None:
     place = FOLDER / what
     place.mkdir(exist_ok=True)
     (place / str(os.getpid())).touch()
-    give_up = time.monotonic() + seconds
-    while len(os.listdir(place)) < processes and time.monotonic() < give_up:
+    deadline = time.monotonic() + seconds
+    while len(os.listdir(place)) < processes and time.monotonic() < deadline:
         time.sleep(0.002)

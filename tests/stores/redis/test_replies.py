@@ -150,10 +150,10 @@ def kept(backend: Backend) -> None:
     backend.dead.add(LETTER)
 
 
-def _effects(outcome: str, holder: str = "") -> Effects:
+def _effects(outcome: str, lock_owner: str = "") -> Effects:
     line = entry(BORN, version=2, outcome=outcome)
     return effects(
-        None, outgoing(), outgoing("scheduled", due_at=10**14), line=line, owner="me", grace_ms=MINUTE, lock_owner=holder
+        None, outgoing(), outgoing("scheduled", due_at=10**14), line=line, owner="me", grace_ms=MINUTE, lock_owner=lock_owner
     )
 
 

@@ -432,7 +432,7 @@ class TestRefusals:
 
 
 class TestReserved:
-    """A commit that meets another holder's lock leaves every key as it was."""
+    """A commit that meets another owner's lock leaves every key as it was."""
 
     def test_locked(self, redis_backend: RedisBackend, scene: Scene, dump: Callable[[], Dump]) -> None:
         redis_backend.sagas.lock(scene.current, "somebody else", MINUTE)

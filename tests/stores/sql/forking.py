@@ -15,7 +15,7 @@ from celery_sagas.testing.samples import entry, outgoing, send
 #: How many children write at once.
 _AT_ONCE = 4
 #: Seconds after which a child that hangs is ended by the kernel.
-_CHILDS_PATIENCE = 60
+_CHILDS_TIMEOUT_S = 60
 #: Writers take turns, and nothing else makes one of them wait.
 _PATIENT = {"busy_timeout": 60}
 
@@ -48,7 +48,7 @@ def fork(url: str, commits: int) -> int:
     child = os.fork()
     if child:
         return child
-    signal.alarm(_CHILDS_PATIENCE)
+    signal.alarm(_CHILDS_TIMEOUT_S)
     is_done = False
     try:
         backend = SqlBackend(url, prefix="", options=_PATIENT)

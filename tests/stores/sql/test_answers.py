@@ -139,7 +139,7 @@ class TestLooks:
             while True:
                 yield "answer"
 
-        looks = answers._watched(ask(), 30, _give_up)
+        looks = answers._watched(ask(), 30, _time_out)
         assert next(looks) == "answer"
         return looks
 
@@ -162,7 +162,7 @@ class TestLooks:
         assert looks.send("") == "answer"
 
 
-def _give_up() -> None:
+def _time_out() -> None:
     raise TimeoutError
 
 

@@ -46,7 +46,7 @@ class Sql:
         return open_backend(prefix)
 
     @pytest.fixture(autouse=True)
-    def every_connection_is_given_back(self, backend: Backend) -> Iterator[None]:
+    def every_connection_is_checked_in(self, backend: Backend) -> Iterator[None]:
         assert isinstance(backend, SqlBackend)
         opened = OpenConnections(backend)
         yield

@@ -115,7 +115,7 @@ class TestConfirms:
         assert confirms.unroutable == {"g": error}
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 class TestThroughRabbitMQ:
     """A real broker."""
 
@@ -230,7 +230,7 @@ class TestThroughRabbitMQ:
         assert raised.value.connection
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 class TestThroughRedis:
     """A real broker, which answers each message."""
 

@@ -35,7 +35,7 @@ from tests.integration.proxy import Proxy
 from tests.servers import unique
 from tests.waiting import DEADLINE_S, wait_until
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("long_timeouts")
 
 GRACE_S = 30.0
 #: The class and method of a confirmation, in its frame.

@@ -183,7 +183,7 @@ def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Ce
     assert not isinstance(raised.value, Doubtful)
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 @pytest.mark.parametrize(
     ("options", "cause", "doubtful"),
     [
@@ -224,7 +224,7 @@ def test_what_rabbitmq_refuses(
     )  # who keeps no count redelivers it later while it may pass
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 class TestWhatNoQueueTakes:
     """RabbitMQ confirms it, and it is gone."""
 
@@ -407,7 +407,7 @@ def test_deadlines_leave_room_for_both_tries_in_the_default_grace() -> None:
     assert 2 * DEADLINE_S + publisher.RETRY_POLICY["interval_max"] < 30 / 2
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 def test_through_redis(new_app: NewApp, redis_url: str) -> None:
     """A real broker, and a time-out in the middle of a command."""
     app = new_app(broker_url=redis_url)
@@ -457,7 +457,7 @@ def test_eager_apps_publish_inline(eager: Celery) -> None:
     eager_publisher.close()
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 def test_probe_leaves_nothing_in_redis(new_app: NewApp, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But a key, for a second; here for so long that it is seen."""
     assert redis_publisher._PROBED_MS == 1_000

@@ -97,11 +97,11 @@ class Options(BaseModel):
     sentinel_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     @model_validator(mode="after")
-    def _is_patient(self) -> Self:
+    def _check_timeouts(self) -> Self:
         if self.wait_replicas and self.wait_timeout >= self.socket_timeout:
-            raise PydanticCustomError("patience", "wait_timeout must be less than socket_timeout")
+            raise PydanticCustomError("timeouts", "wait_timeout must be less than socket_timeout")
         if self.total_timeout < max(self.socket_timeout, self.socket_connect_timeout):
-            raise PydanticCustomError("patience", "total_timeout must not be less than socket_timeout and socket_connect_timeout")
+            raise PydanticCustomError("timeouts", "total_timeout must not be less than socket_timeout and socket_connect_timeout")
         return self
 
     def secrets(self) -> tuple[str, ...]:

@@ -22,13 +22,13 @@ def bound_answers(engine: Engine, seconds: float) -> None:
 def _bounded(driver: Any, seconds: float) -> Any:
     """Derive from psycopg's connections. All that they wait for, but for the connection itself, passes through ``wait``."""
 
-    def give_up() -> None:
+    def time_out() -> None:
         raise driver.OperationalError(f"no answer within {seconds:g} s")
 
     class BoundedConnection(driver.Connection):  # type: ignore[misc]
         def wait(self, steps: Generator[Any, Any, T], *args: Any, **named: Any) -> T:
             try:
-                answer: T = super().wait(_watched(steps, seconds, give_up), *args, **named)
+                answer: T = super().wait(_watched(steps, seconds, time_out), *args, **named)
             except driver.OperationalError:
                 if self.pgconn.transaction_status == driver.pq.TransactionStatus.ACTIVE:
                     self.close()  # the answer may still come: nobody may take it for that to another statement
@@ -38,7 +38,7 @@ def _bounded(driver: Any, seconds: float) -> Any:
     return BoundedConnection
 
 
-def _watched(steps: Generator[Any, Any, T], seconds: float, give_up: Callable[[], None]) -> Generator[Any, Any, T]:
+def _watched(steps: Generator[Any, Any, T], seconds: float, time_out: Callable[[], None]) -> Generator[Any, Any, T]:
     """Pass on what psycopg waits for, and what has become ready: nothing, every tenth of a second.
 
     The server is silent if a look that began too late has found nothing. After one that began in time, this process may have
@@ -52,7 +52,7 @@ def _watched(steps: Generator[Any, Any, T], seconds: float, give_up: Callable[[]
             if ready:
                 last = time.monotonic()
             elif looked_at - last > seconds:
-                give_up()
+                time_out()
     except StopIteration as end:
         answer: T = end.value
         return answer

@@ -69,7 +69,7 @@ def _no_timeouts(options: Mapping[str, Any]) -> dict[str, Any]:
 def _set_up_postgresql(cursor: Any) -> None:
     """Let each statement see what others have committed, whatever the role's default is; change nothing where it does.
 
-    Nor behind a pooler, which lends the connection to other programs: what is set there is set for them. It shows its clients
+    Nor behind a pooler, which gives the connection to others, too: what is set there is set for them. It shows its clients
     another process id than PostgreSQL does.
     """
     name, wanted, shown = "default_transaction_isolation", "read committed", cursor.connection.pgconn.backend_pid

@@ -31,7 +31,7 @@ local group, numbers, packed = find_group(ARGV[3], fresh, free), nil, nil
 if group.is_new then return {} end
 if redis.call('HEXISTS', leases, token) == 0 then
   if group.paused > now then return {} end
-  give_up_ended(group, now)
+  end_expired_leases(group, now)
   group.requested = 0
   local reason = reason_of(group, now)
   if reason then numbers, packed = lease_items(group, reason) end
