@@ -2,7 +2,7 @@
 
 It is a generator that yields the operations it wants of the backend, and is sent their answers, or thrown their errors. It knows
 no store, no clock and no thread, so that whoever drives it may perform the operations of one message or of many, and a test may
-interrupt it at any of them. Nothing but the last operation leaves a trace.
+interrupt it at any of them. All that an attempt leaves behind without its ``Commit`` is a lock, or a count of deliveries.
 """
 
 import logging
@@ -216,7 +216,7 @@ def _check_deliveries(delivery: Delivery) -> Steps[None]:
 
 
 def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born: bool) -> None:
-    """Answer the message, unless the instance that it creates does so by itself; and whom that leaves unanswered."""
+    """Answer the message, unless it creates the instance, which replies by itself; and the requester of one that completes."""
     context = context_of(state)
     if not is_born:
         _send_answer(run, delivery.asked_by, result)
@@ -226,7 +226,7 @@ def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born:
 
 
 def _send_last_answer(run: Run, to: Mapping[str, Any] | None) -> None:
-    """Answer with nothing whoever has none yet; who cannot be answered does not keep the instance from its end."""
+    """Answer with nothing if there was no reply; the instance completes even if that answer cannot be encoded."""
     try:
         _send_answer(run, to, NO_VALUE)
     except InvalidMessage as exc:

@@ -327,7 +327,7 @@ REQUESTS = (
         "core/pending.py",
         "if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not",
         "if came == ReplyKind.DEADLINE and not",
-        "After a failure that is in doubt a late answer is still handled.",
+        "After an uncertain failure a late answer is still handled.",
     ),
     Mutation(
         "requests",

@@ -16,6 +16,7 @@ from uuid import UUID
 from celery.app.task import Context
 from kombu import Producer
 
+from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.worker import headers
 
 #: By which a forged message is known again.
@@ -55,7 +56,7 @@ BODIES = (
 TYPES = ("", "application/x-python-serialize", "application/x-yaml", "text/plain", "json", "\ud800", "x" * 200)
 ENCODINGS = ("", "utf-16", "binary", "no-such-one", "\ud800", "rot13", "idna", "hex")
 PROPERTIES = ("correlation_id", "reply_to", "message_id", "type", "app_id", "cluster_id")
-CAME = ("answer", "failure", "doubt", "deadline", "gathered")
+CAME = tuple(ReplyKind)
 #: Options of publishing that a return address may ask for.
 ROUTING = ("exchange", "exchange_type", "routing_key", "priority", "serializer", "compression", "delivery_mode", "countdown")
 

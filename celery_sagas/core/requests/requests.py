@@ -24,9 +24,8 @@ class ReplyKind(StrEnum):
 
     ANSWER = "answer"
     FAILURE = "failure"
-    UNCERTAIN = (
-        "uncertain"  #: a failure of what may have been answered all the same: by another run, or before its worker was lost
-    )
+    #: A failure of what may have been answered all the same: by another run, or before its worker was lost.
+    UNCERTAIN = "uncertain"
     DEADLINE = "deadline"
     GATHERED = "gathered"  #: all members of a gather have answered, or failed
 
@@ -107,7 +106,7 @@ class Request:
     otherwise: str = ""  #: the step that gets the failure; empty: none
     row: str = ""  #: of the outbox: its deadline, if it has one
     at: int = 0  #: its deadline; milliseconds since the epoch
-    has_timed_out: bool = False  #: ``otherwise`` has run, since the deadline has passed or the failure is in doubt
+    has_timed_out: bool = False  #: ``otherwise`` has run, since the deadline has passed or the failure is uncertain
     members: int = 0  #: of a gather; 0: it is none
     at_least: int = 0  #: how many of them must answer
     to_then: Target | None = None  #: of a gather, which is brought to its end from wherever its last member answers
