@@ -110,7 +110,7 @@ def _retry(runtime: Runtime, letter: DeadLetter) -> str:
     if letter.number:
         return f"{letter.id}: the item {letter.message_id} of {letter.task} was put back."
     if not retried.id:
-        return f"{letter.id}: {letter.task} {retried.reason}; the letter was removed and nothing was sent."
+        return f"{letter.id}: {letter.task} {retried.reason}; the dead letter was removed and nothing was sent."
     return f"{letter.id}: {letter.task} was sent again as {retried.id}."
 
 

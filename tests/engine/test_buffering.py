@@ -108,7 +108,7 @@ class TestBuffer:
         assert put(backend, ("g", "f"), ("h", "g"), size=2) == (2, ["h"])
 
     def test_ask_no_more_once_the_broker_is_away(self, backend: MemoryBackend, clock: Clock) -> None:
-        """The caller waits for it once; a relay asks for the rest, when the marks have expired."""
+        """The caller waits for it once; a relay asks for the rest, when the flush requests have expired."""
         asked: list[str] = []
 
         def ask(group: str) -> bool:

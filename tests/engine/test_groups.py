@@ -305,7 +305,7 @@ class TestChangedRules:
         assert deployment.sweep(groups) == Sweep(0.0)
 
     def test_broker_that_is_away_has_it_done_again(self, deployment: Deployment) -> None:
-        """What was marked in vain is due when the marks expire."""
+        """What was requested in vain is due when the requests expire."""
         deployment.add("a", "b", size=9)
         groups = self.changed(deployment, size=1)
         deployment.errors = [AWAY]

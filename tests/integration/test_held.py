@@ -18,7 +18,7 @@ PAUSES = [3, 6, 12, 24, *[30] * 10]
 
 def pauses(deployment: Deployment) -> list[int]:
     """Return for how long messages were held, as the worker tells."""
-    return [int(seconds) for seconds in re.findall(r"goes back to the broker in (\d+) s", deployment.workers[0].log)]
+    return [int(seconds) for seconds in re.findall(r"is requeued in (\d+) s", deployment.workers[0].log)]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

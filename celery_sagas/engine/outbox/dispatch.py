@@ -119,7 +119,7 @@ class Dispatcher:
         try:
             self.outbox.fail(self.owner, row.id, storable(error.reason, ERROR_CHARACTERS), int(self.grace_s * 1000))
         except StoreError as exc:
-            logger.warning("that %s %s failed could not be noted: %s", row.task, row.message_id, exc)
+            logger.warning("that %s %s failed could not be recorded: %s", row.task, row.message_id, exc)
 
     def close(self) -> None:
         """Remove what was published, before this process ends."""

@@ -75,7 +75,7 @@ class Gathers:
     def _end(self, gather: Gather, members: int) -> None:
         verdict = self.gathering.conclude(gather)
         if verdict is GatherState.TOLD:
-            logger.info("%s is told again what came of the gather %s", gather.saga.name, gather.request)
+            logger.info("%s gets again what came of the gather %s", gather.saga.name, gather.request)
             self.gathering.publish_again_later(gather, members)
         elif verdict is GatherState.WAITING:
             self.gathering.await_more(gather, members)

@@ -181,11 +181,11 @@ class Shard:
     Args:
         prefix: The setting ``saga_prefix``.
         number: From 0.
-        place: What ids of what is kept here end in; empty where there is one shard.
+        suffix: What ids of what is kept here end in; empty where there is one shard.
     """
 
-    def __init__(self, prefix: str, number: int, place: str) -> None:
-        self.place = place
+    def __init__(self, prefix: str, number: int, suffix: str) -> None:
+        self.suffix = suffix
         self.tag = tag = tag_of(prefix, str(number))  #: the hash tag of all of them
         self.locks = f"{tag}:locks"
         self.journal = f"{tag}:journal"
@@ -202,7 +202,7 @@ class Shard:
 
     def id(self, id: str) -> str:
         """Return an id by which what it is given to is found here."""
-        return f"{id}.{self.place}" if self.place else id
+        return f"{id}.{self.suffix}" if self.suffix else id
 
     def answer(self, call: str) -> str:
         """Return the key of what a call was answered."""

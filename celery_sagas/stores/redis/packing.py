@@ -1,4 +1,4 @@
-"""How records, entries, rows, letters and items are kept: a line of numbers and lengths, then the texts one after the other.
+"""How records, entries, rows, dead letters and items are kept: a line of numbers and lengths, then the texts one after the other.
 
 The lengths make every text safe, whatever is in it, and a cut or edited value detectable. The scripts read the first line only.
 """

@@ -38,7 +38,7 @@ class Placement:
         self._meta = tag_of(prefix, "meta")
         self.dead = tag_of(prefix, "dead")  #: the hash tag of the dead letters
         self.shards = tuple(Shard(prefix, number, str(number) if shards > 1 else "") for number in range(shards))
-        self._by_place = {shard.place: shard for shard in self.shards}
+        self._by_suffix = {shard.suffix: shard for shard in self.shards}
         self._places: dict[tuple[str, ...], str] = {}
         self._turns = count()
         self._registered_at = -1  #: how many connections had been lost then
@@ -76,22 +76,22 @@ class Placement:
         if lookup.property == ID:
             return self.of_id(lookup.value)
         place = self._place_of(lookup.names, self._number(lookup.names[0]) if lookup.has_alternates else SPREAD)
-        return self._by_place[self._number(lookup.value) if place == SPREAD else place]
+        return self._by_suffix[self._number(lookup.value) if place == SPREAD else place]
 
     def of_id(self, id: str) -> Shard:
         """Return the shard that keeps what has an id, or one that begins with it; for a strange id any, but always the same."""
-        return self._only() or self._by_place.get(id.rpartition(".")[2].partition("-")[0]) or self._by_place[self._number(id)]
+        return self._only() or self._by_suffix.get(id.rpartition(".")[2].partition("-")[0]) or self._by_suffix[self._number(id)]
 
     def of_key(self, names: Sequence[str], key: str) -> list[Shard]:
         """Return the shards that may keep entries of a key."""
         if only := self._only():
             return [only]
         numbers = {self._number(key), self._place_of(tuple(names), "")} - {"", SPREAD}
-        return [self._by_place[number] for number in sorted(numbers)]
+        return [self._by_suffix[number] for number in sorted(numbers)]
 
     def of_group(self, aggregator: str, group: str) -> Shard:
         """Return the shard that keeps everything of a group."""
-        return self._only() or self._by_place[self._number(f"{len(aggregator)}:{aggregator}:{group}")]
+        return self._only() or self._by_suffix[self._number(f"{len(aggregator)}:{aggregator}:{group}")]
 
     def register_name(self, name: str, former: str) -> None:
         """Register a name of a saga where a former one is: its instances stay in their shards."""
@@ -143,7 +143,7 @@ class Placement:
 
     def _checked(self, names: tuple[str, ...], places: list[str]) -> str:
         place, *others = places
-        if others or (place != SPREAD and place not in self._by_place):
+        if others or (place != SPREAD and place not in self._by_suffix):
             raise self._misplaced(
                 f"the names of one saga, {', '.join(names)}, are registered at different places or at none: {', '.join(places)}. "
                 f"Give the saga a name that was never used, or fix the fields saga:<name> of the Redis hash {self._meta!r}"

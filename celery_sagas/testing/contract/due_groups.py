@@ -23,7 +23,7 @@ from celery_sagas.testing.samples import HOUR, MINUTE
 
 
 def claim_due(backend: Backend, limit: int = 1_000) -> list[str]:
-    """Return the groups of the sample aggregator that are due, and mark them."""
+    """Return the groups of the sample aggregator that are due, and request their flushes."""
     return [due.group for due in backend.aggregates.claim_due([NAME], limit, LEASE)]
 
 

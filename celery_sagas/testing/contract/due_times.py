@@ -129,7 +129,7 @@ class DueTimesContract(StoreFixtures):
         assert [due_at(backend, group) for group in ("one", "two", "three")] == [clock.now + HOUR, clock.now + MINUTE, 0]
 
     def test_due_time_after_a_repeat_that_asks(self, backend: Backend, clock: Clock) -> None:
-        """It adds nothing, but marks the group."""
+        """It adds nothing, but requests a flush of the group."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE)
         add(backend, PAIRS, "b")

@@ -128,7 +128,7 @@ def refuse(consumer: Any, message: Any, error: Exception) -> bool:
             logger.exception("a message for %r cannot be kept as a dead letter, and is rejected", task)
             return True
         seconds = consumer.saga_hold.begin()
-        logger.exception("a message for %r cannot be refused now; it goes back to the broker in %.0f s", task, seconds)
+        logger.exception("a message for %r cannot be refused now; it is requeued in %.0f s", task, seconds)
         consumer.saga_hold.hold(message)
         return False
     if fate is Fate.HELD:
@@ -185,7 +185,7 @@ def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
         within(DEADLINE_S, functools.partial(_add, consumer.app, letter))
     except Exception as exc:
         logger.warning(
-            "%s[%s] %s and cannot be kept as a dead letter; it goes back to the broker in %.0f s, as do others of its kind: %r",
+            "%s[%s] %s and cannot be kept as a dead letter; it is requeued in %.0f s, as do others of its kind: %r",
             letter.task,
             letter.message_id,
             why,

@@ -77,7 +77,7 @@ def release_and_reject(backend: RedisBackend) -> None:
 
 
 def claim_due_groups(backend: RedisBackend) -> None:
-    """Mark two of three groups that are due."""
+    """Request the flushes of two of three groups that are due."""
     at_once = RULES._replace(lease_ms=1)
     backend.aggregates.insert(at_once, [addition(group, "abc") for group in ("due", "due-too", "due-as-well")])
     let_time_pass(backend)

@@ -174,7 +174,7 @@ def test_healthy_nodes_of_a_cluster_are_relayed(
     monkeypatch.setattr(server, "_arguments", {**server._arguments, "socket_timeout": 0.2, "socket_connect_timeout": 0.2})
     server.connections.close_idle()
     monkeypatch.setattr(backend.outbox._claims._turns, "_clock", lambda: 0.0)  # it is passed over until the end
-    on_second = {shard.place for shard in backend._placement.shards if _port_of(backend, shard) == nodes[1].port}
+    on_second = {shard.suffix for shard in backend._placement.shards if _port_of(backend, shard) == nodes[1].port}
     assert 0 < len(on_second) < 12
     got: set[str] = set()
     with nodes[1].silent():
@@ -182,7 +182,7 @@ def test_healthy_nodes_of_a_cluster_are_relayed(
             with suppress(StoreUnavailable):  # of the claim that begins with the silent node, which has no rows yet
                 got |= {row.id.rpartition(".")[2] for row in claim(backend)}
     assert len([command for command in asked if b"EVALSHA" in command]) == 2  # it is asked once more
-    assert got == {shard.place for shard in backend._placement.shards} - on_second
+    assert got == {shard.suffix for shard in backend._placement.shards} - on_second
 
 
 def _port_of(backend: RedisBackend, shard: Shard) -> int:

@@ -176,7 +176,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
         return [Added(new, bool(is_open), bool(is_full)) for new, is_open, is_full in zip(*[answer] * 3, strict=True)]
 
     def _claim_due_of(self, shard: Shard, names: Sequence[str], limit: int, lease_ms: int) -> Iterator[list[DueGroup]]:
-        """Mark a bounded number of groups at once, until there are enough or no more."""
+        """Request the flushes of a bounded number of groups at once, until there are enough or no more."""
         keys = [key for name in names for key in shard.buffers.of(name, "groups", "due")]
         while limit > 0:
             call, at_once = new_call(), min(limit, _AT_ONCE)

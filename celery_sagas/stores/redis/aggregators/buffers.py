@@ -57,7 +57,7 @@ class RedisBuffers(OfGroups, Buffers):
         return items
 
     def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
-        shards = sorted(self._placement.in_turn(), key=lambda shard: shard.place)
+        shards = sorted(self._placement.in_turn(), key=lambda shard: shard.suffix)
         begin = "-"
         if after:
             shards = shards[shards.index(self._placement.of_group(name, after[0])) :]

@@ -12,13 +12,13 @@ from celery_sagas.stores.sql.tables import group, has_time
 
 
 def claim_due(session: SqlSession, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
-    """Mark the groups that are due, the longest due first."""
+    """Request the flushes of the groups that are due, the longest due first."""
     rows: list[Row] = []
     for name in sorted(set(names)):
         rows += session.fetch(_due, (), {"name": name, "limit": limit})
     chosen = sorted(rows, key=tuple)[:limit]
     for count, given in in_parts(session.database, "place", sorted(row[-1] for row in chosen)):
-        session.change(_mark, (count,), {"lease_ms": lease_ms, **given})
+        session.change(_request, (count,), {"lease_ms": lease_ms, **given})
     return [DueGroup(name, grp) for _, name, grp, _ in chosen]
 
 
@@ -35,7 +35,7 @@ def _due() -> Select[Any]:
     return select(*columns).where(*is_ours, *is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
 
 
-def _mark(count: int) -> Update:
+def _request(count: int) -> Update:
     lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
     are = [group.c.prefix == PREFIX, any_of(group.c.place, "place", count)]
     return update(group).where(*are).values(flush_requested_until=now() + lease_ms, due_at=now() + lease_ms)
