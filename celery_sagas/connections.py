@@ -9,8 +9,12 @@ from weakref import WeakSet
 T = TypeVar("T")
 
 
+#: How many connections stay open that are not in use.
+MOST_IDLE = 15
+
+
 class IdleConnections(Generic[T]):
-    """The open connections to one place that are not in use, at most as many as were in use at once.
+    """The open connections to one place that are not in use: some, and not all that a burst has opened.
 
     A connection is checked out for each use, and checked in only after one that has ended well: a time limit may strike anywhere,
     and nobody knows what an interrupted connection would answer next. There is no lock, and no count, that could be left behind.
@@ -19,10 +23,12 @@ class IdleConnections(Generic[T]):
 
     Args:
         close: Closes a connection.
+        most: How many there are at most.
     """
 
-    def __init__(self, close: Callable[[T], object]) -> None:
+    def __init__(self, close: Callable[[T], object], most: int = MOST_IDLE) -> None:
         self._close = close
+        self._most = most
         self._idle: deque[T] = deque()
         self._is_closed = False
         _all.add(self)
@@ -40,7 +46,10 @@ class IdleConnections(Generic[T]):
             return None
 
     def check_in(self, connection: T) -> None:
-        """Keep a connection for the next use."""
+        """Keep a connection for the next use, or close it if there are enough."""
+        if len(self._idle) >= self._most:
+            self._close(connection)
+            return
         self._idle.append(connection)
         if self._is_closed:
             self.close_idle()

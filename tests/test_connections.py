@@ -46,6 +46,15 @@ def test_the_one_that_was_used_last_is_used_next(connections: IdleConnections[Co
     assert (first.closed, second.closed) == (0, 0)
 
 
+def test_what_a_burst_has_opened_is_closed_but_for_some() -> None:
+    connections = IdleConnections(Connection.close, most=2)
+    burst = [Connection() for _ in range(4)]
+    for connection in burst:
+        connections.check_in(connection)
+    assert connections.idle == 2
+    assert [connection.closed for connection in burst] == [0, 0, 1, 1]
+
+
 def test_one_in_use_is_nobody_elses(connections: IdleConnections[Connection]) -> None:
     """A use may begin within another one."""
     connections.check_in(Connection())

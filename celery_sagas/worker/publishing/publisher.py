@@ -64,8 +64,7 @@ class ConfirmedPublisher(Publisher):
         #: Never used itself.
         self._connection: Any = app.connection_for_write(transport_options=options, connect_timeout=DEADLINE_S)
         self._connection.transport_cls = self._transport_of(self._connection)
-        self._producers: IdleConnections[Any] = IdleConnections(_disconnect)
-        self._is_kept = bool(app.conf.broker_pool_limit)  #: whether connections are used again
+        self._producers: IdleConnections[Any] = IdleConnections(_disconnect, app.conf.broker_pool_limit or 0)
         self._connection_errors: tuple[type[BaseException], ...] = (*_CONNECTION_ERRORS, *self._connection.connection_errors)
 
     def _transport_of(self, connection: Any) -> Any:
@@ -203,10 +202,7 @@ class ConfirmedPublisher(Publisher):
         with OnFailure(producer.connection.collect):
             producer.connection.ensure_connection(**RETRY_POLICY)
             yield producer
-        if self._is_kept:
-            self._producers.check_in(producer)
-        else:
-            _disconnect(producer)
+        self._producers.check_in(producer)
 
     def close(self) -> None:
         """Close the connections."""

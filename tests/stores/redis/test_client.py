@@ -403,7 +403,7 @@ class TestLost:
     def test_stale_connections_cost_many_threads_one_repeat(self, proxy: Proxy) -> None:
         with opened(proxy.url, retries=1) as client, ThreadPoolExecutor(12) as threads:
             for _ in range(5):
-                open_connections(client, 40)
+                open_connections(client, 15)
                 proxy.cut()
                 all_there = threading.Barrier(12)
 

@@ -434,7 +434,7 @@ def test_through_redis(new_app: NewApp, redis_url: str) -> None:
     assert backend_of(app).outbox.count() == 0
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("long_timeouts")
 def test_connection_to_redis_that_died_while_it_was_idle(new_app: NewApp, redis_url: str) -> None:
     """The message goes over another, once."""
     app = new_app(broker_url=redis_url)
