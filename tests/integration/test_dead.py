@@ -307,7 +307,7 @@ def test_store_that_is_away_at_a_hard_time_limit(away: tuple[Deployment, Proxy])
     deployment.send("job.hang", name="a")
     wait_until(lambda: deployment.noted("hang"), deployment.describe)
     proxy.refuse()
-    worker.wait_logged("goes back to the broker")
+    worker.wait_logged("is requeued")
     proxy.accept()
 
     letter = wait_letter(deployment)
@@ -322,7 +322,7 @@ def test_store_that_is_away_when_a_step_is_unknown(away: tuple[Deployment, Proxy
     worker = deployment.start("prefork", 1).wait_ready()
     proxy.refuse()
     deployment.send("job.from_the_future", name="a")
-    worker.wait_logged("goes back to the broker")
+    worker.wait_logged("is requeued")
     assert letters(deployment) == []
     proxy.accept()
 

@@ -579,7 +579,7 @@ class TestTimeLimit:
         run_out(request_for(app, fates))
 
         assert fates == ["requeued"]
-        assert "goes back to the broker" in caplog.text
+        assert "is requeued" in caplog.text
 
     def test_silent_store(self, app: Celery, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         """The main process does not wait indefinitely."""

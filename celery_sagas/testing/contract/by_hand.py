@@ -76,6 +76,16 @@ class OpeningContract(StoreFixtures):
         backend.aggregates.remove(PAIRS, "", "one")
         assert backend.buffers.groups(NAME, 9) == []
 
+    def test_trigger_is_fired_up_to_the_last_item_that_is_still_there(self, backend: Backend, clock: Clock) -> None:
+        """What comes back from a lease is the last item then, and fires the trigger anew."""
+        add(backend, CLOSED, *"abc")
+        backend.buffers.remove(CLOSED, "", "c")
+        backend.buffers.open(CLOSED, "")
+        flush(backend, CLOSED, "one")
+        clock.advance(LEASE)
+        snapshot = flush(backend, CLOSED, "two")
+        assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b"], "again")
+
     def test_nothing_is_opened_where_nothing_can_be_flushed(self, backend: Backend) -> None:
         """There are no empty flushes."""
         add(backend, PAIRS, "a", "b", is_unreadable=True)

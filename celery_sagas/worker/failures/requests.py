@@ -104,7 +104,7 @@ class FailingRequest:
         try:
             within(DEADLINE_S, functools.partial(_dead_letter, request, error))
         except Exception as exc:
-            fate = "is lost: it was acknowledged early" if request.acknowledged else "goes back to the broker"
+            fate = "is lost: it was acknowledged early" if request.acknowledged else "is requeued"
             logger.warning("%s[%s] cannot be kept as a dead letter and %s: %r", request.task.name, request.id, fate, exc)
             request.reject(requeue=True)
         else:

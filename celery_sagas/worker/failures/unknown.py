@@ -185,7 +185,7 @@ def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
         within(DEADLINE_S, functools.partial(_add, consumer.app, letter))
     except Exception as exc:
         logger.warning(
-            "%s[%s] %s and cannot be kept as a dead letter; it is requeued in %.0f s, as do others of its kind: %r",
+            "%s[%s] %s and cannot be kept as a dead letter; it is requeued in %.0f s, as are others of its kind: %r",
             letter.task,
             letter.message_id,
             why,

@@ -10,7 +10,7 @@
 local now, token = clock(ARGV[2]), ARGV[8]
 
 local function lease_items(group, reason)
-  if reason == 'age' or reason == 'idle' then fire_trigger(group, last_free(), reason) end
+  if reason == 'age' or reason == 'idle' then fire_trigger(group, last_free(group), reason) end
   local numbers, others, words = take_free(group, limit), {}, {}
   local count = taken(numbers, failures_of(numbers))
   for position = #numbers, count + 1, -1 do others[#others + 1], numbers[position] = numbers[position], nil end

@@ -8,7 +8,7 @@ check_leases()
 local now, group = clock(ARGV[2]), find_group(ARGV[3], fresh, free)
 if answered() then return 1 end
 
-local last = last_free()
+local last = last_free(group)
 for _, list in ipairs(redis.call('HVALS', leased)) do last = math.max(last, tonumber(string.match(list, '(%d+) %S+$') or 0)) end
 if last == 0 then return 0 end
 

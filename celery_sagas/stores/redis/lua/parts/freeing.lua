@@ -30,8 +30,20 @@ local function put_back(numbers)
   in_parts(members, function(...) redis.call('ZADD', free, ...) end)
 end
 
+-- Drop dead items until the last is none.
+local function drop_dead_tail(group)
+  while group.dead > 0 do
+    local last = redis.call('LRANGE', fresh, -2, -1)
+    local digest = digest_of(last[2])
+    if digest == '-' or redis.call('HGET', fresh_ids, digest) == last[1] then return end
+    redis.call('LTRIM', fresh, 0, -3)
+    group.dead = group.dead - 1
+  end
+end
+
 -- The number of the last free item; 0: there is none.
-local function last_free()
+local function last_free(group)
+  drop_dead_tail(group)
   local last = redis.call('ZRANGE', free, -1, -1)[1] or 0
   return math.max(tonumber(last), tonumber(redis.call('LINDEX', fresh, -2) or 0))
 end

@@ -1,6 +1,6 @@
 -- Free items: those that no flush has taken yet, and those that have come back. Expects leases; KEYS[12] fresh.
 -- The fresh ones stand in a list, as <number>, <packed item>, …, so that taking the first ones costs the same however many
--- follow. One that was removed by its id is dead: it stands there, and is not in fresh ids, until it is the first.
+-- follow. One that was removed by its id is dead: it stands there, and is not in fresh ids, until it is the first or the last.
 local fresh = KEYS[12]
 -- By number, what was fresh until this call: packed items and digests.
 local packed_by, digest_by = {}, {}
