@@ -464,7 +464,7 @@ BUFFERS = (
     Mutation(
         "buffers",
         "stores/redis/lua/aggregators/aggregate_claim.lua",
-        "  if reason == 'age' or reason == 'idle' then fire_trigger(group, last_free(), reason) end\n",
+        "  if reason == 'age' or reason == 'idle' then fire_trigger(group, last_free(group), reason) end\n",
         "",
         "A trigger that was fired by time stays fired for everything that was free at this moment.",
     ),
