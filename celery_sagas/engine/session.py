@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from celery_sagas.connections import OnFailure
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
 
@@ -33,14 +34,10 @@ class Session:
     @contextmanager
     def on_behalf_of(self, saga: str, instance_id: str) -> Iterator[None]:
         """Have what this message causes belong to an instance, unless what is done for that fails."""
-        inherited, is_done = dict(self.causation), False
+        inherited = dict(self.causation)
         self.belongs_to(saga, instance_id)
-        try:
+        with OnFailure(lambda: setattr(self, "causation", inherited)):
             yield
-            is_done = True
-        finally:
-            if not is_done:
-                self.causation = inherited
 
     @contextmanager
     def running(self, sending: Sending) -> Iterator[None]:

@@ -384,8 +384,8 @@ HEADERS = (
     Mutation(
         "headers",
         "engine/session.py",
-        "                self.causation = inherited\n",
-        "                pass\n",
+        'with OnFailure(lambda: setattr(self, "causation", inherited)):',
+        "with OnFailure(list):",
         "A run that is not committed leaves nothing behind, also in the headers of what its task publishes then.",
     ),
     Mutation(
