@@ -96,7 +96,7 @@ def dead_letter(
         return letter
     found = _find(backend, step, letter, lookup)
     if found is not None and found.handled is not None:
-        _resolve(backend, letter, found.handled)
+        close(backend, step, letter, lookup, found)  # an interrupted call may have left the letter of what was handled after all
         return None
     letter = letter._replace(key=_key_of(lookup, found))
     add_letter(backend, letter)
@@ -143,12 +143,6 @@ def _find(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lo
             raise
         logger.warning("%s[%s] has no entry in the journal: %s", letter.task, letter.message_id, exc)
         return None
-
-
-def _resolve(backend: Backend, letter: DeadLetter, handled: Entry) -> None:
-    """Remove the letter that an interrupted call has left of a message that was handled."""
-    if handled.outcome != Kind.FAILED:
-        backend.dead.remove(letter.id)
 
 
 def _key_of(lookup: Lookup, found: Found | None) -> str:
