@@ -67,12 +67,10 @@ class Pending:
     #: The return address of the message that started the instance, until it is answered.
     requester: dict[str, Any] | None = None
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
-    new_timeouts: dict[str, tuple[SerializedMessage, int]] = field(
-        default_factory=dict
-    )  #: by name: the message, and when it is due
-    new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(
-        default_factory=dict
-    )  #: with the deadline's message
+    #: By name: the message, and when it is due.
+    new_timeouts: dict[str, tuple[SerializedMessage, int]] = field(default_factory=dict)
+    #: By id, with the deadline's message.
+    new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
     about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
 

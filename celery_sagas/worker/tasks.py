@@ -138,9 +138,8 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
         notify_requester(task.app, request, text, letter=letter, may_be_answered=True)
         # what follows a success, ``link`` or the next of a chain, does not follow it; what was gathered is kept for a deadline
         raise Ignore()
-    if (
-        address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled"
-    ):  # which may be about another step
+    # what was cancelled may be about another step
+    if address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled":
         gathering_of(runtime).forget(step.saga, address.instance_id, address.id)
     return outcome.result
 
