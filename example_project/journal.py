@@ -28,11 +28,11 @@ def history(order_id: str) -> list[Entry]:
 
 def rejected() -> list[str]:
     """Return the ids of the invoices that were rejected."""
-    return [letter.message_id for letter in _letters()]
+    return [dead_letter.message_id for dead_letter in _dead_letters()]
 
 
-def _letters() -> list[DeadLetter]:
-    return [letter for letter in runtime_of(app).batches.dead.list(_BATCH) if letter.task == file_invoices.name]
+def _dead_letters() -> list[DeadLetter]:
+    return [dead_letter for dead_letter in runtime_of(app).batches.dead.list(_BATCH) if dead_letter.task == file_invoices.name]
 
 
 def forget() -> None:
@@ -44,8 +44,8 @@ def forget() -> None:
     for name in backend.buffers.names():  # nothing waits but what carriers have answered too late, which a relay would clear
         for group in backend.buffers.groups(name, _BATCH):
             backend.buffers.clear(Rules(name), group.group)
-    for letter in _letters():
-        backend.dead.remove(letter.id)
+    for dead_letter in _dead_letters():
+        backend.dead.remove(dead_letter.id)
     settings = runtime_of(app).settings
     options = settings.backend_options
     with closing(open_backend(settings.backend, prefix=settings.prefix, options=options, clock=_in_a_year)) as backend:

@@ -13,10 +13,10 @@ from celery_sagas.cli.app import app_of, opened
 from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.operators import discard_letter, retry_letter
+from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.runtime import Runtime
 
-#: Letters that are read at once.
+#: Dead letters that are read at once.
 _PAGE = 500
 _COLUMNS = ("ID", "SINCE", "TASK", "KEY", "ERROR")
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
@@ -34,12 +34,12 @@ def dead() -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
 @click.pass_context
-def list_letters(context: click.Context, task: str | None, limit: int, as_json: bool) -> None:
+def list_dead_letters(context: click.Context, task: str | None, limit: int, as_json: bool) -> None:
     """Show the dead letters, the newest first."""
     with opened(app_of(context)) as runtime:
-        found = list(islice(_letters(runtime, task, min(limit, _PAGE)), limit))
+        found = list(islice(_dead_letters(runtime, task, min(limit, _PAGE)), limit))
     if as_json:
-        tables.print_json([letter._asdict() for letter in found])
+        tables.print_json([dead_letter._asdict() for dead_letter in found])
     else:
         tables.print_table(_COLUMNS, list(map(_row, found)), "There are no dead letters.")
 
@@ -50,8 +50,8 @@ def list_letters(context: click.Context, task: str | None, limit: int, as_json: 
 def show(context: click.Context, id: str) -> None:
     """Show everything that is known of one dead letter."""
     with opened(app_of(context)) as runtime:
-        letter = _get(runtime, id)
-    click.echo("\n".join(_description(letter)))
+        dead_letter = _get(runtime, id)
+    click.echo("\n".join(_description(dead_letter)))
 
 
 @dead.command()
@@ -60,7 +60,7 @@ def show(context: click.Context, id: str) -> None:
 @_TASK
 @click.pass_context
 def retry(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None) -> None:
-    """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the letters."""
+    """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
     app = app_of(context)
     with opened(app) as runtime:
         _each(_chosen(runtime, ids, everything, task), lambda id: _retry(runtime, _get(runtime, id)))
@@ -83,14 +83,14 @@ def discard(context: click.Context, ids: tuple[str, ...], everything: bool, task
 
 
 def _chosen(runtime: Runtime, ids: Sequence[str], everything: bool, task: str | None) -> Sequence[str]:
-    """Return the ids that were named, or those of all letters in the order in which they failed: an answer before its failure."""
+    """Return the named ids, or those of all dead letters in the order in which they failed: an answer before its failure."""
     if [bool(ids), everything, task is not None].count(True) != 1:
         raise click.UsageError("name the ids of dead letters, or give --all, or --task")
-    return ids or [letter.id for letter in _letters(runtime, task, _PAGE)][::-1]
+    return ids or [dead_letter.id for dead_letter in _dead_letters(runtime, task, _PAGE)][::-1]
 
 
 def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
-    """Act on each letter, whatever becomes of the others; end with 1 if one could not be acted on."""
+    """Act on each dead letter, whatever becomes of the others; end with 1 if one could not be acted on."""
     failed = 0
     for id in ids:
         try:
@@ -103,59 +103,69 @@ def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _retry(runtime: Runtime, letter: DeadLetter) -> str:
-    if runtime.app.conf.task_always_eager and not letter.number:
+def _retry(runtime: Runtime, dead_letter: DeadLetter) -> str:
+    if runtime.app.conf.task_always_eager and not dead_letter.number:
         raise click.ClickException("with task_always_eager nothing is sent: the message would run here, and its failure be lost")
-    retried = retry_letter(runtime, letter)
-    if letter.number:
-        return f"{letter.id}: the item {letter.message_id} of {letter.task} was put back."
+    retried = retry_dead_letter(runtime, dead_letter)
+    if dead_letter.number:
+        return f"{dead_letter.id}: the item {dead_letter.message_id} of {dead_letter.task} was put back."
     if not retried.id:
-        return f"{letter.id}: {letter.task} {retried.reason}; the dead letter was removed and nothing was sent."
-    return f"{letter.id}: {letter.task} was sent again as {retried.id}."
+        return f"{dead_letter.id}: {dead_letter.task} {retried.reason}; the dead letter was removed and nothing was sent."
+    return f"{dead_letter.id}: {dead_letter.task} was sent again as {retried.id}."
 
 
-def _discard(runtime: Runtime, letter: DeadLetter) -> str:
-    waited = discard_letter(runtime, letter)
-    what = f"the item {letter.message_id} of {letter.task}" if letter.number else letter.task
-    return f"{letter.id}: {what} was discarded{', and its instance no longer waits for it' if waited else ''}."
+def _discard(runtime: Runtime, dead_letter: DeadLetter) -> str:
+    waited = discard_dead_letter(runtime, dead_letter)
+    what = f"the item {dead_letter.message_id} of {dead_letter.task}" if dead_letter.number else dead_letter.task
+    return f"{dead_letter.id}: {what} was discarded{', and its instance no longer waits for it' if waited else ''}."
 
 
 def _get(runtime: Runtime, id: str) -> DeadLetter:
     for backend in runtime.backends:
-        if letter := backend.dead.get(id):
-            return letter
+        if dead_letter := backend.dead.get(id):
+            return dead_letter
     raise click.ClickException(f"there is no dead letter {id}; `celery sagas dead list` shows those that there are")
 
 
-def _letters(runtime: Runtime, task: str | None, at_once: int) -> Iterator[DeadLetter]:
-    """Yield the letters of all backends, or those of one task or aggregator, the newest first."""
-    found = merge(*(_pages(backend.dead, at_once) for backend in runtime.backends), key=lambda letter: -letter.at)
-    return (letter for letter in found if task in (None, letter.task))
+def _dead_letters(runtime: Runtime, task: str | None, at_once: int) -> Iterator[DeadLetter]:
+    """Yield the dead letters of all backends, or those of one task or aggregator, the newest first."""
+    found = merge(*(_pages(backend.dead, at_once) for backend in runtime.backends), key=lambda dead_letter: -dead_letter.at)
+    return (dead_letter for dead_letter in found if task in (None, dead_letter.task))
 
 
-def _pages(letters: DeadLetters, at_once: int) -> Iterator[DeadLetter]:
-    page = letters.list(at_once)
+def _pages(dead_letters: DeadLetters, at_once: int) -> Iterator[DeadLetter]:
+    page = dead_letters.list(at_once)
     while page:
         yield from page
-        page = letters.list(at_once, page[-1].id)
+        page = dead_letters.list(at_once, page[-1].id)
 
 
-def _row(letter: DeadLetter) -> tables.Row:
-    return (letter.id, tables.time(letter.at), letter.task, letter.key, letter.error)
+def _row(dead_letter: DeadLetter) -> tables.Row:
+    return (dead_letter.id, tables.time(dead_letter.at), dead_letter.task, dead_letter.key, dead_letter.error)
 
 
-def _description(letter: DeadLetter) -> list[str]:
-    about = {"task": letter.task, "message": letter.message_id, "saga": letter.saga, "key": letter.key}
-    if letter.number:
-        about = {"task": letter.task, "item": letter.message_id, "group": letter.key, "came": tables.time(letter.buffered_at)}
-    facts = {"id": letter.id, "since": tables.time(letter.at), **about, "error": f"{letter.error}: {letter.text}"}
+def _description(dead_letter: DeadLetter) -> list[str]:
+    about = {"task": dead_letter.task, "message": dead_letter.message_id, "saga": dead_letter.saga, "key": dead_letter.key}
+    if dead_letter.number:
+        about = {
+            "task": dead_letter.task,
+            "item": dead_letter.message_id,
+            "group": dead_letter.key,
+            "came": tables.time(dead_letter.buffered_at),
+        }
+    facts = {
+        "id": dead_letter.id,
+        "since": tables.time(dead_letter.at),
+        **about,
+        "error": f"{dead_letter.error}: {dead_letter.text}",
+    }
     lines = [f"{name + ':':9}{tables.line(value)}" for name, value in facts.items() if value]
-    traceback = tables.block(letter.traceback.rstrip())
+    traceback = tables.block(dead_letter.traceback.rstrip())
     return [
         *lines,
         "",
-        "The item:" if letter.number else "The message:",
-        _pretty(letter.payload),
+        "The item:" if dead_letter.number else "The message:",
+        _pretty(dead_letter.payload),
         "",
         "Traceback:",
         traceback or "none",

@@ -10,7 +10,7 @@ from uuid import uuid4
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.aggregators.groups import Groups
-from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.outbox.housekeeping import Housekeeping
 from celery_sagas.engine.outbox.publishing import Publisher, probing
@@ -64,8 +64,10 @@ class Relay:
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
     #: Notifies whoever waits for the answer to a row that becomes a dead letter, or raises ``PublishError``.
-    notify_requester: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None
-    announce: Callable[[DeadLetter, PublishError], None] = lambda letter, error: None  #: notifies operators of a new dead letter
+    notify_requester: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: None
+    announce: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: (
+        None
+    )  #: notifies operators of a new dead letter
 
     def __post_init__(self) -> None:
         forget = self.groups.backend.aggregates.purge if self.groups else None
@@ -209,19 +211,21 @@ class _Batch:
 
     def _dead_letter(self, row: OutboxRow, error: PublishError) -> None:
         """Dead-letter a row, once whoever waits for its answer is notified; if the broker does not take even that, it waits."""
-        letter = _letter_of(row, error)
+        dead_letter = _dead_letter_of(row, error)
         try:
             with self.relay.publishing(), probing(self.relay.publisher):
-                self.relay.notify_requester(letter, error)
+                self.relay.notify_requester(dead_letter, error)
         except PublishError as exc:
             if exc.connection:
                 self._release_for_later(row, exc)
                 return
-        add_letter(self.relay.backend, letter)
+        add_dead_letter(self.relay.backend, dead_letter)
         task, message_id, attempts, reason = _named(row, error)
-        logger.error("%s %s failed %d times and is kept as the dead letter %s: %s", task, message_id, attempts, letter.id, reason)
+        logger.error(
+            "%s %s failed %d times and is kept as the dead letter %s: %s", task, message_id, attempts, dead_letter.id, reason
+        )
         with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
-            self.relay.announce(letter, error)
+            self.relay.announce(dead_letter, error)
         self.outbox.confirm(self.token, [row.id])
         self.sweep.dead_lettered += 1
 
@@ -266,11 +270,11 @@ class _Batch:
         return min(delay_s, _LAST_LOOK_S)
 
 
-def _letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:
+def _dead_letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:
     """Return the dead letter of a row: that of its message, which has one, whoever it is that cannot go on with it."""
     step = registry.steps.get(row.step)
-    letter = letter_of(row.task, row.message_id, step.saga.name if step else "", error.__cause__ or error, row.payload)
-    return letter._replace(text=storable(error.reason, ERROR_CHARACTERS))
+    dead_letter = dead_letter_of(row.task, row.message_id, step.saga.name if step else "", error.__cause__ or error, row.payload)
+    return dead_letter._replace(text=storable(error.reason, ERROR_CHARACTERS))
 
 
 def _named(row: OutboxRow, error: PublishError) -> tuple[str, str, int, str]:

@@ -121,14 +121,14 @@ class AggregateStore(ABC):
         """
 
     @abstractmethod
-    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+    def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
         """Put a rejected item back into its group's buffer, and remove its dead letter: both, or neither.
 
         It is free where it stood, with no attempt counted, also if its id is remembered, and whatever ``max_buffered`` says. The
         trigger has fired for it (reason ``"again"``), and the group is due at once.
 
         Returns:
-            ``False`` if nothing was done: its id is buffered again, or the letter is gone.
+            ``False`` if nothing was done: its id is buffered again, or the dead letter is gone.
         """
 
     @abstractmethod

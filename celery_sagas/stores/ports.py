@@ -202,24 +202,24 @@ class DeadLetters(ABC):
     """Messages that failed for good, and rejected items: those are written by ``AggregateStore``."""
 
     @abstractmethod
-    def add(self, letter: DeadLetter) -> None:
-        """Keep a letter. One with the id of a kept letter changes nothing."""
+    def add(self, dead_letter: DeadLetter) -> None:
+        """Keep a dead letter. One with the id of a kept dead letter changes nothing."""
 
     @abstractmethod
     def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
-        """Return at most ``limit`` letters, newest first; with ``before``, those that follow this letter's id in that order."""
+        """Return at most ``limit`` dead letters, newest first; with ``before``, those that follow this id in that order."""
 
     @abstractmethod
     def get(self, id: str) -> DeadLetter | None:
-        """Return a letter, or ``None``."""
+        """Return a dead letter, or ``None``."""
 
     @abstractmethod
     def remove(self, id: str) -> bool:
-        """Remove a letter; return whether it was there."""
+        """Remove a dead letter; return whether it was there."""
 
     @abstractmethod
     def count(self) -> int:
-        """Count the letters, without reading them."""
+        """Count the dead letters, without reading them."""
 
 
 class Backend(ABC):

@@ -88,7 +88,7 @@ def numbers_of(*items: Item) -> list[int]:
     return [item.number for item in items]
 
 
-def letters_of(*items: Item, group: str = "", name: str = NAME, text: str = "no such meter") -> list[DeadLetter]:
+def dead_letters_of(*items: Item, group: str = "", name: str = NAME, text: str = "no such meter") -> list[DeadLetter]:
     """Make the dead letters of items that are rejected."""
     return [
         DeadLetter(
@@ -109,12 +109,12 @@ def letters_of(*items: Item, group: str = "", name: str = NAME, text: str = "no 
 
 
 def reject(backend: Backend, *ids: str, group: str = "", run: str = "rejecter") -> list[DeadLetter]:
-    """Insert items, and reject them all, the first one first; return their letters."""
+    """Insert items, and reject them all, the first one first; return their dead letters."""
     rules = CLOSED._replace(size=len(ids))
     add(backend, rules, *ids, group=group)
-    letters = letters_of(*flush(backend, rules, run, group).items, group=group)
-    backend.aggregates.remove(rules, group, run, rejected=letters)
-    return letters
+    dead_letters = dead_letters_of(*flush(backend, rules, run, group).items, group=group)
+    backend.aggregates.remove(rules, group, run, rejected=dead_letters)
+    return dead_letters
 
 
 def unresolved(backend: Backend, name: str = NAME) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from celery_sagas.stores.items import Addition, Item, Rules
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.testing.batches import letters_of, new_items
+from celery_sagas.testing.batches import dead_letters_of, new_items
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend
 
@@ -46,7 +46,7 @@ class Game:
     group: str
     run: str
     ids: list[str]
-    positions: list[int]  #: of items in a snapshot, of unresolved ones, or of letters
+    positions: list[int]  #: of items in a snapshot, of unresolved ones, or of dead letters
     is_rejecting: bool  #: else items of a snapshot become unresolved
     counted: bool
     delay_ms: int  #: for which the group pauses after a release
@@ -139,11 +139,11 @@ class Player:
 
     def restore(self, game: Game) -> object:
         """Put rejected items back."""
-        return [self.backend.aggregates.restore(self.rules, letter) for letter in self._letters(game)]
+        return [self.backend.aggregates.restore(self.rules, dead_letter) for dead_letter in self._dead_letters(game)]
 
     def discard(self, game: Game) -> object:
-        """Discard the letter of an item."""
-        return [self.backend.dead.remove(letter.id) for letter in self._letters(game)[:1]]
+        """Discard the dead letter of an item."""
+        return [self.backend.dead.remove(dead_letter.id) for dead_letter in self._dead_letters(game)[:1]]
 
     def purge(self, game: Game) -> object:
         """Forget removed items; a store may have forgotten some of them before, where their time had passed."""
@@ -156,22 +156,24 @@ class Player:
         groups = [group._replace(due_at=max(group.due_at, now) if group.due_at else 0) for group in buffers.groups(NAME, 9)]
         items = [[item._replace(number=0) for item in buffers.read(NAME, group, 100)] for group in GROUPS]
         unresolved = sorted((group, item._replace(number=0)) for group, item in buffers.unresolved(NAME, 100))
-        letters = [(each.key, each.message_id, each.payload, each.at, each.buffered_at) for each in self._sorted_letters()]
+        dead_letters = [
+            (each.key, each.message_id, each.payload, each.at, each.buffered_at) for each in self._sorted_dead_letters()
+        ]
         counts = [buffers.count(NAME, group) for group in (None, *GROUPS)]
-        return buffers.names(), groups, counts, items, unresolved, letters
+        return buffers.names(), groups, counts, items, unresolved, dead_letters
 
     def _end(self, game: Game) -> tuple[str, dict[str, Any]]:
         token, items = self.runs.pop((game.group, game.run), ("nobody", ()))
         chosen = _chosen(game, items)
         if game.is_rejecting:
-            return token, {"rejected": letters_of(*chosen, group=game.group, name=NAME)}
+            return token, {"rejected": dead_letters_of(*chosen, group=game.group, name=NAME)}
         return token, {"unreadable": [item.number for item in chosen]}
 
-    def _letters(self, game: Game) -> list[DeadLetter]:
-        return _chosen(game, self._sorted_letters())
+    def _dead_letters(self, game: Game) -> list[DeadLetter]:
+        return _chosen(game, self._sorted_dead_letters())
 
-    def _sorted_letters(self) -> list[DeadLetter]:
-        """Return the letters, those of one time in an order that does not depend on their ids."""
+    def _sorted_dead_letters(self) -> list[DeadLetter]:
+        """Return the dead letters, those of one time in an order that does not depend on their ids."""
         return sorted(self.backend.dead.list(1_000), key=lambda each: (each.at, each.key, each.message_id, each.number))
 
 

@@ -121,7 +121,7 @@ def outgoing(kind: str = "sent", *, due_at: int = 0, payload: str = '{"args": []
     return Outgoing(id or new_id(), kind, message_id=new_id(), task="shop.ship", payload=payload, due_at=due_at)
 
 
-def letter(id: str = "", *, text: str = "no such order") -> DeadLetter:
+def dead_letter(id: str = "", *, text: str = "no such order") -> DeadLetter:
     """Make a message that failed for good."""
     return DeadLetter(
         id=id or new_id(),

@@ -20,7 +20,7 @@ class View:
     records: dict[tuple[str, str, str], Record | None]
     journal: dict[tuple[str, str], tuple[Entry, ...]]
     rows: int
-    letters: tuple[DeadLetter, ...]
+    dead_letters: tuple[DeadLetter, ...]
 
 
 def view(backend: Backend) -> View:
@@ -32,7 +32,7 @@ def view(backend: Backend) -> View:
         records={path: backend.sagas.find(Lookup((path[0],), path[1], path[2])).record for path in paths},
         journal={(saga, key): tuple(backend.journal.history([saga], key, 100)) for saga in sagas for key in KEYS},
         rows=backend.outbox.count(),
-        letters=tuple(backend.dead.list(100)),
+        dead_letters=tuple(backend.dead.list(100)),
     )
 
 

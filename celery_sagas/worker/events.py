@@ -15,7 +15,7 @@ from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message, encode_event
 from celery_sagas.core.registry import registry
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.settings import Subscription
 from celery_sagas.stores.ports import Backend
@@ -165,10 +165,10 @@ def _keep_one(task: "Task[Any, Any]", backend: Backend, sent: Signature[Any], er
     sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it has when it is published here
     cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
-    letter = letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
-    add_letter(backend, letter)
-    logger.error("%s[%s] was refused and is kept as the dead letter %s", letter.task, letter.message_id, letter.id)
-    signals.step_failed.send(sender=task.app.tasks.get(name, task), letter=letter, exception=cause)
+    dead_letter = dead_letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
+    add_dead_letter(backend, dead_letter)
+    logger.error("%s[%s] was refused and is kept as the dead letter %s", dead_letter.task, dead_letter.message_id, dead_letter.id)
+    signals.step_failed.send(sender=task.app.tasks.get(name, task), dead_letter=dead_letter, exception=cause)
 
 
 def install_fan_out(app: Celery) -> None:

@@ -96,7 +96,7 @@ def is_answer(request: Any) -> bool:
 def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = True) -> dict[str, Any]:
     """Return the headers of the answer to a request: if it cannot be handled, its failure goes where that of the request goes.
 
-    But not that of a member of a gather, which is complete once the answer's letter is retried: the first that comes counts.
+    But not that of a member of a gather, which is complete once the answer's dead letter is retried: the first that comes counts.
 
     Raises:
         InvalidMessage: They are larger than a broker takes.

@@ -30,17 +30,17 @@ _SPENT = ("expires", "retries", "task_id")
 
 
 class Retried(NamedTuple):
-    """What became of a dead letter that was to be retried; the letter is gone."""
+    """What became of a dead letter that was to be retried; the dead letter is gone."""
 
     id: str = ""  #: under which its message was sent, or its item is buffered; empty if nothing was done
     reason: str = ""  #: what is known of the message, if nothing was sent
 
 
-def retry_letter(runtime: Runtime, letter: DeadLetter) -> Retried:
-    """Send the message of a letter under a new id, confirmed, and remove the letter; put a rejected item back into its buffer.
+def retry_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> Retried:
+    """Send the message of a dead letter under a new id, confirmed, and remove it; put a rejected item back into its buffer.
 
-    The id is the same however often this letter is retried: if the letter cannot be removed, a step drops the repeat. Before it
-    is sent, the journal says that the message under its first id has failed, so that no late delivery of it is handled as well.
+    The id is the same however often this dead letter is retried: if it cannot be removed, a step drops the repeat. Before the
+    message is sent, the journal says that it has failed under its first id, so that no late delivery of it is handled as well.
 
     Nothing is sent if the message was handled under its first id, or if its instance waits for it no more and never will again.
     Where the app does not know the saga, it cannot look for the instance, and sends the message.
@@ -49,138 +49,139 @@ def retry_letter(runtime: Runtime, letter: DeadLetter) -> Retried:
         What became of it.
 
     Raises:
-        MisuseError: The letter holds no message that can be sent, or an item whose id is buffered again; it is kept.
-        PublishError: The broker did not confirm it; the letter is kept.
-        StoreError: The letter is kept.
+        MisuseError: The dead letter holds no message that can be sent, or an item whose id is buffered again; it is kept.
+        PublishError: The broker did not confirm it; the dead letter is kept.
+        StoreError: The dead letter is kept.
     """
-    app, step = runtime.app, registry.step_named(letter.task)
-    if letter.number:
-        return _restore(runtime, letter)
-    again = retry_of(app, letter)
-    _check_arguments(app, letter, again)
-    if step is not None and not _close(runtime.backend, step, letter):
-        return _in_vain(letter, "was handled since, under its own id")
-    if not _is_awaited(runtime, letter):
-        runtime.remove_letter(letter.id)
-        return _in_vain(letter, "changes nothing, since its instance does not wait for it any more")
+    app, step = runtime.app, registry.step_named(dead_letter.task)
+    if dead_letter.number:
+        return _restore(runtime, dead_letter)
+    again = retry_of(app, dead_letter)
+    _check_arguments(app, dead_letter, again)
+    if step is not None and not _close(runtime.backend, step, dead_letter):
+        return _in_vain(dead_letter, "was handled since, under its own id")
+    if not _is_awaited(runtime, dead_letter):
+        runtime.remove_dead_letter(dead_letter.id)
+        return _in_vain(dead_letter, "changes nothing, since its instance does not wait for it any more")
     runtime.publisher.publish_signature(again)
-    runtime.remove_letter(letter.id)
-    return Retried(new_id_of(letter))
+    runtime.remove_dead_letter(dead_letter.id)
+    return Retried(new_id_of(dead_letter))
 
 
-def _restore(runtime: Runtime, letter: DeadLetter) -> Retried:
+def _restore(runtime: Runtime, dead_letter: DeadLetter) -> Retried:
     """Put a rejected item back into its buffer."""
-    if not runtime.batches.aggregates.restore(runtime.rules_named(letter.task), letter):
-        problem = (
-            f"the item {letter.message_id} of {letter.task} was not put back: its id is buffered again, or its letter is gone"
-        )
+    if not runtime.batches.aggregates.restore(runtime.rules_named(dead_letter.task), dead_letter):
+        item = f"the item {dead_letter.message_id} of {dead_letter.task}"
+        problem = f"{item} was not put back: its id is buffered again, or its dead letter is gone"
         raise MisuseError(problem, "Retry it when that one was flushed, or discard it")
-    return Retried(letter.message_id)
+    return Retried(dead_letter.message_id)
 
 
-def _in_vain(letter: DeadLetter, reason: str) -> Retried:
-    logger.warning("the dead letter %s is not sent again: %s %s", letter.id, letter.task, reason)
+def _in_vain(dead_letter: DeadLetter, reason: str) -> Retried:
+    logger.warning("the dead letter %s is not sent again: %s %s", dead_letter.id, dead_letter.task, reason)
     return Retried(reason=reason)
 
 
-def _is_awaited(runtime: Runtime, letter: DeadLetter) -> bool:
-    """Whether an instance waits for the message of a letter, as far as it can be known here; or whether none ever did."""
-    cancellation = cancellation_of(letter)
+def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
+    """Whether an instance waits for the message of a dead letter, as far as it can be known here; or whether none ever did."""
+    cancellation = cancellation_of(dead_letter)
     if cancellation is None:
         return True
-    if gather := gather_of(request_in(letter, letter.task)):
+    if gather := gather_of(request_in(dead_letter, dead_letter.task)):
         return gathering_of(runtime).awaited(gather) is not None
-    return _saga_of(letter) is None or cancellation.is_due(runtime.backend.sagas)
+    return _saga_of(dead_letter) is None or cancellation.is_due(runtime.backend.sagas)
 
 
-def discard_letter(runtime: Runtime, letter: DeadLetter) -> bool:
-    """Remove a letter; if its instance waits for the message, a timeout or what came of a request, it no longer does.
+def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
+    """Remove a dead letter; if its instance waits for the message, a timeout or what came of a request, it no longer does.
 
-    The letter goes last: whoever dies in between discards it again.
+    The dead letter goes last: whoever dies in between discards it again.
 
     Returns:
         Whether an instance waited for it.
 
     Raises:
-        StoreError: The letter is kept.
+        StoreError: The dead letter is kept.
     """
-    cancellation = cancellation_of(letter)
+    cancellation = cancellation_of(dead_letter)
     waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
-    runtime.remove_letter(letter.id)
+    runtime.remove_dead_letter(dead_letter.id)
     return waited
 
 
-def new_id_of(letter: DeadLetter) -> str:
-    """Return the id under which a letter's message is retried."""
-    return derived_id(letter.id, "retry")
+def new_id_of(dead_letter: DeadLetter) -> str:
+    """Return the id under which a dead letter's message is retried."""
+    return derived_id(dead_letter.id, "retry")
 
 
-def retry_of(app: Celery, letter: DeadLetter) -> Signature[Any]:
-    """Return the message of a letter as it is retried: with a new id, all of its retries, and no end.
+def retry_of(app: Celery, dead_letter: DeadLetter) -> Signature[Any]:
+    """Return the message of a dead letter as it is retried: with a new id, all of its retries, and no end.
 
     A timeout keeps its address, by which its instance knows it. This app routes it: the route that it had may be what was wrong.
     """
-    sent = {name: value for name, value in signature_in(letter).items() if name != ROUTE}
+    sent = {name: value for name, value in signature_in(dead_letter).items() if name != ROUTE}
     first = _first_of(sent)
     for part in (sent, first):
         options = part["options"] = dict(part.get("options") or {})
         for name in _SPENT:
             options.pop(name, None)
         options["headers"] = {name: value for name, value in (options.get("headers") or {}).items() if name != MESSAGE_ID} | {
-            RETRY_OF: letter.id
+            RETRY_OF: dead_letter.id
         }
-    first["options"]["task_id"] = new_id_of(letter)
+    first["options"]["task_id"] = new_id_of(dead_letter)
     return deserialized(app, str(dumps(sent)))
 
 
-def signature_in(letter: DeadLetter) -> dict[str, Any]:
-    """Return the signature in a letter.
+def signature_in(dead_letter: DeadLetter) -> dict[str, Any]:
+    """Return the signature in a dead letter.
 
     Raises:
         MisuseError: There is none.
     """
     try:
-        sent = loads(letter.payload)
+        sent = loads(dead_letter.payload)
     except (ValueError, RecursionError) as exc:
         raise MisuseError(
-            f"the dead letter {letter.id} holds no JSON that can be read: {exc}", "It can only be discarded"
+            f"the dead letter {dead_letter.id} holds no JSON that can be read: {exc}", "It can only be discarded"
         ) from exc
     if not isinstance(sent, dict) or "task" not in sent:
-        raise MisuseError(f"the dead letter {letter.id} holds no message that can be sent", "It can only be discarded")
+        raise MisuseError(f"the dead letter {dead_letter.id} holds no message that can be sent", "It can only be discarded")
     return sent
 
 
-def request_in(letter: DeadLetter, task: str) -> Context:
-    """Return the request of the message in a letter, as a task of this name would have it.
+def request_in(dead_letter: DeadLetter, task: str) -> Context:
+    """Return the request of the message in a dead letter, as a task of this name would have it.
 
     Raises:
         MisuseError: There is no message.
     """
-    sent = _first_of(signature_in(letter))
+    sent = _first_of(signature_in(dead_letter))
     headers = dict((sent.get("options") or {}).get("headers") or {})
     arguments = {"args": sent.get("args"), "kwargs": sent.get("kwargs")}
-    return Context(headers, headers=headers, id=letter.message_id, task=task, called_directly=False, **arguments)
+    return Context(headers, headers=headers, id=dead_letter.message_id, task=task, called_directly=False, **arguments)
 
 
-def cancellation_of(letter: DeadLetter) -> Cancellation | None:
-    """Return what takes the message of a letter from those that an instance waits for; ``None`` if none ever did."""
-    if letter.number:
+def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
+    """Return what takes the message of a dead letter from those that an instance waits for; ``None`` if none ever did."""
+    if dead_letter.number:
         return None
     try:
-        addressed = read_address(request_in(letter, letter.task))
+        addressed = read_address(request_in(dead_letter, dead_letter.task))
     except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
         return None
-    saga = _saga_of(letter)
-    return Cancellation(letter, saga.names if saga else (letter.saga,), addressed) if addressed else None
+    saga = _saga_of(dead_letter)
+    return Cancellation(dead_letter, saga.names if saga else (dead_letter.saga,), addressed) if addressed else None
 
 
-def _saga_of(letter: DeadLetter) -> SagaDefinition | None:
+def _saga_of(dead_letter: DeadLetter) -> SagaDefinition | None:
     """Return the saga to whose step a message went, also if nobody knows the step any more; ``None`` if it is not known here."""
-    step = registry.step_named(letter.task)
-    return step.saga if step else registry.saga_named(letter.saga) or registry.saga_named(letter.task.rpartition(".")[0])
+    step = registry.step_named(dead_letter.task)
+    return (
+        step.saga if step else registry.saga_named(dead_letter.saga) or registry.saga_named(dead_letter.task.rpartition(".")[0])
+    )
 
 
-def _check_arguments(app: Celery, letter: DeadLetter, again: Signature[Any]) -> None:
+def _check_arguments(app: Celery, dead_letter: DeadLetter, again: Signature[Any]) -> None:
     """Refuse what Celery would refuse to publish: arguments that do not fit the task."""
     task: Any = app.tasks.get(str(again.task))
     if task is None or not task.typing:
@@ -191,13 +192,15 @@ def _check_arguments(app: Celery, letter: DeadLetter, again: Signature[Any]) -> 
             items = registry.aggregators[str(again.task)].items
             items.encode(items.value_of(again.args or (), again.kwargs or {}))
     except (TypeError, InvalidMessage) as exc:
-        raise MisuseError(f"the message of the dead letter {letter.id} does not fit: {exc}", "It can only be discarded") from exc
+        raise MisuseError(
+            f"the message of the dead letter {dead_letter.id} does not fit: {exc}", "It can only be discarded"
+        ) from exc
 
 
-def _close(backend: Backend, step: StepDefinition, letter: DeadLetter) -> bool:
+def _close(backend: Backend, step: StepDefinition, dead_letter: DeadLetter) -> bool:
     """Have the journal say that the message failed; return ``False`` if it was handled."""
-    lookup, named = lookup_of(step, request_in(letter, step.name)), str(_first_of(signature_in(letter))["task"])
-    return lookup is None or close(backend, step, letter, lookup, named=named)
+    lookup, named = lookup_of(step, request_in(dead_letter, step.name)), str(_first_of(signature_in(dead_letter))["task"])
+    return lookup is None or close(backend, step, dead_letter, lookup, named=named)
 
 
 def _first_of(sent: dict[str, Any]) -> dict[str, Any]:

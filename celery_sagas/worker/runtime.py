@@ -53,7 +53,7 @@ class Runtime:
         """The backend of sagas, and that of aggregators if it is another."""
         return list(dict.fromkeys((self.backend, self.batches)))
 
-    def remove_letter(self, id: str) -> None:
+    def remove_dead_letter(self, id: str) -> None:
         """Remove a dead letter from the backend that has it."""
         any(backend.dead.remove(id) for backend in self.backends)
 

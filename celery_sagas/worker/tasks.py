@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject
 from celery_sagas import signals
 from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.core.step import IfMissing, StepDefinition
-from celery_sagas.engine.dead_letters.dead_lettering import letter_id_of
+from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Session, refuse_inline
@@ -134,8 +134,8 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
     if outcome.kind is Kind.FAILED:
         # whoever kept it may have died before anybody was notified
-        letter, text = letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
-        notify_requester(task.app, request, text, letter=letter, may_be_answered=True)
+        dead_letter, text = dead_letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
+        notify_requester(task.app, request, text, dead_letter=dead_letter, may_be_answered=True)
         # what follows a success, ``link`` or the next of a chain, does not follow it; what was gathered is kept for a deadline
         raise Ignore()
     # what was cancelled may be about another step

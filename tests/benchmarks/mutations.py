@@ -235,8 +235,8 @@ RELAY = (
     Mutation(
         "relay",
         "engine/relay.py",
-        "        add_letter(self.relay.backend, letter)\n",
-        "        self.outbox.confirm(self.token, [row.id])\n        add_letter(self.relay.backend, letter)\n",
+        "        add_dead_letter(self.relay.backend, dead_letter)\n",
+        "        self.outbox.confirm(self.token, [row.id])\n        add_dead_letter(self.relay.backend, dead_letter)\n",
         "A row that is given up is a dead letter before it leaves the outbox.",
     ),
     Mutation(

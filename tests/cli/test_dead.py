@@ -21,8 +21,8 @@ from tests.cli.test_describe import run
 TOO_DEEP = "[" * 100_000 + "]" * 100_000
 
 
-def letter(id: str = "l1", **facts: Any) -> DeadLetter:
-    """Return a letter."""
+def dead_letter(id: str = "l1", **facts: Any) -> DeadLetter:
+    """Return a dead letter."""
     given = {
         "task": "order.place",
         "message_id": "m1",
@@ -36,14 +36,14 @@ def letter(id: str = "l1", **facts: Any) -> DeadLetter:
     return DeadLetter(id, **{**given, **facts})
 
 
-def keep(app: Celery, *letters: DeadLetter) -> None:
-    """Keep letters, the last one the newest."""
-    for each in letters:
+def keep(app: Celery, *dead_letters: DeadLetter) -> None:
+    """Keep dead letters, the last one the newest."""
+    for each in dead_letters:
         backend_of(app).dead.add(each)
 
 
 def kept(app: Celery) -> set[str]:
-    """Return the ids of the letters."""
+    """Return the ids of the dead letters."""
     return {each.id for each in backend_of(app).dead.list(10)}
 
 
@@ -98,7 +98,7 @@ class TestList:
     """What there is."""
 
     def test_table(self, app: Celery) -> None:
-        keep(app, letter(), letter("a longer id", key="", error="InvalidMessage"))
+        keep(app, dead_letter(), dead_letter("a longer id", key="", error="InvalidMessage"))
         result = run(app, "dead", "list")
 
         assert result.exit_code == 0, result.output
@@ -110,7 +110,10 @@ class TestList:
         assert by_id["a longer id"].endswith("UTC  order.place  -    InvalidMessage")
 
     def test_key_that_forges_a_row(self, app: Celery) -> None:
-        keep(app, letter(task="order.place\x1b[2J", key="42\nl2  2026-03-02 10:41:07 UTC  order.pay  43   Boom", error="\x9b2J"))
+        keep(
+            app,
+            dead_letter(task="order.place\x1b[2J", key="42\nl2  2026-03-02 10:41:07 UTC  order.pay  43   Boom", error="\x9b2J"),
+        )
         _, *rows = run(app, "dead", "list").output.splitlines()
 
         assert len(rows) == 1
@@ -118,7 +121,7 @@ class TestList:
         assert rows[0].endswith(r"\x9b2J")
 
     def test_limit(self, app: Celery) -> None:
-        keep(app, letter(), letter("l2"), letter("l3"))
+        keep(app, dead_letter(), dead_letter("l2"), dead_letter("l3"))
 
         assert len(run(app, "dead", "list", "--limit", "2").output.splitlines()) == 3
 
@@ -129,7 +132,7 @@ class TestList:
 
     def test_json(self, app: Celery) -> None:
         """One object in each line, for other programs."""
-        keep(app, letter(), letter("l2"))
+        keep(app, dead_letter(), dead_letter("l2"))
         lines = [json.loads(line) for line in run(app, "dead", "list", "--json").output.splitlines()]
 
         assert {line["id"] for line in lines} == {"l1", "l2"}
@@ -146,7 +149,7 @@ class TestShow:
     """One of them."""
 
     def test_everything(self, app: Celery) -> None:
-        keep(app, letter())
+        keep(app, dead_letter())
         result = run(app, "dead", "show", "l1")
 
         assert result.exit_code == 0, result.output
@@ -164,7 +167,7 @@ class TestShow:
 
     def test_payload_that_is_no_json(self, app: Celery) -> None:
         """It is shown in one line."""
-        keep(app, letter(payload="<what>\n\nTraceback:\nnone", saga="", key="", traceback=""))
+        keep(app, dead_letter(payload="<what>\n\nTraceback:\nnone", saga="", key="", traceback=""))
         result = run(app, "dead", "show", "l1")
 
         assert r"<what>\n\nTraceback:\nnone" in result.output.splitlines()
@@ -172,7 +175,7 @@ class TestShow:
 
     def test_payload_that_is_nested_too_deep(self, app: Celery) -> None:
         """It is shown as it is."""
-        keep(app, letter(payload=TOO_DEEP))
+        keep(app, dead_letter(payload=TOO_DEEP))
         result = run(app, "dead", "show", "l1")
 
         assert result.exit_code == 0, result.output
@@ -184,7 +187,7 @@ class TestShow:
         shown = r"\x1b]0;mine\x07\x9b2J\x7f\u2028\u202e\r"
         payload = json.dumps({"args": [evil, "\ud800"]}, ensure_ascii=True)
         facts = dict.fromkeys(("task", "message_id", "saga", "key", "error"), f"{evil}\nid:      l2")
-        keep(app, letter(**facts, text=evil, traceback=f"one\n{evil}\n", payload=payload))
+        keep(app, dead_letter(**facts, text=evil, traceback=f"one\n{evil}\n", payload=payload))
         output = run(app, "dead", "show", "l1").output
 
         assert "key:     " + shown + r"\nid:      l2" in output.splitlines()
@@ -204,7 +207,7 @@ class TestRetry:
     """The message is sent again."""
 
     def test_those_that_are_named(self, app: Celery, worker: Worker, order: Any) -> None:
-        keep(app, letter(), letter("l2", message_id="m2"))
+        keep(app, dead_letter(), dead_letter("l2", message_id="m2"))
         result = run(app, "dead", "retry", "l1")
 
         assert result.exit_code == 0, result.output
@@ -217,7 +220,7 @@ class TestRetry:
     def test_all(self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """However many, in the order in which they failed."""
         monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "_PAGE", 2)
-        keep(app, *(letter(f"l{number}", message_id=f"m{number}") for number in range(5)))
+        keep(app, *(dead_letter(f"l{number}", message_id=f"m{number}") for number in range(5)))
         result = run(app, "dead", "retry", "--all")
 
         assert result.exit_code == 0, result.output
@@ -225,12 +228,12 @@ class TestRetry:
         assert len(worker.waiting()) == 5
         assert kept(app) == set()
 
-    def test_no_letters_at_all(self, app: Celery, order: Any) -> None:
+    def test_no_dead_letters_at_all(self, app: Celery, order: Any) -> None:
         assert run(app, "dead", "retry", "--all").exit_code == 0
 
     def test_what_fails_is_kept_and_the_others_go_on(self, app: Celery, worker: Worker, order: Any) -> None:
-        deep = letter("too deep", payload=TOO_DEEP)
-        keep(app, letter("no json", payload="<what>"), deep, letter("no message", payload="{}"), letter())
+        deep = dead_letter("too deep", payload=TOO_DEEP)
+        keep(app, dead_letter("no json", payload="<what>"), deep, dead_letter("no message", payload="{}"), dead_letter())
         result = run(app, "dead", "retry", "no json", "too deep", "no message", "l9", "l1")
 
         assert result.exit_code == 1
@@ -247,7 +250,7 @@ class TestRetry:
 
     def test_task_for_a_terminal(self, app: Celery) -> None:
         """Its name is escaped, in what was done and in errors."""
-        keep(app, letter(task="pay\x1b[2J", payload="{"), letter("l2", task="pay\x1b[2J"))
+        keep(app, dead_letter(task="pay\x1b[2J", payload="{"), dead_letter("l2", task="pay\x1b[2J"))
         result = run(app, "dead", "retry", "l1", "l2")
 
         assert r"pay\x1b[2J" in result.output
@@ -256,15 +259,15 @@ class TestRetry:
     def test_message_that_does_not_fit(self, app: Celery, order: Any) -> None:
         """As its step is now: its task refuses to send it."""
         payload = {"task": "order.place", "args": [], "kwargs": {"order_id": {"a": 1}, "nonsense": 1}, "options": {}}
-        keep(app, letter(payload=json.dumps(payload)))
+        keep(app, dead_letter(payload=json.dumps(payload)))
         result = run(app, "dead", "retry", "l1")
 
         assert (result.exit_code, kept(app)) == (1, {"l1"})
         assert "does not fit: place() got an unexpected keyword argument 'nonsense'. It can only be discarded." in result.output
 
     def test_message_that_was_handled_since(self, app: Celery, worker: Worker, order: Any) -> None:
-        """Its worker died between the letter and the journal, and another one handled it."""
-        keep(app, letter())
+        """Its worker died between the dead letter and the journal, and another one handled it."""
+        keep(app, dead_letter())
         app.send_task("order.place", ["42"], task_id="m1")
         worker.run()
         result = run(app, "dead", "retry", "l1")
@@ -286,7 +289,7 @@ class TestDiscard:
     """The message is never handled."""
 
     def test_those_that_are_named(self, app: Celery, worker: Worker) -> None:
-        keep(app, letter(), letter("l2"), letter("l3"))
+        keep(app, dead_letter(), dead_letter("l2"), dead_letter("l3"))
         result = run(app, "dead", "discard", "l1", "l2")
 
         assert (result.exit_code, kept(app)) == (0, {"l3"})
@@ -297,21 +300,21 @@ class TestDiscard:
         ("arguments", "left"), [(("--all",), set()), (("--task", "order.pay"), {"l1", "l3"})], ids=["all", "of a task"]
     )
     def test_all_or_those_of_a_task(self, app: Celery, arguments: tuple[str, ...], left: set[str]) -> None:
-        keep(app, letter(), letter("l2", task="order.pay"), letter("l3"))
+        keep(app, dead_letter(), dead_letter("l2", task="order.pay"), dead_letter("l3"))
         result = run(app, "dead", "discard", *arguments, "--yes")
 
         assert (result.exit_code, kept(app)) == (0, left)
 
     def test_all_but_with_a_question(self, app: Celery) -> None:
         """The command has no answer here."""
-        keep(app, letter(), letter("l2"))
+        keep(app, dead_letter(), dead_letter("l2"))
         result = run(app, "dead", "discard", "--all")
 
         assert (result.exit_code, kept(app)) == (1, {"l1", "l2"})
         assert "Remove 2 dead letters for good? [y/N]" in result.output
 
     def test_unknown(self, app: Celery) -> None:
-        keep(app, letter())
+        keep(app, dead_letter())
         result = run(app, "dead", "discard", "l9", "l1")
 
         assert (result.exit_code, kept(app)) == (1, set())
@@ -339,7 +342,7 @@ class TestDiscard:
         assert reminded.find("42").saga.timeouts.keys() == {"other"}
 
     def test_timeout_that_no_relay_could_publish(self, app: Celery, worker: Worker, reminded: Any) -> None:
-        """The relay's letters do not always name a saga."""
+        """The relay's dead letters do not always name a saga."""
         (failed,) = backend_of(app).dead.list(10)
         backend_of(app).dead.remove(failed.id)
         keep(app, failed._replace(id="l1", saga=""))
@@ -362,13 +365,13 @@ class TestDiscard:
     )
     def test_message_that_cannot_be_read(self, app: Celery, payload: str) -> None:
         """Else nobody could discard it."""
-        keep(app, letter(payload=payload))
+        keep(app, dead_letter(payload=payload))
 
         assert run(app, "dead", "discard", "l1").output == "l1: order.place was discarded.\n"
         assert kept(app) == set()
 
     def test_store_that_goes_away(self, app: Celery, worker: Worker, reminded: Any) -> None:
-        """The letter stays until its instance has been told."""
+        """The dead letter stays until its instance has been told."""
         (failed,) = backend_of(app).dead.list(10)
         interposed(app).once_before("update", failing(StoreUnavailable("memory://", "refused")))
         result = run(app, "dead", "discard", failed.id)
@@ -410,8 +413,8 @@ def test_connections_are_closed(app: Celery) -> None:
 
 
 def test_nothing_is_retried_in_eager_mode(eager: Celery) -> None:
-    """The message would run here, and its failure be lost with the letter."""
-    keep(eager, letter())
+    """The message would run here, and its failure be lost with the dead letter."""
+    keep(eager, dead_letter())
     result = run(eager, "dead", "retry", "--all")
 
     assert (result.exit_code, kept(eager)) == (1, {"l1"})

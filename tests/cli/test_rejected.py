@@ -12,10 +12,10 @@ from celery_sagas.core.registry import registry
 from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.testing.batches import letters_of
+from celery_sagas.testing.batches import dead_letters_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
-from tests.cli.test_dead import letter
+from tests.cli.test_dead import dead_letter
 from tests.cli.test_describe import run
 from tests.servers import unique
 
@@ -76,19 +76,19 @@ def reject(app: Celery, *ids: str, name: str = NAME) -> list[DeadLetter]:
     rules = Rules(name, size=len(ids), remember_ms=3_600_000)
     snapshot = batches_of(app).aggregates.claim(rules, "d1", "run")
     assert snapshot is not None
-    letters = letters_of(*snapshot.items, group="d1", name=name)
-    batches_of(app).aggregates.remove(rules, "d1", "run", rejected=letters)
-    return letters
+    dead_letters = dead_letters_of(*snapshot.items, group="d1", name=name)
+    batches_of(app).aggregates.remove(rules, "d1", "run", rejected=dead_letters)
+    return dead_letters
 
 
-def keep(app: Celery, *letters: DeadLetter) -> None:
-    """Keep letters of messages."""
-    for each in letters:
+def keep(app: Celery, *dead_letters: DeadLetter) -> None:
+    """Keep dead letters of messages."""
+    for each in dead_letters:
         runtime_of(app).backend.dead.add(each)
 
 
 def kept(app: Celery) -> set[str]:
-    """Return the ids of all letters."""
+    """Return the ids of all dead letters."""
     return {each.id for backend in runtime_of(app).backends for each in backend.dead.list(1_000)}
 
 
@@ -102,24 +102,24 @@ class TestList:
 
     def test_items_and_messages(self, app: Celery, flushed: Any) -> None:
         [rejected] = reject(app, "m1")
-        keep(app, letter())
+        keep(app, dead_letter())
         rows = run(app, "dead", "list").output.splitlines()[1:]
 
         assert {row.split()[0] for row in rows} == {"l1", rejected.id}
         assert any(row.endswith("UTC  meters.store_readings  d1   ItemRejected") for row in rows)
 
     def test_those_of_an_aggregator(self, app: Celery, flushed: Any) -> None:
-        letters = reject(app, "m1", "m2")
-        keep(app, letter())
+        dead_letters = reject(app, "m1", "m2")
+        keep(app, dead_letter())
         lines = run(app, "dead", "list", "--task", NAME, "--json").output.splitlines()
 
-        assert {json.loads(line)["id"] for line in lines} == {each.id for each in letters}
-        assert {json.loads(line)["number"] for line in lines} == {each.number for each in letters}
+        assert {json.loads(line)["id"] for line in lines} == {each.id for each in dead_letters}
+        assert {json.loads(line)["number"] for line in lines} == {each.number for each in dead_letters}
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 9])
     def test_limit(self, app: Celery, flushed: Any, limit: int) -> None:
         reject(app, "m1", "m2")
-        keep(app, letter())
+        keep(app, dead_letter())
 
         assert len(run(app, "dead", "list", "--limit", f"{limit}").output.splitlines()) == 1 + min(limit, 3)
 
@@ -152,7 +152,7 @@ class TestRetry:
 
     def test_all_of_an_aggregator(self, app: Celery, flushed: Any) -> None:
         reject(app, "m1", "m2", "m3")
-        keep(app, letter())
+        keep(app, dead_letter())
         result = run(app, "dead", "retry", "--task", NAME)
 
         assert result.exit_code == 0, result.output
@@ -160,13 +160,13 @@ class TestRetry:
 
     def test_item_whose_id_is_buffered_again(self, app: Celery, flushed: Any) -> None:
         """The others are put back."""
-        letters = reject(app, "m1", "m2")
+        dead_letters = reject(app, "m1", "m2")
         batches_of(app).aggregates.purge(0)
         add(app, "m3")
-        batches_of(app).aggregates.restore(Rules(NAME), letters[0])
-        again = letters[0]._replace(id="again")
+        batches_of(app).aggregates.restore(Rules(NAME), dead_letters[0])
+        again = dead_letters[0]._replace(id="again")
         batches_of(app).dead.add(again)
-        result = run(app, "dead", "retry", "again", letters[1].id)
+        result = run(app, "dead", "retry", "again", dead_letters[1].id)
 
         assert (result.exit_code, kept(app)) == (1, {"again"})
         assert f"Error: the item m1 of {NAME} was not put back: its id is buffered again" in result.output
@@ -187,7 +187,7 @@ class TestDiscard:
     def test_item_and_message(self, app: Celery, flushed: Any) -> None:
         """The item looks like a message, and is none."""
         [rejected, other] = reject(app, "m1", "m2")
-        keep(app, letter())
+        keep(app, dead_letter())
         result = run(app, "dead", "discard", rejected.id, "l1")
 
         assert result.output == f"{rejected.id}: the item m1 of {NAME} was discarded.\nl1: order.place was discarded.\n"
@@ -195,7 +195,7 @@ class TestDiscard:
 
     def test_all_of_an_aggregator(self, app: Celery, flushed: Any) -> None:
         reject(app, "m1", "m2")
-        keep(app, letter())
+        keep(app, dead_letter())
         result = run(app, "dead", "discard", "--task", NAME, "--yes")
 
         assert (result.exit_code, kept(app)) == (0, {"l1"})

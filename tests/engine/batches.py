@@ -176,13 +176,13 @@ class Collector:
         """Return how many flushes of each buffered item have failed."""
         return {item.id: item.attempts for item in self.stored()}
 
-    def letters(self) -> dict[str, DeadLetter]:
+    def dead_letters(self) -> dict[str, DeadLetter]:
         """Return the dead letters of rejected items, by the items' ids."""
-        return {letter.message_id: letter for letter in self.backend.dead.list(1_000)}
+        return {dead_letter.message_id: dead_letter for dead_letter in self.backend.dead.list(1_000)}
 
     def rejected(self) -> dict[str, str]:
         """Return why items were rejected."""
-        return {id: letter.text for id, letter in self.letters().items()}
+        return {id: dead_letter.text for id, dead_letter in self.dead_letters().items()}
 
     @property
     def seen(self) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Cancellation: the timeout of a discarded letter leaves its instance's pending map."""
+"""Cancellation: the timeout of a discarded dead letter leaves its instance's pending map."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from celery_sagas.core.pending import Pending, Timeout, read_pending
 from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.state import State
 from celery_sagas.engine.dead_letters.cancellation import Cancellation
-from celery_sagas.engine.dead_letters.dead_lettering import letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_of
 from celery_sagas.errors import NewerState, RevisionConflict, StoreError, StoreUnavailable, UnreadableState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Record
@@ -28,9 +28,9 @@ def place(order: State, order_id: str, tracking: str | None = None) -> None:
 PLACE = starter(place)
 
 
-def letter(message_id: str = "t1") -> DeadLetter:
-    """Return the letter of a timeout."""
-    return letter_of("order.remind", message_id, "order", Boom(), "{}")
+def dead_letter(message_id: str = "t1") -> DeadLetter:
+    """Return the dead letter of a timeout."""
+    return dead_letter_of("order.remind", message_id, "order", Boom(), "{}")
 
 
 def instance(engine: Engine) -> Record:
@@ -54,7 +54,7 @@ def timeouts(engine: Engine) -> list[str]:
 
 def cancellation(record: Record, timeout: str = "t1") -> Cancellation:
     """Return the cancellation of a timeout of an instance."""
-    return Cancellation(letter(), ("order",), Addressed(record.id, timeout))
+    return Cancellation(dead_letter(), ("order",), Addressed(record.id, timeout))
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -86,7 +86,7 @@ def test_journal_says_why(engine: Engine, backend: MemoryBackend) -> None:
 
     entry = engine.entries()[-1]
     assert (entry.step, entry.outcome, entry.key, entry.version) == ("order.remind", "ignored", "42", record.version + 1)
-    assert json.loads(entry.detail) == {"reason": "discarded", "letter": letter().id}
+    assert json.loads(entry.detail) == {"reason": "discarded", "dead_letter": dead_letter().id}
 
 
 def test_map_of_newer_code_stays_whole(engine: Engine, backend: MemoryBackend) -> None:
@@ -139,7 +139,7 @@ def test_timeout_that_is_handled_at_the_same_time(engine: Engine) -> None:
 
 
 def test_reply_that_was_lost(engine: Engine, backend: MemoryBackend) -> None:
-    """The letter is discarded again, and nothing more is written."""
+    """The dead letter is discarded again, and nothing more is written."""
     record, store = instance(engine), engine.interpose()
     store.once_after("update", failing(StoreUnavailable("memory://", "the reply was lost")))
     with pytest.raises(StoreUnavailable):
@@ -151,7 +151,7 @@ def test_reply_that_was_lost(engine: Engine, backend: MemoryBackend) -> None:
 
 
 def test_other_operator_at_the_same_time(engine: Engine, backend: MemoryBackend) -> None:
-    """Both discard the same letter."""
+    """Both discard the same dead letter."""
     record, store = instance(engine), engine.interpose()
     store.once_before("update", lambda: cancellation(record).perform(backend, RETRIES))
 
@@ -169,11 +169,11 @@ def test_timeout_that_was_replaced_or_handled(engine: Engine, backend: MemoryBac
 
 
 def test_instance_that_is_gone(backend: MemoryBackend) -> None:
-    assert not Cancellation(letter(), ("order",), Addressed("i1", "t1")).perform(backend, RETRIES)
+    assert not Cancellation(dead_letter(), ("order",), Addressed("i1", "t1")).perform(backend, RETRIES)
 
 
 def test_map_that_cannot_be_read(engine: Engine, backend: MemoryBackend) -> None:
-    """Nobody could discard the letter otherwise."""
+    """Nobody could discard the dead letter otherwise."""
     instance(engine)
     record = engine.rewrite(pending="[")
 

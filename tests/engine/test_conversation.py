@@ -17,7 +17,7 @@ from celery_sagas.errors import CorrelationError, InvalidMessage, InvalidState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import OutboxRow
 from tests.engine.conftest import Boom, Engine, Order, handler, starter
-from tests.engine.test_cancellation import letter
+from tests.engine.test_cancellation import dead_letter
 
 DUE = 4_000_000_000_000
 RETRIES = 2
@@ -389,7 +389,7 @@ class TestDiscarded:
     """The dead letter of what came of a request is discarded, as if that had been handled."""
 
     def discard(self, engine: Engine, what: ReplyKind) -> bool:
-        return Cancellation(letter(), ("order",), came(engine, what)).perform(engine.backend, RETRIES)
+        return Cancellation(dead_letter(), ("order",), came(engine, what)).perform(engine.backend, RETRIES)
 
     @pytest.mark.parametrize("what", [ReplyKind.ANSWER, ReplyKind.FAILURE])
     def test_request_is_over(self, asking: Engine, backend: MemoryBackend, what: ReplyKind) -> None:
@@ -407,4 +407,4 @@ class TestDiscarded:
         address = came(asking, ReplyKind.ANSWER)
         asking.handle(PAID, addressed=address, receipt="a")
 
-        assert not Cancellation(letter(), ("order",), address).perform(asking.backend, RETRIES)
+        assert not Cancellation(dead_letter(), ("order",), address).perform(asking.backend, RETRIES)

@@ -1,4 +1,4 @@
-"""Dead-lettering: a letter, and a tombstone in the journal."""
+"""Dead-lettering: a dead letter, and a tombstone in the journal."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from celery_sagas.engine.dead_letters.dead_lettering import (
     TRACEBACK_CHARACTERS,
     close,
     dead_letter,
-    letter_of,
+    dead_letter_of,
     locate,
 )
 from celery_sagas.engine.handling import handle
@@ -51,9 +51,9 @@ PLACE, PAY = starter(place), handler(pay)
 HERE = Lookup(("order",), KEY, "42")
 
 
-def letter(message_id: str = "m1", step: StepDefinition = PLACE, error: Exception | None = None) -> DeadLetter:
-    """Return a letter."""
-    return letter_of(step.name, message_id, "order", error or Boom("no"), "{}")
+def one_dead_letter(message_id: str = "m1", step: StepDefinition = PLACE, error: Exception | None = None) -> DeadLetter:
+    """Return a dead letter."""
+    return dead_letter_of(step.name, message_id, "order", error or Boom("no"), "{}")
 
 
 def failing(error: Exception) -> Callable[[], None]:
@@ -65,8 +65,8 @@ def failing(error: Exception) -> Callable[[], None]:
     return fail
 
 
-def letters(backend: MemoryBackend) -> list[str]:
-    """Return the ids of the kept letters."""
+def dead_letters(backend: MemoryBackend) -> list[str]:
+    """Return the ids of the kept dead letters."""
     return [kept.id for kept in backend.dead.list(10)]
 
 
@@ -75,9 +75,11 @@ class TestLetter:
 
     def test_id_is_that_of_the_message_and_its_step(self) -> None:
         """Whatever failed, and however often."""
-        assert letter().id == letter(error=KeyError("other")).id
-        assert len({letter().id, letter("m2").id, letter(step=PAY).id}) == 3
-        assert letter("x" * 255 + "1").id != letter("x" * 255 + "2").id  # of which the letter shows the beginning
+        assert one_dead_letter().id == one_dead_letter(error=KeyError("other")).id
+        assert len({one_dead_letter().id, one_dead_letter("m2").id, one_dead_letter(step=PAY).id}) == 3
+        assert (
+            one_dead_letter("x" * 255 + "1").id != one_dead_letter("x" * 255 + "2").id
+        )  # of which the dead letter shows the beginning
 
     def test_error_is_described(self) -> None:
         def fail() -> None:
@@ -85,7 +87,7 @@ class TestLetter:
 
         with pytest.raises(Boom) as caught:
             fail()
-        made = letter(error=caught.value)
+        made = one_dead_letter(error=caught.value)
 
         assert (made.error, made.text) == ("Boom", "it\\0 broke \\ud800")
         assert "in fail" in made.traceback
@@ -93,7 +95,7 @@ class TestLetter:
 
     def test_texts_are_bounded(self) -> None:
         """Of a traceback the end is kept."""
-        made = letter(error=Boom("\ud800" * 30_000 + "the end"))
+        made = one_dead_letter(error=Boom("\ud800" * 30_000 + "the end"))
 
         assert len(made.text) == TEXT_CHARACTERS
         assert len(made.traceback) == TRACEBACK_CHARACTERS
@@ -106,13 +108,13 @@ class TestLetter:
             def __str__(self) -> str:
                 raise KeyError
 
-        made = letter(error=Mute())
+        made = one_dead_letter(error=Mute())
 
         assert (made.error, made.text) == ("Mute", "its text cannot be read: KeyError")
 
     def test_names_that_no_store_takes(self) -> None:
         """Any producer may choose a task's id."""
-        made = letter_of("order.place", "\ud800\0" + "x" * 300, "order", Boom(), "{}")
+        made = dead_letter_of("order.place", "\ud800\0" + "x" * 300, "order", Boom(), "{}")
 
         assert made.message_id.startswith("\\ud800\\0xxx")
         assert len(made.message_id) == 255
@@ -140,10 +142,10 @@ class TestLocate:
 
 
 class TestDeadLetter:
-    """The letter is kept, and the message does nothing any more."""
+    """The dead letter is kept, and the message does nothing any more."""
 
-    def test_letter_and_tombstone(self, engine: Engine, backend: MemoryBackend) -> None:
-        kept = dead_letter(backend, PLACE, letter(), HERE)
+    def test_dead_letter_and_tombstone(self, engine: Engine, backend: MemoryBackend) -> None:
+        kept = dead_letter(backend, PLACE, one_dead_letter(), HERE)
 
         assert kept is not None
         assert backend.dead.get(kept.id) is not None
@@ -151,7 +153,7 @@ class TestDeadLetter:
         entry = engine.entry(PLACE, "m1")
         assert entry is not None
         assert (entry.outcome, entry.key, entry.saga, entry.version) == ("failed", "42", "order", 0)
-        assert json.loads(entry.detail) == {"error": "Boom", "letter": kept.id}
+        assert json.loads(entry.detail) == {"error": "Boom", "dead_letter": kept.id}
 
     def test_instance_is_named(self, engine: Engine, backend: MemoryBackend) -> None:
         """By its key, also if the message names its id."""
@@ -159,7 +161,7 @@ class TestDeadLetter:
         record = engine.record()
         assert record is not None
 
-        kept = dead_letter(backend, PAY, letter(step=PAY), Lookup(("order",), ID, record.id))
+        kept = dead_letter(backend, PAY, one_dead_letter(step=PAY), Lookup(("order",), ID, record.id))
 
         assert kept is not None
         assert kept.key == "42"
@@ -169,7 +171,7 @@ class TestDeadLetter:
         assert engine.record() == record
 
     def test_redelivery_is_told_from_a_success(self, engine: Engine, backend: MemoryBackend) -> None:
-        dead_letter(backend, PLACE, letter(), HERE)
+        dead_letter(backend, PLACE, one_dead_letter(), HERE)
 
         outcome = engine.handle(PLACE, id="m1", order_id="42")
 
@@ -177,53 +179,53 @@ class TestDeadLetter:
         assert engine.record() is None
 
     def test_other_messages_are_handled(self, engine: Engine, backend: MemoryBackend) -> None:
-        dead_letter(backend, PLACE, letter(), HERE)
+        dead_letter(backend, PLACE, one_dead_letter(), HERE)
 
         assert engine.handle(PLACE, id="m2", order_id="42").kind is Kind.STARTED
 
     def test_again_changes_nothing(self, backend: MemoryBackend) -> None:
-        """Also once the letter was discarded."""
-        kept = dead_letter(backend, PLACE, letter(), HERE)
+        """Also once the dead letter was discarded."""
+        kept = dead_letter(backend, PLACE, one_dead_letter(), HERE)
         assert kept is not None
         backend.dead.remove(kept.id)
 
-        assert dead_letter(backend, PLACE, letter(), HERE) is None
-        assert letters(backend) == []
+        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is None
+        assert dead_letters(backend) == []
 
     def test_message_that_was_handled(self, engine: Engine, backend: MemoryBackend) -> None:
         """It did not fail."""
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert dead_letter(backend, PLACE, letter(), HERE) is None
-        assert letters(backend) == []
+        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is None
+        assert dead_letters(backend) == []
 
     def test_run_that_commits_first_wins(self, engine: Engine, rival: Engine) -> None:
         """It goes on in another process, while its time is over."""
         store = engine.interpose()
         store.once_before("record", lambda: rival.handle(PLACE, id="m1", order_id="42"))
 
-        assert dead_letter(engine.services.backend, PLACE, letter(), HERE) is None
-        assert letters(engine.backend) == []
+        assert dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE) is None
+        assert dead_letters(engine.backend) == []
         assert engine.data()["total"] == 1
 
     def test_run_that_commits_later_does_not(self, engine: Engine, rival: Engine, backend: MemoryBackend) -> None:
         store = engine.interpose()
-        store.once_before("insert", lambda: dead_letter(backend, PLACE, letter(), HERE))
+        store.once_before("insert", lambda: dead_letter(backend, PLACE, one_dead_letter(), HERE))
 
         outcome = engine.handle(PLACE, id="m1", order_id="42")
 
         assert outcome.kind is Kind.FAILED
         assert engine.record() is None
-        assert letters(backend) == [letter().id]
+        assert dead_letters(backend) == [one_dead_letter().id]
 
     def test_rival_that_buries_too(self, engine: Engine, backend: MemoryBackend) -> None:
         store = engine.interpose()
-        store.once_before("record", lambda: dead_letter(backend, PLACE, letter(), HERE))
+        store.once_before("record", lambda: dead_letter(backend, PLACE, one_dead_letter(), HERE))
 
-        assert dead_letter(engine.services.backend, PLACE, letter(), HERE) is not None
-        assert letters(backend) == [letter().id]
+        assert dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE) is not None
+        assert dead_letters(backend) == [one_dead_letter().id]
 
-    def test_letter_comes_first(self, engine: Engine, backend: MemoryBackend) -> None:
+    def test_dead_letter_comes_first(self, engine: Engine, backend: MemoryBackend) -> None:
         """An interrupted dead-lettering is completed by the next one."""
         store = engine.interpose()
 
@@ -232,37 +234,37 @@ class TestDeadLetter:
 
         store.once_before("record", fail)
         with pytest.raises(StoreUnavailable):
-            dead_letter(engine.services.backend, PLACE, letter(), HERE)
-        assert letters(backend) == [letter().id]
+            dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE)
+        assert dead_letters(backend) == [one_dead_letter().id]
         assert engine.entry(PLACE, "m1") is None
 
-        assert dead_letter(backend, PLACE, letter(), HERE) is not None
-        assert letters(backend) == [letter().id]
+        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is not None
+        assert dead_letters(backend) == [one_dead_letter().id]
         entry = engine.entry(PLACE, "m1")
         assert entry is not None
         assert entry.outcome == "failed"
 
-    def test_letter_of_an_interrupted_dead_lettering_goes_if_the_message_was_handled(
+    def test_dead_letter_of_an_interrupted_dead_lettering_goes_if_the_message_was_handled(
         self, engine: Engine, backend: MemoryBackend
     ) -> None:
-        backend.dead.add(letter())
+        backend.dead.add(one_dead_letter())
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert dead_letter(backend, PLACE, letter(), HERE) is None
-        assert letters(backend) == []
+        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is None
+        assert dead_letters(backend) == []
 
     def test_message_without_an_instance(self, backend: MemoryBackend) -> None:
-        """It has a letter, and no tombstone: nobody knows where it would look."""
-        assert dead_letter(backend, PLACE, letter(), None) == letter()
-        assert letters(backend) == [letter().id]
+        """It has a dead letter, and no tombstone: nobody knows where it would look."""
+        assert dead_letter(backend, PLACE, one_dead_letter(), None) == one_dead_letter()
+        assert dead_letters(backend) == [one_dead_letter().id]
 
     @pytest.mark.parametrize("damage", [UnreadableState("order", "42", "no JSON"), StoreError("it is no hash")], ids=repr)
     def test_instance_that_is_never_readable(self, engine: Engine, backend: MemoryBackend, damage: StoreError) -> None:
-        """It has a letter, and no tombstone: where that goes, only the instance could tell."""
+        """It has a dead letter, and no tombstone: where that goes, only the instance could tell."""
         engine.interpose().once_before("find", failing(damage))
 
-        assert dead_letter(engine.services.backend, PLACE, letter(), HERE) == letter()._replace(key="42")
-        assert letters(backend) == [letter().id]
+        assert dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE) == one_dead_letter()._replace(key="42")
+        assert dead_letters(backend) == [one_dead_letter().id]
         assert engine.entry(PLACE, "m1") is None
 
     @pytest.mark.parametrize("error", [StoreUnavailable("memory://", "away"), NewerState("order", "42", 2, 1)], ids=repr)
@@ -270,39 +272,39 @@ class TestDeadLetter:
         engine.interpose().once_before("find", failing(error))
 
         with pytest.raises(type(error)):
-            dead_letter(engine.services.backend, PLACE, letter(), HERE)
-        assert letters(backend) == []
+            dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE)
+        assert dead_letters(backend) == []
 
 
 class TestClose:
-    """Before a letter is retried."""
+    """Before a dead letter is retried."""
 
     def test_writes_what_is_missing(self, engine: Engine, backend: MemoryBackend) -> None:
-        backend.dead.add(letter())
+        backend.dead.add(one_dead_letter())
 
-        assert close(backend, PLACE, letter(), HERE)
+        assert close(backend, PLACE, one_dead_letter(), HERE)
         assert engine.handle(PLACE, id="m1", order_id="42").kind is Kind.FAILED
 
     def test_message_that_was_handled_since(self, engine: Engine, backend: MemoryBackend) -> None:
-        backend.dead.add(letter())
+        backend.dead.add(one_dead_letter())
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert not close(backend, PLACE, letter(), HERE)
-        assert letters(backend) == []
+        assert not close(backend, PLACE, one_dead_letter(), HERE)
+        assert dead_letters(backend) == []
 
     def test_instance_that_is_never_readable(self, engine: Engine, backend: MemoryBackend) -> None:
         """As far as anybody can tell, the message failed."""
-        backend.dead.add(letter())
+        backend.dead.add(one_dead_letter())
         engine.interpose().once_before("find", failing(UnreadableState("order", "42", "no JSON")))
 
-        assert close(engine.services.backend, PLACE, letter(), HERE)
-        assert letters(backend) == [letter().id]
+        assert close(engine.services.backend, PLACE, one_dead_letter(), HERE)
+        assert dead_letters(backend) == [one_dead_letter().id]
 
     def test_store_that_is_away(self, engine: Engine) -> None:
         engine.interpose().once_before("find", failing(StoreUnavailable("memory://", "away")))
 
         with pytest.raises(StoreUnavailable):
-            close(engine.services.backend, PLACE, letter(), HERE)
+            close(engine.services.backend, PLACE, one_dead_letter(), HERE)
 
 
 class TestRedelivery:
@@ -411,20 +413,20 @@ def add_one(order: Order, order_id: str) -> None:
     """Do nothing."""
 
 
-def test_letter_that_the_store_refuses_is_kept_without_its_message(
+def test_dead_letter_that_the_store_refuses_is_kept_without_its_message(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its message would come again indefinitely."""
     add = backend.dead.add
 
-    def small(letter: DeadLetter) -> None:
-        if len(letter.payload) > 100:
+    def small(dead_letter: DeadLetter) -> None:
+        if len(dead_letter.payload) > 100:
             raise StoreError("too large")
-        add(letter)
+        add(dead_letter)
 
     monkeypatch.setattr(backend.dead, "add", small)
-    letter = letter_of("order.add", "m1", "order", ValueError("x"), "x" * 101)
-    kept = dead_letter(backend, starter(add_one), letter, None)
+    made = dead_letter_of("order.add", "m1", "order", ValueError("x"), "x" * 101)
+    kept = dead_letter(backend, starter(add_one), made, None)
 
     assert kept is not None
     assert "unreadable" in backend.dead.list(1)[0].payload

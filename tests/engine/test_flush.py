@@ -159,9 +159,9 @@ class TestRejections:
 
         assert (collector.states(), collector.rejected()) == ({}, {"b": "sensor fault"})
         assert (flushed.items, flushed.rejected) == (2, 1)
-        [(letter, error)] = flushed.rejections
-        assert letter._replace(at=collector.letters()["b"].at) == collector.letters()["b"]
-        assert (letter.task, letter.key, letter.saga, letter.error, letter.payload) == (
+        [(dead_letter, error)] = flushed.rejections
+        assert dead_letter._replace(at=collector.dead_letters()["b"].at) == collector.dead_letters()["b"]
+        assert (dead_letter.task, dead_letter.key, dead_letter.saga, dead_letter.error, dead_letter.payload) == (
             NAME,
             "",
             "",
@@ -175,16 +175,16 @@ class TestRejections:
 
     def test_of_each_item_have_ids_of_their_own(self, backend: MemoryBackend) -> None:
         """Those of one id in two groups, and of one id that was buffered twice, too; but not those of a repeat."""
-        letters: list[DeadLetter] = []
+        dead_letters: list[DeadLetter] = []
         for group in ("d1", "d2", "d1"):
             collector = Collector(backend, define(group_by="device"), {"remember_ms": 0}, group)
             collector.work = lambda batch: [batch.reject(item) for item in batch]
             collector.add("a", "b")
-            letters += [rejection.letter for rejection in collector.flush().rejections]
-        assert len({letter.id for letter in letters}) == 6
-        collector.backend.aggregates.restore(collector.rules, letters[-1])
+            dead_letters += [rejection.dead_letter for rejection in collector.flush().rejections]
+        assert len({dead_letter.id for dead_letter in dead_letters}) == 6
+        collector.backend.aggregates.restore(collector.rules, dead_letters[-1])
         [again] = collector.flush().rejections
-        assert again.letter.id == letters[-1].id
+        assert again.dead_letter.id == dead_letters[-1].id
 
     def test_become_dead_letters_also_if_the_function_raises(self, collector: Collector) -> None:
         collector.add("a", "b")

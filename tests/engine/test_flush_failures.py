@@ -229,8 +229,8 @@ class TestSplitting:
         flushed = flush_often(collector, clock, 5)
 
         assert collector.rejected() == {"a": "a"}
-        letter = collector.letters()["a"]
-        assert (letter.error, "Boom: a" in letter.traceback) == ("Boom", True)
+        dead_letter = collector.dead_letters()["a"]
+        assert (dead_letter.error, "Boom: a" in dead_letter.traceback) == ("Boom", True)
         assert "a" not in collector.states()
         assert (flushed.items, flushed.rejected, type(flushed.error)) == (1, 1, Boom)
         assert (flushed.is_settled, flushed.delay_s) == (False, 5.0)

@@ -386,7 +386,7 @@ class TestDoubtfulFailures:
 
         sweeps = sweep_for(deployment, relay, 60)
 
-        assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"id-bad", "id-worse"}
+        assert {dead_letter.message_id for dead_letter in deployment.backend.dead.list(10)} == {"id-bad", "id-worse"}
         assert not any(sweep.error for sweep in sweeps)
 
     @pytest.mark.parametrize("with_others", [False, True], ids=["alone", "with others"])
@@ -523,9 +523,9 @@ class TestPoison:
 
         forks = Forks()
 
-        def note(letter: DeadLetter, error: PublishError) -> None:
+        def note(dead_letter: DeadLetter, error: PublishError) -> None:
             assert forks.are_kept_off
-            told.append((letter.id, error, deployment.backend.outbox.count(), len(deployment.backend.dead.list(10))))
+            told.append((dead_letter.id, error, deployment.backend.outbox.count(), len(deployment.backend.dead.list(10))))
 
         relay.notify_requester = relay.announce = note
         relay.publishing = forks.kept_off
@@ -537,26 +537,34 @@ class TestPoison:
             sweeps.append(relay.sweep())
             deployment.clocks.advance(600)
 
-        (letter,) = deployment.backend.dead.list(10)
-        assert (letter.task, letter.message_id, letter.payload, letter.error) == ("charge", "id-a", "{}", "ValueError")
-        assert letter.text == "it holds \\0"
-        assert "ValueError" in letter.traceback
-        assert "\0" not in letter.traceback
+        (dead_letter,) = deployment.backend.dead.list(10)
+        assert (dead_letter.task, dead_letter.message_id, dead_letter.payload, dead_letter.error) == (
+            "charge",
+            "id-a",
+            "{}",
+            "ValueError",
+        )
+        assert dead_letter.text == "it holds \\0"
+        assert "ValueError" in dead_letter.traceback
+        assert "\0" not in dead_letter.traceback
         assert deployment.backend.outbox.count() == 0
         assert [(sweep.failed, sweep.dead_lettered) for sweep in sweeps] == [(1, 0), (1, 0), (0, 1)]
-        assert f"charge id-a failed 3 times and is kept as the dead letter {letter.id}: " in caplog.text
-        assert told == [(letter.id, error, 1, 0), (letter.id, error, 1, 1)]  # whoever waits, then operators; then the row goes
+        assert f"charge id-a failed 3 times and is kept as the dead letter {dead_letter.id}: " in caplog.text
+        assert told == [
+            (dead_letter.id, error, 1, 0),
+            (dead_letter.id, error, 1, 1),
+        ]  # whoever waits, then operators; then the row goes
 
-    def test_is_kept_without_its_message_if_the_store_refuses_the_letter(
+    def test_is_kept_without_its_message_if_the_store_refuses_the_dead_letter(
         self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Which is larger than the row; else that would hold up the others indefinitely."""
         add = deployment.backend.dead.add
 
-        def small(letter: DeadLetter) -> None:
-            if letter.payload == "{}":
+        def small(dead_letter: DeadLetter) -> None:
+            if dead_letter.payload == "{}":
                 raise StoreError("too large")
-            add(letter)
+            add(dead_letter)
 
         monkeypatch.setattr(deployment.backend.dead, "add", small)
         deployment.add("a")
@@ -564,9 +572,9 @@ class TestPoison:
 
         sweep = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0)).sweep()
 
-        (letter,) = deployment.backend.dead.list(10)
+        (dead_letter,) = deployment.backend.dead.list(10)
         assert (sweep.dead_lettered, sweep.error, deployment.backend.outbox.count()) == (1, "", 0)
-        assert letter.payload == '{"unreadable":"the store refused it: StoreError"}'
+        assert dead_letter.payload == '{"unreadable":"the store refused it: StoreError"}'
 
     def test_stays_while_the_broker_does_not_even_take_that_it_has_failed(
         self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
@@ -607,8 +615,8 @@ class TestPoison:
         relay = deployment.relay(Choosy("bad", "worse", "worst"), terms=Terms(1.0, LEASE_S, 1, 3600.0))
         told: list[str] = []
 
-        def notify(letter: DeadLetter, error: PublishError) -> None:
-            told.append(letter.message_id)
+        def notify(dead_letter: DeadLetter, error: PublishError) -> None:
+            told.append(dead_letter.message_id)
             raise AWAY
 
         relay.notify_requester = notify
@@ -618,7 +626,7 @@ class TestPoison:
         assert len(told) == 1
 
     def test_is_one_dead_letter_however_often_it_is_made(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The store may go away between the letter and the row's removal."""
+        """The store may go away between the dead letter and the row's removal."""
         deployment.add("a")
         relay = deployment.relay(terms=Terms(1.0, LEASE_S, 1, 3600.0))
         for is_away in (True, False):

@@ -14,7 +14,7 @@ VISIBILITY = {
 }
 #: The same where deliveries are counted: longer than a message waits or runs, on a busy machine, too.
 UNHURRIED = {**VISIBILITY, "visibility_timeout": 10}
-#: There is no queue but the deployment's, and what no broker takes is a letter after two attempts.
+#: There is no queue but the deployment's, and what no broker takes is a dead letter after two attempts.
 UNROUTED = {"task_create_missing_queues": False, "saga_max_deliveries": 2}
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from celery_sagas.stores.items import Addition, NewItem, Rules
-from celery_sagas.testing.batches import letters_of
+from celery_sagas.testing.batches import dead_letters_of
 from tests.integration.conftest import ENGINES, Deploy
 from tests.integration.crew import PAUSE_S, Crew
 from tests.integration.deaths import VISIBILITY, wait_died
@@ -164,7 +164,7 @@ def reject(deployment: Deployment, point: str) -> None:
     rules, store = RULES._replace(size=1), deployment.backend.aggregates
     snapshot = store.claim(rules, point, "rejecter")
     assert snapshot is not None
-    store.remove(rules, point, "rejecter", rejected=letters_of(*snapshot.items, group=point, name=COLLECT))
+    store.remove(rules, point, "rejecter", rejected=dead_letters_of(*snapshot.items, group=point, name=COLLECT))
 
 
 def do(deployment: Deployment, command: str, group: str) -> None:

@@ -26,17 +26,17 @@ def deployment(request: pytest.FixtureRequest, deploy: Deploy) -> Deployment:
     return deploy("failing", broker, engine, saga_max_deliveries=3, saga_relay_interval=0.2, **BROKERS[broker])
 
 
-def letters(deployment: Deployment) -> list[DeadLetter]:
+def dead_letters(deployment: Deployment) -> list[DeadLetter]:
     """Return the dead letters."""
     return deployment.backend.dead.list(100)
 
 
-def wait_letter(deployment: Deployment) -> DeadLetter:
-    """Wait until there is a letter, and nothing else to do; return it."""
-    wait_until(lambda: letters(deployment), deployment.describe)
+def wait_dead_letter(deployment: Deployment) -> DeadLetter:
+    """Wait until there is a dead letter, and nothing else to do; return it."""
+    wait_until(lambda: dead_letters(deployment), deployment.describe)
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
-    (letter,) = letters(deployment)
-    return letter
+    (dead_letter,) = dead_letters(deployment)
+    return dead_letter
 
 
 def fix(deployment: Deployment) -> None:
@@ -55,12 +55,12 @@ def outcomes(deployment: Deployment, name: str = "a") -> list[str]:
 
 
 def wait_failed(deployment: Deployment) -> None:
-    """Wait for the journal to say so, which it does once the letter is kept."""
+    """Wait for the journal to say so, which it does once the dead letter is kept."""
     wait_until(lambda: outcomes(deployment) == ["failed"], deployment.describe)
 
 
 def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: str) -> None:
-    """Fix the job, retry its letter as an operator does, and deliver the first message once more."""
+    """Fix the job, retry its dead letter as an operator does, and deliver the first message once more."""
     fix(deployment)
     command(deployment, "retry", "--all")
     wait_until(lambda: "started" in outcomes(deployment), deployment.describe)
@@ -70,7 +70,7 @@ def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: s
     state = deployment.state("job", "a")
     assert state is not None
     assert state["runs"] == 1
-    assert letters(deployment) == []
+    assert dead_letters(deployment) == []
 
 
 @pytest.mark.parametrize(("step", "runs"), [("try_thrice", 3), ("try_twice", 2)])
@@ -78,9 +78,14 @@ def test_retries_that_are_used_up(deployment: Deployment, step: str, runs: int) 
     deployment.start("prefork", 2).wait_ready()
     message_id = deployment.send(f"job.{step}", name="a")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert (letter.task, letter.message_id, letter.key, letter.error) == (f"job.{step}", message_id, "a", "Broken")
+    assert (dead_letter.task, dead_letter.message_id, dead_letter.key, dead_letter.error) == (
+        f"job.{step}",
+        message_id,
+        "a",
+        "Broken",
+    )
     assert len(deployment.noted(step)) == runs
     wait_failed(deployment)
     deployment.workers[0].wait_logged("is kept as the dead letter")
@@ -94,10 +99,10 @@ def test_error_that_is_no_exception(deployment: Deployment, pool: str) -> None:
     deployment.start(pool, 1).wait_ready()
     message_id = deployment.send("job.cancel", name="a")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert (letter.task, letter.message_id, letter.key) == ("job.cancel", message_id, "a")
-    assert "CancelledError" in letter.text
+    assert (dead_letter.task, dead_letter.message_id, dead_letter.key) == ("job.cancel", message_id, "a")
+    assert "CancelledError" in dead_letter.text
     assert_retry_has_one_effect(deployment, message_id, "job.cancel")
 
 
@@ -106,10 +111,10 @@ def test_failure_before_the_step_begins(deployment: Deployment) -> None:
     deployment.start("prefork", 1).wait_ready()
     message_id = deployment.send("job.never_begin", name="a")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert (letter.task, letter.message_id, letter.key) == ("job.never_begin", message_id, "a")
-    assert (letter.error, letter.text) == ("Broken", "it does not begin")
+    assert (dead_letter.task, dead_letter.message_id, dead_letter.key) == ("job.never_begin", message_id, "a")
+    assert (dead_letter.error, dead_letter.text) == ("Broken", "it does not begin")
     assert deployment.noted("never_begin") == []
     wait_failed(deployment)
 
@@ -118,19 +123,24 @@ def test_message_that_does_not_fit(deployment: Deployment) -> None:
     deployment.start("prefork", 1).wait_ready()
     deployment.send("job.try_thrice", name="a", nonsense=1)
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert (letter.error, letter.saga) == ("InvalidMessage", "job")
-    assert json.loads(letter.payload)["kwargs"] == {"name": "a", "nonsense": 1}
+    assert (dead_letter.error, dead_letter.saga) == ("InvalidMessage", "job")
+    assert json.loads(dead_letter.payload)["kwargs"] == {"name": "a", "nonsense": 1}
 
 
 def test_hard_time_limit(deployment: Deployment) -> None:
     worker = deployment.start("prefork", 1).wait_ready()
     message_id = deployment.send("job.hang", name="a")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert (letter.task, letter.message_id, letter.key, letter.error) == ("job.hang", message_id, "a", "TimeLimitExceeded")
+    assert (dead_letter.task, dead_letter.message_id, dead_letter.key, dead_letter.error) == (
+        "job.hang",
+        message_id,
+        "a",
+        "TimeLimitExceeded",
+    )
     assert deployment.noted("hang") == ["a"]
     assert worker.is_running
     assert_retry_has_one_effect(deployment, message_id, "job.hang")
@@ -143,9 +153,9 @@ def test_run_that_commits_when_its_time_is_over(deployment: Deployment) -> None:
 
     wait_until(lambda: outcomes(deployment, "run first"), deployment.describe)
     deployment.send("job.try_thrice", name="next")
-    wait_letter(deployment)
+    wait_dead_letter(deployment)
 
-    assert [letter.key for letter in letters(deployment)] == ["next"]
+    assert [dead_letter.key for dead_letter in dead_letters(deployment)] == ["next"]
     assert outcomes(deployment, "run first") == ["started"]
     assert deployment.queued() == 0
 
@@ -155,10 +165,10 @@ def test_run_that_would_commit_after_its_dead_letter(deployment: Deployment) -> 
     deployment.start("prefork", 1).wait_ready()
     deployment.send("job.hang_until_over", name="dead letter first")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
     wait_until((deployment.folder / "ended").exists, deployment.describe)
 
-    assert (letter.key, letter.error) == ("dead letter first", "TimeLimitExceeded")
+    assert (dead_letter.key, dead_letter.error) == ("dead letter first", "TimeLimitExceeded")
     assert deployment.state("job", "dead letter first") is None
     assert outcomes(deployment, "dead letter first") == ["failed"]
 
@@ -167,9 +177,9 @@ def test_message_that_ends_its_process_each_time(deployment: Deployment) -> None
     worker = deployment.start("prefork", 1).wait_ready()
     message_id = deployment.send("job.crash", name="a")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert (letter.task, letter.message_id, letter.error) == ("job.crash", message_id, "TooManyDeliveries")
+    assert (dead_letter.task, dead_letter.message_id, dead_letter.error) == ("job.crash", message_id, "TooManyDeliveries")
     assert deployment.noted("crash") == ["a"] * 3
     assert worker.is_running
     assert_retry_has_one_effect(deployment, message_id, "job.crash")
@@ -180,18 +190,18 @@ def test_step_that_the_worker_does_not_know(deployment: Deployment) -> None:
     deployment.send("job.from_the_future", name="a")
     deployment.send("nobodys.task", name="a")
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
     worker.wait_logged("Received unregistered task of type 'nobodys.task'")
-    worker.wait_logged(f"is kept as the dead letter {letter.id}")
+    worker.wait_logged(f"is kept as the dead letter {dead_letter.id}")
 
     assert worker.log.count("Received unregistered task") == 1
-    assert (letter.task, letter.saga, letter.error) == ("job.from_the_future", "job", "NotRegistered")
-    assert len(letters(deployment)) == 1
+    assert (dead_letter.task, dead_letter.saga, dead_letter.error) == ("job.from_the_future", "job", "NotRegistered")
+    assert len(dead_letters(deployment)) == 1
     shown = command(deployment, "list", is_fresh=True)  # nothing is imported that the command does not import
     assert "job.from_the_future" in shown
-    assert "deploy the code" in command(deployment, "show", letter.id)
-    command(deployment, "discard", letter.id)
-    assert letters(deployment) == []
+    assert "deploy the code" in command(deployment, "show", dead_letter.id)
+    command(deployment, "discard", dead_letter.id)
+    assert dead_letters(deployment) == []
 
 
 def test_what_is_larger_than_the_database_takes(deploy: Deploy) -> None:
@@ -207,8 +217,8 @@ def test_what_is_larger_than_the_database_takes(deploy: Deploy) -> None:
     wait_until(lambda: outcomes(deployment, "c") == ["started"], deployment.describe)
     wait_until(lambda: deployment.queued() == 0, deployment.describe)
 
-    kept = {letter.message_id: letter for letter in letters(deployment)}
-    assert {id: letter.error for id, letter in kept.items()} == {too_much: "StoreError", too_long: "InvalidMessage"}
+    kept = {dead_letter.message_id: dead_letter for dead_letter in dead_letters(deployment)}
+    assert {id: dead_letter.error for id, dead_letter in kept.items()} == {too_much: "StoreError", too_long: "InvalidMessage"}
     assert "Raise max_allowed_packet on the server" in kept[too_much].text
     assert json.loads(kept[too_much].payload)["kwargs"] == {"name": "a", "size": size}
     assert json.loads(kept[too_long].payload) == {"unreadable": "the store refused it: StoreError"}
@@ -229,12 +239,12 @@ def test_step_of_a_saga_that_the_worker_does_not_import(deploy: Deploy, broker: 
     worker = deployment.start("prefork", 1).wait_ready()
     message_ids = deployment.script(APPS / "start_job.py", "a", "b", "c").split()
     worker.wait_logged("is kept as the dead letter")
-    wait_until(lambda: len(letters(deployment)) == 3, deployment.describe)
+    wait_until(lambda: len(dead_letters(deployment)) == 3, deployment.describe)
 
-    kept = letters(deployment)
+    kept = dead_letters(deployment)
 
-    assert {letter.message_id for letter in kept} == set(message_ids)
-    assert {(letter.task, letter.error) for letter in kept} == {("job.try_thrice", "NotRegistered")}
+    assert {dead_letter.message_id for dead_letter in kept} == set(message_ids)
+    assert {(dead_letter.task, dead_letter.error) for dead_letter in kept} == {("job.try_thrice", "NotRegistered")}
     fix(deployment)
     deployment.app = "failing"
     deployment.start("prefork", 1).wait_ready()
@@ -265,12 +275,12 @@ def test_messages_that_cannot_be_decoded(deploy: Deploy, broker: str) -> None:
             headers = {"task": "job.try_thrice", "id": id, "saga_step": True, "argsrepr": "('a',)", **message.get("headers", {})}
             options = {"content_type": message["content_type"], "content_encoding": "utf-8", "headers": headers}
             Producer(channel).publish(message["body"], routing_key=deployment.name, exchange="", **options)
-    wait_until(lambda: len(letters(deployment)) == len(UNDECODABLE), deployment.describe)
+    wait_until(lambda: len(dead_letters(deployment)) == len(UNDECODABLE), deployment.describe)
 
-    assert {letter.message_id for letter in letters(deployment)} == set(UNDECODABLE)
-    assert {letter.task for letter in letters(deployment)} == {"job.try_thrice"}
+    assert {dead_letter.message_id for dead_letter in dead_letters(deployment)} == set(UNDECODABLE)
+    assert {dead_letter.task for dead_letter in dead_letters(deployment)} == {"job.try_thrice"}
     wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe)
-    assert "('a',)" in command(deployment, "show", letters(deployment)[-1].id)
+    assert "('a',)" in command(deployment, "show", dead_letters(deployment)[-1].id)
     assert worker.stop() == 0
 
 
@@ -294,9 +304,9 @@ def test_store_that_is_away_when_a_message_fails(away: tuple[Deployment, Proxy])
     worker.wait_logged("is redelivered in")
     proxy.accept()
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert letter.error == "Broken"
+    assert dead_letter.error == "Broken"
     wait_failed(deployment)
 
 
@@ -310,9 +320,9 @@ def test_store_that_is_away_at_a_hard_time_limit(away: tuple[Deployment, Proxy])
     worker.wait_logged("is requeued")
     proxy.accept()
 
-    letter = wait_letter(deployment)
+    dead_letter = wait_dead_letter(deployment)
 
-    assert letter.error in ("TimeLimitExceeded", "TooManyDeliveries")
+    assert dead_letter.error in ("TimeLimitExceeded", "TooManyDeliveries")
     wait_failed(deployment)
     assert worker.is_running
 
@@ -323,7 +333,7 @@ def test_store_that_is_away_when_a_step_is_unknown(away: tuple[Deployment, Proxy
     proxy.refuse()
     deployment.send("job.from_the_future", name="a")
     worker.wait_logged("is requeued")
-    assert letters(deployment) == []
+    assert dead_letters(deployment) == []
     proxy.accept()
 
-    assert wait_letter(deployment).error == "NotRegistered"
+    assert wait_dead_letter(deployment).error == "NotRegistered"

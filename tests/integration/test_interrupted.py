@@ -33,7 +33,7 @@ def test_soft_time_limits_leave_nothing_behind(deploy: Deploy, engine: str, pool
 
 @pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
 def test_hard_time_limits_lose_and_double_nothing(deploy: Deploy, engine: str, broker: str) -> None:
-    """Each message has its effect once, or is one letter."""
+    """Each message has its effect once, or is one dead letter."""
     deployment = deploy("counters", broker, engine, **SOON)
     deployment.start("prefork", 4).wait_ready()
     lingering, beside = increments(LINGERING, counters=4), increments(BESIDE, counters=8, seed=1)
@@ -51,8 +51,8 @@ def test_hard_time_limits_lose_and_double_nothing(deploy: Deploy, engine: str, b
     assert_tallied(deployment, done)
     assert values(deployment, "counter", sums(lingering + beside)) == sums(done)
     assert (deployment.handled(LINGER), deployment.handled(ADD_AND_TELL)) == (len(lingering), len(beside))
-    wait_until(lambda: _letters(deployment) == sorted(failed), deployment.describe)  # that of a run which wins goes away
+    wait_until(lambda: _dead_letters(deployment) == sorted(failed), deployment.describe)  # that of a run which wins goes away
 
 
-def _letters(deployment: Deployment) -> list[str]:
-    return sorted(letter.message_id for letter in deployment.backend.dead.list(100))
+def _dead_letters(deployment: Deployment) -> list[str]:
+    return sorted(dead_letter.message_id for dead_letter in deployment.backend.dead.list(100))

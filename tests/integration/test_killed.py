@@ -76,11 +76,11 @@ def test_what_is_missing_is_told_once_wherever_its_process_dies(deploy: Deploy) 
     assert values(deployment, "counter", sums(wanted)) == {}
 
 
-DEAD_LETTER_POINTS = points("letter", "record")
+DEAD_LETTER_POINTS = points("dead_letter", "record")
 
 
 @pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("redis", "redis")))
-def test_one_letter_is_kept_wherever_the_process_dies_that_buries(deploy: Deploy, engine: str, broker: str) -> None:
+def test_one_dead_letter_is_kept_wherever_the_process_dies_that_buries(deploy: Deploy, engine: str, broker: str) -> None:
     deployment = deploy("kill_points", broker, engine)
     worker = deployment.start("prefork", 2).wait_ready()
     wanted = send_to_their_deaths(deployment, "counter.add_and_break", DEAD_LETTER_POINTS)
@@ -89,7 +89,7 @@ def test_one_letter_is_kept_wherever_the_process_dies_that_buries(deploy: Deploy
     assert_retry_counts_once(deployment, wanted)
 
 
-def test_one_letter_is_kept_wherever_the_main_process_dies_that_buries(deploy: Deploy) -> None:
+def test_one_dead_letter_is_kept_wherever_the_main_process_dies_that_buries(deploy: Deploy) -> None:
     """It dead-letters what fails outside of the step, and what exceeds its time."""
     deployment = deploy("kill_points", "rabbitmq", "postgresql")
     kill_main_processes(deployment, dict.fromkeys(DEAD_LETTER_POINTS, "counter.never_begin"))
@@ -98,14 +98,14 @@ def test_one_letter_is_kept_wherever_the_main_process_dies_that_buries(deploy: D
     assert_retry_counts_once(deployment, wanted)
 
 
-def test_one_letter_is_kept_wherever_the_process_dies_that_does_not_know_the_step(deploy: Deploy) -> None:
+def test_one_dead_letter_is_kept_wherever_the_process_dies_that_does_not_know_the_step(deploy: Deploy) -> None:
     """The point is in the name of the step."""
     deployment = deploy("kill_points", "rabbitmq", "postgresql")
     unknown = {point: f"counter.{point}" for point in points("keep")}
     kill_main_processes(deployment, unknown)
     wait_until(lambda: len(deployment.backend.dead.list(100)) == len(unknown), deployment.describe)
     wait_until(lambda: deployment.queued() == 0, "an empty queue")
-    assert sorted(letter.task for letter in deployment.backend.dead.list(100)) == sorted(unknown.values())
+    assert sorted(dead_letter.task for dead_letter in deployment.backend.dead.list(100)) == sorted(unknown.values())
 
 
 def kill_main_processes(deployment: Deployment, steps: dict[str, str]) -> None:
@@ -122,18 +122,18 @@ def kill_main_processes(deployment: Deployment, steps: dict[str, str]) -> None:
 
 
 def assert_dead_lettered(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
-    """Assert that each message is one letter, that the journal says so once, and that nothing else is left of it."""
+    """Assert that each message is one dead letter, that the journal says so once, and that nothing else is left of it."""
     names = sorted(name for name, _ in wanted)
     wait_until(lambda: all(deployment.history("counter", name) for name in names), deployment.describe)
     wait_until(lambda: deployment.queued() == 0, "an empty queue")
     assert [[entry.outcome for entry in deployment.history("counter", name)] for name in names] == [["failed"]] * len(names)
-    assert sorted(letter.key for letter in deployment.backend.dead.list(100)) == names
+    assert sorted(dead_letter.key for dead_letter in deployment.backend.dead.list(100)) == names
     assert values(deployment, "counter", sums(wanted)) == {}
     assert deployment.backend.outbox.count() == 0
 
 
 def assert_retry_counts_once(deployment: Deployment, wanted: list[tuple[str, int]]) -> None:
-    """Assert that the letters have their effect, once, when they are retried."""
+    """Assert that the dead letters have their effect, once, when they are retried."""
     (deployment.folder / "fixed").touch()
     deployment.command("sagas", "dead", "retry", "--all")
     assert_tallied(deployment, wanted)
@@ -144,7 +144,7 @@ def assert_retry_counts_once(deployment: Deployment, wanted: list[tuple[str, int
 REFUSAL_POINTS = points("fail")
 
 
-def test_what_no_broker_takes_is_one_letter_wherever_its_sender_dies(deploy: Deploy) -> None:
+def test_what_no_broker_takes_is_one_dead_letter_wherever_its_sender_dies(deploy: Deploy) -> None:
     """Its sender counts the first attempt, a relay the second; nothing else that is sent with it is lost."""
     deployment = deploy("kill_points", "rabbitmq", "postgresql", **SOON, **UNROUTED)
     deployment.start("prefork", 2).wait_ready()
@@ -153,12 +153,12 @@ def test_what_no_broker_takes_is_one_letter_wherever_its_sender_dies(deploy: Dep
     deployment.wait_handled(TOLD, len(wanted))
     assert values(deployment, "counter", sums(wanted)) == values(deployment, "tally", sums(wanted)) == sums(wanted)
     assert deployment.handled("counter.tell_nobody") == deployment.handled(TOLD) == len(wanted)
-    assert_letters_of_nobody(deployment, REFUSAL_POINTS)
+    assert_dead_letters_of_nobody(deployment, REFUSAL_POINTS)
 
 
-def assert_letters_of_nobody(deployment: Deployment, names: list[str]) -> None:
+def assert_dead_letters_of_nobody(deployment: Deployment, names: list[str]) -> None:
     """Assert that what was sent to nobody is kept, once each."""
-    kept = [json.loads(letter.payload)["kwargs"]["name"] for letter in deployment.backend.dead.list(100)]
+    kept = [json.loads(dead_letter.payload)["kwargs"]["name"] for dead_letter in deployment.backend.dead.list(100)]
     assert sorted(kept) == sorted(f"nobody of {name}" for name in names)
 
 
@@ -238,10 +238,10 @@ def test_no_timeout_is_lost_or_doubled_wherever_the_relay_dies(deploy: Deploy, e
     assert deployment.failures() == []
 
 
-LETTER_POINTS = points("fail", "letter")
+LETTER_POINTS = points("fail", "dead_letter")
 
 
-def test_what_no_broker_takes_is_one_letter_wherever_the_relay_dies(deploy: Deploy) -> None:
+def test_what_no_broker_takes_is_one_dead_letter_wherever_the_relay_dies(deploy: Deploy) -> None:
     """The attempt after the first death is the second one, or again the first."""
     deployment = deploy("deadly_relay", "rabbitmq", "postgresql", saga_relay=False, **AT_ONCE, **UNROUTED)
     deployment.start("prefork", 1).wait_ready()
@@ -253,4 +253,4 @@ def test_what_no_broker_takes_is_one_letter_wherever_the_relay_dies(deploy: Depl
         assert (deployment.folder / f"{point}.once").exists()
     deployment.start_relay()
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
-    assert_letters_of_nobody(deployment, LETTER_POINTS)
+    assert_dead_letters_of_nobody(deployment, LETTER_POINTS)

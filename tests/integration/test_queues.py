@@ -42,8 +42,8 @@ def test_message_that_ends_its_worker_is_a_dead_letter_before_its_queue_drops_it
     deployment.start("prefork", 1).wait_ready()
     message_id = deployment.send("job.crash", name="a")
     wait_until(lambda: deployment.backend.dead.list(9), deployment.describe)
-    (letter,) = deployment.backend.dead.list(9)
-    assert (letter.message_id, letter.error) == (message_id, "TooManyDeliveries")
+    (dead_letter,) = deployment.backend.dead.list(9)
+    assert (dead_letter.message_id, dead_letter.error) == (message_id, "TooManyDeliveries")
 
 
 def test_worker_does_not_start_if_its_queue_drops_messages_first(deploy: Deploy) -> None:

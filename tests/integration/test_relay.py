@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.testing.samples import letter
+from celery_sagas.testing.samples import dead_letter
 from tests.integration.conftest import Deploy
 from tests.integration.counting import ADD_AND_TELL, TOLD, assert_conserved, increments, send_all
 from tests.integration.matrices import matrix
@@ -176,7 +176,7 @@ def test_inspect_shows_the_relay(deploy: Deploy) -> None:
     answer = _inspect(deployment, f"{worker.name}@localhost")
     assert (answer["running"], answer["sent"], answer["last_error"]) == (True, 2, "")
     assert answer["last"]["ended_at"] >= answer["last"]["began_at"]
-    deployment.backend.dead.add(letter())
+    deployment.backend.dead.add(dead_letter())
     wait_until(lambda: _inspect(deployment, f"{worker.name}@localhost")["dead_letters"] == 1, "an answer of the store")
     assert "sagas_relay" in deployment.command("inspect", "--list")
 

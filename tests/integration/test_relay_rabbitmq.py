@@ -56,7 +56,7 @@ def test_a_row_that_cannot_be_written_doubles_no_other(deployed: Deployed) -> No
     assert deployment.arrived() == Counter([*before, *after])
     deployment.sweep_for(10)
     assert deployment.arrived() == Counter()
-    assert [letter.message_id for letter in deployment.backend.dead.list(10)] == ["bad"]
+    assert [dead_letter.message_id for dead_letter in deployment.backend.dead.list(10)] == ["bad"]
     assert deployment.backend.outbox.count() == 0
 
 
@@ -73,7 +73,7 @@ def test_rows_over_which_the_broker_ends_the_connection_hold_up_no_other(deploye
     deployment.sweep_for(130)
 
     assert set(deployment.arrived()) == {*good, "late"}
-    assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
+    assert {dead_letter.message_id for dead_letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
     assert deployment.backend.outbox.count() == 0
 
 
@@ -92,7 +92,7 @@ def test_a_full_queue_holds_up_no_other(app: Celery, deployed: Deployed, in_batc
     with app.connection_for_write() as connection, connection.channel() as channel:
         channel.queue_delete(full)
     assert deployment.arrived() == Counter("abc")
-    assert {letter.message_id for letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
+    assert {dead_letter.message_id for dead_letter in deployment.backend.dead.list(10)} == {"bad", "worse", "worst"}
 
 
 @pytest.mark.parametrize("in_batches", [False, True], ids=["one by one", "at once"])
@@ -105,10 +105,10 @@ def test_rows_that_no_queue_takes_hold_up_no_other(deployed: Deployed, in_batche
     deployment.sweep_for(10)
 
     assert deployment.arrived() == Counter("abc")
-    letters = deployment.backend.dead.list(10)
-    assert {letter.message_id for letter in letters} == {"bad", "worse"}
-    assert {letter.error for letter in letters} == {"Unroutable"}
-    assert all("to.nobody" in letter.text for letter in letters)
+    dead_letters = deployment.backend.dead.list(10)
+    assert {dead_letter.message_id for dead_letter in dead_letters} == {"bad", "worse"}
+    assert {dead_letter.error for dead_letter in dead_letters} == {"Unroutable"}
+    assert all("to.nobody" in dead_letter.text for dead_letter in dead_letters)
     assert deployment.backend.outbox.count() == 0
 
 

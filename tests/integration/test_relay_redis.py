@@ -29,6 +29,6 @@ def test_a_broker_that_is_full_counts_against_no_row_and_a_key_of_another_type_d
             assert "OutOfMemoryError" in tally.last_error
             client.config_set("maxmemory", "0")
             deployment.sweep_for(1_200)
-            assert [letter.message_id for letter in deployment.backend.dead.list(10)] == ["bad"]
+            assert [dead_letter.message_id for dead_letter in deployment.backend.dead.list(10)] == ["bad"]
             assert deployment.arrived() == Counter(["good", "a", "b"])
             assert deployment.backend.outbox.count() == 0

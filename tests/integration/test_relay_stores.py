@@ -63,7 +63,7 @@ def test_a_relay_over_each_store(request: pytest.FixtureRequest, tmp_path: Path,
         (0, 0, 0, 2),
     ]
     assert all(sweep.unknown == {"order.renamed": 1} for sweep in sweeps)
-    assert [(letter.message_id, letter.text) for letter in backend.dead.list(10)] == [("bad", "it holds \\0")]
+    assert [(dead_letter.message_id, dead_letter.text) for dead_letter in backend.dead.list(10)] == [("bad", "it holds \\0")]
     assert backend.outbox.count() == 1
     assert not any(sweep.error for sweep in sweeps)
     backend.close()

@@ -182,7 +182,7 @@ def test_request_that_no_broker_takes(deploy: Deploy) -> None:
 
     wait_until(lambda: quest(deployment).get("failures"), deployment.describe)
     assert (quest(deployment)["failures"], quest(deployment)["answers"]) == (["error QueueNotFound"], [])
-    assert [letter.task for letter in deployment.backend.dead.list(10)] == ["participant.work"]
+    assert [dead_letter.task for dead_letter in deployment.backend.dead.list(10)] == ["participant.work"]
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
 
 
@@ -194,9 +194,9 @@ def test_request_that_no_queue_takes(deploy: Deploy) -> None:
     deployment.send("quest.ask_unbound", name="a")
 
     assert wait_for(deployment, "failures") == ["error Unroutable"]
-    (letter,) = deployment.backend.dead.list(10)
-    assert (letter.task, letter.error) == ("participant.work", "Unroutable")
-    assert "'amq.topic' with the routing key 'to.nobody'" in letter.text
+    (dead_letter,) = deployment.backend.dead.list(10)
+    assert (dead_letter.task, dead_letter.error) == ("participant.work", "Unroutable")
+    assert "'amq.topic' with the routing key 'to.nobody'" in dead_letter.text
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
 
 
@@ -478,7 +478,9 @@ def test_participant_that_has_this_library_alone(deployment: Deployment) -> None
 
     assert {how: wait_for(deployment, "failures", how) for how in FAILURES} == {how: [told] for how, told in FAILURES.items()}
     assert wait_for(deployment, "answers", "work") == ["done work"]
-    assert [letter.task for letter in deployment.backend.dead.list(10)] == ["quest.answered"]  # that of ``answer_oddly``
+    assert [dead_letter.task for dead_letter in deployment.backend.dead.list(10)] == [
+        "quest.answered"
+    ]  # that of ``answer_oddly``
 
 
 @pytest.mark.parametrize("service", ["asking", "neighbours"])

@@ -115,8 +115,8 @@ class TestInvalid:
     def test_is_a_dead_letter(self, app: Celery, worker: Worker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen: list[str] = []
 
-        def note(letter: Any, **_: Any) -> None:
-            seen.append(letter.id)
+        def note(dead_letter: Any, **_: Any) -> None:
+            seen.append(dead_letter.id)
 
         signals.step_failed.connect(note)
         collector(group_by="device")
@@ -126,9 +126,9 @@ class TestInvalid:
 
         assert isinstance(delivered.error, InvalidMessage)
         assert delivered.fate == "acked"
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.message_id, letter.error) == ("shop.collect", "m1", "InvalidMessage")
-        assert seen == [letter.id]
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.message_id, dead_letter.error) == ("shop.collect", "m1", "InvalidMessage")
+        assert seen == [dead_letter.id]
         assert counts(app).buffered == 0
 
     def test_dead_letter_can_be_retried(self, app: Celery, worker: Worker) -> None:
@@ -136,8 +136,8 @@ class TestInvalid:
         collector(size=9)
         app.send_task("shop.collect", ({"device": "d1"}, 5), task_id="m1")
         worker.run()
-        (letter,) = backend_of(app).dead.list(10)
-        again = retry_of(app, letter)
+        (dead_letter,) = backend_of(app).dead.list(10)
+        again = retry_of(app, dead_letter)
 
         assert (again.task, list(again.args)) == ("shop.collect", [{"device": "d1"}, 5])
 
@@ -147,8 +147,8 @@ class TestInvalid:
         collect.delay("x" * 1_000)
         Worker(app).run()
 
-        (letter,) = backend_of(app).dead.list(10)
-        assert "it has 1002 bytes, saga_max_state_bytes allows 1000" in letter.text
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert "it has 1002 bytes, saga_max_state_bytes allows 1000" in dead_letter.text
 
     @pytest.mark.parametrize("value", [None, True, "", 1.5])
     def test_group_that_is_none(self, app: Celery, worker: Worker, value: object) -> None:

@@ -48,7 +48,7 @@ from celery_sagas.worker.headers import (
     STEP,
     return_address_headers,
 )
-from celery_sagas.worker.operators import Retried, new_id_of, retry_letter
+from celery_sagas.worker.operators import Retried, new_id_of, retry_dead_letter
 from celery_sagas.worker.process import control
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
@@ -62,7 +62,7 @@ class Boom(Exception):
     """What a handler raises."""
 
 
-def letters(app: Celery) -> list[DeadLetter]:
+def dead_letters_in(app: Celery) -> list[DeadLetter]:
     """Return the dead letters."""
     return backend_of(app).dead.list(10)
 
@@ -134,23 +134,28 @@ def order(app: Celery, fixed: list[bool]) -> Any:
 class TestFailures:
     """In the process that runs the task."""
 
-    def test_letter(self, app: Celery, worker: Worker, order: Any) -> None:
+    def test_dead_letter(self, app: Celery, worker: Worker, order: Any) -> None:
         order.place.apply_async(("42",), {"total": 5}, task_id="m1", headers={"tenant": "t"}, priority=3)
 
         delivered = worker.one()
 
         assert (delivered.fate, type(delivered.error)) == ("acked", Boom)
-        (letter,) = letters(app)
-        assert (letter.task, letter.message_id, letter.saga, letter.key) == ("order.place", "m1", "order", "42")
-        assert (letter.error, letter.text) == ("Boom", "it broke")
-        assert "in work" in letter.traceback
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.task, dead_letter.message_id, dead_letter.saga, dead_letter.key) == (
+            "order.place",
+            "m1",
+            "order",
+            "42",
+        )
+        assert (dead_letter.error, dead_letter.text) == ("Boom", "it broke")
+        assert "in work" in dead_letter.traceback
         assert outcomes(app) == ["failed"]
-        sent = loads(letter.payload)
+        sent = loads(dead_letter.payload)
         assert (sent["task"], sent["args"], sent["kwargs"]) == ("order.place", ["42"], {"total": 5})
         assert sent["options"]["headers"]["tenant"] == "t"
 
     def test_former_name(self, app: Celery, worker: Worker, order: Any) -> None:
-        """The journal has it where old code looks, which may get the message again; the letter has the present one."""
+        """The journal has it where old code looks, which may get the message again; the dead letter has the present one."""
 
         @order.saga.starts(formerly="orders.begin")
         def begin(order: Any, order_id: str) -> None:
@@ -159,17 +164,17 @@ class TestFailures:
         app.send_task("orders.begin", ("42",), task_id="m1")
         worker.run()
 
-        assert [letter.task for letter in letters(app)] == ["order.begin"]
+        assert [dead_letter.task for dead_letter in dead_letters_in(app)] == ["order.begin"]
         entries = backend_of(app).journal.history(["order"], "42", 9)
         assert [(entry.step, entry.outcome) for entry in entries] == [("orders.begin", "failed")]
 
     def test_ids_that_begin_alike(self, app: Celery, worker: Worker, order: Any) -> None:
-        """They are too long for any journal, and each has its letter."""
+        """They are too long for any journal, and each has its dead letter."""
         for end in "12":
             order.place.apply_async((end,), task_id="x" * 255 + end)
         worker.run()
 
-        assert sorted(loads(letter.payload)["args"] for letter in letters(app)) == [["1"], ["2"]]
+        assert sorted(loads(dead_letter.payload)["args"] for dead_letter in dead_letters_in(app)) == [["1"], ["2"]]
 
     def test_redelivery_does_nothing_and_is_no_success(
         self, app: Celery, worker: Worker, order: Any, fixed: list[bool], caplog: pytest.LogCaptureFixture
@@ -192,10 +197,10 @@ class TestFailures:
         getattr(order, step).delay("42")
         for _ in range(runs - 1):
             assert isinstance(worker.one().error, Retry)
-            assert letters(app) == []
+            assert dead_letters_in(app) == []
 
         assert isinstance(worker.one().error, Boom)
-        assert [letter.error for letter in letters(app)] == ["Boom"]
+        assert [dead_letter.error for dead_letter in dead_letters_in(app)] == ["Boom"]
         assert worker.waiting() == []
 
     def test_retry_that_succeeds(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
@@ -204,7 +209,7 @@ class TestFailures:
         fixed.append(True)
         worker.run()
 
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
         assert order.saga.find("42").total == 1
 
     def test_retry_that_cannot_be_published_is_kept_by_the_broker(
@@ -217,7 +222,7 @@ class TestFailures:
         delivered = worker.one()
 
         assert (delivered.fate, type(delivered.error)) == ("requeued", Reject)
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_message_that_does_not_fit(self, app: Celery, worker: Worker, order: Any) -> None:
         """It has no tombstone, and fails again, and stays one dead letter."""
@@ -226,9 +231,9 @@ class TestFailures:
 
         assert (failed.fate, type(failed.error)) == ("acked", InvalidMessage)
         worker.deliver_again(failed)
-        (letter,) = letters(app)
-        assert (letter.error, letter.message_id, letter.key) == ("InvalidMessage", "m1", "")
-        assert loads(letter.payload)["kwargs"] == {"nonsense": 1}
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.error, dead_letter.message_id, dead_letter.key) == ("InvalidMessage", "m1", "")
+        assert loads(dead_letter.payload)["kwargs"] == {"nonsense": 1}
         assert outcomes(app) == []
 
     def test_message_id_of_the_producer(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
@@ -238,23 +243,23 @@ class TestFailures:
             worker.one()
             fixed.append(True)
 
-        assert [letter.message_id for letter in letters(app)] == ["mine"]
+        assert [dead_letter.message_id for dead_letter in dead_letters_in(app)] == ["mine"]
         assert order.saga.find("42") is None
 
     def test_message_id_that_no_store_takes(self, app: Celery, worker: Worker, order: Any) -> None:
         app.send_task("order.place", ["42"], headers={MESSAGE_ID: "\0" * 300})
 
         assert worker.one().fate == "acked"
-        (letter,) = letters(app)
-        assert letter.error == "InvalidMessage"
-        assert letter.message_id.startswith("\\0\\0")
+        (dead_letter,) = dead_letters_in(app)
+        assert dead_letter.error == "InvalidMessage"
+        assert dead_letter.message_id.startswith("\\0\\0")
 
     @pytest.mark.parametrize("reason", [Ignore(), Reject("no"), Reject("no", requeue=True)], ids=repr)
     def test_users_own_choice(self, app: Celery, worker: Worker, reason: Exception) -> None:
         raising(reason).delay("42")
         worker.one()
 
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, type("Own", (BaseException,), {})])
     def test_error_that_is_no_exception(self, app: Celery, worker: Worker, error: type[BaseException]) -> None:
@@ -262,8 +267,8 @@ class TestFailures:
         raising(error()).delay("42")
         worker.one()
 
-        (letter,) = letters(app)
-        assert (letter.error, error.__name__ in letter.text) == ("RuntimeError", True)
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.error, error.__name__ in dead_letter.text) == ("RuntimeError", True)
 
     @pytest.mark.parametrize("name", ["Timeout", "GreenletExit"])
     def test_end_of_a_greenlet_is_none_of_a_message(self, name: str) -> None:
@@ -280,7 +285,7 @@ class TestFailures:
         """The exception reaches the caller."""
         with pytest.raises(Boom):
             order.place("42")
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_eager_mode(self, eager: Celery) -> None:
         class Order(Saga, correlate_by="order_id"):
@@ -292,13 +297,13 @@ class TestFailures:
 
         with pytest.raises(Boom):
             place.delay("42")
-        assert letters(eager) == []
+        assert dead_letters_in(eager) == []
 
     def test_signal(self, app: Celery, worker: Worker, order: Any) -> None:
         heard: list[Any] = []
 
-        def hear(sender: Any, letter: Any, exception: Any, **_: Any) -> None:
-            heard.append((sender.name, letter.key, type(exception)))
+        def hear(sender: Any, dead_letter: Any, exception: Any, **_: Any) -> None:
+            heard.append((sender.name, dead_letter.key, type(exception)))
 
         signals.step_failed.connect(hear)
         try:
@@ -328,33 +333,33 @@ class TestFailures:
         pay.delay(1)
 
         assert worker.one().fate == "acked"
-        (letter,) = letters(app)
-        assert (letter.task, letter.key) == ("order.pay", "")
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.task, dead_letter.key) == ("order.pay", "")
         assert outcomes(app) == []
 
     @pytest.mark.parametrize("stage", ["dumps", "locate"])
     def test_soft_time_limit_while_it_is_dead_lettered(
         self, app: Celery, worker: Worker, order: Any, stage: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The message comes again: its letter would lack what was cut short."""
+        """The message comes again: its dead letter would lack what was cut short."""
         monkeypatch.setattr(f"celery_sagas.worker.failures.dead_letters.{stage}", failing(SoftTimeLimitExceeded()))
         order.place.apply_async(("42",), task_id="m1")
 
         assert isinstance(worker.one().error, Ignore)
         assert [message.id for message in worker.waiting()] == ["m1"]
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_payload_that_is_no_json(
         self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """There is a letter all the same, without a message that could be retried."""
+        """There is a dead letter all the same, without a message that could be retried."""
         monkeypatch.setattr("celery_sagas.worker.failures.dead_letters.dumps", failing(TypeError("no JSON")))
         order.place.delay("42")
         worker.one()
 
-        (letter,) = letters(app)
-        assert (letter.key, letter.error) == ("42", "Boom")
-        assert "task" not in loads(letter.payload)
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.key, dead_letter.error) == ("42", "Boom")
+        assert "task" not in loads(dead_letter.payload)
         assert "cannot be retried" in caplog.text
 
 
@@ -378,8 +383,8 @@ class TestStoreAway:
         order.place.apply_async(("42",), headers={REDELIVERIES: 3})
         worker.one()
 
-        (letter,) = letters(app)
-        assert REDELIVERIES not in loads(letter.payload)["options"]["headers"]
+        (dead_letter,) = dead_letters_in(app)
+        assert REDELIVERIES not in loads(dead_letter.payload)["options"]["headers"]
 
     def test_broker_away_too(
         self, app: Celery, worker: Worker, order: Any, held: list[float], monkeypatch: pytest.MonkeyPatch
@@ -430,7 +435,7 @@ def spoilt(request: pytest.FixtureRequest, new_app: NewApp, redis_url: str) -> C
 class TestNeverReadable:
     """What the store keeps of the instance is damaged: its messages do not circle indefinitely."""
 
-    def test_message_becomes_a_letter(self, spoilt: Celery) -> None:
+    def test_message_becomes_a_dead_letter(self, spoilt: Celery) -> None:
         """Delivered again, it fails again, and stays one dead letter."""
         worker = Worker(spoilt)
         spoilt.send_task("order.place", ["42"], task_id="m1")
@@ -439,9 +444,11 @@ class TestNeverReadable:
         assert (failed.fate, type(failed.error)) == ("acked", UnreadableState)
         worker.deliver_again(failed)
         assert worker.waiting() == []
-        assert [(letter.message_id, letter.error) for letter in letters(spoilt)] == [("m1", "UnreadableState")]
+        assert [(dead_letter.message_id, dead_letter.error) for dead_letter in dead_letters_in(spoilt)] == [
+            ("m1", "UnreadableState")
+        ]
 
-    def test_letter_is_retried(self, spoilt: Celery, redis_url: str) -> None:
+    def test_dead_letter_is_retried(self, spoilt: Celery, redis_url: str) -> None:
         """Once the record is fixed, by removing it here."""
         worker = Worker(spoilt)
         spoilt.send_task("order.place", ["42"], task_id="m1")
@@ -450,27 +457,27 @@ class TestNeverReadable:
             for kind in ("instances", "keys"):
                 client.delete(f"{{{spoilt.conf.saga_prefix}:0}}:{kind}:order")
 
-        assert retry_letter(runtime_of(spoilt), letters(spoilt)[0]).id
+        assert retry_dead_letter(runtime_of(spoilt), dead_letters_in(spoilt)[0]).id
         (done,) = worker.run()
-        assert (done.error, letters(spoilt), outcomes(spoilt)) == (None, [], ["started", "failed", "started"])
+        assert (done.error, dead_letters_in(spoilt), outcomes(spoilt)) == (None, [], ["started", "failed", "started"])
 
-    def test_letter_is_retried_too_early(self, spoilt: Celery) -> None:
-        """It is another letter."""
+    def test_dead_letter_is_retried_too_early(self, spoilt: Celery) -> None:
+        """It is another dead letter."""
         worker = Worker(spoilt)
         spoilt.send_task("order.place", ["42"], task_id="m1")
         worker.one()
-        (letter,) = letters(spoilt)
+        (dead_letter,) = dead_letters_in(spoilt)
 
-        retry_letter(runtime_of(spoilt), letter)
+        retry_dead_letter(runtime_of(spoilt), dead_letter)
         worker.run()
 
-        assert [again.message_id for again in letters(spoilt)] == [new_id_of(letter)]
+        assert [again.message_id for again in dead_letters_in(spoilt)] == [new_id_of(dead_letter)]
 
 
 class TestTooManyDeliveries:
     """A message that ends its worker each time."""
 
-    def test_becomes_a_letter(self, app: Celery, order: Any) -> None:
+    def test_becomes_a_dead_letter(self, app: Celery, order: Any) -> None:
         app.conf.saga_max_deliveries = 3
         for _ in range(2):
             backend_of(app).deliveries.count("order.place", "m1")
@@ -480,7 +487,7 @@ class TestTooManyDeliveries:
 
         assert isinstance(delivered.error, TooManyDeliveries)
         assert delivered.fate == "acked"
-        assert [letter.error for letter in letters(app)] == ["TooManyDeliveries"]
+        assert [dead_letter.error for dead_letter in dead_letters_in(app)] == ["TooManyDeliveries"]
         assert outcomes(app) == ["failed"]
 
     def test_first_delivery_costs_nothing(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
@@ -548,9 +555,9 @@ class TestTimeLimit:
         run_out(request_for(app, fates))
 
         assert fates == ["acked"]
-        (letter,) = letters(app)
-        assert (letter.error, letter.message_id, letter.key) == ("TimeLimitExceeded", "m1", "42")
-        assert loads(letter.payload)["args"] == ["42"]
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.error, dead_letter.message_id, dead_letter.key) == ("TimeLimitExceeded", "m1", "42")
+        assert loads(dead_letter.payload)["args"] == ["42"]
         assert outcomes(app) == ["failed"]
 
     def test_pool_that_calls_on_timeout_alone(self, app: Celery, order: Any, fates: list[str]) -> None:
@@ -559,7 +566,7 @@ class TestTimeLimit:
         request_for(app, fates).on_timeout(False, 1)
 
         assert fates == ["acked"]
-        assert len(letters(app)) == 1
+        assert len(dead_letters_in(app)) == 1
 
     def test_soft_limit_is_the_handlers(self, app: Celery, order: Any, fates: list[str]) -> None:
         order.place.delay("42")
@@ -567,7 +574,7 @@ class TestTimeLimit:
         request_for(app, fates).on_timeout(True, 1)
 
         assert fates == []
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_store_away(
         self, app: Celery, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -600,7 +607,7 @@ class TestTimeLimit:
         run_out(request)
 
         assert fates == ["acked"]
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
         assert order.saga.find("42").total == 1
 
     @pytest.mark.parametrize("error", [Ignore(), Reject("no"), Retry(exc=Boom()), WorkerLostError(), Terminated()], ids=repr)
@@ -610,7 +617,7 @@ class TestTimeLimit:
 
         fail_with(request_for(app, fates), error)
 
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
         assert len(fates) == 1
 
     def test_failure_outside_of_run(self, app: Celery, order: Any, fates: list[str]) -> None:
@@ -620,7 +627,9 @@ class TestTimeLimit:
         fail_with(request_for(app, fates), Boom("at the start"))
 
         assert fates == ["acked"]
-        assert [(letter.error, letter.text, letter.key) for letter in letters(app)] == [("Boom", "at the start", "42")]
+        assert [(dead_letter.error, dead_letter.text, dead_letter.key) for dead_letter in dead_letters_in(app)] == [
+            ("Boom", "at the start", "42")
+        ]
 
     def test_failure_that_was_seen_to(
         self, app: Celery, worker: Worker, order: Any, fates: list[str], monkeypatch: pytest.MonkeyPatch
@@ -754,18 +763,18 @@ class TestUnknownTasks:
         consumer.on_unknown_task(None, message, KeyError(task))
 
         assert message.given_back == [False]
-        (letter,) = letters(app)
-        assert (letter.task, letter.saga, letter.error) == (task, saga, "NotRegistered")
-        assert letter.message_id == headers.get(MESSAGE_ID, "m1")
-        sent = loads(letter.payload)
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.task, dead_letter.saga, dead_letter.error) == (task, saga, "NotRegistered")
+        assert dead_letter.message_id == headers.get(MESSAGE_ID, "m1")
+        sent = loads(dead_letter.payload)
         assert (sent["args"], sent["options"]["task_id"], sent["options"]["priority"]) == (["42"], "m1", 3)
         assert sent["options"]["headers"] == headers
 
     def test_are_told_of(self, app: Celery, order: Any, consumer: Consumer) -> None:
         heard: list[Any] = []
 
-        def hear(sender: Any, letter: Any, exception: Any, **_: Any) -> None:
-            heard.append((sender, letter.task, type(exception)))
+        def hear(sender: Any, dead_letter: Any, exception: Any, **_: Any) -> None:
+            heard.append((sender, dead_letter.task, type(exception)))
 
         signals.step_failed.connect(hear)
         try:
@@ -779,29 +788,29 @@ class TestUnknownTasks:
         consumer.on_unknown_task(None, message_of("charge"), KeyError())
 
         assert len(consumer.rejected) == 1
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_worker_without_sagas(self, app: Celery, consumer: Consumer) -> None:
         """It runs participants, and its backend is named: nobody else gets the message."""
         consumer.on_unknown_task(None, message_of("order.tick", **{CAUSE: "m0"}), KeyError())
 
-        assert [letter.task for letter in letters(app)] == ["order.tick"]
+        assert [dead_letter.task for dead_letter in dead_letters_in(app)] == ["order.tick"]
 
     def test_worker_without_sagas_and_backend(self, app: Celery, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a saga has sent to a task may be of no use to it; but a saga's own messages are."""
         monkeypatch.setattr(runtime, "is_default_backend", lambda conf: True)
         consumer.on_unknown_task(None, message_of("charge", **{CAUSE: "m0"}), KeyError())
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
         consumer.on_unknown_task(None, message_of("order.place", **{CAUSE: "m0", STEP: True}), KeyError())
 
         assert len(consumer.rejected) == 1
-        assert [letter.task for letter in letters(app)] == ["order.place"]
+        assert [dead_letter.task for dead_letter in dead_letters_in(app)] == ["order.place"]
 
     def test_default_file_is_named_and_counted(
         self, app: Celery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Nobody looks for the letters of a worker that has neither sagas nor a backend."""
+        """Nobody looks for the dead letters of a worker that has neither sagas nor a backend."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(control, "_COUNT_S", DEADLINE_S)
         with closing(Celery("participant", broker="memory://", set_as_current=False)) as participant:
@@ -833,7 +842,7 @@ class TestUnknownTasks:
 
         consumer.on_unknown_task(None, message_of("parcel.take", **headers), KeyError())
 
-        assert [letter.task for letter in letters(app)] == ["parcel.take"]
+        assert [dead_letter.task for dead_letter in dead_letters_in(app)] == ["parcel.take"]
         (told,) = worker.waiting()
         assert (told.task, told.headers[ADDRESS]["came"]) == (otherwise.task, ReplyKind.UNCERTAIN)
 
@@ -844,7 +853,7 @@ class TestUnknownTasks:
 
         consumer.on_unknown_task(None, message, KeyError())
 
-        assert [(letter.task, letter.message_id) for letter in letters(app)] == [("order.new_step", "m1")]
+        assert [(dead_letter.task, dead_letter.message_id) for dead_letter in dead_letters_in(app)] == [("order.new_step", "m1")]
 
     def test_store_away(self, app: Celery, order: Any, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         """The broker gets the message back, after a while: it comes again at once."""
@@ -868,15 +877,15 @@ class TestUnknownTasks:
 
         consumer.on_unknown_task(None, message, KeyError())
 
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
         consumer.later[1]()
         assert message.given_back == [True]
 
-    def test_same_message_is_one_letter(self, app: Celery, order: Any, consumer: Consumer) -> None:
+    def test_same_message_is_one_dead_letter(self, app: Celery, order: Any, consumer: Consumer) -> None:
         for _ in range(2):
             consumer.on_unknown_task(None, message_of("order.new_step"), KeyError())
 
-        assert len(letters(app)) == 1
+        assert len(dead_letters_in(app)) == 1
 
 
 class TestRetry:
@@ -885,43 +894,43 @@ class TestRetry:
     def test_once_fixed(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         order.place.apply_async(("42",), {"total": 5}, task_id="m1", headers={"tenant": "t"}, expires=600)
         failed = worker.one()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
         fixed.append(True)
 
-        new_id = retry_letter(runtime_of(app), letter).id
+        new_id = retry_dead_letter(runtime_of(app), dead_letter).id
 
         (again,) = worker.waiting()
         assert again.id == new_id != "m1"
         assert (again.headers["tenant"], again.headers["retries"], again.headers["expires"]) == ("t", 0, None)
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
         worker.run()
         worker.deliver_again(failed)
         assert order.saga.find("42").total == 5
 
     def test_twice_is_once(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
-        """As when the letter could not be removed the first time."""
+        """As when the dead letter could not be removed the first time."""
         order.place.delay("42")
         worker.one()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
         fixed.append(True)
 
-        assert retry_letter(runtime_of(app), letter) == retry_letter(runtime_of(app), letter)
+        assert retry_dead_letter(runtime_of(app), dead_letter) == retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
 
         assert order.saga.find("42").total == 1
 
     def test_in_vain(self, app: Celery, worker: Worker, order: Any) -> None:
-        """It is another letter."""
+        """It is another dead letter."""
         order.place.delay("42")
         worker.one()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
 
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
 
-        (second,) = letters(app)
-        assert second.id != letter.id
-        assert second.message_id == new_id_of(letter)
+        (second,) = dead_letters_in(app)
+        assert second.id != dead_letter.id
+        assert second.message_id == new_id_of(dead_letter)
 
     @pytest.mark.parametrize("why", ["completed", "duplicate"])
     def test_that_changes_nothing_any_more_is_warned_of(
@@ -947,19 +956,18 @@ class TestRetry:
         begin.delay("42")
         tell.delay("42")
         worker.run()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
         fixed.append(True)
         if why == "completed":
             end("42")
         else:
-            retry_letter(runtime_of(app), letter)
-        retry_letter(runtime_of(app), letter)
+            retry_dead_letter(runtime_of(app), dead_letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
 
         warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        told = (
-            f"order.tell[{new_id_of(letter)}] is the retry of the dead letter {letter.id}, and changes nothing: order '42' {why}"
-        )
+        retried = f"order.tell[{new_id_of(dead_letter)}] is the retry of the dead letter {dead_letter.id}"
+        told = f"{retried}, and changes nothing: order '42' {why}"
         assert warned.count(told) == 1
 
     def test_message_id_of_the_producer_is_not_used_again(
@@ -970,58 +978,60 @@ class TestRetry:
         worker.one()
         fixed.append(True)
 
-        retry_letter(runtime_of(app), letters(app)[0])
+        retry_dead_letter(runtime_of(app), dead_letters_in(app)[0])
         worker.run()
 
         assert order.saga.find("42").total == 1
 
-    def test_letter_of_an_interrupted_dead_lettering(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
+    def test_dead_letter_of_an_interrupted_dead_lettering(
+        self, app: Celery, worker: Worker, order: Any, fixed: list[bool]
+    ) -> None:
         """The message was handled after all."""
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
         backend_of(app).journal.purge(-60_000, 10)  # the tombstone was not written
         fixed.append(True)
         order.place.apply_async(("42",), task_id="m1")
         worker.one()
 
-        assert retry_letter(runtime_of(app), letter) == Retried(reason="was handled since, under its own id")
+        assert retry_dead_letter(runtime_of(app), dead_letter) == Retried(reason="was handled since, under its own id")
         assert worker.waiting() == []
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_chain(self, app: Celery, worker: Worker, order: Any, fixed: list[bool]) -> None:
         """As the relay keeps one: its first task gets the new id."""
         fixed.append(True)
         frozen = runtime_of(app).services.terms.serialize(order.place.si("42") | order.place.si("43"), iter(["a", "b"]).__next__)
-        letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
-        backend_of(app).dead.add(letter)
+        dead_letter = DeadLetter("l1", frozen.task, frozen.message_id, "order", "", "E", "", "", frozen.payload)
+        backend_of(app).dead.add(dead_letter)
 
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         done = worker.run()
 
-        assert [delivered.id for delivered in done] == [new_id_of(letter), "b"]
+        assert [delivered.id for delivered in done] == [new_id_of(dead_letter), "b"]
         assert order.saga.find("42").total == order.saga.find("43").total == 1
 
     def test_task_that_this_app_does_not_know(self, app: Celery, worker: Worker, order: Any) -> None:
         """Somebody else does."""
         payload = dumps({"task": "elsewhere.pay", "args": ["42"], "kwargs": {}, "options": {"task_id": "m1"}})
-        letter = DeadLetter("l1", "elsewhere.pay", "m1", "", "", "NotRegistered", "", "", str(payload))
-        backend_of(app).dead.add(letter)
+        dead_letter = DeadLetter("l1", "elsewhere.pay", "m1", "", "", "NotRegistered", "", "", str(payload))
+        backend_of(app).dead.add(dead_letter)
 
-        new_id = retry_letter(runtime_of(app), letter).id
+        new_id = retry_dead_letter(runtime_of(app), dead_letter).id
 
         assert [(message.task, message.id, message.args) for message in worker.waiting()] == [("elsewhere.pay", new_id, ["42"])]
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_not_confirmed(self, app: Celery, worker: Worker, order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The letter stays."""
+        """The dead letter stays."""
         order.place.delay("42")
         worker.one()
         monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", failing(PublishError("away", True)))
 
         with pytest.raises(PublishError):
-            retry_letter(runtime_of(app), letters(app)[0])
-        assert len(letters(app)) == 1
+            retry_dead_letter(runtime_of(app), dead_letters_in(app)[0])
+        assert len(dead_letters_in(app)) == 1
 
     def test_timeout_finds_its_instance(self, app: Celery, worker: Worker) -> None:
         """Its address stays with it."""
@@ -1043,11 +1053,11 @@ class TestRetry:
 
         begin.delay("42")
         worker.run()
-        (letter,) = letters(app)
-        assert (letter.task, letter.key) == ("order.remind", "42")
+        (dead_letter,) = dead_letters_in(app)
+        assert (dead_letter.task, dead_letter.key) == ("order.remind", "42")
         broken.clear()
 
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
 
         found = Order.find("42")
@@ -1074,15 +1084,15 @@ class TestRetry:
 
         begin.delay("42")
         worker.run()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
         monkeypatch.setattr(registry, "sagas", {})
         monkeypatch.setattr(registry, "steps", {})
-        letter = letter._replace(saga=saga)
+        dead_letter = dead_letter._replace(saga=saga)
 
-        assert retry_letter(runtime_of(app), letter) == Retried(new_id_of(letter))
+        assert retry_dead_letter(runtime_of(app), dead_letter) == Retried(new_id_of(dead_letter))
 
         assert [message.task for message in worker.waiting()] == ["order.remind"]
-        assert letters(app) == []
+        assert dead_letters_in(app) == []
 
     def test_timeout_of_a_step_under_its_earlier_name(self, app: Celery, worker: Worker, fixed: list[bool]) -> None:
         """The worker that kept it knew no saga."""
@@ -1103,10 +1113,10 @@ class TestRetry:
 
         begin.delay("42")
         worker.run()
-        (letter,) = letters(app)
+        (dead_letter,) = dead_letters_in(app)
         fixed.append(True)
 
-        retry_letter(runtime_of(app), letter._replace(saga="", task="mailing.remind"))
+        retry_dead_letter(runtime_of(app), dead_letter._replace(saga="", task="mailing.remind"))
         worker.run()
 
         found = Order.find("42")

@@ -16,7 +16,7 @@ from celery_sagas import Message, Saga, SagaKey, publish, signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import PublishError, SagaError, StoreError, StoreUnavailable
 from celery_sagas.worker.events import PUBLISH, event_name, subscribers
-from celery_sagas.worker.operators import retry_letter
+from celery_sagas.worker.operators import retry_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.waiting import PROGRAM_S
@@ -404,41 +404,43 @@ class TestFanOut:
         assert (worker.one().error, worker.one().task) == (None, "parcel.parcel_shipped")
         assert worker.waiting() == []
         assert parcel.find("7") is not None
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.saga, letter.error) == ("order.order_shipped", "order", "LookupError")
-        assert letter.message_id == derived_id(message_id, "order.order_shipped")
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.saga, dead_letter.error) == ("order.order_shipped", "order", "LookupError")
+        assert dead_letter.message_id == derived_id(message_id, "order.order_shipped")
 
         refused.clear()
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
         assert len(order.find("42").seen) == 1
 
-    def test_letter_that_the_store_refuses_is_kept_without_the_event(
+    def test_dead_letter_that_the_store_refuses_is_kept_without_the_event(
         self, app: Celery, worker: Worker, sagas: Any, refused: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else the event would be published again indefinitely."""
         dead = backend_of(app).dead
         add = dead.add
 
-        def small(letter: Any) -> None:
-            if "unreadable" not in letter.payload:
+        def small(dead_letter: Any) -> None:
+            if "unreadable" not in dead_letter.payload:
                 raise StoreError("too large")
-            add(letter)
+            add(dead_letter)
 
         monkeypatch.setattr(dead, "add", small)
         refused.append("order.order_shipped")
         publish(EVENT)
         worker.run()
 
-        (letter,) = dead.list(10)
-        assert (letter.task, letter.error) == ("order.order_shipped", "LookupError")
+        (dead_letter,) = dead.list(10)
+        assert (dead_letter.task, dead_letter.error) == ("order.order_shipped", "LookupError")
 
-    def test_each_subscriber_has_a_letter_of_its_own(self, app: Celery, worker: Worker, sagas: Any, refused: list[str]) -> None:
-        """And the signal tells of each, as of other letters."""
+    def test_each_subscriber_has_a_dead_letter_of_its_own(
+        self, app: Celery, worker: Worker, sagas: Any, refused: list[str]
+    ) -> None:
+        """And the signal tells of each, as of other dead letters."""
         heard: list[Any] = []
 
-        def hear(sender: Any, letter: Any, exception: Any, **_: Any) -> None:
-            heard.append((sender.name, letter.task, type(exception)))
+        def hear(sender: Any, dead_letter: Any, exception: Any, **_: Any) -> None:
+            heard.append((sender.name, dead_letter.task, type(exception)))
 
         publish(EVENT)
         refused.extend(["order.order_shipped", "parcel.parcel_shipped"])
@@ -448,10 +450,10 @@ class TestFanOut:
         finally:
             signals.step_failed.disconnect(hear)
 
-        assert sorted(letter.task for letter in backend_of(app).dead.list(10)) == refused
+        assert sorted(dead_letter.task for dead_letter in backend_of(app).dead.list(10)) == refused
         assert heard == [(task, task, LookupError) for task in refused]
 
-    def test_letter_of_a_subscriber_keeps_what_caused_the_event(
+    def test_dead_letter_of_a_subscriber_keeps_what_caused_the_event(
         self, app: Celery, worker: Worker, sagas: Any, refused: list[str]
     ) -> None:
         """Its step may be correlated by that alone."""
@@ -459,8 +461,8 @@ class TestFanOut:
         refused.append("order.order_shipped")
         (done,) = [worker.one()]
 
-        (letter,) = backend_of(app).dead.list(10)
-        headers = json.loads(letter.payload)["options"]["headers"]
+        (dead_letter,) = backend_of(app).dead.list(10)
+        headers = json.loads(dead_letter.payload)["options"]["headers"]
         assert headers == {"saga_causation": {"order": "i1"}, "saga_cause": done.id}
 
     def test_store_that_is_away_puts_the_event_off(self, app: Celery, worker: Worker, sagas: Any, refused: list[str]) -> None:

@@ -333,7 +333,7 @@ class TestBrokerAway:
         monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", raising(error))
 
         with pytest.raises(PublishError) if is_raised else nullcontext():
-            notifications.notify_requester_or_raise(app, request, Boom(), "letter")
+            notifications.notify_requester_or_raise(app, request, Boom(), "dead_letter")
         assert not notifications.notify_requester(app, request, Boom())
 
     def test_silent_broker(
@@ -388,8 +388,8 @@ class TestStep:
 
         assert shop.seen() == ["unpaid error"]
         assert (shop.failure().task, shop.failure().text) == ("order.other", "broken")
-        (letter,) = backend_of(app).dead.list(10)
-        assert letter.error == "Boom"
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert dead_letter.error == "Boom"
 
     def test_that_is_delivered_again_after_a_death(
         self, app: Celery, worker: Worker, shop: Shop, other: Any, monkeypatch: pytest.MonkeyPatch
@@ -693,15 +693,15 @@ class TestUnknownTask:
         self.meet(app, worker)
         worker.run()
 
-        (letter,) = backend_of(app).dead.list(10)
+        (dead_letter,) = backend_of(app).dead.list(10)
         failure = shop.failure()
-        assert (letter.task, failure.kind, failure.dead_letter) == ("order.paid", "unhandled", letter.id)
+        assert (dead_letter.task, failure.kind, failure.dead_letter) == ("order.paid", "unhandled", dead_letter.id)
 
     def test_is_kept_if_nobody_is_to_be_told(self, app: Celery, worker: Worker, shop: Shop) -> None:
         shop.place(worker, lambda order: order.send(app.signature("absent", (5,)), then="paid"))
         self.meet(app, worker)
 
-        assert [letter.task for letter in backend_of(app).dead.list(10)] == ["absent"]
+        assert [dead_letter.task for dead_letter in backend_of(app).dead.list(10)] == ["absent"]
         assert (worker.waiting(), len(shop.pending().requests)) == ([], 1)
 
     def test_is_kept_if_nobody_can_be_told(
@@ -711,7 +711,7 @@ class TestUnknownTask:
         monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", raising(PublishError("away", connection=True)))
         self.meet(app, worker)
 
-        assert [letter.task for letter in backend_of(app).dead.list(10)] == ["absent"]
+        assert [dead_letter.task for dead_letter in backend_of(app).dead.list(10)] == ["absent"]
 
 
 @pytest.mark.parametrize(

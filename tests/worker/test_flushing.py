@@ -276,11 +276,15 @@ class TestFunction:
             *_, again = worker.waiting()
             clock.advance(round(delay_of(again)) * 1000)
 
-        (letter,) = rejected(app)
-        assert (letter.task, letter.message_id, letter.error) == ("shop.collect", "a", "Boom")
+        (dead_letter,) = rejected(app)
+        assert (dead_letter.task, dead_letter.message_id, dead_letter.error) == ("shop.collect", "a", "Boom")
         (facts,) = told
-        assert (facts["sender"].name, facts["letter"].id, type(facts["exception"])) == ("shop.collect.flush", letter.id, Boom)
-        assert f"shop.collect[a] failed and is kept as the dead letter {letter.id}: Boom" in caplog.text
+        assert (facts["sender"].name, facts["dead_letter"].id, type(facts["exception"])) == (
+            "shop.collect.flush",
+            dead_letter.id,
+            Boom,
+        )
+        assert f"shop.collect[a] failed and is kept as the dead letter {dead_letter.id}: Boom" in caplog.text
         assert ids(app) == ["b"]
         worker.run()
         assert (collected.items[-1], ids(app)) == ([D2], [])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from celery_sagas.core.requests.requests import Addressed, ReturnAddress
-from celery_sagas.engine.dead_letters.dead_lettering import letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_of
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker import headers
 from celery_sagas.worker.failures.dead_letters import payload_of
@@ -124,7 +124,7 @@ def test_any_message_can_be_a_dead_letter(request: Context) -> None:
     """And somebody can be told that it has failed."""
     task = headers.task_of(request)
 
-    letter = letter_of(task, session_of(request).message_id, "", ValueError(), payload_of(task, request))
+    dead_letter = dead_letter_of(task, session_of(request).message_id, "", ValueError(), payload_of(task, request))
 
-    assert all("\0" not in text and text.encode() for text in letter if isinstance(text, str) and text)
+    assert all("\0" not in text and text.encode() for text in dead_letter if isinstance(text, str) and text)
     assert failure_of(request, "it failed").retries >= 0

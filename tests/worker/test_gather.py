@@ -15,7 +15,7 @@ from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import timeouts
-from celery_sagas.worker.operators import retry_letter
+from celery_sagas.worker.operators import retry_dead_letter
 from celery_sagas.worker.requests.gather_task import GATHER
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
@@ -347,7 +347,7 @@ class TestWays:
             assert (sent["options"]["queue"], sent["options"]["priority"]) == ("quotes", 3)
 
     @pytest.fixture
-    def letters(self, app: Celery, shop: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[DeadLetter]:
+    def dead_letters(self, app: Celery, shop: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[DeadLetter]:
         """Two answers that a worker without the saga has got."""
         by_message(monkeypatch)
         begin(shop, worker, [3, 1])
@@ -357,28 +357,28 @@ class TestWays:
         return backend_of(app).dead.list(10)
 
     def test_answers_that_could_not_be_collected_are_when_they_are_retried(
-        self, app: Celery, shop: Any, worker: Worker, letters: list[DeadLetter]
+        self, app: Celery, shop: Any, worker: Worker, dead_letters: list[DeadLetter]
     ) -> None:
         """In any order: nobody has told that they failed, which would count."""
-        assert [letter.task for letter in letters] == [GATHER, GATHER]
-        for letter in letters:
-            assert retry_letter(runtime_of(app), letter).id
+        assert [dead_letter.task for dead_letter in dead_letters] == [GATHER, GATHER]
+        for dead_letter in dead_letters:
+            assert retry_dead_letter(runtime_of(app), dead_letter).id
         worker.run()
 
         order = found(shop)
         assert (order.seen, order.values, order.failed) == (["quoted"], [3, 1], {})
 
     def test_retrying_an_answer_for_which_nobody_waits_says_so(
-        self, app: Celery, shop: Any, worker: Worker, letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
+        self, app: Celery, shop: Any, worker: Worker, dead_letters: list[DeadLetter], caplog: pytest.LogCaptureFixture
     ) -> None:
         """It is not sent; or the worker that gets it too late says so."""
-        retry_letter(runtime_of(app), letters[0])
+        retry_dead_letter(runtime_of(app), dead_letters[0])
         shop.end("42")
         worker.run()
         assert [record.levelname for record in caplog.records if "comes too late for the gather" in record.message] == ["WARNING"]
 
-        assert "does not wait for it any more" in retry_letter(runtime_of(app), letters[1]).reason
-        assert f"the dead letter {letters[1].id} is not sent again" in caplog.text
+        assert "does not wait for it any more" in retry_dead_letter(runtime_of(app), dead_letters[1]).reason
+        assert f"the dead letter {dead_letters[1].id} is not sent again" in caplog.text
         assert (backend_of(app).dead.list(10), worker.waiting()) == ([], [])
 
     def test_unknown_saga_is_a_dead_letter(self, app: Celery, shop: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,15 +387,15 @@ class TestWays:
         app.send_task(GATHER, (3, "unheard", "request", 0, "quote"), headers=address(shop))
         worker.run()
 
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.error) == (GATHER, "InvalidMessage")
-        assert "knows no saga 'unheard'" in letter.text
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.error) == (GATHER, "InvalidMessage")
+        assert "knows no saga 'unheard'" in dead_letter.text
 
     def test_message_without_address_is_a_dead_letter(self, app: Celery, shop: Any, worker: Worker) -> None:
         app.send_task(GATHER, (3, "order", "request", 0, "quote"))
         worker.run()
 
-        assert [letter.error for letter in backend_of(app).dead.list(10)] == ["InvalidMessage"]
+        assert [dead_letter.error for dead_letter in backend_of(app).dead.list(10)] == ["InvalidMessage"]
 
     @pytest.mark.parametrize("position", [-1, 1, 7])
     def test_position_of_no_member_is_dropped(self, app: Celery, shop: Any, worker: Worker, position: int) -> None:
@@ -516,12 +516,12 @@ class TestBadInput:
         start(shop, worker, lambda order: order.gather([chat.s()], then=shop.quoted))
         worker.run()
 
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.error) == ("order.quoted", "InvalidMessage")
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.error) == ("order.quoted", "InvalidMessage")
         assert request_of(app)
 
     def test_answers_that_their_step_cannot_handle_are_no_silence(self, app: Celery, shop: Any, worker: Worker) -> None:
-        """However often it is told of them: they wait for the retry of the letter, also when the time is over."""
+        """However often it is told of them: they wait for the retry of the dead letter, also when the time is over."""
         broken = [True]
 
         @app.task(name="chat")
@@ -541,10 +541,10 @@ class TestBadInput:
             fire(app, deadline)
             worker.run()
 
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, found(shop).seen) == ("order.came", [])
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, found(shop).seen) == ("order.came", [])
         broken.clear()
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
         assert (found(shop).seen, found(shop).values) == (["came"], [5])
         assert (collected(app), read_pending(record_of(app).pending).requests) == (0, {})

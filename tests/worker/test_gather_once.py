@@ -17,7 +17,7 @@ from celery_sagas.engine.requests.gathering import Gather, Member
 from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import answer_headers
-from celery_sagas.worker.operators import discard_letter
+from celery_sagas.worker.operators import discard_dead_letter
 from celery_sagas.worker.process.relay import RelayThread
 from celery_sagas.worker.requests.gather_task import GATHER, gathering_of
 from celery_sagas.worker.runtime import runtime_of
@@ -122,12 +122,12 @@ class TestRepeats:
 
         start(shop, worker, lambda order: order.gather([shop.quote.s(3)], then=bad))
         failed = worker.run()[-1]
-        (letter,) = backend_of(app).dead.list(10)
+        (dead_letter,) = backend_of(app).dead.list(10)
         worker.deliver_again(failed)
 
         assert collected(app) == 1
         assert request_of(app)
-        assert discard_letter(runtime_of(app), letter)
+        assert discard_dead_letter(runtime_of(app), dead_letter)
         clock.advance(LEASE_MS)
         sweep(app)
         assert collected(app) == 0
@@ -309,8 +309,8 @@ class TestDeadline:
         failing.told, failing.error = 1, PublishError("it is too large", False)
         worker.run()
 
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.error) == (GATHER, "PublishError")
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.error) == (GATHER, "PublishError")
 
     @pytest.mark.usefixtures("waits")
     def test_store_is_away(self, app: Celery, shop: Any, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

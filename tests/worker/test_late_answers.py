@@ -15,7 +15,7 @@ from celery_sagas import Failure
 from celery_sagas.core.ids import derived_id
 from celery_sagas.worker import timeouts
 from celery_sagas.worker.failures.notifications import notify_requester
-from celery_sagas.worker.operators import discard_letter
+from celery_sagas.worker.operators import discard_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment
@@ -215,9 +215,9 @@ class TestLate:
         app.control.purge()
         shop.fire(*shop.rows())
         worker.run()
-        (letter,) = backend_of(app).dead.list(10)
+        (dead_letter,) = backend_of(app).dead.list(10)
 
-        assert discard_letter(runtime_of(app), letter)
+        assert discard_dead_letter(runtime_of(app), dead_letter)
         worker.deliver_again(charge)
         worker.run()
         assert shop.seen() == ["paid receipt late"]
@@ -229,10 +229,10 @@ class TestLate:
         shop.work = fail
         shop.place(worker, lambda order: order.send(shop.charge.s(), then="paid", otherwise=broken(shop), within=HOUR))
         worker.run()
-        (letter,) = backend_of(app).dead.list(10)
+        (dead_letter,) = backend_of(app).dead.list(10)
         assert (len(shop.pending().requests), len(shop.rows())) == (1, 1)
 
-        assert discard_letter(runtime_of(app), letter)
+        assert discard_dead_letter(runtime_of(app), dead_letter)
         assert (shop.pending().requests, shop.rows()) == ({}, [])
 
 
@@ -327,7 +327,7 @@ class TestDoubt:
         assert shop.seen() == [f"unpaid {kind}", "paid receipt late"]
         assert (shop.rows(), shop.pending().requests) == ([], {})
 
-    def test_answer_comes_after_the_letter_of_a_step_is_retried(self, worker: Worker, shop: Shop) -> None:
+    def test_answer_comes_after_the_dead_letter_of_a_step_is_retried(self, worker: Worker, shop: Shop) -> None:
         """It was dead-lettered, and its asker told; the retry has an answer."""
         ask(shop, worker)
         (asked,) = worker.waiting()

@@ -18,7 +18,7 @@ from celery_sagas import Saga
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import Relay
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.testing.samples import letter
+from celery_sagas.testing.samples import dead_letter
 from celery_sagas.worker import timeouts
 from celery_sagas.worker.process import control, relay
 from celery_sagas.worker.process.relay import RelayThread, relay_of, terms_of
@@ -267,7 +267,7 @@ class TestInspect:
     def test_tells_how_many_dead_letters_the_store_has(self, fast: Celery, thread: RelayThread) -> None:
         """Whoever kept them: those that this relay could not publish are counted apart."""
         for _ in range(4):
-            backend_of(fast).dead.add(letter())
+            backend_of(fast).dead.add(dead_letter())
         thread.start()
         wait_until(lambda: thread.tally.last, "a sweep")
 
@@ -281,7 +281,7 @@ class TestInspect:
         app = new_app()
         app.conf.saga_backend = f"sqlite:///{tmp_path}/sagas.sqlite3"
         runtime_of(app).prepare(processes=1)
-        runtime_of(app).backend.dead.add(letter())
+        runtime_of(app).backend.dead.add(dead_letter())
         close_runtime(app)
 
         assert self.ask(app)["dead_letters"] == 1
@@ -293,7 +293,7 @@ class TestInspect:
         app.conf.saga_backend = backends["sagas"]
         runtime_of(app).prepare(processes=1)
         for backend in runtime_of(app).backends:
-            backend.dead.add(letter())
+            backend.dead.add(dead_letter())
 
         assert self.ask(app)["dead_letters"] == 2
         close_runtime(app)

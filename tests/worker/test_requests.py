@@ -13,7 +13,7 @@ from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
 from celery_sagas.worker.failures import dead_letters
 from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRESS
-from celery_sagas.worker.operators import Retried, discard_letter, new_id_of, retry_letter
+from celery_sagas.worker.operators import Retried, discard_dead_letter, new_id_of, retry_dead_letter
 from celery_sagas.worker.requests import requests
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
@@ -403,40 +403,40 @@ class TestUnhandledAnswer:
     """An answer with which its step fails is a dead letter; the saga is told so, and the answer may be handled later."""
 
     @pytest.fixture
-    def letter(self, worker: Worker, shop: Shop) -> Any:
+    def dead_letter(self, worker: Worker, shop: Shop) -> Any:
         shop.work = lambda task: "many"
         shop.place(worker, lambda order: order.send(shop.charge.s(), then=deploy(shop, int), otherwise="unpaid", within=HOUR))
         worker.run()
-        (letter,) = backend_of(worker.app).dead.list(10)
-        return letter
+        (dead_letter,) = backend_of(worker.app).dead.list(10)
+        return dead_letter
 
-    def test_is_kept(self, worker: Worker, shop: Shop, letter: Any) -> None:
-        assert (letter.task, letter.error, letter.key) == ("order.came", "InvalidMessage", "42")
+    def test_is_kept(self, worker: Worker, shop: Shop, dead_letter: Any) -> None:
+        assert (dead_letter.task, dead_letter.error, dead_letter.key) == ("order.came", "InvalidMessage", "42")
 
-    def test_is_told_of_at_once(self, worker: Worker, shop: Shop, letter: Any) -> None:
+    def test_is_told_of_at_once(self, worker: Worker, shop: Shop, dead_letter: Any) -> None:
         assert shop.seen() == ["unpaid unhandled"]
         failure = shop.failure()
-        assert (failure.task, failure.error, failure.dead_letter) == ("order.came", "InvalidMessage", letter.id)
+        assert (failure.task, failure.error, failure.dead_letter) == ("order.came", "InvalidMessage", dead_letter.id)
         assert "valid integer" in failure.text
         (request,) = shop.pending().requests.values()
         assert (request.has_timed_out, shop.rows()) == (True, [])
 
-    def test_is_handled_once_the_step_can(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
+    def test_is_handled_once_the_step_can(self, app: Celery, worker: Worker, shop: Shop, dead_letter: Any) -> None:
         deploy(shop, str)
-        assert retry_letter(runtime_of(app), letter) == Retried(new_id_of(letter))
+        assert retry_dead_letter(runtime_of(app), dead_letter) == Retried(new_id_of(dead_letter))
         worker.run()
 
         assert shop.seen() == ["unpaid unhandled", "came many late"]
         assert (shop.pending().requests, shop.rows()) == ({}, [])
 
-    def test_that_fails_again_is_told_of_once(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
-        retry_letter(runtime_of(app), letter)
+    def test_that_fails_again_is_told_of_once(self, app: Celery, worker: Worker, shop: Shop, dead_letter: Any) -> None:
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
 
         assert [each.task for each in backend_of(app).dead.list(10)] == ["order.came"]
         assert shop.seen() == ["unpaid unhandled"]
 
-    def test_that_is_delivered_again(self, worker: Worker, shop: Shop, letter: Any) -> None:
+    def test_that_is_delivered_again(self, worker: Worker, shop: Shop, dead_letter: Any) -> None:
         (answer,) = (delivered for delivered in worker.done if delivered.task == "order.came")
         worker.deliver_again(answer)
         worker.run()
@@ -453,9 +453,9 @@ class TestUnhandledAnswer:
         worker.deliver_again(worker.done[-1])
         worker.run()
 
-        (letter,) = backend_of(worker.app).dead.list(10)
+        (dead_letter,) = backend_of(worker.app).dead.list(10)
         assert shop.seen() == ["unpaid unhandled"]
-        assert shop.failure().dead_letter == letter.id
+        assert shop.failure().dead_letter == dead_letter.id
 
     def test_of_a_step(self, worker: Worker, shop: Shop) -> None:
         """Its answer is committed with it."""
@@ -489,36 +489,37 @@ class TestUnhandledAnswer:
         assert shop.seen() == ["unpaid unhandled"]
         assert (shop.failure().error, shop.failure().dead_letter) == ("", "")
 
-    def test_that_nobody_waits_for_is_dropped(self, worker: Worker, shop: Shop, letter: Any) -> None:
+    def test_that_nobody_waits_for_is_dropped(self, worker: Worker, shop: Shop, dead_letter: Any) -> None:
         headers = {ADDRESS: {"instance": shop.record().id, "request": "another", "came": "answer"}}
         worker.app.send_task("order.came", ("many",), headers=headers)
 
         assert (worker.one().error, len(backend_of(worker.app).dead.list(10))) == (None, 1)
 
     def test_retrying_it_changes_nothing_once_the_instance_has_ended(
-        self, app: Celery, worker: Worker, shop: Shop, letter: Any, caplog: pytest.LogCaptureFixture
+        self, app: Celery, worker: Worker, shop: Shop, dead_letter: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         shop.saga.end("42")
 
-        assert "does not wait for it any more" in retry_letter(runtime_of(app), letter).reason
+        assert "does not wait for it any more" in retry_dead_letter(runtime_of(app), dead_letter).reason
         assert (backend_of(app).dead.list(10), worker.waiting()) == ([], [])
-        assert f"the dead letter {letter.id} is not sent again: order.came changes nothing" in caplog.text
+        assert f"the dead letter {dead_letter.id} is not sent again: order.came changes nothing" in caplog.text
 
     def test_retry_that_comes_too_late(
-        self, app: Celery, worker: Worker, shop: Shop, letter: Any, caplog: pytest.LogCaptureFixture
+        self, app: Celery, worker: Worker, shop: Shop, dead_letter: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The instance ends while it is on its way: its worker says so."""
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         shop.saga.end("42")
         worker.run()
 
         warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-        assert f"order.came[{new_id_of(letter)}] is the retry of the dead letter {letter.id}, and changes nothing" in "".join(
-            warned
+        assert (
+            f"order.came[{new_id_of(dead_letter)}] is the retry of the dead letter {dead_letter.id}, and changes nothing"
+            in "".join(warned)
         )
 
-    def test_discarding_it_ends_the_request(self, app: Celery, worker: Worker, shop: Shop, letter: Any) -> None:
-        assert discard_letter(runtime_of(app), letter)
+    def test_discarding_it_ends_the_request(self, app: Celery, worker: Worker, shop: Shop, dead_letter: Any) -> None:
+        assert discard_dead_letter(runtime_of(app), dead_letter)
         assert (shop.pending().requests, shop.rows(), shop.seen()) == ({}, [], ["unpaid unhandled"])
 
     def test_after_the_deadline(self, app: Celery, worker: Worker, shop: Shop) -> None:
@@ -531,11 +532,11 @@ class TestUnhandledAnswer:
         worker.run()
         worker.deliver_again(charge)
         worker.run()
-        (letter,) = backend_of(app).dead.list(10)
+        (dead_letter,) = backend_of(app).dead.list(10)
         assert shop.seen() == ["unpaid deadline"]
 
         deploy(shop, str)
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
         assert shop.seen() == ["unpaid deadline", "came many late"]
 

@@ -18,7 +18,7 @@ from celery_sagas import Message, Saga
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError, PublishError
 from celery_sagas.stores.records import Outgoing
-from celery_sagas.testing.samples import letter
+from celery_sagas.testing.samples import dead_letter
 from celery_sagas.worker.events import PUBLISH
 from celery_sagas.worker.operators import retry_of
 from celery_sagas.worker.runtime import runtime_of
@@ -260,8 +260,10 @@ class TestRoute:
     @pytest.fixture
     def app(self, new_app: NewApp) -> Celery:
         """The app that sends, on the broker of the other."""
-        topic = Queue("letters", Exchange("post", "topic"), routing_key="letter.#")
-        app = new_app(task_queues=[Queue("own"), topic], task_routes={"slow": {"queue": "slowly"}, "post": {"queue": "letters"}})
+        topic = Queue("dead_letters", Exchange("post", "topic"), routing_key="dead letter.#")
+        app = new_app(
+            task_queues=[Queue("own"), topic], task_routes={"slow": {"queue": "slowly"}, "post": {"queue": "dead_letters"}}
+        )
         app.conf.task_default_queue = "own"
         return app
 
@@ -283,12 +285,12 @@ class TestRoute:
         [
             {},
             {"queue": "slowly"},
-            {"queue": "letters"},
-            {"queue": "letters", "routing_key": "letter.air"},
-            {"routing_key": "letter.air"},
+            {"queue": "dead_letters"},
+            {"queue": "dead_letters", "routing_key": "dead letter.air"},
+            {"routing_key": "dead letter.air"},
             {"exchange": "post"},
-            {"exchange": "post", "routing_key": "letter.air"},
-            {"queue": "own", "exchange": "post", "routing_key": "letter.air"},
+            {"exchange": "post", "routing_key": "dead letter.air"},
+            {"queue": "own", "exchange": "post", "routing_key": "dead letter.air"},
             {"exchange": "post", "exchange_type": "topic"},
         ],
     )
@@ -306,10 +308,10 @@ class TestRoute:
 
     @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
     def test_queue_that_a_task_declares(self, app: Celery, freeze: Any, published: Any) -> None:
-        app.task(name="declared", shared=False, queue="letters")(nothing)
+        app.task(name="declared", shared=False, queue="dead_letters")(nothing)
         app.task(name="object", shared=False, queue=Queue("objects"))(nothing)
 
-        assert published(freeze(app.signature("declared")))[:2] == ("post", "letter.#")
+        assert published(freeze(app.signature("declared")))[:2] == ("post", "dead letter.#")
         assert published(freeze(app.signature("object"))) == ("", "objects", [])
 
     def test_queue_of_a_chain(self, app: Celery, freeze: Any, published: Any) -> None:
@@ -318,9 +320,9 @@ class TestRoute:
 
     def test_custom_exchange(self, app: Celery, freeze: Any, published: Any) -> None:
         """Where the broker has no exchanges, each process must know the type, or nothing is found behind one."""
-        exchange, routing_key, declared = published(freeze(app.signature("post").set(routing_key="letter.air")))
+        exchange, routing_key, declared = published(freeze(app.signature("post").set(routing_key="dead letter.air")))
 
-        assert (exchange, routing_key) == ("post", "letter.air")
+        assert (exchange, routing_key) == ("post", "dead letter.air")
         assert [(type(each), each.name, each.type) for each in declared] == [(Exchange, "post", "topic")]
 
     def test_rabbitmq_keeps_its_exchanges(self, app: Celery, stranger: Celery, freeze: Any) -> None:
@@ -358,7 +360,7 @@ class TestRoute:
 
     def test_retried_dead_letter_goes_where_it_is_routed_now(self, app: Celery, stranger: Celery, freeze: Any) -> None:
         """The route that it had may be what was wrong."""
-        kept = letter()._replace(payload=freeze(app.signature("slow")).payload)
+        kept = dead_letter()._replace(payload=freeze(app.signature("slow")).payload)
 
         assert seen_of(retry_of(stranger, kept))[:2] == ("theirs", "x")
 
@@ -395,7 +397,7 @@ class TestRoute:
         stranger.conf.task_create_missing_queues = False
         stranger.conf.task_routes = None
 
-        assert published(freeze(app.signature("slow").set(queue="letters")))[:2] == ("post", "letter.#")
+        assert published(freeze(app.signature("slow").set(queue="dead_letters")))[:2] == ("post", "dead letter.#")
 
     def test_it_is_said_once(self, app: Celery, stranger: Celery, freeze: Any, caplog: pytest.LogCaptureFixture) -> None:
         for task in ("slow", "slow", "post"):

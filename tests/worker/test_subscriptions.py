@@ -13,7 +13,7 @@ from celery_sagas import Message, Saga, publish, signals
 from celery_sagas.core.ids import derived_id
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.worker.events import PUBLISH, event_name
-from celery_sagas.worker.operators import retry_letter
+from celery_sagas.worker.operators import retry_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, NewApp, Worker, backend_of
 
@@ -234,8 +234,8 @@ class TestFailure:
     ) -> None:
         heard: list[tuple[str, str]] = []
 
-        def hear(sender: Any, letter: Any, **_: Any) -> None:
-            heard.append((sender.name, letter.task))
+        def hear(sender: Any, dead_letter: Any, **_: Any) -> None:
+            heard.append((sender.name, dead_letter.task))
 
         failing[CRM] = REFUSED
         signals.step_failed.connect(hear)
@@ -245,13 +245,13 @@ class TestFailure:
 
         assert (delivered.fate, delivered.error) == ("acked", None)
         assert tasks(worker.waiting()) == ["order.placed", BILLING]
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.saga, letter.error) == (CRM, "", "LookupError")
-        assert letter.message_id == derived_id(message_id, CRM)
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.saga, dead_letter.error) == (CRM, "", "LookupError")
+        assert dead_letter.message_id == derived_id(message_id, CRM)
         assert heard == [(PUBLISH, CRM)]
 
         failing.clear()
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         assert [(task, arguments) for task, _, arguments in take(app, crm)] == [(CRM, [{"order_id": "42"}])]
         assert backend_of(app).dead.list(10) == []
 
@@ -259,7 +259,7 @@ class TestFailure:
     def test_refused_for_a_step_under_its_former_name(
         self, app: Celery, worker: Worker, order: Any, failing: dict[str, PublishError]
     ) -> None:
-        """Its letter is that of the step, which is retried as one."""
+        """Its dead letter is that of the step, which is retried as one."""
 
         @order.handles(formerly="order.was")
         def now(order: Any, event: Placed) -> None:
@@ -268,11 +268,11 @@ class TestFailure:
         failing["order.was"] = REFUSED
         publish(EVENT)
         worker.run()
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.saga) == ("order.now", "order")
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.saga) == ("order.now", "order")
 
         failing.clear()
-        retry_letter(runtime_of(app), letter)
+        retry_dead_letter(runtime_of(app), dead_letter)
         worker.run()
         assert order.find("42").seen == 11
 
@@ -314,29 +314,29 @@ class TestFailure:
 
         failing.update({CRM: REFUSED})
         worker.one()
-        letters = {letter.task: letter for letter in backend_of(app).dead.list(10)}
-        assert letters.keys() == {BILLING, CRM}
-        options = json.loads(letters[CRM].payload)["options"]
+        dead_letters = {dead_letter.task: dead_letter for dead_letter in backend_of(app).dead.list(10)}
+        assert dead_letters.keys() == {BILLING, CRM}
+        options = json.loads(dead_letters[CRM].payload)["options"]
         assert (options["queue"], options["headers"]["saga_causation"]) == (crm, {"order": "i1"})
         assert tasks(worker.done).count("order.placed") == 1
 
-    def test_store_that_is_away_leaves_what_has_no_letter(
+    def test_store_that_is_away_leaves_what_has_no_dead_letter(
         self, app: Celery, worker: Worker, failing: dict[str, PublishError], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failing.update({BILLING: REFUSED, CRM: REFUSED})
         dead = backend_of(app).dead
         add = dead.add
 
-        def only_billing(letter: Any) -> None:
-            if letter.task != BILLING:
+        def only_billing(dead_letter: Any) -> None:
+            if dead_letter.task != BILLING:
                 raise StoreUnavailable("memory://", "away")
-            add(letter)
+            add(dead_letter)
 
         monkeypatch.setattr(dead, "add", only_billing)
         publish(EVENT)
         worker.one()
 
-        assert [letter.task for letter in dead.list(10)] == [BILLING]
+        assert [dead_letter.task for dead_letter in dead.list(10)] == [BILLING]
         assert [message.args[2] for message in worker.waiting()] == [[CRM]]
 
 

@@ -72,7 +72,7 @@ def test_is_what_celery_does(
     KeepUnknownTasks(consumer).create(consumer)
 
     assert done_with(message, consumer) == by_celery
-    assert [letter.task for letter in backend_of(app).dead.list(10)] == ["order.absent"]
+    assert [dead_letter.task for dead_letter in backend_of(app).dead.list(10)] == ["order.absent"]
     assert "is kept as the dead letter" in caplog.text
     assert "has been ignored and discarded" not in caplog.text
 

@@ -307,8 +307,13 @@ class TestRefuse:
 
         assert refuse(consumer, Message(**{STEP: True, "get": 1, "headers": [], "retries": "\0"}), ValueError("it is odd"))
 
-        (letter,) = backend_of(app).dead.list(10)
-        assert (letter.task, letter.message_id, letter.error, letter.text) == ("order.place", "m1", "ValueError", "it is odd")
+        (dead_letter,) = backend_of(app).dead.list(10)
+        assert (dead_letter.task, dead_letter.message_id, dead_letter.error, dead_letter.text) == (
+            "order.place",
+            "m1",
+            "ValueError",
+            "it is odd",
+        )
 
     def test_others_are_not_kept(self, app: Celery) -> None:
         assert refuse(SimpleNamespace(app=app), Message(), ValueError())

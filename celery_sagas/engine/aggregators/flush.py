@@ -13,7 +13,7 @@ from celery_sagas.core.aggregators.rules import Reason, Rules, allowed
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.engine.aggregators.renewal import Renewal
-from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, dead_letter_of
 from celery_sagas.errors import InvalidMessage, ItemRejected, LeaseLost, StoreError, StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Item, Snapshot
@@ -39,7 +39,7 @@ class FlushVerdict:
 class Rejection(NamedTuple):
     """An item that has become a dead letter, and why."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
     error: Exception
 
 
@@ -151,11 +151,11 @@ class Flush:
     def _rejection(self, item: Item, error: Exception) -> Rejection:
         """Make the dead letter of an item: its id is the same each time."""
         name, group = self.definition.name, self.group
-        letter = letter_of(name, item.id, "", error, item.payload)
+        dead_letter = dead_letter_of(name, item.id, "", error, item.payload)
         if isinstance(error, ItemRejected):
-            letter = letter._replace(text=storable(error.reason, TEXT_CHARACTERS), traceback="")
+            dead_letter = dead_letter._replace(text=storable(error.reason, TEXT_CHARACTERS), traceback="")
         id = derived_id(f"{item.number}/{name}/{group}", f"{item.id}/rejected")
-        return Rejection(letter._replace(id=id, key=group, number=item.number, buffered_at=item.at), error)
+        return Rejection(dead_letter._replace(id=id, key=group, number=item.number, buffered_at=item.at), error)
 
     def _read(self, snapshot: Snapshot) -> tuple[list[Item], list[Any], list[int]]:
         """Return the items that can be read, what they are, and the numbers of the others."""
@@ -171,10 +171,10 @@ class Flush:
 
     def _remove(self, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
         """End the lease; while the store is away, try for half of its time."""
-        deadline, attempts, letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _letters(rejections)
+        deadline, attempts, dead_letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _dead_letters(rejections)
         while True:
             try:
-                is_open = self.store.remove(self.rules, self.group, self.token, rejected=letters, unreadable=unread)
+                is_open = self.store.remove(self.rules, self.group, self.token, rejected=dead_letters, unreadable=unread)
                 break
             except LeaseLost:
                 if not attempts:
@@ -191,7 +191,7 @@ class Flush:
 
     def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: FlushVerdict) -> bool:
         """End the lease, and return whether that was done."""
-        how: dict[str, Any] = {"rejected": _letters(rejections), "unreadable": unread, "counted": verdict.is_counted}
+        how: dict[str, Any] = {"rejected": _dead_letters(rejections), "unreadable": unread, "counted": verdict.is_counted}
         pause_ms = _pause_ms(verdict.delay_s * 1000, self.rules.lease_ms)
         try:
             self.store.release(self.rules, self.group, self.token, **how, delay_ms=pause_ms)
@@ -213,5 +213,5 @@ def _pause_ms(delay_ms: float, lease_ms: int) -> int:
     return int(max(delay_ms * _PAUSE_OF_DELAY, delay_ms - lease_ms / 2))
 
 
-def _letters(rejections: Sequence[Rejection]) -> list[DeadLetter]:
-    return [rejection.letter for rejection in rejections]
+def _dead_letters(rejections: Sequence[Rejection]) -> list[DeadLetter]:
+    return [rejection.dead_letter for rejection in rejections]

@@ -22,7 +22,7 @@ logger = logging.getLogger("celery_sagas")
 class Cancellation:
     """Takes the timeout, or the request, of a dead letter out of its instance's pending map, under a journal entry of its own."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
     names: tuple[str, ...]  #: of the saga: the stored one first
     addressed: Addressed  #: the instance, and the timeout or request
 
@@ -94,15 +94,15 @@ class Cancellation:
         return pending.text(), timeout.row if timeout else "".join(pending.cancelled)
 
     def _entry(self, record: Record, attempt: str) -> Entry:
-        """Return the journal's entry: its id is the letter's, so that a cancellation which is repeated writes nothing."""
+        """Return the journal's entry: its id is the dead letter's, so that a cancellation which is repeated writes nothing."""
         return Entry(
-            step=self.letter.task,
-            message_id=derived_id(self.letter.id, "cancellation"),
+            step=self.dead_letter.task,
+            message_id=derived_id(self.dead_letter.id, "cancellation"),
             attempt=attempt,
             outcome=Kind.IGNORED.value,
             saga=self.names[0],
             key=record.key,
             instance_id=record.id,
             version=record.version + 1,
-            detail=to_json({"reason": "discarded", "letter": self.letter.id}).decode(),
+            detail=to_json({"reason": "discarded", "dead_letter": self.dead_letter.id}).decode(),
         )

@@ -27,12 +27,12 @@ TRACEBACK_CHARACTERS = 20_000
 _NAME_CHARACTERS = 255
 
 
-def letter_id_of(task: str, message_id: str) -> str:
+def dead_letter_id_of(task: str, message_id: str) -> str:
     """Return the id of the dead letter of a message: the same of each delivery of it, whatever failed."""
     return derived_id(storable(message_id, sys.maxsize), f"{storable(task, _NAME_CHARACTERS)}/dead letter")
 
 
-def letter_of(task: str, message_id: str, saga: str, error: BaseException, payload: str) -> DeadLetter:
+def dead_letter_of(task: str, message_id: str, saga: str, error: BaseException, payload: str) -> DeadLetter:
     """Return the dead letter of a message.
 
     Args:
@@ -43,7 +43,7 @@ def letter_of(task: str, message_id: str, saga: str, error: BaseException, paylo
         payload: The message, as JSON text.
     """
     return DeadLetter(
-        id=letter_id_of(task, message_id),
+        id=dead_letter_id_of(task, message_id),
         task=storable(task, _NAME_CHARACTERS),
         message_id=storable(message_id, _NAME_CHARACTERS),
         saga=saga,
@@ -68,80 +68,86 @@ def locate(
 
 
 def dead_letter(
-    backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup | None, named: str = ""
+    backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup | None, named: str = ""
 ) -> DeadLetter | None:
-    """Keep a letter, and note in the journal that its message failed: delivered again, the message does nothing.
+    """Keep a dead letter, and note in the journal that its message failed: delivered again, the message does nothing.
 
-    The letter comes first: whoever dies between the two leaves a message that is not acknowledged, and is dead-lettered again or
-    handled after all. A run that still goes on, and commits first, wins: then there is no letter.
+    The dead letter comes first: a process that dies between the two leaves a message that is not acknowledged, and that is
+    dead-lettered again or handled after all. A run that still goes on, and commits first, wins: then there is no dead letter.
 
-    A message has a letter and no entry in the journal if it names no instance, or if what the store keeps of its instance will
-    never be readable: delivered again, it fails in the same way, and stays one dead letter.
+    A message has a dead letter and no entry in the journal if it names no instance, or if its instance's stored state will never
+    be readable: delivered again, it fails in the same way, and stays one dead letter.
 
     Args:
         backend: Where both are kept.
         step: The message's.
-        letter: What is known of it.
+        dead_letter: What is known of it.
         lookup: Where the message looks; ``None`` if it names no instance.
         named: The name of the step that it bears, if that is a former one: old code looks under it.
 
     Returns:
-        The letter, or ``None`` if the message was handled, or dead-lettered, before.
+        The dead letter, or ``None`` if the message was handled, or dead-lettered, before.
 
     Raises:
         StoreError: It is not known what was written; doing it again completes it.
     """
     if lookup is None:
-        add_letter(backend, letter)
-        return letter
-    found = _find(backend, step, letter, lookup)
+        add_dead_letter(backend, dead_letter)
+        return dead_letter
+    found = _find(backend, step, dead_letter, lookup)
     if found is not None and found.handled is not None:
-        close(backend, step, letter, lookup, found)  # an interrupted call may have left the letter of what was handled after all
+        close(
+            backend, step, dead_letter, lookup, found
+        )  # an interrupted call may have left the dead letter of what was handled after all
         return None
-    letter = letter._replace(key=_key_of(lookup, found))
-    add_letter(backend, letter)
-    return letter if found is None or close(backend, step, letter, lookup, found, named) else None
+    dead_letter = dead_letter._replace(key=_key_of(lookup, found))
+    add_dead_letter(backend, dead_letter)
+    return dead_letter if found is None or close(backend, step, dead_letter, lookup, found, named) else None
 
 
 def close(
-    backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup, found: Found | None = None, named: str = ""
+    backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup, found: Found | None = None, named: str = ""
 ) -> bool:
-    """Note in the journal that the message of a letter failed, unless it says so already, or nobody can tell.
+    """Note in the journal that the message of a dead letter failed, unless it says so already, or nobody can tell.
 
     Returns:
-        Whether it did fail, as far as can be read; if it was handled, its letter is removed.
+        Whether it did fail, as far as can be read; if it was handled, its dead letter is removed.
     """
-    found = found or _find(backend, step, letter, lookup)
+    found = found or _find(backend, step, dead_letter, lookup)
     if found is not None and found.handled is None:
         try:
-            backend.sagas.record(Effects(_entry(step, letter, found, named)))
+            backend.sagas.record(Effects(_entry(step, dead_letter, found, named)))
         except AlreadyHandled:
-            found = _find(backend, step, letter, lookup)
+            found = _find(backend, step, dead_letter, lookup)
     if found is None or found.handled is None or found.handled.outcome == Kind.FAILED:
         return True
-    backend.dead.remove(letter.id)
+    backend.dead.remove(dead_letter.id)
     return False
 
 
-def add_letter(backend: Backend, letter: DeadLetter) -> None:
-    """Keep a letter; one that the store refuses, because it is too large for it say, is kept without its message."""
+def add_dead_letter(backend: Backend, dead_letter: DeadLetter) -> None:
+    """Keep a dead letter; one that the store refuses, because it is too large for it say, is kept without its message."""
     try:
-        backend.dead.add(letter)
+        backend.dead.add(dead_letter)
     except StoreError as exc:
         if exc.retry is not Retry.NEVER:
             raise
-        logger.warning("%s[%s] is kept without its message, and cannot be retried: %s", letter.task, letter.message_id, exc)
-        backend.dead.add(letter._replace(payload=to_json({"unreadable": f"the store refused it: {type(exc).__name__}"}).decode()))
+        logger.warning(
+            "%s[%s] is kept without its message, and cannot be retried: %s", dead_letter.task, dead_letter.message_id, exc
+        )
+        backend.dead.add(
+            dead_letter._replace(payload=to_json({"unreadable": f"the store refused it: {type(exc).__name__}"}).decode())
+        )
 
 
-def _find(backend: Backend, step: StepDefinition, letter: DeadLetter, lookup: Lookup) -> Found | None:
+def _find(backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup) -> Found | None:
     """Find what a message is about; ``None`` if it will never be readable."""
     try:
-        return backend.sagas.find(lookup, Handling(step.names, letter.message_id))
+        return backend.sagas.find(lookup, Handling(step.names, dead_letter.message_id))
     except StoreError as exc:
         if exc.retry is not Retry.NEVER:
             raise
-        logger.warning("%s[%s] has no entry in the journal: %s", letter.task, letter.message_id, exc)
+        logger.warning("%s[%s] has no entry in the journal: %s", dead_letter.task, dead_letter.message_id, exc)
         return None
 
 
@@ -151,17 +157,17 @@ def _key_of(lookup: Lookup, found: Found | None) -> str:
     return lookup.value if lookup.property == KEY else ""
 
 
-def _entry(step: StepDefinition, letter: DeadLetter, found: Found, named: str) -> Entry:
+def _entry(step: StepDefinition, dead_letter: DeadLetter, found: Found, named: str) -> Entry:
     return Entry(
         step=named or step.name,
-        message_id=letter.message_id,
+        message_id=dead_letter.message_id,
         attempt=found.new_id,
         outcome=Kind.FAILED.value,
         saga=step.saga.name,
-        key=letter.key,
+        key=dead_letter.key,
         instance_id=found.record.id if found.record else "",
         version=found.record.version if found.record else 0,
-        detail=to_json({"error": letter.error, "letter": letter.id}).decode(),
+        detail=to_json({"error": dead_letter.error, "dead_letter": dead_letter.id}).decode(),
     )
 
 

@@ -101,7 +101,7 @@ class MemoryAggregateStore(AggregateStore):
         with self._state.lock:
             place, now = (rules.name, group), self._clock()
             buffer, numbers = self._end(place, token, unreadable)
-            gone = numbers & {letter.number for letter in rejected}
+            gone = numbers & {dead_letter.number for dead_letter in rejected}
             buffer.free_again(numbers - gone, attempts=int(counted))
             self._remove(place, rules, gone, rejected, now)
             buffer.paused_until = max(buffer.paused_until, now + delay_ms)
@@ -118,9 +118,9 @@ class MemoryAggregateStore(AggregateStore):
         return buffer, numbers.difference(unreadable)
 
     def _remove(self, place: Place, rules: Rules, numbers: set[int], rejected: Sequence[DeadLetter], now: int) -> None:
-        for letter in rejected:
-            if letter.number in numbers:
-                keep(self._state, letter, now)
+        for dead_letter in rejected:
+            if dead_letter.number in numbers:
+                keep(self._state, dead_letter, now)
         for number in numbers:
             self._buffers.remember(place, self._buffers.groups[place].drop(number).id, rules, now)
 
@@ -133,17 +133,19 @@ class MemoryAggregateStore(AggregateStore):
                 self._free_anew(place, rules, found)
             return len(found)
 
-    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
+    def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
         with self._state.lock:
-            place = rules.name, letter.key
+            place = rules.name, dead_letter.key
             buffer = self._buffers.groups.get(place, Buffer())
-            if letter.id not in self._state.letters or letter.message_id in buffer.ids:
+            if dead_letter.id not in self._state.dead_letters or dead_letter.message_id in buffer.ids:
                 return False
-            del self._state.letters[letter.id]
+            del self._state.dead_letters[dead_letter.id]
             self._buffers.groups[place] = buffer
-            buffer.items[letter.number] = Item(letter.number, letter.message_id, letter.payload, letter.buffered_at)
-            buffer.ids[letter.message_id] = letter.number
-            self._free_anew(place, rules, {letter.number})
+            buffer.items[dead_letter.number] = Item(
+                dead_letter.number, dead_letter.message_id, dead_letter.payload, dead_letter.buffered_at
+            )
+            buffer.ids[dead_letter.message_id] = dead_letter.number
+            self._free_anew(place, rules, {dead_letter.number})
             return True
 
     def _free_anew(self, place: Place, rules: Rules, numbers: set[int]) -> None:

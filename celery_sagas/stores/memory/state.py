@@ -35,7 +35,7 @@ class MemoryState:
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     outbox: Rows = field(default_factory=Rows)
     deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
-    letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id
+    dead_letters: dict[str, DeadLetter] = field(default_factory=dict)  #: by id
     buffers: MemoryGroups = field(default_factory=MemoryGroups)
     app: str = ""  #: the name that was noted last
 

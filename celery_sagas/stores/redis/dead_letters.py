@@ -7,8 +7,8 @@ from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.scripts import Now, load, servers_time
-from celery_sagas.stores.redis.keys import answer_to, letters_in, new_call
-from celery_sagas.stores.redis.packing import encode, pack_letter, unpack_letter
+from celery_sagas.stores.redis.keys import answer_to, dead_letters_in, new_call
+from celery_sagas.stores.redis.packing import encode, pack_dead_letter, unpack_dead_letter
 from celery_sagas.stores.redis.placement import Placement
 
 _ADD: Final = load("dead_add")
@@ -19,8 +19,9 @@ _COUNT: Final = load("dead_count")
 
 
 class RedisDeadLetters(DeadLetters):
-    """Letters in a hash, and in a sorted set by their time: those of messages with a hash tag of their own, those of rejected
-    items in the shard of their group.
+    """Dead letters in a hash, and in a sorted set by their time.
+
+    Those of messages have a hash tag of their own; those of rejected items are in the shard of their group.
     """
 
     def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
@@ -28,21 +29,21 @@ class RedisDeadLetters(DeadLetters):
         self._now = now
         self._tags = [placement.dead, *(shard.tag for shard in placement.shards)]
 
-    def add(self, letter: DeadLetter) -> None:
-        keys = letters_in(self._tags[0])
-        self._client.run(_ADD, keys, [self._now(), encode(letter.id), pack_letter(letter)], commits=True)
+    def add(self, dead_letter: DeadLetter) -> None:
+        keys = dead_letters_in(self._tags[0])
+        self._client.run(_ADD, keys, [self._now(), encode(dead_letter.id), pack_dead_letter(dead_letter)], commits=True)
 
     def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
-        """Merge the letters of all tags; of equally new ones those of an earlier tag come first."""
+        """Merge the dead letters of all tags; of equally new ones those of an earlier tag come first."""
         last = self._find(before) if before is not None else None
         if before is not None and last is None:
             return []
-        letters: list[DeadLetter] = []
+        dead_letters: list[DeadLetter] = []
         for position, tag in enumerate(self._tags):
             too_new = f"{'' if position < last[0] else '('}{last[1].at}" if last else ""
-            answer = self._client.run(_LIST, letters_in(tag), [encode(before or ""), too_new, limit])
-            letters += [_unpack(tag, id, packed) for id, packed in zip(answer[::2], answer[1::2], strict=True)]
-        return sorted(letters, key=lambda letter: -letter.at)[:limit]
+            answer = self._client.run(_LIST, dead_letters_in(tag), [encode(before or ""), too_new, limit])
+            dead_letters += [_unpack(tag, id, packed) for id, packed in zip(answer[::2], answer[1::2], strict=True)]
+        return sorted(dead_letters, key=lambda dead_letter: -dead_letter.at)[:limit]
 
     def get(self, id: str) -> DeadLetter | None:
         found = self._find(id)
@@ -52,27 +53,27 @@ class RedisDeadLetters(DeadLetters):
         return any(self._remove_from(tag, id) for tag in self._tags)
 
     def count(self) -> int:
-        return sum(self._client.run(_COUNT, letters_in(tag)[:1], []) for tag in self._tags)
+        return sum(self._client.run(_COUNT, dead_letters_in(tag)[:1], []) for tag in self._tags)
 
     def _find(self, id: str) -> tuple[int, DeadLetter] | None:
-        """Return a letter, and the position of its tag."""
+        """Return a dead letter, and the position of its tag."""
         for position, tag in enumerate(self._tags):
-            packed = self._client.run(_GET, letters_in(tag)[:1], [encode(id)])
+            packed = self._client.run(_GET, dead_letters_in(tag)[:1], [encode(id)])
             if packed is not None:
                 return position, _unpack(tag, encode(id), packed)
         return None
 
     def _remove_from(self, tag: str, id: str) -> bool:
         call = new_call()
-        return bool(self._client.run(_REMOVE, letters_in(tag), [call, encode(id)], answer=answer_to(call, tag)))
+        return bool(self._client.run(_REMOVE, dead_letters_in(tag), [call, encode(id)], answer=answer_to(call, tag)))
 
 
 def _unpack(tag: str, id: bytes, packed: bytes) -> DeadLetter:
     try:
-        return unpack_letter(id.decode(), packed)
+        return unpack_dead_letter(id.decode(), packed)
     except ValueError as exc:
-        name, (letters, times) = id.decode(errors="replace"), letters_in(tag)
+        name, (dead_letters, times) = id.decode(errors="replace"), dead_letters_in(tag)
         raise StoreError(
-            f"The dead letter {name!r} in the Redis hash {letters!r} is damaged, {exc}. "
+            f"The dead letter {name!r} in the Redis hash {dead_letters!r} is damaged, {exc}. "
             f"Look at it with HGET, then remove it with HDEL, and with ZREM from {times!r}."
         ) from exc

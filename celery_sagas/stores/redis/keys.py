@@ -10,9 +10,9 @@ from typing import Final
 _USUAL: Final = 12
 
 
-def letters_in(tag: str) -> tuple[str, str]:
+def dead_letters_in(tag: str) -> tuple[str, str]:
     """Return the keys of the dead letters that have a hash tag."""
-    return f"{tag}:letters", f"{tag}:letters:at"
+    return f"{tag}:dead_letters", f"{tag}:dead_letters:at"
 
 
 class BufferKeys:
@@ -27,7 +27,7 @@ class BufferKeys:
         self.seen = f"{tag}:buffer:seen"
         self.sequence = f"{tag}:buffer:sequence"
         self.names = f"{tag}:buffer:names"
-        self.letters = letters_in(tag)  #: those of rejected items
+        self.dead_letters = dead_letters_in(tag)  #: those of rejected items
 
     def of(self, aggregator: str, *kinds: str) -> list[str]:
         """Return keys of an aggregator, by the words for them in the catalogue."""
@@ -70,7 +70,7 @@ def _of_all(keys: BufferKeys, aggregator: str) -> list[str]:
 def _of_change(keys: BufferKeys, aggregator: str, group: str) -> tuple[str, ...]:
     shared = [*_of_all(keys, aggregator), *keys.of(aggregator, "attempts")]
     own = keys.of_group(aggregator, group, "free", "leases", "leased", "fresh")
-    return (*shared, *own, *keys.of(aggregator, "unread"), *keys.letters)
+    return (*shared, *own, *keys.of(aggregator, "unread"), *keys.dead_letters)
 
 
 @lru_cache(maxsize=1024)
@@ -138,14 +138,14 @@ SHARD_KEYS: Final[Mapping[str, KeyKind]] = {
     ),
     "buffer:sequence": KeyKind("hash", "number -> the last item's"),
     "buffer:names": KeyKind("zset", "aggregators that have ever buffered something, by their names"),
-    "letters": KeyKind("hash", "id -> dead letter of a rejected item"),
-    "letters:at": KeyKind("zset", "id of that, by its time in ms"),
+    "dead_letters": KeyKind("hash", "id -> dead letter of a rejected item"),
+    "dead_letters:at": KeyKind("zset", "id of that, by its time in ms"),
     "answer:<call>": KeyKind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),
 }
 #: By what follows the hash tag ``{<prefix>:dead}``, of what has to do with messages that fail.
 DEAD_KEYS: Final[Mapping[str, KeyKind]] = {
-    "letters": KeyKind("hash", "id -> dead letter"),
-    "letters:at": KeyKind("zset", "id of a dead letter, by its time in ms"),
+    "dead_letters": KeyKind("hash", "id -> dead letter"),
+    "dead_letters:at": KeyKind("zset", "id of a dead letter, by its time in ms"),
     "deliveries": KeyKind("hash", "digest of step and message id -> how often it was delivered again"),
     "deliveries:at": KeyKind("zset", "digest of step and message id, by the time in ms of the last delivery"),
     "answer:<call>": SHARD_KEYS["answer:<call>"],

@@ -118,14 +118,23 @@ def unpack_row(id: str, packed: bytes, attempts: int) -> OutboxRow:
     return OutboxRow(id, kind, message_id, task, payload, int(due_at), attempts, instance_id, step, cause)
 
 
-def pack_letter(letter: DeadLetter) -> bytes:
-    """Pack a letter without its time: the script writes it before it."""
-    texts = (letter.task, letter.message_id, letter.saga, letter.key, letter.error, letter.text, letter.traceback, letter.payload)
-    return _pack(texts, letter.number, letter.buffered_at)
+def pack_dead_letter(dead_letter: DeadLetter) -> bytes:
+    """Pack a dead letter without its time: the script writes it before it."""
+    texts = (
+        dead_letter.task,
+        dead_letter.message_id,
+        dead_letter.saga,
+        dead_letter.key,
+        dead_letter.error,
+        dead_letter.text,
+        dead_letter.traceback,
+        dead_letter.payload,
+    )
+    return _pack(texts, dead_letter.number, dead_letter.buffered_at)
 
 
-def unpack_letter(id: str, packed: bytes) -> DeadLetter:
-    """Read a letter."""
+def unpack_dead_letter(id: str, packed: bytes) -> DeadLetter:
+    """Read a dead letter."""
     words, (task, message_id, saga, key, error, text, traceback, payload) = _split(packed, 1, 8)
     if len(words) != 11:
         raise Malformed("it does not say whether it is a message")
@@ -146,9 +155,9 @@ def pack_item(digest: bytes, item: NewItem) -> bytes:
     return b"%b%b %d %d\n%b%b" % (mark, digest, len(id), len(payload), id, payload)
 
 
-def pack_rejected(digest: bytes, letter: DeadLetter) -> bytes:
-    """Pack the item of a letter."""
-    return b"%d %b" % (letter.buffered_at, pack_item(digest, NewItem(letter.message_id, letter.payload)))
+def pack_rejected(digest: bytes, dead_letter: DeadLetter) -> bytes:
+    """Pack the item of a dead letter."""
+    return b"%d %b" % (dead_letter.buffered_at, pack_item(digest, NewItem(dead_letter.message_id, dead_letter.payload)))
 
 
 def unpack_item(number: int, packed: bytes, attempts: int = 0, state: ItemState = "free") -> Item:

@@ -16,7 +16,7 @@ from celery_sagas.stores.redis.packing import encode
 
 #: Of the keys and what they hold. The version is raised with every change of it, the oldest one with a change on which older code
 #: cannot run.
-LAYOUT: Final = Layout(version=3, oldest=3)
+LAYOUT: Final = Layout(version=4, oldest=4)
 #: The place of a saga whose instances are spread over all shards, by their keys.
 SPREAD: Final = "spread"
 

@@ -28,19 +28,19 @@ from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now
 from celery_sagas.stores.sql.tables import dead
 
 #: In the order of ``DeadLetter``'s fields.
-_LETTER: list[ColumnElement[Any]] = [dead.c[name] for name in DeadLetter._fields]
+_DEAD_LETTER: list[ColumnElement[Any]] = [dead.c[name] for name in DeadLetter._fields]
 #: What the store does not set itself.
 _GIVEN = tuple(name for name in DeadLetter._fields if name != "at")
 
 
 class SqlDeadLetters(DeadLetters):
-    """Letters in the table ``saga_dead``."""
+    """Dead letters in the table ``saga_dead``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, letter: DeadLetter) -> None:
-        values = {name: getattr(letter, name) for name in _GIVEN}
+    def add(self, dead_letter: DeadLetter) -> None:
+        values = {name: getattr(dead_letter, name) for name in _GIVEN}
         self._database.change(_insert, (self._database.name,), values)
 
     def list(self, limit: int, before: str | None = None) -> list[DeadLetter]:
@@ -59,18 +59,18 @@ class SqlDeadLetters(DeadLetters):
         return int(count)
 
 
-def keep(session: SqlSession, now: int, letters: Sequence[DeadLetter]) -> None:
-    """Keep the letters of rejected items."""
-    put_rows(session, dead, [letter._replace(at=now)._asdict() for letter in letters])
+def keep(session: SqlSession, now: int, dead_letters: Sequence[DeadLetter]) -> None:
+    """Keep the dead letters of rejected items."""
+    put_rows(session, dead, [dead_letter._replace(at=now)._asdict() for dead_letter in dead_letters])
 
 
 def discard(session: SqlSession, id: str) -> bool:
-    """Remove a letter; return whether it was there."""
+    """Remove a dead letter; return whether it was there."""
     return session.change(_delete, (), {"id": id}) > 0
 
 
 def _insert(database: str) -> Insert:
-    """Insert a letter unless it is there. MySQL's ``IGNORE`` also keeps a letter that does not fit, cut."""
+    """Insert a dead letter unless it is there. MySQL's ``IGNORE`` also keeps a dead letter that does not fit, cut."""
     columns: dict[str, ColumnElement[Any]] = {
         "prefix": PREFIX,
         **{name: bound(dead.c[name], name) for name in _GIVEN},
@@ -82,10 +82,10 @@ def _insert(database: str) -> Insert:
 
 
 def _list(has_before: bool) -> Select[Any]:
-    """Select letters, newest first."""
-    letters = select(*_LETTER).where(dead.c.prefix == PREFIX).order_by(dead.c.at.desc(), dead.c.id.desc())
+    """Select dead letters, newest first."""
+    dead_letters = select(*_DEAD_LETTER).where(dead.c.prefix == PREFIX).order_by(dead.c.at.desc(), dead.c.id.desc())
     limit: BindParameter[int] = bindparam("limit", type_=Integer())
-    return letters.where(*([_follows_before()] if has_before else [])).limit(limit)
+    return dead_letters.where(*([_follows_before()] if has_before else [])).limit(limit)
 
 
 def _follows_before() -> ColumnElement[bool]:
@@ -96,7 +96,7 @@ def _follows_before() -> ColumnElement[bool]:
 
 
 def _get() -> Select[Any]:
-    return select(*_LETTER).where(dead.c.prefix == PREFIX, dead.c.id == bound(dead.c.id, "id"))
+    return select(*_DEAD_LETTER).where(dead.c.prefix == PREFIX, dead.c.id == bound(dead.c.id, "id"))
 
 
 def _count() -> Select[Any]:

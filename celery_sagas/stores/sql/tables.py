@@ -193,7 +193,7 @@ Index(
     sqlite_where=ENDS_WITH_INSTANCE,
 )
 
-#: Nothing here has a limit but the id: a letter that cannot be kept would be lost. Rejected items are among the messages.
+#: Nothing here has a limit but the id: a dead letter that cannot be kept would be lost. Rejected items are among the messages.
 dead = _table(
     "saga_dead",
     _text("id"),

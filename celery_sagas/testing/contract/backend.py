@@ -20,13 +20,13 @@ from celery_sagas.testing.samples import (
     claim,
     complete,
     conflict,
+    dead_letter,
     effects,
     entry,
     found,
     handled,
     ids,
     is_there,
-    letter,
     new_record,
     outgoing,
     send,
@@ -126,7 +126,7 @@ class BackendContract(StoreFixtures):
 
     def test_what_one_process_commits_another_sees(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
         start(backend, "42", outgoing(), keys=T1)
-        backend.dead.add(letter())
+        backend.dead.add(dead_letter())
         assert view(open_backend(prefix)) == view(backend)
 
     def test_data_outlives_the_backend(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
@@ -151,7 +151,7 @@ class BackendContract(StoreFixtures):
         """Keys, ids and messages of one prefix are free under another."""
         new = new_record(keys=T1)
         made = effects(None, outgoing(), line=entry(new))
-        kept = letter()
+        kept = dead_letter()
         for each in (backend, other):
             each.sagas.insert(new, made)
             each.dead.add(kept)
@@ -218,8 +218,8 @@ class BackendContract(StoreFixtures):
         assert other.journal.purge(1_000, 9) == 0
         assert handled(backend, line) is not None
 
-    def test_letters_of_another_prefix_are_not_seen(self, backend: Backend, other: Backend) -> None:
-        kept = letter()
+    def test_dead_letters_of_another_prefix_are_not_seen(self, backend: Backend, other: Backend) -> None:
+        kept = dead_letter()
         backend.dead.add(kept)
         assert other.dead.list(9) == []
         assert (backend.dead.count(), other.dead.count()) == (1, 0)

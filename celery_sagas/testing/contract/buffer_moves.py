@@ -7,7 +7,7 @@ from itertools import count, takewhile
 from celery_sagas.stores.items import Addition, Item, Rules
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.testing.batches import add, letters_of, new_items
+from celery_sagas.testing.batches import add, dead_letters_of, new_items
 from celery_sagas.testing.clock import Clock
 
 #: Does something in a world; what it returns is compared.
@@ -29,22 +29,22 @@ class BufferWorld:
         default_factory=lambda: Rules(f"readings {next(_tags)}", size=2, max_buffered=7, remember_ms=LEASE, lease_ms=LEASE)
     )
     items: dict[str, Item] = field(default_factory=dict)  #: those under the lease, and the unresolved one
-    letters: list[DeadLetter] = field(default_factory=list)  #: of what was rejected
+    dead_letters: list[DeadLetter] = field(default_factory=list)  #: of what was rejected
 
     def arrange(self, backend: Backend, clock: Clock) -> None:
         """Make the world."""
         self._flush(backend, "zero", "x", "y")
-        self.letters = self.letters_of("x")
-        backend.aggregates.remove(self.rules, "", "zero", rejected=self.letters)
+        self.dead_letters = self.dead_letters_of("x")
+        backend.aggregates.remove(self.rules, "", "zero", rejected=self.dead_letters)
         self._flush(backend, "one", "a", "b")
         clock.advance(LEASE)
         add(backend, self.rules, "c", "d")
         add(backend, self.rules, "e", is_unreadable=True)
         self.items |= {item.id: item for _, item in backend.buffers.unresolved(self.rules.name, 9)}
 
-    def letters_of(self, *ids: str) -> list[DeadLetter]:
-        """Return the letters of items that are rejected."""
-        return letters_of(*(self.items[id] for id in ids), name=self.rules.name)
+    def dead_letters_of(self, *ids: str) -> list[DeadLetter]:
+        """Return the dead letters of items that are rejected."""
+        return dead_letters_of(*(self.items[id] for id in ids), name=self.rules.name)
 
     def _flush(self, backend: Backend, token: str, *ids: str) -> None:
         add(backend, self.rules, *ids)
@@ -66,8 +66,8 @@ class BufferWorld:
         due = ["at once" if 0 < group.due_at <= clock.now else group.due_at for group in groups]
         items = [_shown(item) for item in backend.buffers.read(name, "", 99)]
         unresolved = [_shown(item) for _, item in backend.buffers.unresolved(name, 99)]
-        letters = sorted(each.message_id for each in backend.dead.list(10_000) if each.task == name)
-        return backend.buffers.count(name), [group._replace(due_at=0) for group in groups], due, items, unresolved, letters
+        dead_letters = sorted(each.message_id for each in backend.dead.list(10_000) if each.task == name)
+        return backend.buffers.count(name), [group._replace(due_at=0) for group in groups], due, items, unresolved, dead_letters
 
     def _drain(self, backend: Backend, token: str) -> object:
         taken = claim_by(backend, self, token)
@@ -134,13 +134,13 @@ def end_lease(backend: Backend, world: BufferWorld) -> object:
 
 def end_lease_and_reject(backend: Backend, world: BufferWorld) -> object:
     """Reject "b", which "one" has leased, and leave "a" unresolved."""
-    letters, unreadable = world.letters_of("b"), [world.items["a"].number]
-    return backend.aggregates.remove(world.rules, "", "one", rejected=letters, unreadable=unreadable)
+    dead_letters, unreadable = world.dead_letters_of("b"), [world.items["a"].number]
+    return backend.aggregates.remove(world.rules, "", "one", rejected=dead_letters, unreadable=unreadable)
 
 
 def release_items(backend: Backend, world: BufferWorld) -> object:
     """Release what "one" has leased, and reject one of it."""
-    return backend.aggregates.release(world.rules, "", "one", rejected=world.letters_of("a"))
+    return backend.aggregates.release(world.rules, "", "one", rejected=world.dead_letters_of("a"))
 
 
 def release_for_later(backend: Backend, world: BufferWorld) -> object:
@@ -180,12 +180,12 @@ def resolve_item(backend: Backend, world: BufferWorld) -> object:
 
 def restore_item(backend: Backend, world: BufferWorld) -> object:
     """Put back "x", which was rejected at the beginning."""
-    return backend.aggregates.restore(world.rules, world.letters[0])
+    return backend.aggregates.restore(world.rules, world.dead_letters[0])
 
 
-def discard_letter(backend: Backend, world: BufferWorld) -> object:
-    """Discard the letter of "x"."""
-    return backend.dead.remove(world.letters[0].id)
+def discard_dead_letter(backend: Backend, world: BufferWorld) -> object:
+    """Discard the dead letter of "x"."""
+    return backend.dead.remove(world.dead_letters[0].id)
 
 
 OPERATIONS: tuple[BufferMove, ...] = (
@@ -205,7 +205,7 @@ OPERATIONS: tuple[BufferMove, ...] = (
     clear_buffer,
     resolve_item,
     restore_item,
-    discard_letter,
+    discard_dead_letter,
 )
 RIVALS: tuple[BufferMove, ...] = (
     insert_other_items,

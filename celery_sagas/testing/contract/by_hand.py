@@ -13,11 +13,11 @@ from celery_sagas.testing.batches import (
     PAIRS,
     add,
     buffered,
+    dead_letters_of,
     due_at,
     flush,
     ids_of,
     lease_lost,
-    letters_of,
     nothing_changed,
     numbered,
     numbers_of,
@@ -214,10 +214,10 @@ class RemovingContract(StoreFixtures):
         """They are buffered no more."""
         add(backend, PAIRS, *"abc")
         items = flush(backend, PAIRS).items
-        backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(items[0]), unreadable=numbers_of(items[1]))
+        backend.aggregates.remove(PAIRS, "", "one", rejected=dead_letters_of(items[0]), unreadable=numbers_of(items[1]))
         assert backend.buffers.clear(PAIRS, "") == 2
         assert backend.buffers.count(NAME) == Counts(0, 0, 0)
-        assert [letter.message_id for letter in backend.dead.list(9)] == ["a"]
+        assert [dead_letter.message_id for dead_letter in backend.dead.list(9)] == ["a"]
 
     def test_three_thousand_items_are_cleared_at_once(self, backend: Backend) -> None:
         add(backend, CLOSED, *numbered(3_000))

@@ -16,8 +16,8 @@ from celery_sagas.testing.batches import (
     PAIRS,
     add,
     buffered,
+    dead_letters_of,
     flush,
-    letters_of,
     new_items,
     nothing_changed,
     numbered,
@@ -115,9 +115,9 @@ class CrowdContract(StoreFixtures):
         remembering = PAIRS._replace(remember_ms=5 * MINUTE)
         add(backend, remembering, *"abcd")
         items = flush(backend, remembering).items
-        backend.aggregates.remove(remembering, "", "one", rejected=letters_of(items[0]))
+        backend.aggregates.remove(remembering, "", "one", rejected=dead_letters_of(items[0]))
         flush(backend, remembering)
-        [letter] = backend.dead.list(9)
+        [dead_letter] = backend.dead.list(9)
         with nothing_changed(backend):
             assert not stranger.aggregates.renew(PAIRS, "", "one")
             with pytest.raises(LeaseLost):
@@ -125,8 +125,8 @@ class CrowdContract(StoreFixtures):
             assert stranger.buffers.clear(PAIRS, "") == 0
             assert not stranger.buffers.open(PAIRS, "")
             assert stranger.dead.list(9) == []
-            assert not stranger.aggregates.restore(PAIRS, letter)
-            assert not stranger.dead.remove(letter.id)
+            assert not stranger.aggregates.restore(PAIRS, dead_letter)
+            assert not stranger.dead.remove(dead_letter.id)
         clock.advance(5 * MINUTE)
         assert stranger.aggregates.purge(9) == 0
         assert backend.aggregates.purge(9) == 2

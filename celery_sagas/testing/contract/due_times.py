@@ -12,9 +12,9 @@ from celery_sagas.testing.batches import (
     NAME,
     PAIRS,
     add,
+    dead_letters_of,
     due_at,
     flush,
-    letters_of,
     numbers_of,
     taken_by,
 )
@@ -99,7 +99,7 @@ class DueTimesContract(StoreFixtures):
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
         add(backend, HOURLY, "c", is_unreadable=True)
-        rejected, unreadable = (letters_of(*items), []) if is_rejected else ([], numbers_of(*items))
+        rejected, unreadable = (dead_letters_of(*items), []) if is_rejected else ([], numbers_of(*items))
         backend.aggregates.remove(HOURLY, "", "one", rejected=rejected, unreadable=unreadable)
         assert due_at(backend) == 0
 

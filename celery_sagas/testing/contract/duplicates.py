@@ -11,8 +11,8 @@ from celery_sagas.testing.batches import (
     PAIRS,
     add,
     buffered,
+    dead_letters_of,
     flush,
-    letters_of,
     new_items,
     nothing_changed,
     numbers_of,
@@ -121,7 +121,7 @@ class DuplicatesContract(StoreFixtures):
 
     def test_rejected_item_is_remembered(self, backend: Backend, clock: Clock) -> None:
         add(backend, REMEMBERING, "a", "b")
-        backend.aggregates.remove(REMEMBERING, "", "one", rejected=letters_of(flush(backend, REMEMBERING).items[0]))
+        backend.aggregates.remove(REMEMBERING, "", "one", rejected=dead_letters_of(flush(backend, REMEMBERING).items[0]))
         assert add(backend, REMEMBERING, "a", "b") == Added(0)
         clock.advance(HOUR)
         assert add(backend, REMEMBERING, "a", "b") == Added(2, is_open=True)

@@ -10,11 +10,11 @@ from celery_sagas.testing.batches import (
     add,
     attempts,
     buffered,
+    dead_letters_of,
     due_at,
     flush,
     ids_of,
     lease_lost,
-    letters_of,
     nothing_changed,
     numbers_of,
     states,
@@ -146,17 +146,17 @@ class LeasingContract(StoreFixtures):
         four = PAIRS._replace(size=4)
         add(backend, four, *"abcd")
         items = flush(backend, four).items
-        backend.aggregates.release(four, "", "one", rejected=letters_of(items[2]), unreadable=numbers_of(items[0]))
+        backend.aggregates.release(four, "", "one", rejected=dead_letters_of(items[2]), unreadable=numbers_of(items[0]))
         assert states(backend) == {"a": "unresolved", "b": "free", "d": "free"}
         assert attempts(backend) == {"a": 0, "b": 1, "d": 1}
         assert backend.buffers.count(NAME) == Counts(1, 3, 1)
-        assert [letter.message_id for letter in backend.dead.list(9)] == ["c"]
+        assert [dead_letter.message_id for dead_letter in backend.dead.list(9)] == ["c"]
         assert taken_by(backend, four, "two") == ["b", "d"]
 
     def test_release_that_rejects_every_item_removes_the_group(self, backend: Backend) -> None:
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS).items
-        backend.aggregates.release(PAIRS, "", "one", rejected=letters_of(*items))
+        backend.aggregates.release(PAIRS, "", "one", rejected=dead_letters_of(*items))
         assert backend.buffers.groups(NAME, 9) == []
         assert backend.dead.count() == 2
 
@@ -167,7 +167,7 @@ class LeasingContract(StoreFixtures):
         clock.advance(LEASE)
         flush(backend, PAIRS, "two")
         with nothing_changed(backend), lease_lost():
-            backend.aggregates.release(PAIRS, "", "one", rejected=letters_of(items[0]))
+            backend.aggregates.release(PAIRS, "", "one", rejected=dead_letters_of(items[0]))
 
     def test_lease_that_nobody_has_is_not_released(self, backend: Backend) -> None:
         """The call releases the items of its own token alone."""

@@ -8,9 +8,9 @@ from celery_sagas.testing.batches import (
     NAME,
     PAIRS,
     add,
+    dead_letters_of,
     flush,
     ids_of,
-    letters_of,
     states,
     taken_by,
 )
@@ -42,7 +42,7 @@ class LookingContract(StoreFixtures):
         add(backend, PAIRS, *"abcde")
         add(backend, PAIRS, "f", "g", is_unreadable=True)
         items = flush(backend, PAIRS).items
-        backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(items[0]))
+        backend.aggregates.remove(PAIRS, "", "one", rejected=dead_letters_of(items[0]))
         flush(backend, PAIRS)
         counts = backend.buffers.count(NAME)
         assert counts == Counts(groups=1, buffered=5, unresolved=2)
@@ -53,7 +53,7 @@ class LookingContract(StoreFixtures):
         add(backend, PAIRS, *"ab", group="two")
         add(backend, PAIRS, "c", group="two", is_unreadable=True)
         items = flush(backend, PAIRS, group="two").items
-        backend.aggregates.remove(PAIRS, "two", "one", rejected=letters_of(items[0]))
+        backend.aggregates.remove(PAIRS, "two", "one", rejected=dead_letters_of(items[0]))
         assert backend.buffers.count(NAME) == Counts(2, 4, 1)
         assert backend.buffers.count(NAME, "one") == Counts(1, 3, 0)
         assert backend.buffers.count(NAME, "two") == Counts(1, 1, 1)

@@ -9,9 +9,9 @@ from celery_sagas.testing.batches import (
     PAIRS,
     add,
     buffered,
+    dead_letters_of,
     flush,
     ids_of,
-    letters_of,
     new_items,
     numbers_of,
 )
@@ -115,9 +115,9 @@ class OddNamesContract(StoreFixtures):
         assert sorted(backend.aggregates.claim_due([text], 9, LEASE)) == [DueGroup(text, text[:-1]), DueGroup(text, text)]
         items = flush(backend, rules, "one", text).items
         assert ids_of(items) == [text, text[:-1]]
-        backend.aggregates.remove(rules, text, "one", rejected=letters_of(items[0], group=text, name=text))
-        [letter] = backend.dead.list(9)
-        assert (letter.task, letter.key, letter.message_id) == (text, text, text)
+        backend.aggregates.remove(rules, text, "one", rejected=dead_letters_of(items[0], group=text, name=text))
+        [dead_letter] = backend.dead.list(9)
+        assert (dead_letter.task, dead_letter.key, dead_letter.message_id) == (text, text, text)
         assert add(backend, rules, text, text[:-1], group=text) == Added(0)
 
     def test_payloads_come_back_character_by_character(self, backend: Backend) -> None:
@@ -129,10 +129,10 @@ class OddNamesContract(StoreFixtures):
         taken = flush(backend, rules).items
         assert [item.payload for item in taken] == list(payloads)
         assert [item.payload for item in backend.buffers.read(NAME, "", 99)] == list(payloads)
-        backend.aggregates.remove(rules, "", "one", rejected=letters_of(*taken[6:]), unreadable=numbers_of(*taken[:6]))
+        backend.aggregates.remove(rules, "", "one", rejected=dead_letters_of(*taken[6:]), unreadable=numbers_of(*taken[:6]))
         unresolved = [item.payload for _, item in backend.buffers.unresolved(NAME, 99)]
-        letters = {letter.message_id: letter.payload for letter in backend.dead.list(99)}
-        assert [*unresolved, *(letters[item.id] for item in taken[6:])] == list(payloads)
+        dead_letters = {dead_letter.message_id: dead_letter.payload for dead_letter in backend.dead.list(99)}
+        assert [*unresolved, *(dead_letters[item.id] for item in taken[6:])] == list(payloads)
 
     def test_reasons_come_back_character_by_character(self, backend: Backend) -> None:
         """They may be as long as the limit allows."""
@@ -140,9 +140,13 @@ class OddNamesContract(StoreFixtures):
         rules = PAIRS._replace(size=len(notes))
         add(backend, rules, *"abcd")
         items = flush(backend, rules).items
-        letters = [letter for item, note in zip(items, notes, strict=True) for letter in letters_of(item, text=note)]
-        backend.aggregates.remove(rules, "", "one", rejected=letters)
-        assert {letter.message_id: letter.text for letter in backend.dead.list(9)} == dict(zip("abcd", notes, strict=True))
+        dead_letters = [
+            dead_letter for item, note in zip(items, notes, strict=True) for dead_letter in dead_letters_of(item, text=note)
+        ]
+        backend.aggregates.remove(rules, "", "one", rejected=dead_letters)
+        assert {dead_letter.message_id: dead_letter.text for dead_letter in backend.dead.list(9)} == dict(
+            zip("abcd", notes, strict=True)
+        )
 
     def test_unresolved_items_of_odd_groups_are_told_apart(self, backend: Backend) -> None:
         additions = [Addition(group, new_items([f"{number}"], is_unreadable=True)) for number, group in enumerate(ODD)]

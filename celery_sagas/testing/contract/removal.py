@@ -11,10 +11,10 @@ from celery_sagas.testing.batches import (
     PAIRS,
     add,
     buffered,
+    dead_letters_of,
     due_at,
     flush,
     lease_lost,
-    letters_of,
     nothing_changed,
     numbered,
     numbers_of,
@@ -87,7 +87,7 @@ class RemovalContract(StoreFixtures):
         clock.advance(LEASE)
         flush(backend, PAIRS, "two")
         with nothing_changed(backend), lease_lost("one"):
-            backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(items[0]))
+            backend.aggregates.remove(PAIRS, "", "one", rejected=dead_letters_of(items[0]))
         backend.aggregates.remove(PAIRS, "", "two")
         with lease_lost("one"):
             backend.aggregates.remove(PAIRS, "", "one")
@@ -161,34 +161,36 @@ class RemovalContract(StoreFixtures):
     def test_rejected_item_becomes_a_dead_letter(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b", group="group")
         [_, second] = flush(backend, PAIRS, group="group").items
-        [letter] = letters_of(second, group="group")
+        [dead_letter] = dead_letters_of(second, group="group")
         clock.advance(1)
-        backend.aggregates.remove(PAIRS, "group", "one", rejected=[letter])
+        backend.aggregates.remove(PAIRS, "group", "one", rejected=[dead_letter])
         assert backend.buffers.groups(NAME, 9) == []
-        assert backend.dead.list(9) == [letter._replace(at=clock.now)]
-        assert backend.dead.get(letter.id) == letter._replace(at=clock.now)
+        assert backend.dead.list(9) == [dead_letter._replace(at=clock.now)]
+        assert backend.dead.get(dead_letter.id) == dead_letter._replace(at=clock.now)
 
     def test_some_items_stay_and_the_others_are_removed(self, backend: Backend) -> None:
         five = PAIRS._replace(size=5)
         add(backend, five, *"abcdef")
         items = flush(backend, five).items
-        backend.aggregates.remove(five, "", "one", rejected=letters_of(items[3], items[0]), unreadable=numbers_of(items[1]))
+        backend.aggregates.remove(five, "", "one", rejected=dead_letters_of(items[3], items[0]), unreadable=numbers_of(items[1]))
         assert states(backend) == {"b": "unresolved", "f": "free"}
         assert backend.buffers.count(NAME) == Counts(1, 2, 1)
-        assert sorted(letter.message_id for letter in backend.dead.list(9)) == ["a", "d"]
+        assert sorted(dead_letter.message_id for dead_letter in backend.dead.list(9)) == ["a", "d"]
 
-    def test_letter_of_what_is_not_under_the_lease_is_not_kept(self, backend: Backend) -> None:
+    def test_dead_letter_of_what_is_not_under_the_lease_is_not_kept(self, backend: Backend) -> None:
         """Nor does an item become unresolved that another has."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "one")
         others = flush(backend, PAIRS, "two").items
-        backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(others[0]), unreadable=numbers_of(others[1]))
+        backend.aggregates.remove(PAIRS, "", "one", rejected=dead_letters_of(others[0]), unreadable=numbers_of(others[1]))
         assert states(backend) == {"c": "leased", "d": "leased"}
         assert backend.dead.count() == 0
 
     def test_two_hundred_items_are_rejected_at_once(self, backend: Backend) -> None:
         many = PAIRS._replace(size=200)
         add(backend, many, *numbered(200))
-        letters = letters_of(*flush(backend, many).items)
-        backend.aggregates.remove(many, "", "one", rejected=letters)
-        assert sorted(letter.id for letter in backend.dead.list(999)) == sorted(letter.id for letter in letters)
+        dead_letters = dead_letters_of(*flush(backend, many).items)
+        backend.aggregates.remove(many, "", "one", rejected=dead_letters)
+        assert sorted(dead_letter.id for dead_letter in backend.dead.list(999)) == sorted(
+            dead_letter.id for dead_letter in dead_letters
+        )

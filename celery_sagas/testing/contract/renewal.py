@@ -11,9 +11,9 @@ from celery_sagas.testing.batches import (
     add,
     attempts,
     buffered,
+    dead_letters_of,
     due_at,
     flush,
-    letters_of,
     nothing_changed,
     numbered,
     states,
@@ -113,7 +113,7 @@ class RenewalContract(StoreFixtures):
         assert [_fail(backend, one, token) for token in "123"] == [1, 1, 1]
         [item] = flush(backend, one, "last").items
         assert (item.id, item.attempts) == ("a", 3)
-        backend.aggregates.remove(one, "", "last", rejected=letters_of(item))
+        backend.aggregates.remove(one, "", "last", rejected=dead_letters_of(item))
         assert states(backend) == {"b": "free"}
 
     def test_item_that_has_failed_ends_the_batch_of_those_that_have_not(self, backend: Backend) -> None:

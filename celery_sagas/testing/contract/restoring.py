@@ -11,10 +11,10 @@ from celery_sagas.testing.batches import (
     add,
     attempts,
     buffered,
+    dead_letters_of,
     due_at,
     flush,
     ids_of,
-    letters_of,
     nothing_changed,
     numbered,
     reject,
@@ -23,7 +23,7 @@ from celery_sagas.testing.batches import (
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
-from celery_sagas.testing.samples import HOUR, MINUTE, letter
+from celery_sagas.testing.samples import HOUR, MINUTE, dead_letter
 
 
 class RestoringContract(StoreFixtures):
@@ -32,7 +32,7 @@ class RestoringContract(StoreFixtures):
     def test_rejected_item_comes_back_where_it_stood(self, backend: Backend) -> None:
         add(backend, PAIRS, *"abcd")
         before = backend.buffers.read(NAME, "", 9)
-        [rejected] = letters_of(flush(backend, PAIRS).items[1])
+        [rejected] = dead_letters_of(flush(backend, PAIRS).items[1])
         backend.aggregates.release(PAIRS, "", "one", rejected=[rejected], counted=False)
         assert backend.aggregates.restore(PAIRS, rejected)
         assert backend.buffers.read(NAME, "", 9) == before
@@ -43,9 +43,9 @@ class RestoringContract(StoreFixtures):
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         backend.aggregates.release(PAIRS, "", "one")
-        letters = letters_of(*flush(backend, PAIRS, "two").items)
-        backend.aggregates.remove(PAIRS, "", "two", rejected=letters)
-        for each in letters:
+        dead_letters = dead_letters_of(*flush(backend, PAIRS, "two").items)
+        backend.aggregates.remove(PAIRS, "", "two", rejected=dead_letters)
+        for each in dead_letters:
             assert backend.aggregates.restore(PAIRS, each)
         assert attempts(backend) == {"a": 0, "b": 0}
         assert [item.attempts for item in flush(backend, PAIRS, "three").items] == [0, 0]
@@ -90,16 +90,16 @@ class RestoringContract(StoreFixtures):
     def test_item_is_back_although_its_id_is_remembered(self, backend: Backend, clock: Clock) -> None:
         remembering = PAIRS._replace(remember_ms=HOUR)
         add(backend, remembering, "a", "b")
-        letters = letters_of(*flush(backend, remembering).items)
-        backend.aggregates.remove(remembering, "", "one", rejected=letters)
-        assert backend.aggregates.restore(remembering, letters[0])
+        dead_letters = dead_letters_of(*flush(backend, remembering).items)
+        backend.aggregates.remove(remembering, "", "one", rejected=dead_letters)
+        assert backend.aggregates.restore(remembering, dead_letters[0])
         assert add(backend, remembering, "a", "b").added == 0
         assert taken_by(backend, remembering, "two") == ["a"]
         backend.aggregates.remove(remembering, "", "two")
         clock.advance(MINUTE)
         assert add(backend, remembering, "a") == Added(0)
 
-    def test_item_that_is_buffered_again_stays_a_letter(self, backend: Backend) -> None:
+    def test_item_that_is_buffered_again_stays_a_dead_letter(self, backend: Backend) -> None:
         """Its message was delivered again, after its id was forgotten."""
         [rejected] = reject(backend, "a")
         add(backend, CLOSED, "a", "b")
@@ -109,7 +109,7 @@ class RestoringContract(StoreFixtures):
         assert backend.aggregates.restore(CLOSED, rejected)
         assert buffered(backend) == ["a", "b"]
 
-    def test_item_that_is_unresolved_or_leased_stays_a_letter(self, backend: Backend) -> None:
+    def test_item_that_is_unresolved_or_leased_stays_a_dead_letter(self, backend: Backend) -> None:
         [first, second] = reject(backend, "a", "b")
         add(backend, CLOSED, "a", is_unreadable=True)
         add(backend, PAIRS, "b", "c")
@@ -126,15 +126,15 @@ class RestoringContract(StoreFixtures):
         assert [left.id for left in backend.dead.list(9)] == [second.id]
 
     def test_item_that_is_back_may_be_rejected_again(self, backend: Backend) -> None:
-        """It has the same letter then."""
+        """It has the same dead letter then."""
         [rejected] = reject(backend, "a")
         backend.aggregates.restore(PAIRS, rejected)
-        backend.aggregates.remove(PAIRS, "", "one", rejected=letters_of(*flush(backend, PAIRS).items))
+        backend.aggregates.remove(PAIRS, "", "one", rejected=dead_letters_of(*flush(backend, PAIRS).items))
         assert [left.id for left in backend.dead.list(9)] == [rejected.id]
         assert backend.aggregates.restore(PAIRS, rejected)
         assert states(backend) == {"a": "free"}
 
-    def test_letter_is_restored_once(self, backend: Backend) -> None:
+    def test_dead_letter_is_restored_once(self, backend: Backend) -> None:
         [rejected, discarded] = reject(backend, "a", "b")
         assert backend.aggregates.restore(PAIRS, rejected)
         assert backend.dead.remove(discarded.id)
@@ -149,11 +149,11 @@ class RestoringContract(StoreFixtures):
         assert not backend.aggregates.restore(PAIRS, rejected)
         assert backend.buffers.groups(NAME, 9) == []
 
-    def test_letters_of_items_and_of_messages_are_one_list(self, backend: Backend, clock: Clock) -> None:
+    def test_dead_letters_of_items_and_of_messages_are_one_list(self, backend: Backend, clock: Clock) -> None:
         """Whatever their kinds and groups, they come in the order of their times, page by page."""
         added: list[str] = []
         for number, group in enumerate(numbered(12, "group")):
-            message = letter()
+            message = dead_letter()
             backend.dead.add(message)
             [rejected] = reject(backend, "a", group=group)
             added += [message.id, rejected.id]

@@ -16,13 +16,13 @@ from celery_sagas.testing.samples import (
     change,
     claim,
     complete,
+    dead_letter,
     effects,
     entry,
     found,
     handled,
     ids,
     is_there,
-    letter,
     new_record,
     outgoing,
     send,
@@ -183,7 +183,7 @@ class TextContract(StoreFixtures):
         assert [payload_of[id] for id in ids(rows)] == list(payloads)
 
     def test_dead_letter_comes_back_character_by_character(self, backend: Backend) -> None:
-        kept = letter(text=ODD_JSON)
+        kept = dead_letter(text=ODD_JSON)
         backend.dead.add(kept)
         back = backend.dead.get(kept.id)
         assert back is not None

@@ -154,8 +154,8 @@ def flush_group(task: FlushTask, group: str) -> Any:
         redeliver_if_it_helps(task, runtime.publisher, exc)
         raise
     _log(task, flushed)
-    for letter, error in flushed.rejections:
-        announce(task, letter, error)
+    for dead_letter, error in flushed.rejections:
+        announce(task, dead_letter, error)
     if flushed.error is not None:
         _fail(task, flushed.error, flushed)
     return flushed.result

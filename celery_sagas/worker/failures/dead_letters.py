@@ -17,7 +17,7 @@ from kombu.utils.json import dumps, loads
 from celery_sagas import signals
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters import dead_lettering
-from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_of, locate
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of, locate
 from celery_sagas.errors import MessageError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, Lookup
@@ -105,7 +105,7 @@ def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> 
     """Make a dead letter of the message of a request, and log it, send the signal, and notify whoever asked.
 
     Returns:
-        The letter, or ``None`` if the message was handled, or dead-lettered, before.
+        The dead letter, or ``None`` if the message was handled, or dead-lettered, before.
 
     Raises:
         StoreError: It is not known what was written; doing it again completes it.
@@ -113,23 +113,29 @@ def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> 
     step = getattr(task, "saga_step", None)
     message_id = session_of(request).message_id
     name, saga = (step.name, step.saga.name) if step else (task.name, "")
-    letter = letter_of(name, message_id, saga, error, payload_of(task.name, request))
-    kept: DeadLetter | None = letter
+    dead_letter = dead_letter_of(name, message_id, saga, error, payload_of(task.name, request))
+    kept: DeadLetter | None = dead_letter
     if step is None:  # an aggregator's: it has no instance, and no journal
-        add_letter(backend, letter)
+        add_dead_letter(backend, dead_letter)
     else:
-        is_known = letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
-        kept = dead_lettering.dead_letter(backend, step, letter, lookup_of(step, request) if is_known else None, task.name)
+        is_known = dead_letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
+        kept = dead_lettering.dead_letter(backend, step, dead_letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
         announce(task, kept, error)
-        notify_requester(task.app, request, error, letter=kept.id, may_be_answered=True)  # once its letter is retried
+        notify_requester(task.app, request, error, dead_letter=kept.id, may_be_answered=True)  # once its dead letter is retried
     return kept
 
 
-def announce(task: Any, letter: DeadLetter, error: Exception) -> None:
+def announce(task: Any, dead_letter: DeadLetter, error: Exception) -> None:
     """Log a new dead letter, and send the signal."""
-    logger.error("%s[%s] failed and is kept as the dead letter %s: %s", letter.task, letter.message_id, letter.id, letter.error)
-    signals.step_failed.send(sender=task, letter=letter, exception=error)
+    logger.error(
+        "%s[%s] failed and is kept as the dead letter %s: %s",
+        dead_letter.task,
+        dead_letter.message_id,
+        dead_letter.id,
+        dead_letter.error,
+    )
+    signals.step_failed.send(sender=task, dead_letter=dead_letter, exception=error)
 
 
 def payload_of(task: str, request: Any) -> str:
@@ -146,7 +152,7 @@ def payload_of(task: str, request: Any) -> str:
         loads(payload)
     except SoftTimeLimitExceeded:
         raise  # which says nothing about the message
-    except Exception as exc:  # whatever a letter lacks, there must be one
+    except Exception as exc:  # whatever a dead letter lacks, there must be one
         logger.warning("%s[%s] cannot be written as JSON, its dead letter cannot be retried: %r", task, request.id, exc)
         return _unreadable(request, repr(exc))
     return payload
@@ -166,12 +172,12 @@ def _options_of(request: Any) -> dict[str, Any]:
     return options
 
 
-def request_of(app: Celery, letter: DeadLetter) -> Context | None:
-    """Return what the task of a letter's message would see of its request; ``None`` if the message cannot be read."""
+def request_of(app: Celery, dead_letter: DeadLetter) -> Context | None:
+    """Return what the task of a dead letter's message would see of its request; ``None`` if the message cannot be read."""
     try:
-        sent = deserialized(app, letter.payload)
-    except Exception as exc:  # whatever it is, operators have the letter
-        logger.debug("the message in the letter %s cannot be read: %r", letter.id, exc)
+        sent = deserialized(app, dead_letter.payload)
+    except Exception as exc:  # whatever it is, operators have the dead letter
+        logger.debug("the message in the dead letter %s cannot be read: %r", dead_letter.id, exc)
         return None
     options = sent.options
     return Context(id=options.get("task_id"), task=sent.task, headers=options.get("headers"), called_directly=False)
@@ -187,7 +193,7 @@ def lookup_of(step: StepDefinition, request: Any) -> Lookup | None:
         return None
     except SoftTimeLimitExceeded:
         raise  # which says nothing about the message
-    except Exception as exc:  # of a validator, say: it fails in the same way each time, and has a letter all the same
+    except Exception as exc:  # of a validator, say: it fails in the same way each time, and has a dead letter all the same
         logger.warning("%s[%s] cannot be correlated: %r", step.name, request.id, exc)
         return None
 

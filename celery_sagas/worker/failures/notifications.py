@@ -41,7 +41,7 @@ def notify_requester(
     error: BaseException | str,
     kind: FailureKind = "error",
     *,
-    letter: str = "",
+    dead_letter: str = "",
     may_be_answered: bool = False,
 ) -> bool:
     """Notify whoever waits for the answer to a message that it has failed, if a step was named for that; twice does no harm.
@@ -53,7 +53,7 @@ def notify_requester(
         request: Of the message's task.
         error: What was raised, or a text if nothing was.
         kind: What happened; but for an error, an answer may come all the same. Of an answer it is always "unhandled".
-        letter: The id of the dead letter that the message has become.
+        dead_letter: The id of the dead letter that the message has become.
         may_be_answered: Whether one may come after this error, too.
 
     Returns:
@@ -63,7 +63,7 @@ def notify_requester(
     if address is None or address.otherwise is None:
         return False
     try:
-        _notify(app, request, address, address.otherwise, failure_of(request, error, kind, letter), may_be_answered)
+        _notify(app, request, address, address.otherwise, failure_of(request, error, kind, dead_letter), may_be_answered)
     except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
         step = address.otherwise.task
         logger.warning("%s[%s] failed, and %s is not notified: %s", task_of(request), request.id, step, exc)
@@ -71,7 +71,7 @@ def notify_requester(
     return True
 
 
-def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | str, letter: str) -> None:
+def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | str, dead_letter: str) -> None:
     """Notify whoever waits for the answer to what has become a dead letter, from where it can be done once more.
 
     Raises:
@@ -81,7 +81,9 @@ def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | 
     if address is None or address.otherwise is None:
         return
     try:
-        _notify(app, request, address, address.otherwise, failure_of(request, error, letter=letter), may_be_answered=True)
+        _notify(
+            app, request, address, address.otherwise, failure_of(request, error, dead_letter=dead_letter), may_be_answered=True
+        )
     except Exception as exc:
         if isinstance(exc, PublishError) and exc.connection and not isinstance(exc.__cause__, PASSING_REFUSALS):
             raise
@@ -109,14 +111,14 @@ def notify_of_eager_failure(sender: Any = None, exception: BaseException | None 
         notify_requester(sender.app, sender.request, exception)
 
 
-def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "error", letter: str = "") -> Failure:
+def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "error", dead_letter: str = "") -> Failure:
     """Return the failure of the task of a request.
 
     Args:
         request: The task's.
         error: What was raised, or a text if nothing was.
         kind: What happened, as far as the error does not say it.
-        letter: The id of the dead letter that its message has become.
+        dead_letter: The id of the dead letter that its message has become.
     """
     if isinstance(error, WorkerLostError | TooManyDeliveries):
         kind = "lost"
@@ -127,7 +129,7 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
         error="" if isinstance(error, str) else storable(_class_of(error), _NAME_CHARACTERS),
         text=storable(error if isinstance(error, str) else text_of(error), TEXT_CHARACTERS),
         retries=read_retries(request),
-        dead_letter=letter,
+        dead_letter=dead_letter,
     )
 
 

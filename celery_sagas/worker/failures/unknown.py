@@ -13,7 +13,7 @@ from celery.utils.objects import Bunch
 
 from celery_sagas import signals
 from celery_sagas.core.registry import registry
-from celery_sagas.engine.dead_letters.dead_lettering import add_letter, letter_id_of, letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_id_of, dead_letter_of
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import payload_of
@@ -145,8 +145,10 @@ def _see_to(consumer: Any, message: Any, request: Any, error: Exception) -> Fate
         return keep(consumer, message, request, error)
     fate = keep(consumer, message, request, error)
     if fate is Fate.KEPT:
-        letter = letter_id_of(task_of(request), read_message_id(request))
-        notify_requester_in_time(consumer.app, request, error, letter=letter, may_be_answered=True)  # once it is retried
+        dead_letter = dead_letter_id_of(task_of(request), read_message_id(request))
+        notify_requester_in_time(
+            consumer.app, request, error, dead_letter=dead_letter, may_be_answered=True
+        )  # once it is retried
     return fate
 
 
@@ -179,15 +181,15 @@ def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
     if hold.lasts:
         hold.hold(message)
         return Fate.HELD
-    letter = _letter_of(request, error)
+    dead_letter = _dead_letter_of(request, error)
     why = "is not known here" if isinstance(error, NotRegistered) else "cannot be read"
     try:
-        within(DEADLINE_S, functools.partial(_add, consumer.app, letter))
+        within(DEADLINE_S, functools.partial(_add, consumer.app, dead_letter))
     except Exception as exc:
         logger.warning(
             "%s[%s] %s and cannot be kept as a dead letter; it is requeued in %.0f s, as are others of its kind: %r",
-            letter.task,
-            letter.message_id,
+            dead_letter.task,
+            dead_letter.message_id,
             why,
             hold.begin(),
             exc,
@@ -196,22 +198,24 @@ def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
         return Fate.HELD
     hold.end()
     where = "" if has_backend(consumer.app) else f" in {default_file()}: set saga_backend, so that it is kept with the sagas"
-    logger.error("%s[%s] %s and is kept as the dead letter %s%s", letter.task, letter.message_id, why, letter.id, where)
-    signals.step_failed.send(sender=letter.task, letter=letter, exception=error)
+    logger.error(
+        "%s[%s] %s and is kept as the dead letter %s%s", dead_letter.task, dead_letter.message_id, why, dead_letter.id, where
+    )
+    signals.step_failed.send(sender=dead_letter.task, dead_letter=dead_letter, exception=error)
     return Fate.KEPT
 
 
-def _add(app: Any, letter: DeadLetter) -> None:
+def _add(app: Any, dead_letter: DeadLetter) -> None:
     with main_process_backend(app) as backend:
         if not registry:  # no bootstep has done so
             prepare_backend(backend, read_settings(app.conf), processes=1)
-        add_letter(backend, letter)
+        add_dead_letter(backend, dead_letter)
 
 
-def _letter_of(request: Any, error: Exception) -> DeadLetter:
+def _dead_letter_of(request: Any, error: Exception) -> DeadLetter:
     name = task_of(request)
-    letter = letter_of(name, read_message_id(request), _saga_of(name) or "", error, payload_of(name, request))
-    return letter._replace(text=_UNKNOWN) if isinstance(error, NotRegistered) else letter
+    dead_letter = dead_letter_of(name, read_message_id(request), _saga_of(name) or "", error, payload_of(name, request))
+    return dead_letter._replace(text=_UNKNOWN) if isinstance(error, NotRegistered) else dead_letter
 
 
 def _is_ours(app: Any, request: Any) -> bool:

@@ -23,8 +23,8 @@ def sagas_relay(state: Any, **_: Any) -> dict[str, Any]:
     """What the relay has done, its last sweep, and how many dead letters the store has."""
     relay = relay_of(state.app)
     shown = {"running": False} if relay is None else relay.shown()
-    may_have_letters = has_backend(state.app) or default_file().exists()
-    return {**shown, **_count_dead_letters(state.app)} if may_have_letters else shown
+    may_have_dead_letters = has_backend(state.app) or default_file().exists()
+    return {**shown, **_count_dead_letters(state.app)} if may_have_dead_letters else shown
 
 
 def _count_dead_letters(app: Celery) -> dict[str, Any]:

@@ -114,15 +114,15 @@ class RelayThread:
         return pause_s * random.uniform(0.8, 1.0)
 
 
-def _notify_requester(app: Celery, letter: DeadLetter, error: PublishError) -> None:
+def _notify_requester(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None:
     """Tell the instance that waits for the answer to a message that could not be published."""
-    if (request := request_of(app, letter)) is not None:
-        notify_requester_or_raise(app, request, error.__cause__ or error, letter.id)
+    if (request := request_of(app, dead_letter)) is not None:
+        notify_requester_or_raise(app, request, error.__cause__ or error, dead_letter.id)
 
 
-def _announce(app: Celery, letter: DeadLetter, error: PublishError) -> None:
-    sender = app.tasks.get(letter.task, letter.task)
-    signals.step_failed.send(sender=sender, letter=letter, exception=error.__cause__ or error)
+def _announce(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None:
+    sender = app.tasks.get(dead_letter.task, dead_letter.task)
+    signals.step_failed.send(sender=sender, dead_letter=dead_letter, exception=error.__cause__ or error)
 
 
 def groups_of(runtime: Runtime) -> Groups | None:

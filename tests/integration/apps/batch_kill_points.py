@@ -84,9 +84,9 @@ def remove_one(group: str) -> None:
 
 def restore(group: str) -> None:
     runtime = runtime_of(app)
-    for letter in runtime.batches.dead.list(100):
-        if letter.key == group:
-            runtime.batches.aggregates.restore(runtime.rules_named(collect.name), letter)
+    for dead_letter in runtime.batches.dead.list(100):
+        if dead_letter.key == group:
+            runtime.batches.aggregates.restore(runtime.rules_named(collect.name), dead_letter)
 
 
 _COMMANDS: dict[str, Callable[[str], object]] = {

@@ -35,7 +35,7 @@ class Deadly(Runtime):
             deadly(self.publisher, method, "publish")
         deadly(self.backend.outbox, "confirm", "confirm")
         deadly(self.backend.outbox, "fail", "fail")
-        deadly(self.backend.dead, "add", "letter")
+        deadly(self.backend.dead, "add", "dead_letter")
 
 
 if POINT:

@@ -8,7 +8,7 @@ from celery_sagas.stores.items import Addition, NewItem, Rules, Snapshot
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.testing.batches import letters_of
+from celery_sagas.testing.batches import dead_letters_of
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.damage import FORGET
 from tests.stores.redis.times import let_time_pass
@@ -52,14 +52,14 @@ def remove_items(backend: RedisBackend) -> None:
 
 
 def reject_items(backend: RedisBackend) -> DeadLetter:
-    """Let the first item be rejected, the second be unresolved, and the third be removed; return the letter."""
+    """Let the first item be rejected, the second be unresolved, and the third be removed; return the dead letter."""
     backend.aggregates.insert(RULES, [addition("divided", "xyz")])
     snapshot = backend.aggregates.claim(RULES, "divided", "token")
     assert snapshot
     exceptions = divided(snapshot, "divided")
     backend.aggregates.remove(RULES, "divided", "token", **exceptions)
-    [letter] = exceptions["rejected"]
-    return letter
+    [dead_letter] = exceptions["rejected"]
+    return dead_letter
 
 
 def release_items(backend: RedisBackend) -> None:
@@ -146,15 +146,15 @@ def addition(group: str, ids: Sequence[str], *, ends_unreadable: bool = False) -
 def divided(snapshot: Snapshot, group: str = "") -> dict[str, Any]:
     """Reject the first of three items, and leave the second unresolved."""
     first, second, _ = snapshot.items
-    return {"rejected": letters_of(first, group=group, name="agg"), "unreadable": [second.number]}
+    return {"rejected": dead_letters_of(first, group=group, name="agg"), "unreadable": [second.number]}
 
 
 def empty_buffers(backend: RedisBackend) -> None:
     """Remove everything, and forget that it was there."""
     for group in backend.buffers.groups("agg", 99):
         backend.buffers.clear(RULES, group.group)
-    for letter in backend.dead.list(99):
-        backend.dead.remove(letter.id)
+    for dead_letter in backend.dead.list(99):
+        backend.dead.remove(dead_letter.id)
     backend.client.run(FORGET, [backend._placement.shards[0].buffers.seen], [])
 
 

@@ -17,7 +17,7 @@ from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, urls_of
 from tests.stores.redis.damage import foreign
 
 url = urls_of(*EVERY_SERVER)
-_KEYS = [name for name in SHARD_KEYS if name.startswith(("buffer:", "letters"))]
+_KEYS = [name for name in SHARD_KEYS if name.startswith(("buffer:", "dead_letters"))]
 _GROUP = "a group {}: é"
 
 
@@ -110,17 +110,17 @@ class TestDamage:
             redis_backend.buffers.unresolved("agg", 9)
         assert redis_backend.buffers.clear(RULES, "") == 1
 
-    def test_damaged_letter_is_told_with_its_key(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+    def test_damaged_dead_letter_is_told_with_its_key(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
         redis_backend.aggregates.insert(RULES, [addition("", "abc")])
         snapshot = redis_backend.aggregates.claim(RULES, "", "token")
         assert snapshot
         exceptions = divided(snapshot)
         redis_backend.aggregates.remove(RULES, "", "token", **exceptions)
-        [letter] = exceptions["rejected"]
-        server.hset(f"{{{prefix}:0}}:letters", letter.id, b"nonsense")
-        with pytest.raises(StoreError, match=f"{prefix}:0}}:letters"):
+        [dead_letter] = exceptions["rejected"]
+        server.hset(f"{{{prefix}:0}}:dead_letters", dead_letter.id, b"nonsense")
+        with pytest.raises(StoreError, match=f"{prefix}:0}}:dead_letters"):
             redis_backend.dead.list(9)
-        assert redis_backend.dead.remove(letter.id)
+        assert redis_backend.dead.remove(dead_letter.id)
 
 
 class TestTraces:
@@ -335,22 +335,22 @@ class TestShards:
         assert (len(first), len(second)) == (20, 10)
         assert sorted(each.group for each in first + second) == groups
 
-    def test_unresolved_items_and_letters_are_listed_whatever_their_shard(
+    def test_unresolved_items_and_dead_letters_are_listed_whatever_their_shard(
         self, backend: RedisBackend, clock: Clock, groups: list[str]
     ) -> None:
-        letters = []
+        dead_letters = []
         for group in groups:
             snapshot = backend.aggregates.claim(RULES, group, "token")
             assert snapshot
             exceptions = divided(snapshot, group)
             backend.aggregates.remove(RULES, group, "token", **exceptions)
-            letters += exceptions["rejected"]
+            dead_letters += exceptions["rejected"]
             clock.advance(1)
-        assert [letter.key for letter in backend.dead.list(99)] == groups[::-1]
+        assert [dead_letter.key for dead_letter in backend.dead.list(99)] == groups[::-1]
         found = _pages(backend)
         assert sorted(group for group, _ in found) == groups
         assert sum(backend.aggregates.resolve(RULES, group, [item.number]) for group, item in found) == 30
-        assert all(backend.aggregates.restore(RULES, letter) for letter in letters)
+        assert all(backend.aggregates.restore(RULES, dead_letter) for dead_letter in dead_letters)
         assert backend.buffers.count("agg") == (30, 60, 0)
 
 

@@ -19,7 +19,7 @@ from celery_sagas.stores.records import Handling
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.errors import RedisErrors
 from celery_sagas.stores.redis.connection.scripts import Script
-from celery_sagas.testing.samples import by_key, change, effects, found, is_there, letter, new_record, outgoing, start
+from celery_sagas.testing.samples import by_key, change, dead_letter, effects, found, is_there, new_record, outgoing, start
 from tests import redis_servers
 from tests.integration.proxy import Proxy
 from tests.redis_servers import HOST, RedisServer
@@ -143,7 +143,7 @@ COMMITS: list[Operation] = [
         found(backend, by_key()), change(added=(("email", "T3"),)), effects(new_record(), outgoing())
     ),
     lambda backend: backend.sagas.record(effects(new_record("T4"), outgoing())),
-    lambda backend: backend.dead.add(letter("T5")),
+    lambda backend: backend.dead.add(dead_letter("T5")),
 ]
 
 

@@ -12,13 +12,13 @@ from celery_sagas.stores.redis.packing import (
     Malformed,
     digest_of,
     pack_change,
+    pack_dead_letter,
     pack_entry,
-    pack_letter,
     pack_new,
     pack_row,
+    unpack_dead_letter,
     unpack_entry,
     unpack_found,
-    unpack_letter,
     unpack_record,
     unpack_row,
 )
@@ -61,8 +61,8 @@ def test_row_comes_back(row: Outgoing, instance_id: str, step: str) -> None:
 
 
 @given(st.builds(DeadLetter, st.just("id"), *[texts] * 8, numbers, numbers, numbers))
-def test_letter_comes_back(letter: DeadLetter) -> None:
-    assert unpack_letter("id", b"%d %b" % (letter.at, pack_letter(letter))) == letter
+def test_dead_letter_comes_back(dead_letter: DeadLetter) -> None:
+    assert unpack_dead_letter("id", b"%d %b" % (dead_letter.at, pack_dead_letter(dead_letter))) == dead_letter
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("sent", 0), ("scheduled", 1), ("deadline", 1)])
@@ -85,7 +85,7 @@ KEPT: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "entry": (b"5 1 - " + pack_entry(ENTRY), unpack_entry),
     "row": (bytes(pack_row(ROW, ENTRY, b"digest")[3]), lambda b: unpack_row("row", b, 0)),  # type: ignore[arg-type]
-    "letter": (b"5 " + pack_letter(LETTER), lambda b: unpack_letter("id", b)),
+    "dead_letter": (b"5 " + pack_dead_letter(LETTER), lambda b: unpack_dead_letter("id", b)),
 }
 each_kept = pytest.mark.parametrize(("packed", "unpack"), KEPT.values(), ids=KEPT)
 

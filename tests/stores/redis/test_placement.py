@@ -15,7 +15,7 @@ from celery_sagas.stores.redis.keys import Shard, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import LAYOUT
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, effects, entry, ids, letter, new_id, outgoing
+from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, dead_letter, effects, entry, ids, new_id, outgoing
 from tests.stores.redis.conftest import SERVER, Open, urls_of
 
 url = urls_of(SERVER, "redis_cluster")
@@ -215,11 +215,11 @@ class TestShards:
         assert [sharded.journal.purge(-HOUR, 5) for _ in range(4)] == [5, 5, 2, 0]
 
     def test_dead_letters_of_messages_are_in_no_shard(self, sharded: RedisBackend) -> None:
-        letters = [letter() for _ in range(9)]
-        for each in letters:
+        dead_letters = [dead_letter() for _ in range(9)]
+        for each in dead_letters:
             sharded.dead.add(each)
-        assert {each.id for each in sharded.dead.list(9)} == {each.id for each in letters}
-        assert sharded.dead.count() == len(letters)
+        assert {each.id for each in sharded.dead.list(9)} == {each.id for each in dead_letters}
+        assert sharded.dead.count() == len(dead_letters)
 
 
 class TestRegistered:

@@ -28,11 +28,11 @@ from celery_sagas.testing.samples import (
     change,
     claim,
     complete,
+    dead_letter,
     effects,
     entry,
     handled,
     ids,
-    letter,
     new_record,
     outgoing,
     send,
@@ -206,16 +206,16 @@ def _forget_deliveries(backend: RedisBackend) -> None:
     backend.deliveries.purge(-MINUTE, 2)
 
 
-def _add_letter(backend: RedisBackend) -> None:
-    kept = letter()
+def _add_dead_letter(backend: RedisBackend) -> None:
+    kept = dead_letter()
     backend.dead.add(kept)
     backend.dead.get(kept.id)
     backend.dead.list(9)
     backend.dead.count()
 
 
-def _remove_letter(backend: RedisBackend) -> None:
-    gone, kept = letter(), letter()
+def _remove_dead_letter(backend: RedisBackend) -> None:
+    gone, kept = dead_letter(), dead_letter()
     backend.dead.add(gone)
     backend.dead.add(kept)
     backend.dead.remove(gone.id)
@@ -248,8 +248,8 @@ PLAYS: tuple[Play, ...] = (
     _purge,
     _count_a_delivery,
     _forget_deliveries,
-    _add_letter,
-    _remove_letter,
+    _add_dead_letter,
+    _remove_dead_letter,
     *BUFFER_PLAYS,
     _note_app,
     _register,
@@ -459,7 +459,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     claimed = ids(claim(backend, limit=2))
     backend.outbox.fail("relay", claimed[0], "broken", 0)
     backend.sagas.lock(other, "me", MINUTE)
-    kept, added = letter(), letter()
+    kept, added = dead_letter(), dead_letter()
     backend.dead.add(kept)
     sagas, outbox = backend.sagas, backend.outbox
     return [
@@ -493,7 +493,7 @@ def _rows() -> list[Outgoing]:
 #: What follows the prefix in each key that an operation may write.
 _PARTS = ((":0}", SHARD_KEYS), (":dead}", DEAD_KEYS))
 #: The keys that only the scripts of buffers write, which have a test of their own.
-_OF_BUFFERS = tuple(f":0}}:{name}" for name in ("buffer:", "letters"))
+_OF_BUFFERS = tuple(f":0}}:{name}" for name in ("buffer:", "dead_letters"))
 #: Those that have a name which somebody else could give a key of theirs.
 _KEYS = [f"{tag}:{name}" for tag, kinds in _PARTS for name, kind in kinds.items() if kind.expires == "never"]
 _KEYS = [key for key in _KEYS if not key.startswith(_OF_BUFFERS)]
@@ -640,10 +640,10 @@ class TestDamage:
         assert redis_backend.outbox.confirm("relay", ids(rows)) == 3
         assert redis_backend.outbox.count() == 0
 
-    def test_damaged_letter_is_named(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
-        kept = letter()
+    def test_damaged_dead_letter_is_named(self, redis_backend: RedisBackend, server: Any, prefix: str) -> None:
+        kept = dead_letter()
         redis_backend.dead.add(kept)
-        server.hset(f"{{{prefix}:dead}}:letters", kept.id, b"nonsense")
+        server.hset(f"{{{prefix}:dead}}:dead_letters", kept.id, b"nonsense")
         for read in (lambda: redis_backend.dead.list(9), lambda: redis_backend.dead.get(kept.id)):
             with pytest.raises(StoreError, match=kept.id):
                 read()

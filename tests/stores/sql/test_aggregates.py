@@ -25,9 +25,9 @@ from celery_sagas.testing.batches import (
     PAIRS,
     RUN,
     add,
+    dead_letters_of,
     flush,
     lease_lost,
-    letters_of,
     new_items,
     numbered,
     reject,
@@ -110,11 +110,11 @@ class TestStatements:
         rules = PAIRS._replace(name="VALUE", remember_ms=HOUR)
         add(sql, rules, "VALUE", "other", group="VALUE")
         first, second = flush(sql, rules, "VALUE", "VALUE").items
-        [letter] = letters_of(first, group="VALUE", name="VALUE", text="VALUE")
-        sql.aggregates.remove(rules, "VALUE", "VALUE", rejected=[letter], unreadable=[second.number])
+        [dead_letter] = dead_letters_of(first, group="VALUE", name="VALUE", text="VALUE")
+        sql.aggregates.remove(rules, "VALUE", "VALUE", rejected=[dead_letter], unreadable=[second.number])
         assert sql.buffers.unresolved("VALUE", 9, ("VALUE", 0))
         assert sql.aggregates.resolve(rules, "VALUE", [second.number]) == 1
-        assert sql.aggregates.restore(rules, letter)
+        assert sql.aggregates.restore(rules, dead_letter)
         assert not any("VALUE" in text.replace("VALUES", "") for text in texts)
 
 

@@ -25,12 +25,12 @@ from celery_sagas.testing.samples import (
     claim,
     complete,
     conflict,
+    dead_letter,
     effects,
     entry,
     found,
     ids,
     is_there,
-    letter,
     new_record,
     outgoing,
     send,
@@ -170,7 +170,7 @@ class TestStatements:
         texts: list[str] = []
         sql.database.observers.append(texts.append)
         start(sql, "VALUE", outgoing(payload="VALUE"), keys=(("tracking", "VALUE"),), data="VALUE")
-        sql.dead.add(letter("VALUE"))
+        sql.dead.add(dead_letter("VALUE"))
         assert texts
         assert not any("VALUE" in text.replace("VALUES", "") for text in texts)
 

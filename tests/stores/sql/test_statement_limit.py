@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from celery_sagas.engine.dead_letters.dead_lettering import add_letter
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter
 from celery_sagas.errors import Retry, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.testing.samples import by_key, change, effects, entry, found, is_there, letter, outgoing, start
+from celery_sagas.testing.samples import by_key, change, dead_letter, effects, entry, found, is_there, outgoing, start
 from tests.stores.sql.conftest import Open
 
 pytestmark = pytest.mark.parametrize("url", ["mariadb"], indirect=True)
@@ -34,7 +34,7 @@ WRITES: dict[str, Callable[[SqlBackend, str], Any]] = {
     "update": lambda sql, text: sql.sagas.update(record := found(sql, by_key("44")), change(data=text), effects(record)),
     "outgoing": lambda sql, text: start(sql, "45", outgoing(payload=text)),
     "record": lambda sql, text: sql.sagas.record(effects(None, outgoing(payload=text), line=entry())),
-    "letter": lambda sql, text: sql.dead.add(letter()._replace(payload=text)),
+    "dead_letter": lambda sql, text: sql.dead.add(dead_letter()._replace(payload=text)),
 }
 
 
@@ -67,9 +67,9 @@ def test_escapes_count(sql: SqlBackend, limit: int) -> None:
         start(sql, data="'" * (limit // 2 + 1))
 
 
-def test_letter_is_kept_without_its_message(sql: SqlBackend, beyond: str) -> None:
-    kept = letter()
-    add_letter(sql, kept._replace(payload=beyond))
+def test_dead_letter_is_kept_without_its_message(sql: SqlBackend, beyond: str) -> None:
+    kept = dead_letter()
+    add_dead_letter(sql, kept._replace(payload=beyond))
 
     stored = sql.dead.get(kept.id)
     assert stored is not None

@@ -521,11 +521,13 @@ def test_broker_that_refuses_the_probe_is_there(
 def test_a_row_of_another_app_reaches_its_queue(new_app: NewApp, request: pytest.FixtureRequest, broker: str, type: str) -> None:
     """Behind an exchange of which this app knows nothing, as this app's relay publishes it."""
     url, name = request.getfixturevalue(f"{broker}_url"), unique("route")
-    theirs = new_app(broker_url=url, task_queues=[Queue(name, Exchange(f"{name}-exchange", type), routing_key="letter.#")])
+    theirs = new_app(broker_url=url, task_queues=[Queue(name, Exchange(f"{name}-exchange", type), routing_key="dead letter.#")])
     theirs.conf.task_default_queue = name
     ours = new_app(broker_url=url)
-    letter = theirs.signature("plain", exchange=f"{name}-exchange", routing_key="letter.#")
-    row = serialized(theirs, letter if type == "direct" else letter.set(routing_key="letter.air"), lambda: "m1", 10_000)
+    dead_letter = theirs.signature("plain", exchange=f"{name}-exchange", routing_key="dead letter.#")
+    row = serialized(
+        theirs, dead_letter if type == "direct" else dead_letter.set(routing_key="dead letter.air"), lambda: "m1", 10_000
+    )
     with theirs.connection_for_write() as connection, connection.channel() as channel:
         theirs.amqp.queues[name].bind(channel).declare()
         with closing(open_publisher(ours)) as confirmed:

@@ -16,8 +16,8 @@ from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import (
     digest_of_item,
     encode,
+    pack_dead_letter,
     pack_item,
-    pack_letter,
     pack_rejected,
     unpack_item,
     unreadable,
@@ -108,7 +108,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     ) -> None:
         is_usual = not (rejected or unreadable)
         own = [token, rules.remember_ms, int(counted), delay_ms, *_exceptions(rejected, unreadable)]
-        # a letter must not be lost
+        # a dead letter must not be lost
         if not self._change(_RELEASE, rules, group, *own, is_usual=is_usual, commits=not is_usual):
             raise LeaseLost(rules.name, group, token)
 
@@ -117,10 +117,10 @@ class RedisAggregateStore(OfGroups, AggregateStore):
         parts = [chosen[start : start + _AT_ONCE] for start in range(0, len(chosen), _AT_ONCE)]
         return sum(self._change(_RESOLVE, rules, group, *part) for part in parts)
 
-    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
-        digest = digest_of_item(rules.name, letter.key, letter.message_id)
-        own = encode(letter.id), letter.number, digest, pack_rejected(digest, letter)
-        return bool(self._change(_RESTORE, rules, letter.key, *own))
+    def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
+        digest = digest_of_item(rules.name, dead_letter.key, dead_letter.message_id)
+        own = encode(dead_letter.id), dead_letter.number, digest, pack_rejected(digest, dead_letter)
+        return bool(self._change(_RESTORE, rules, dead_letter.key, *own))
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
         known = list(dict.fromkeys(names))
@@ -225,8 +225,10 @@ def _pack(args: list[Word], name: str, addition: Addition) -> None:
 
 def _exceptions(rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> list[Word]:
     """Return what the end of a lease takes of the items that are neither removed nor released."""
-    letters = [word for letter in rejected for word in (letter.number, encode(letter.id), pack_letter(letter))]
-    return [len(unreadable), *unreadable, *letters]
+    dead_letters = [
+        word for dead_letter in rejected for word in (dead_letter.number, encode(dead_letter.id), pack_dead_letter(dead_letter))
+    ]
+    return [len(unreadable), *unreadable, *dead_letters]
 
 
 def _snapshot(shard: Shard, rules: Rules, group: str, answer: Sequence[Any]) -> Snapshot:

@@ -74,8 +74,8 @@ class SqlAggregateStore(AggregateStore):
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
         return self._flush(rules, group, lambda flushes: flushes.resolve(numbers))
 
-    def restore(self, rules: Rules, letter: DeadLetter) -> bool:
-        return in_transaction(self._database, lambda session: restore(session, rules, letter))
+    def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
+        return in_transaction(self._database, lambda session: restore(session, rules, dead_letter))
 
     def _flush(self, rules: Rules, group: str, call: Callable[[Flushes], T]) -> T:
         return in_transaction(self._database, lambda session: call(Flushes(session, rules, group)))

@@ -85,7 +85,7 @@ class Flushes:
         self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int], *, attempts: int, delay_ms: int
     ) -> None:
         """End a lease, and free its items."""
-        numbers, gone = self._end(token, unreadable), {letter.number for letter in rejected}
+        numbers, gone = self._end(token, unreadable), {dead_letter.number for dead_letter in rejected}
         self._remove([number for number in numbers if number in gone], rejected)
         self._free([number for number in numbers if number not in gone], attempts)
         self._row.paused_until = max(self._row.paused_until, self._now + delay_ms)
@@ -117,7 +117,7 @@ class Flushes:
 
     def _remove(self, numbers: Sequence[int], rejected: Sequence[DeadLetter]) -> None:
         gone = set(numbers)
-        keep(self._session, self._now, [letter for letter in rejected if letter.number in gone])
+        keep(self._session, self._now, [dead_letter for dead_letter in rejected if dead_letter.number in gone])
         remember(self._session, self._rules, self._now, [self._row], numbers)
         items.remove(self._session, numbers)
 

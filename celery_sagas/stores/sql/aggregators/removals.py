@@ -55,15 +55,20 @@ def remove_item(session: SqlSession, rules: Rules, group: str, id: str, states: 
     save(session, rules, now, [row])
 
 
-def restore(session: SqlSession, rules: Rules, letter: DeadLetter) -> bool:
-    """Insert the item of a letter and remove the letter, unless its id is buffered again, or the letter gone."""
-    now, groups = lock_all(session, rules.name, {letter.key})
-    row, key = groups[letter.key], digest(rules.name, letter.key, letter.message_id)
-    is_wanted = item_of_key(session, key) is None and discard(session, letter.id)
+def restore(session: SqlSession, rules: Rules, dead_letter: DeadLetter) -> bool:
+    """Insert the item of a dead letter and remove the dead letter, unless its id is buffered again, or the dead letter gone."""
+    now, groups = lock_all(session, rules.name, {dead_letter.key})
+    row, key = groups[dead_letter.key], digest(rules.name, dead_letter.key, dead_letter.message_id)
+    is_wanted = item_of_key(session, key) is None and discard(session, dead_letter.id)
     if is_wanted:
-        item = {"number": letter.number, "id": letter.message_id, "payload": letter.payload, "at": letter.buffered_at}
+        item = {
+            "number": dead_letter.number,
+            "id": dead_letter.message_id,
+            "payload": dead_letter.payload,
+            "at": dead_letter.buffered_at,
+        }
         insert_item(session, {**item, "place": row.place, "key": key})
-        row.back([letter.number])
+        row.back([dead_letter.number])
         look_at_oldest(session, row)
     save(session, rules, now, [row])
     return is_wanted

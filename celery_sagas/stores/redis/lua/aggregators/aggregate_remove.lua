@@ -1,8 +1,8 @@
 local unread = KEYS[13]
 -- uses: clock many state trigger group items leases fresh oldest freeing attempts unread resolving ending answers
--- End a lease: remove its items, but for the unreadable ones, and keep the letters of the rejected ones.
+-- End a lease: remove its items, but for the unreadable ones, and keep the dead letters of the rejected ones.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh; if an item is unreadable or
---   rejected also unread, letters, letters by time; answer of the call
+--   rejected also unread, dead letters, dead letters by time; answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token, for how long the ids are remembered (ms, 0: not
 --   at all), what parts/ending.lua says
 -- Answers with: 1 if a flush is to be asked for, 0 if not, -1 if the token has no lease.

@@ -1,9 +1,9 @@
 -- uses: clock
 -- Keep a dead letter.
--- KEYS: letters, letters by time
--- ARGV: now (ms, or empty), id, packed letter
+-- KEYS: dead letters, dead letters by time
+-- ARGV: now (ms, or empty), id, packed dead letter
 -- Answers with: 1 if it is new, 0 if it was kept before.
--- A repeat finds the letter kept, and writes nothing.
+-- A repeat finds the dead letter kept, and writes nothing.
 redis.call('ZCARD', KEYS[2])
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then return 0 end
 

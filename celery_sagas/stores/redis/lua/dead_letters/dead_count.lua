@@ -1,4 +1,4 @@
 -- Count the dead letters. It only reads.
--- KEYS: letters
+-- KEYS: dead letters
 -- Answers with: how many there are.
 return redis.call('HLEN', KEYS[1])

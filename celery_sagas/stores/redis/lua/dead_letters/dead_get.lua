@@ -1,5 +1,5 @@
 -- Get a dead letter. It only reads.
--- KEYS: letters
+-- KEYS: dead letters
 -- ARGV: id
--- Answers with: the packed letter, or nothing.
+-- Answers with: the packed dead letter, or nothing.
 return redis.call('HGET', KEYS[1], ARGV[1])
