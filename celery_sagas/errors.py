@@ -207,7 +207,7 @@ class PublishError(SagaError):
         return _sentences(f"The broker did not confirm the message: {self.reason}", "It may have arrived all the same")
 
 
-class Doubtful(PublishError):
+class Unconfirmed(PublishError):
     """Raised when the broker was there, and a message was not taken: the message may be to blame for it, or the broker."""
 
 

@@ -30,7 +30,7 @@ SAMPLES = {
     errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),
     errors.KeyTaken: ("order", "tracking", "1Z", "3f1c", "41"),
     errors.PublishError: ("ConnectionError: refused", True),
-    errors.Doubtful: ("ConnectionError: reset", True),
+    errors.Unconfirmed: ("ConnectionError: reset", True),
     errors.Unroutable: ("parcels", "express"),
     errors.StoreError: ("text",),
     errors.RevisionConflict: ("order", "42", "version"),
@@ -53,7 +53,7 @@ RETRY = {
     Retry.DONE: {errors.AlreadyHandled, errors.LeaseLost},
     Retry.LATER: {
         errors.PublishError,
-        errors.Doubtful,
+        errors.Unconfirmed,
         errors.Unroutable,
         errors.StillUnsent,
         errors.StoreUnavailable,

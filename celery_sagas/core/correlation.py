@@ -30,7 +30,7 @@ class SagaKeys:
 
     saga: str
     key: tuple[KeyProperty, ...]  #: more than one: a composite key
-    alternates: Mapping[str, KeyProperty]  #: in declared order
+    alternate_keys: Mapping[str, KeyProperty]  #: in declared order
     formerly: tuple[str, ...] = ()  #: the saga's earlier names, which messages in flight may still bear
 
 
@@ -109,7 +109,7 @@ class CausationRule:
 
     def _ways(self) -> str:
         saga, key = self.keys.saga, _and(part.field for part in self.keys.key)
-        named = f"named {_or([key, *self.keys.alternates])}"
+        named = f"named {_or([key, *self.keys.alternate_keys])}"
         if len(self.keys.key) == 1:
             named = f"{named}, or {saga}_id, or marked SagaKey"
         return (
@@ -225,7 +225,7 @@ class _Choice:
             return self._rule(CORRELATION_KEY, self.keys.key)
         if self.starter:
             return None
-        return next((self._rule(name, (part,)) for name, part in self.keys.alternates.items() if name in self.places), None)
+        return next((self._rule(name, (part,)) for name, part in self.keys.alternate_keys.items() if name in self.places), None)
 
     def saga_id(self) -> ArgumentRule | None:
         path = self.places.get(f"{self.keys.saga}_id")
@@ -255,14 +255,14 @@ class _Choice:
     def _declared(self, names: tuple[str, ...]) -> tuple[str, tuple[KeyProperty, ...]]:
         """Return the property that ``by=`` names, and its parts in their declared order."""
         key = tuple(part.field for part in self.keys.key)
-        alternate = self.keys.alternates.get(names[0]) if len(names) == 1 else None
+        alternate = self.keys.alternate_keys.get(names[0]) if len(names) == 1 else None
         if set(names) == set(key):
             return CORRELATION_KEY, self.keys.key
         if set(names) < set(key):
             raise self.error(f"by= names only {_and(names)} of the key {_and(key)}", self.remedy(self.keys.key))
         if alternate is None:
             problem = f"by= names {_and(names)}, and no {self.keys.saga} is found by that"
-            raise self.error(problem, f"It is found by {_or([_and(key), *self.keys.alternates])}; also_by= declares more")
+            raise self.error(problem, f"It is found by {_or([_and(key), *self.keys.alternate_keys])}; also_by= declares more")
         if self.starter:
             raise self.error(f"a starter is found by its key, and {names[0]} is an alternate key", self.remedy(self.keys.key))
         return alternate.field, (alternate,)

@@ -10,7 +10,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import DefinitionError
 
 DefinitionT = TypeVar("DefinitionT", SagaDefinition, StepDefinition, AggregatorDefinition)
-Place: TypeAlias = tuple[tuple[str, str], ...]
+Location: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Registry:
 
         One function may be a step of several sagas, so a step is defined again by the same function for the same saga.
         """
-        place = (step.location, step.saga.location)
-        _add(self.steps, step, place, lambda other: (other.location, other.saga.location), "step", "Rename one of them")
+        location = (step.location, step.saga.location)
+        _add(self.steps, step, location, lambda other: (other.location, other.saga.location), "step", "Rename one of them")
 
     def add_aggregator(self, aggregator: AggregatorDefinition) -> None:
         """Register an aggregator under its name, and let no other have one of its names."""
@@ -57,12 +57,12 @@ class Registry:
 def _add(
     table: dict[str, DefinitionT],
     new: DefinitionT,
-    place: Place,
-    place_of: Callable[[DefinitionT], Place],
+    location: Location,
+    location_of: Callable[[DefinitionT], Location],
     kind: str,
     remedy: str,
 ) -> None:
-    others = [other for other in table.values() if place_of(other) != place]
+    others = [other for other in table.values() if location_of(other) != location]
     for other in others:
         if shared := set(new.names) & set(other.names):
             taken = f"{min(shared)!r} is a name of the {kind} {'.'.join(other.location)}"

@@ -56,7 +56,7 @@ class SagaDefinition:
         return SagaKeys(
             saga=self.name,
             key=tuple(self._property(name) for name in self.correlate_by),
-            alternates={name: self._property(name) for name in self.also_by},
+            alternate_keys={name: self._property(name) for name in self.also_by},
             formerly=self.formerly,
         )
 
@@ -149,12 +149,12 @@ def unresolved(subject: str, problem: str) -> DefinitionError:
     )
 
 
-def _check_properties(cls: type[BaseModel], key: tuple[str, ...], alternates: tuple[str, ...]) -> None:
+def _check_properties(cls: type[BaseModel], key: tuple[str, ...], alternate_keys: tuple[str, ...]) -> None:
     subject = cls.__qualname__
     if not key:
         raise DefinitionError(subject, "correlate_by is empty", "Name the field that is the key of an instance")
     _check_exist(cls, key)
-    doubled = {name for name in (*key, *alternates) if (*key, *alternates).count(name) > 1}
+    doubled = {name for name in (*key, *alternate_keys) if (*key, *alternate_keys).count(name) > 1}
     if doubled:
         raise DefinitionError(subject, f"{', '.join(sorted(doubled))} stands twice in correlate_by and also_by")
 

@@ -133,7 +133,7 @@ def define_step(
     options: Mapping[str, Any],
 ) -> StepDefinition:
     """Check a step's declaration, as far as that needs no annotation, and return its definition."""
-    subject = place_of(function)
+    subject = qualified_name_of(function)
     if saga is None:
         raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
     bind = bool(options.get("bind", False))
@@ -212,7 +212,7 @@ _REFUSED: Final = {
 }
 
 
-def place_of(function: object) -> str:
+def qualified_name_of(function: object) -> str:
     """Return module and qualified name of a step's function, for errors, or raise ``DefinitionError``.
 
     Raises:

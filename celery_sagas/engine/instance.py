@@ -92,7 +92,7 @@ def pending_of(record: Record) -> Pending:
 
 def lookup_in(saga: SagaDefinition, property: str, value: str) -> Lookup:
     """Return where to look for an instance of a saga."""
-    return Lookup(saga.names, property, value, has_alternates=bool(saga.also_by))
+    return Lookup(saga.names, property, value, has_alternate_keys=bool(saga.also_by))
 
 
 def key_of(saga: SagaDefinition, key: str, state: State) -> str:
@@ -106,7 +106,7 @@ def key_of(saga: SagaDefinition, key: str, state: State) -> str:
 def alternate_keys_of(saga: SagaDefinition, key: str, state: State) -> Keys:
     """Return property and canonical text of the alternate keys that the state has now; a null one has none."""
     keys: Keys = {}
-    for name, part in saga.keys.alternates.items():
+    for name, part in saga.keys.alternate_keys.items():
         value = getattr(state, name, None)
         if value is None:
             continue

@@ -55,9 +55,9 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
             return lookup_in(saga, KEY, _text(saga, parts, dict(zip(parts, values, strict=True))))
     elif key is None and by.keys() == parts.keys():
         return lookup_in(saga, KEY, _text(saga, parts, by))
-    elif key is None and len(by) == 1 and by.keys() <= saga.keys.alternates.keys():
+    elif key is None and len(by) == 1 and by.keys() <= saga.keys.alternate_keys.keys():
         (name,) = by
-        return lookup_in(saga, name, _text(saga, {name: saga.keys.alternates[name]}, by))
+        return lookup_in(saga, name, _text(saga, {name: saga.keys.alternate_keys[name]}, by))
     elif key is None and by.keys() == {"id"}:
         return lookup_in(saga, ID, _instance_id(saga, by["id"]))
     if key is None and not by:

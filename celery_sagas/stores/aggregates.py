@@ -39,9 +39,9 @@ class AggregateStore(ABC):
         of its removal ago; of several with one id in one call the first counts. If there are new ones, and they would make
         more than ``rules.max_buffered`` items, nothing of this addition is added (``is_full``), and no flush is requested.
 
-        ``is_open`` is true if the trigger has fired and there is no flush request, also where every item was skipped: the process
-        that asked before may have died. There is a request from then on. An unreadable item is unresolved; it neither fires the
-        trigger nor counts as the last to come.
+        ``needs_flush`` is true if the trigger has fired and there is no flush request, also where every item was skipped: the
+        process that asked before may have died. There is a request from then on. An unreadable item is unresolved; it neither
+        fires the trigger nor counts as the last to come.
         """
 
     @abstractmethod
@@ -178,9 +178,9 @@ class Buffers(ABC):
         """
 
     @abstractmethod
-    def open(self, rules: Rules, group: str) -> bool:
-        """Fire the trigger for everything that is free or leased in a group (reason ``"asked"``), request its flush, and end its
-        pause: the caller asks for the flush. Return ``False``, and change nothing, if nothing is.
+    def fire(self, rules: Rules, group: str) -> bool:
+        """Fire the trigger for everything that is free or leased in a group (reason ``"requested"``), request its flush, and
+        end its pause: the caller asks for the flush. Return ``False``, and change nothing, if the group has no such item.
         """
 
     @abstractmethod

@@ -44,7 +44,7 @@ class Added(NamedTuple):
     """What came of an addition."""
 
     added: int  #: items that are new
-    is_open: bool = False  #: a flush is wanted, and nobody has been told before: the caller asks for one
+    needs_flush: bool = False  #: a flush is wanted, and nobody has been told before: the caller asks for one
     is_full: bool = False  #: nothing was added: the group would have more than ``max_buffered`` items
 
 

@@ -32,7 +32,7 @@ class Lookup(NamedTuple):
     names: tuple[str, ...]  #: the saga's stored name first, then its former names
     property: str  #: ``KEY``, ``ID`` or the name of an alternate key
     value: str  #: the canonical text
-    has_alternates: bool = True  #: whether the saga has alternate keys, or may have some
+    has_alternate_keys: bool = True  #: whether the saga has alternate keys, or may have some
 
 
 class Renamed(NamedTuple):

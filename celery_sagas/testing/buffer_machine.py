@@ -114,7 +114,7 @@ class Player:
 
     def open(self, game: Game) -> object:
         """Fire a trigger by hand."""
-        return self.backend.buffers.open(self.rules, game.group)
+        return self.backend.buffers.fire(self.rules, game.group)
 
     def remove_item(self, game: Game) -> object:
         """Remove items by hand."""

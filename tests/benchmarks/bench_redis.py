@@ -123,7 +123,7 @@ def _one_instance(url: str) -> tuple[Celery, Record]:
     backend = runtime_of(app).backend
     backend.prepare(create_schema=True, processes=1)
     crowd(name="instance")
-    record = backend.sagas.find(Lookup(("crowded",), KEY, "instance", has_alternates=False)).record
+    record = backend.sagas.find(Lookup(("crowded",), KEY, "instance", has_alternate_keys=False)).record
     assert record is not None
     return app, record
 

@@ -131,7 +131,7 @@ LUA = (
     ),
     Mutation(
         "lua",
-        "stores/redis/lua/parts/alternates.lua",
+        "stores/redis/lua/parts/alternate_keys.lua",
         "for name = 12, #KEYS do",
         "for name = 12, 12 do",
         "A key that a live instance holds under a former name of the saga cannot be inserted.",
@@ -360,8 +360,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "engine/requests/gathering.py",
-        "if added.is_open or (not added.added and self._is_complete(gather, request)):",
-        "if added.is_open:",
+        "if added.needs_flush or (not added.added and self._is_complete(gather, request)):",
+        "if added.needs_flush:",
         "A last answer that is delivered again ends its gather, if whoever kept it first has died.",
     ),
     Mutation(

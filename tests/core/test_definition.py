@@ -59,7 +59,7 @@ def test_every_keyword():
     assert definition.names == ("shop.order", "purchase")
     assert definition.schema_version == 3
     assert [part.field for part in definition.keys.key] == ["k", "c"]
-    assert list(definition.keys.alternates) == ["b", "a"]
+    assert list(definition.keys.alternate_keys) == ["b", "a"]
     assert definition.keys.formerly == ("purchase",)
 
 
@@ -108,7 +108,7 @@ class TestAlternateKeysOfAbstractSagas:
         assert saga(base=tracked).__saga__.also_by == ("tracking",)
         order = saga({"email": str | None}, base=tracked, also_by="email").__saga__
         assert order.also_by == ("tracking", "email")
-        assert list(order.keys.alternates) == ["tracking", "email"]
+        assert list(order.keys.alternate_keys) == ["tracking", "email"]
         assert saga(base=tracked).__saga__.also_by == ("tracking",)
 
     def test_several_bases_and_bases_of_bases(self):
@@ -498,7 +498,7 @@ class Line(BaseModel):
 def test_forward_references_are_resolved_late():
     keys = Forward.__saga__.keys
     assert keys.key[0].type is UUID
-    assert keys.alternates["other"].type is UUID
+    assert keys.alternate_keys["other"].type is UUID
 
 
 def test_deferred_build():

@@ -25,14 +25,14 @@ groups = st.builds(
     oldest=numbers,
     oldest_at=times,
     last_at=times,
-    open_to=st.integers(0, 20),
-    open_why=st.sampled_from(["asked", "again", "age", "idle"]),
+    fired_to=st.integers(0, 20),
+    fired_why=st.sampled_from(["asked", "again", "age", "idle"]),
 )
 failures = st.lists(st.integers(0, 16), min_size=1, max_size=30)
 
 
-def waiting(free=1, *, oldest=1, oldest_at=NOW, last_at=NOW, open_to=0, open_why=""):
-    return Waiting(free, oldest, oldest_at, last_at, open_to, open_why)
+def waiting(free=1, *, oldest=1, oldest_at=NOW, last_at=NOW, fired_to=0, fired_why=""):
+    return Waiting(free, oldest, oldest_at, last_at, fired_to, fired_why)
 
 
 @pytest.mark.parametrize(("free", "reason"), [(0, ""), (2, ""), (3, "size"), (4, "size")])
@@ -52,15 +52,15 @@ def test_trigger_fires_when_none_has_come_for_long_enough(since, reason):
 
 @pytest.mark.parametrize(("oldest", "reason"), [(4, "asked"), (5, "asked"), (6, "")])
 def test_trigger_stays_fired_up_to_a_number(oldest, reason):
-    assert reason_of(TIMED, waiting(oldest=oldest, open_to=5, open_why="asked"), NOW) == reason
+    assert reason_of(TIMED, waiting(oldest=oldest, fired_to=5, fired_why="asked"), NOW) == reason
 
 
 def test_first_of_several_reasons_is_told():
-    open_group = waiting(3, oldest_at=NOW - 1_000, last_at=NOW - 100, open_to=1, open_why="again")
+    open_group = waiting(3, oldest_at=NOW - 1_000, last_at=NOW - 100, fired_to=1, fired_why="again")
     assert reason_of(TIMED, open_group, NOW) == "size"
     assert reason_of(TIMED, open_group._replace(free=2), NOW) == "again"
-    assert reason_of(TIMED, open_group._replace(free=2, open_to=0), NOW) == "age"
-    assert reason_of(TIMED, open_group._replace(free=2, open_to=0, oldest_at=NOW), NOW) == "idle"
+    assert reason_of(TIMED, open_group._replace(free=2, fired_to=0), NOW) == "age"
+    assert reason_of(TIMED, open_group._replace(free=2, fired_to=0, oldest_at=NOW), NOW) == "idle"
 
 
 @given(rules, groups)
@@ -70,8 +70,8 @@ def test_trigger_does_not_fire_where_nothing_is_free(rules, group):
 
 @given(groups)
 def test_zero_is_no_condition(group):
-    assert reason_of(Rules("readings"), group._replace(open_to=0), NOW) == ""
-    assert due_at(Rules("readings"), group._replace(open_to=0), NOW, 0, ()) is None
+    assert reason_of(Rules("readings"), group._replace(fired_to=0), NOW) == ""
+    assert due_at(Rules("readings"), group._replace(fired_to=0), NOW, 0, ()) is None
 
 
 @given(rules, groups, st.integers(0, 5_000))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.engine.outbox.dispatch import Dispatcher
-from celery_sagas.errors import Doubtful, PublishError, StillUnsent, StoreUnavailable
+from celery_sagas.errors import PublishError, StillUnsent, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 from celery_sagas.testing.clock import Clock
@@ -17,7 +17,7 @@ from tests.engine.conftest import GRACE_S, Asynchronous, Batching, Boom, Engine,
 ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
 ALONE = PublishError("it is too large", False)
 AWAY = PublishError("the broker is away", True)
-LOST = Doubtful("the connection was lost", True)
+LOST = Unconfirmed("the connection was lost", True)
 
 
 @pytest.fixture

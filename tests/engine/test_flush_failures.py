@@ -184,7 +184,7 @@ class TestPause:
         collector.add(*"abcd")
         collector.flush()
         collector.work = lambda batch: None
-        backend.buffers.open(collector.rules, "")
+        backend.buffers.fire(collector.rules, "")
 
         assert collector.flush().items == 4
 

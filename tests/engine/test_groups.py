@@ -10,7 +10,7 @@ from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.engine.aggregators.groups import BATCH, LOOKED_AT, PAUSE_S, Groups
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import Relay, Terms
-from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
+from celery_sagas.errors import PublishError, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Outgoing
@@ -179,7 +179,7 @@ class TestBounds:
 
         assert many.sweep().flushes == BATCH
 
-    @pytest.mark.parametrize("error", [AWAY, Doubtful("lost", True), PublishError("refused", False)])
+    @pytest.mark.parametrize("error", [AWAY, Unconfirmed("lost", True), PublishError("refused", False)])
     def test_broker_that_is_away_ends_it(self, many: Deployment, error: PublishError) -> None:
         many.errors = [error]
 

@@ -86,4 +86,4 @@ def test_every_commit_has_the_id_of_its_find(engine: Engine, parted: Parted) -> 
 def test_store_is_told_which_sagas_have_alternate_keys(engine: Engine, parted: Parted) -> None:
     engine.handle(BEGIN, job_id="1")
     engine.handle(starter(place), order_id="1")
-    assert [lookup.has_alternates for lookup in parted.lookups] == [False, True]
+    assert [lookup.has_alternate_keys for lookup in parted.lookups] == [False, True]

@@ -10,7 +10,7 @@ import pytest
 
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import BATCH, Relay, Terms
-from celery_sagas.errors import Doubtful, PublishError, StoreError, StoreUnavailable
+from celery_sagas.errors import PublishError, StoreError, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
@@ -20,7 +20,7 @@ LEASE_S = 60.0
 TERMS = Terms(interval_s=1.0, lease_s=LEASE_S, max_attempts=3, retention_s=3600.0)
 POISON = PublishError("it is too large", False)
 AWAY = PublishError("the broker is away", True)
-LOST = Doubtful("the connection was lost", True)
+LOST = Unconfirmed("the connection was lost", True)
 
 
 class Clocks:

@@ -89,8 +89,8 @@ def test_failures(deployment: Deployment) -> None:
     for how in FAILURES:
         assert quest(deployment, how)["answers"] == []
         # who was lost, or took too long, may have answered before; and an answer that was not handled may be retried
-        is_open = how in ("crash", "hang", "answer_oddly")
-        assert [request["timed_out"] for request in pending(deployment, how).values()] == ([True] if is_open else [])
+        needs_flush = how in ("crash", "hang", "answer_oddly")
+        assert [request["timed_out"] for request in pending(deployment, how).values()] == ([True] if needs_flush else [])
     assert deployment.noted("failed") == ["fail"] * 3
 
 

@@ -326,7 +326,7 @@ class Deployment:
 
     def record(self, saga: str, key: str) -> Record | None:
         """Return what the store keeps of an instance."""
-        lookup = Lookup((saga,), KEY, key, has_alternates=saga in _WITH_ALTERNATE_KEYS)
+        lookup = Lookup((saga,), KEY, key, has_alternate_keys=saga in _WITH_ALTERNATE_KEYS)
         return self.backend.sagas.find(lookup).record
 
     def history(self, saga: str, key: str) -> list[Entry]:

@@ -211,8 +211,8 @@ class TestLooking:
         assert collect.flush() == 2
         worker.run()
         assert sorted((batch.group, batch.reason, len(batch)) for batch in collected.batches) == [
-            ("d1", "asked", 2),
-            ("d2", "asked", 1),
+            ("d1", "requested", 2),
+            ("d2", "requested", 1),
         ]
 
     def test_facts_of_an_item(self, app: Celery) -> None:

@@ -11,7 +11,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_sagas import Gathered, Message
 from celery_sagas.core.registry import registry
-from celery_sagas.errors import Doubtful, PublishError, Unroutable
+from celery_sagas.errors import PublishError, Unconfirmed, Unroutable
 from celery_sagas.worker import runtime
 from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
@@ -26,7 +26,7 @@ __all__ = ["shop"]
 
 AWAY = PublishError("away", connection=True)
 #: By which a broker does not confirm what it may take redelivery.
-PASSING = [AWAY, Doubtful("full", connection=True)]
+PASSING = [AWAY, Unconfirmed("full", connection=True)]
 
 
 @pytest.fixture

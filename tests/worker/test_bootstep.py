@@ -76,7 +76,7 @@ def test_looks_once_for_each_saga(app: Celery, saga: Any, monkeypatch: pytest.Mo
 
     start(worker_of(app))
 
-    assert [(lookup.names, lookup.has_alternates) for lookup in looked_for] == [(("order",), False)]
+    assert [(lookup.names, lookup.has_alternate_keys) for lookup in looked_for] == [(("order",), False)]
 
 
 def test_does_not_create_the_tables_if_told_so(new_app: NewApp, saga: Any, tmp_path: Path) -> None:

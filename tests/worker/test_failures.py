@@ -26,7 +26,7 @@ from celery.worker.request import Request
 from celery_sagas import Batch, Failure, aggregator
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
-from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
+from celery_sagas.errors import PublishError, StoreUnavailable, Unconfirmed
 from celery_sagas.worker.failures import notifications
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks
@@ -317,8 +317,8 @@ class TestBrokerAway:
         ("error", "is_raised"),
         [
             (PublishError("away", connection=True), True),
-            (Doubtful("it ended the connection", connection=True), True),
-            (caused(Doubtful("the queue of order.unpaid is full", connection=True), by=MessageNacked()), False),
+            (Unconfirmed("it ended the connection", connection=True), True),
+            (caused(Unconfirmed("the queue of order.unpaid is full", connection=True), by=MessageNacked()), False),
             (PublishError("refused", connection=False), False),
             (Boom(), False),
         ],

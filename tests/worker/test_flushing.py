@@ -354,7 +354,7 @@ class TestMessage:
         delivered = worker.one()
         collect.add(D1)
         runtime = runtime_of(app)
-        runtime.batches.buffers.open(runtime.rules_of(app.tasks["shop.collect"].saga_aggregator), "")
+        runtime.batches.buffers.fire(runtime.rules_of(app.tasks["shop.collect"].saga_aggregator), "")
         worker.deliver_again(delivered)
 
         assert totals.read() == [5, 5]
@@ -385,7 +385,7 @@ class TestMessage:
         collect, _ = collector(time_limit=of_task, size=9)
         collect.add(D1)
         task, runtime = app.tasks["shop.collect.flush"], runtime_of(app)
-        runtime.batches.buffers.open(runtime.rules_of(task.saga_aggregator), "")
+        runtime.batches.buffers.fire(runtime.rules_of(task.saga_aggregator), "")
         task.apply_async(("",), time_limit=of_call)
         worker.run()
 

@@ -14,7 +14,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import Gather, Member
-from celery_sagas.errors import Doubtful, PublishError, StoreUnavailable
+from celery_sagas.errors import PublishError, StoreUnavailable, Unconfirmed
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.operators import discard_dead_letter
@@ -400,7 +400,7 @@ class TestRelay:
         worker.run()
         assert found(shop).seen == ["quoted"]
 
-    @pytest.mark.parametrize("error", [PublishError("it is too large", False), Doubtful("it ended the connection", True)])
+    @pytest.mark.parametrize("error", [PublishError("it is too large", False), Unconfirmed("it ended the connection", True)])
     def test_what_the_broker_refuses_holds_nobody_up(
         self, app: Celery, worker: Worker, clock: Clock, failing: Failing, error: Exception, caplog: pytest.LogCaptureFixture
     ) -> None:

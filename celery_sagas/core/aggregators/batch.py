@@ -36,7 +36,7 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         self.name = name
         #: The text of the group; empty without ``group_by``.
         self.group = group
-        #: Why it is flushed: ``"size"``, ``"age"``, ``"idle"``, ``"asked"`` (``flush()``), or ``"again"`` after a failure.
+        #: Why it is flushed: ``"size"``, ``"age"``, ``"idle"``, ``"requested"`` (``flush()``), or ``"again"`` after a failure.
         self.reason = reason
         #: How many items of the group cannot be read by this code; they are not among these.
         self.unresolved_count = unresolved_count

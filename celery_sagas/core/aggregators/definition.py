@@ -14,7 +14,7 @@ from celery_sagas.core.aggregators.items import GroupBy, ItemType
 from celery_sagas.core.aggregators.rules import LARGEST_SIZE, Rules
 from celery_sagas.core.arguments import resolve_annotations
 from celery_sagas.core.names import checked_name
-from celery_sagas.core.step import place_of
+from celery_sagas.core.step import qualified_name_of
 from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the task that flushes a group.
@@ -108,7 +108,7 @@ def define_aggregator(
     Raises:
         DefinitionError: It is declared wrongly.
     """
-    subject = _place_of(function)
+    subject = _qualified_name_of(function)
     bind = bool(options.get("bind", False))
     _check_function(subject, function, bind=bind)
     _check_options(subject, options)
@@ -149,9 +149,9 @@ def _item_annotation(definition: AggregatorDefinition) -> Any:
     )
 
 
-def _place_of(function: object) -> str:
+def _qualified_name_of(function: object) -> str:
     try:
-        return place_of(function)
+        return qualified_name_of(function)
     except DefinitionError as exc:
         kind = function.__name__ if isinstance(function, type) else type(function).__name__
         raise DefinitionError(f"the aggregator {kind}", "an aggregator is a plain function", "Decorate a def") from exc

@@ -9,7 +9,7 @@ DEFAULT_LIMIT: Final = 1_000
 
 #: Why a group is flushed: it has enough items; the oldest has waited for long enough; none has come for long enough; somebody
 #: asked for it; items have come back from a flush that failed or died, can be read now, or were rejected and put back.
-Reason = Literal["size", "age", "idle", "asked", "again"]
+Reason = Literal["size", "age", "idle", "requested", "again"]
 
 
 class Rules(NamedTuple):
@@ -37,8 +37,8 @@ class Waiting(NamedTuple):
     oldest: int = 0  #: the number of the first of them
     oldest_at: int = 0  #: when that was inserted
     last_at: int = 0  #: when an item was inserted last
-    open_to: int = 0  #: the trigger has fired while the first number is at most this
-    open_why: str = ""
+    fired_to: int = 0  #: the trigger has fired while the first number is at most this
+    fired_why: str = ""
 
 
 def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
@@ -47,8 +47,8 @@ def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
         return ""
     if rules.size and waiting.free >= rules.size:
         return "size"
-    if waiting.oldest <= waiting.open_to:
-        return waiting.open_why
+    if waiting.oldest <= waiting.fired_to:
+        return waiting.fired_why
     if rules.within_ms and waiting.oldest_at + rules.within_ms <= now:
         return "age"
     if rules.idle_ms and waiting.last_at + rules.idle_ms <= now:

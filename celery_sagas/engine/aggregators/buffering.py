@@ -66,7 +66,7 @@ def buffer(store: AggregateStore, rules: Rules, items: Sequence[tuple[str, NewIt
     added = store.insert(rules, additions)
     full = [addition for addition, each in zip(additions, added, strict=True) if each.is_full]
     for addition, each in zip(additions, added, strict=True):
-        if each.is_open and not ask(addition.group):
+        if each.needs_flush and not ask(addition.group):
             break  # a relay asks for the rest: the caller does not wait for a silent broker again and again
     if full:
         refused = [item.id for addition in full for item in addition.items]

@@ -174,7 +174,7 @@ class Flush:
         deadline, attempts, dead_letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _dead_letters(rejections)
         while True:
             try:
-                is_open = self.store.remove(self.rules, self.group, self.token, rejected=dead_letters, unreadable=unread)
+                needs_flush = self.store.remove(self.rules, self.group, self.token, rejected=dead_letters, unreadable=unread)
                 break
             except LeaseLost:
                 if not attempts:
@@ -186,7 +186,7 @@ class Flush:
                 if time.monotonic() + _PAUSE_S > deadline:
                     raise
             time.sleep(_PAUSE_S)
-        if is_open:
+        if needs_flush:
             self.ask(self.group)
 
     def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: FlushVerdict) -> bool:

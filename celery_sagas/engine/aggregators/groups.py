@@ -73,7 +73,7 @@ class Groups:
             self.backend.aggregates.insert(self.rules_of(definition), [Addition(group, ()) for group in groups]) if groups else []
         )
         for group, each in zip(groups, added, strict=True):
-            if each.is_open and not self._ask(sweep, definition, group):
+            if each.needs_flush and not self._ask(sweep, definition, group):
                 return
         self._looked_at[definition.name] = groups[-1] if len(groups) == LOOKED_AT else None
 

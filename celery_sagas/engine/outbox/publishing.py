@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from celery_sagas.errors import Doubtful, PublishError
+from celery_sagas.errors import PublishError, Unconfirmed
 
 
 class OutgoingMessage(Protocol):
@@ -41,7 +41,7 @@ class Publisher(ABC):
         """Publish one message and wait until the broker has confirmed it.
 
         Raises:
-            PublishError: It was not confirmed; it may have arrived all the same. ``Doubtful`` if the connection was there, and
+            PublishError: It was not confirmed; it may have arrived all the same. ``Unconfirmed`` if the connection was there, and
                 nobody can tell whether the message is to blame; ``connection`` alone if there was none.
         """
 
@@ -92,10 +92,10 @@ def probing(publisher: Publisher) -> Iterator[None]:
     An outage that ends between the two counts as a failure of the message.
 
     Raises:
-        PublishError: It was not confirmed; ``connection`` if that says nothing about the message. It is never ``Doubtful``.
+        PublishError: It was not confirmed; ``connection`` if that says nothing about the message. It is never ``Unconfirmed``.
     """
     try:
         yield
-    except Doubtful as exc:
+    except Unconfirmed as exc:
         publisher.probe()
         raise PublishError(exc.reason, connection=False) from exc.__cause__

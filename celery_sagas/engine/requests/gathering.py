@@ -108,9 +108,9 @@ class Gathering:
         limit = min(self.max_bytes, STATES_IN_MESSAGES * self.max_bytes // request.members)  # one message has all of them
         item = NewItem(str(member.position), payload_of(gather, request.members, member, limit))
         (added,) = self.backend.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
-        if added.is_open or (not added.added and self._is_complete(gather, request)):  # who kept it first may have died
+        if added.needs_flush or (not added.added and self._is_complete(gather, request)):  # who kept it first may have died
             verdict = self.conclude(gather)
-            if verdict is GatherState.WAITING and added.is_open:
+            if verdict is GatherState.WAITING and added.needs_flush:
                 self.await_more(gather, request.members)
         return True
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import Gather, Gathering, GatherState, buffer_of, owner_of
-from celery_sagas.errors import Doubtful, LeaseLost, NewerState, PublishError, Retry, StoreError
+from celery_sagas.errors import LeaseLost, NewerState, PublishError, Retry, StoreError, Unconfirmed
 from celery_sagas.stores.items import DueGroup
 
 logger = logging.getLogger("celery_sagas")
@@ -84,5 +84,5 @@ class Gathers:
 def _is_its_own(error: PublishError | StoreError) -> bool:
     """Whether an error is about one gather, or may be: if it is about the broker or the store, the next one meets it too."""
     if isinstance(error, PublishError):
-        return isinstance(error, Doubtful) or not error.connection
+        return isinstance(error, Unconfirmed) or not error.connection
     return error.retry is Retry.NEVER or isinstance(error, NewerState)

@@ -8,7 +8,7 @@ from celery_sagas.core.aggregators.rules import taken
 from celery_sagas.errors import ItemNotBuffered, LeaseLost, NothingBuffered
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, NewItem, Rules, Snapshot
-from celery_sagas.stores.memory.buffers import Buffer, MemoryLease, Place
+from celery_sagas.stores.memory.buffers import Buffer, GroupId, MemoryLease
 from celery_sagas.stores.memory.dead_letters import keep
 from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.records import DeadLetter
@@ -27,9 +27,9 @@ class MemoryAggregateStore(AggregateStore):
             return [self._insert(rules, addition, self._clock()) for addition in additions]
 
     def _insert(self, rules: Rules, addition: Addition, now: int) -> Added:
-        place = rules.name, addition.group
-        buffer = self._buffers.groups.get(place, Buffer())
-        new = self._new(place, buffer, addition, now)
+        group_id = rules.name, addition.group
+        buffer = self._buffers.groups.get(group_id, Buffer())
+        new = self._new(group_id, buffer, addition, now)
         if new and rules.max_buffered and len(buffer.items) + len(new) > rules.max_buffered:
             return Added(0, is_full=True)
         for item in new:
@@ -37,22 +37,22 @@ class MemoryAggregateStore(AggregateStore):
             self._buffers.names.add(rules.name)
         if not buffer.items:
             return Added(0)
-        is_open = buffer.ask(rules, now)
-        self._buffers.groups[place] = buffer
-        self._buffers.settle(place, rules, now)
-        return Added(len(new), is_open)
+        needs_flush = buffer.request_flush(rules, now)
+        self._buffers.groups[group_id] = buffer
+        self._buffers.settle(group_id, rules, now)
+        return Added(len(new), needs_flush)
 
-    def _new(self, place: Place, buffer: Buffer, addition: Addition, now: int) -> list[NewItem]:
+    def _new(self, group_id: GroupId, buffer: Buffer, addition: Addition, now: int) -> list[NewItem]:
         first: dict[str, NewItem] = {}
         for item in addition.items:
-            if item.id not in buffer.ids and self._buffers.seen.get((*place, item.id), 0) <= now:
+            if item.id not in buffer.ids and self._buffers.seen.get((*group_id, item.id), 0) <= now:
                 first.setdefault(item.id, item)
         return list(first.values())
 
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
         with self._state.lock:
-            place, now = (rules.name, group), self._clock()
-            buffer = self._buffers.groups.get(place)
+            group_id, now = (rules.name, group), self._clock()
+            buffer = self._buffers.groups.get(group_id)
             if buffer is None:
                 return None
             lease = buffer.leases.get(token)
@@ -60,7 +60,7 @@ class MemoryAggregateStore(AggregateStore):
                 return None
             if lease is None:
                 lease = _lease(buffer, rules, token, now)
-                self._buffers.settle(place, rules, now)
+                self._buffers.settle(group_id, rules, now)
             if lease is None:
                 return None
             items = tuple(buffer.items[number] for number in lease.numbers)
@@ -68,24 +68,24 @@ class MemoryAggregateStore(AggregateStore):
 
     def renew(self, rules: Rules, group: str, token: str) -> bool:
         with self._state.lock:
-            place, now = (rules.name, group), self._clock()
-            buffer = self._buffers.groups.get(place)
+            group_id, now = (rules.name, group), self._clock()
+            buffer = self._buffers.groups.get(group_id)
             if buffer is None or token not in buffer.leases:
                 return False
             buffer.leases[token].until = now + rules.lease_ms
-            self._buffers.settle(place, rules, now)
+            self._buffers.settle(group_id, rules, now)
             return True
 
     def remove(
         self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
     ) -> bool:
         with self._state.lock:
-            place, now = (rules.name, group), self._clock()
-            buffer, numbers = self._end(place, token, unreadable)
-            self._remove(place, rules, numbers, rejected, now)
-            is_open = buffer.ask(rules, now)
-            self._buffers.settle(place, rules, now)
-            return is_open
+            group_id, now = (rules.name, group), self._clock()
+            buffer, numbers = self._end(group_id, token, unreadable)
+            self._remove(group_id, rules, numbers, rejected, now)
+            needs_flush = buffer.request_flush(rules, now)
+            self._buffers.settle(group_id, rules, now)
+            return needs_flush
 
     def release(
         self,
@@ -99,78 +99,78 @@ class MemoryAggregateStore(AggregateStore):
         delay_ms: int = 0,
     ) -> None:
         with self._state.lock:
-            place, now = (rules.name, group), self._clock()
-            buffer, numbers = self._end(place, token, unreadable)
+            group_id, now = (rules.name, group), self._clock()
+            buffer, numbers = self._end(group_id, token, unreadable)
             gone = numbers & {dead_letter.number for dead_letter in rejected}
             buffer.free_again(numbers - gone, attempts=int(counted))
-            self._remove(place, rules, gone, rejected, now)
+            self._remove(group_id, rules, gone, rejected, now)
             buffer.paused_until = max(buffer.paused_until, now + delay_ms)
             buffer.flush_requested_until = max(buffer.flush_requested_until, now + delay_ms + rules.lease_ms)
-            self._buffers.settle(place, rules, now)
+            self._buffers.settle(group_id, rules, now)
 
-    def _end(self, place: Place, token: str, unreadable: Collection[int]) -> tuple[Buffer, set[int]]:
+    def _end(self, group_id: GroupId, token: str, unreadable: Collection[int]) -> tuple[Buffer, set[int]]:
         """End a lease; return the numbers of its items that can be read."""
-        buffer = self._buffers.groups.get(place)
+        buffer = self._buffers.groups.get(group_id)
         if buffer is None or token not in buffer.leases:
-            raise LeaseLost(*place, token)
+            raise LeaseLost(*group_id, token)
         numbers = set(buffer.leases.pop(token).numbers)
         buffer.unresolved |= numbers.intersection(unreadable)
         return buffer, numbers.difference(unreadable)
 
-    def _remove(self, place: Place, rules: Rules, numbers: set[int], rejected: Sequence[DeadLetter], now: int) -> None:
+    def _remove(self, group_id: GroupId, rules: Rules, numbers: set[int], rejected: Sequence[DeadLetter], now: int) -> None:
         for dead_letter in rejected:
             if dead_letter.number in numbers:
                 keep(self._state, dead_letter, now)
         for number in numbers:
-            self._buffers.remember(place, self._buffers.groups[place].drop(number).id, rules, now)
+            self._buffers.remember(group_id, self._buffers.groups[group_id].drop(number).id, rules, now)
 
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
         with self._state.lock:
-            place = rules.name, group
-            buffer = self._buffers.groups.get(place, Buffer())
+            group_id = rules.name, group
+            buffer = self._buffers.groups.get(group_id, Buffer())
             found = buffer.unresolved.intersection(numbers)
             if found:
-                self._free_anew(place, rules, found)
+                self._free_anew(group_id, rules, found)
             return len(found)
 
     def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
         with self._state.lock:
-            place = rules.name, dead_letter.key
-            buffer = self._buffers.groups.get(place, Buffer())
+            group_id = rules.name, dead_letter.key
+            buffer = self._buffers.groups.get(group_id, Buffer())
             if dead_letter.id not in self._state.dead_letters or dead_letter.message_id in buffer.ids:
                 return False
             del self._state.dead_letters[dead_letter.id]
-            self._buffers.groups[place] = buffer
+            self._buffers.groups[group_id] = buffer
             buffer.items[dead_letter.number] = Item(
                 dead_letter.number, dead_letter.message_id, dead_letter.payload, dead_letter.buffered_at
             )
             buffer.ids[dead_letter.message_id] = dead_letter.number
-            self._free_anew(place, rules, {dead_letter.number})
+            self._free_anew(group_id, rules, {dead_letter.number})
             return True
 
-    def _free_anew(self, place: Place, rules: Rules, numbers: set[int]) -> None:
+    def _free_anew(self, group_id: GroupId, rules: Rules, numbers: set[int]) -> None:
         """Free items that were under no lease, and have their group looked at."""
-        buffer = self._buffers.groups[place]
+        buffer = self._buffers.groups[group_id]
         buffer.unresolved -= numbers
         for number in numbers:
             buffer.items[number] = buffer.items[number]._replace(attempts=0)
         buffer.free_again(numbers, attempts=0)
         buffer.flush_requested_until = 0
-        self._buffers.settle(place, rules, self._clock())
+        self._buffers.settle(group_id, rules, self._clock())
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
         with self._state.lock:
             now = self._clock()
             due = [
-                (buffer.due, place)
-                for place, buffer in self._buffers.groups.items()
-                if place[0] in names and buffer.due is not None and buffer.due <= now
+                (buffer.due, group_id)
+                for group_id, buffer in self._buffers.groups.items()
+                if group_id[0] in names and buffer.due is not None and buffer.due <= now
             ]
-            places = [place for _, place in sorted(due)[:limit]]
-            for place in places:
-                buffer = self._buffers.groups[place]
+            group_ids = [group_id for _, group_id in sorted(due)[:limit]]
+            for group_id in group_ids:
+                buffer = self._buffers.groups[group_id]
                 buffer.flush_requested_until = buffer.due = now + lease_ms
-            return [DueGroup(*place) for place in places]
+            return [DueGroup(*group_id) for group_id in group_ids]
 
     def purge(self, limit: int) -> int:
         with self._state.lock:
@@ -195,13 +195,17 @@ class MemoryBuffers(Buffers):
 
     def count(self, name: str, group: str | None = None) -> Counts:
         with self._state.lock:
-            groups = [buffer for place, buffer in self._buffers.groups.items() if place[0] == name and group in (None, place[1])]
+            groups = [
+                buffer
+                for group_id, buffer in self._buffers.groups.items()
+                if group_id[0] == name and group in (None, group_id[1])
+            ]
             buffered, unresolved = sum(len(each.items) for each in groups), sum(len(each.unresolved) for each in groups)
             return Counts(len(groups), buffered, unresolved)
 
     def groups(self, name: str, limit: int, after: str = "") -> list[Group]:
         with self._state.lock:
-            named = {place[1]: buffer for place, buffer in self._buffers.groups.items() if place[0] == name}
+            named = {group_id[1]: buffer for group_id, buffer in self._buffers.groups.items() if group_id[0] == name}
             first = sorted(group for group in named if not after or group > after)[:limit]
             return [_shown(group, named[group]) for group in first]
 
@@ -213,48 +217,48 @@ class MemoryBuffers(Buffers):
 
     def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
         with self._state.lock:
-            groups = {place[1]: buffer for place, buffer in self._buffers.groups.items() if place[0] == name}
+            groups = {group_id[1]: buffer for group_id, buffer in self._buffers.groups.items() if group_id[0] == name}
             numbers = sorted((group, number) for group, buffer in groups.items() for number in buffer.unresolved)
             first = [each for each in numbers if after is None or each > after][:limit]
             return [(group, groups[group].shown(number)) for group, number in first]
 
-    def open(self, rules: Rules, group: str) -> bool:
+    def fire(self, rules: Rules, group: str) -> bool:
         with self._state.lock:
-            place, now = (rules.name, group), self._clock()
-            buffer = self._buffers.groups.get(place)
+            group_id, now = (rules.name, group), self._clock()
+            buffer = self._buffers.groups.get(group_id)
             numbers = buffer.items.keys() - buffer.unresolved if buffer else ()
             if buffer is None or not numbers:
                 return False
-            buffer.open(max(numbers), "asked")
+            buffer.fire(max(numbers), "requested")
             buffer.paused_until = 0
             buffer.flush_requested_until = now + rules.lease_ms
-            self._buffers.settle(place, rules, now)
+            self._buffers.settle(group_id, rules, now)
             return True
 
     def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
         with self._state.lock:
-            place = rules.name, group
-            buffer = self._buffers.groups.get(place)
+            group_id = rules.name, group
+            buffer = self._buffers.groups.get(group_id)
             if buffer is None:
-                raise NothingBuffered(*place)
+                raise NothingBuffered(*group_id)
             number = buffer.ids.get(id)
             if number is None or (number not in buffer.unresolved if unresolved else buffer.shown(number).state == "leased"):
-                raise ItemNotBuffered(*place, id, len(buffer.items))
-            self._drop(place, rules, [number])
+                raise ItemNotBuffered(*group_id, id, len(buffer.items))
+            self._drop(group_id, rules, [number])
 
     def clear(self, rules: Rules, group: str) -> int:
         with self._state.lock:
-            place = rules.name, group
-            buffer = self._buffers.groups.get(place)
+            group_id = rules.name, group
+            buffer = self._buffers.groups.get(group_id)
             if buffer is None:
                 return 0
             buffer.leases.clear()
             numbers = list(buffer.items)
-            self._drop(place, rules, numbers)
+            self._drop(group_id, rules, numbers)
             return len(numbers)
 
-    def _drop(self, place: Place, rules: Rules, numbers: Sequence[int]) -> None:
-        _drop(self._state, place, rules, numbers, self._clock())
+    def _drop(self, group_id: GroupId, rules: Rules, numbers: Sequence[int]) -> None:
+        _drop(self._state, group_id, rules, numbers, self._clock())
 
 
 def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | None:
@@ -264,21 +268,21 @@ def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | 
     if not reason:
         return None
     if reason in ("age", "idle"):
-        buffer.open(buffer.free[-1], reason)
+        buffer.fire(buffer.free[-1], reason)
     count = taken(rules, [buffer.items[number].attempts for number in buffer.free])
     lease = buffer.leases[token] = MemoryLease(now + rules.lease_ms, tuple(buffer.free[:count]), reason)
     del buffer.free[:count]
-    buffer.ask(rules, now)
+    buffer.request_flush(rules, now)
     return lease
 
 
-def _drop(state: MemoryState, place: Place, rules: Rules, numbers: Sequence[int], now: int) -> None:
-    buffer = state.buffers.groups[place]
+def _drop(state: MemoryState, group_id: GroupId, rules: Rules, numbers: Sequence[int], now: int) -> None:
+    buffer = state.buffers.groups[group_id]
     for number in numbers:
         if number in buffer.free:
             buffer.free.remove(number)
-        state.buffers.remember(place, buffer.drop(number).id, rules, now)
-    state.buffers.settle(place, rules, now)
+        state.buffers.remember(group_id, buffer.drop(number).id, rules, now)
+    state.buffers.settle(group_id, rules, now)
 
 
 def _shown(group: str, buffer: Buffer) -> Group:

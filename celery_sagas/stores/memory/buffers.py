@@ -9,7 +9,7 @@ from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_o
 from celery_sagas.stores.items import Item, ItemState, NewItem
 
 #: An aggregator and a group.
-Place = tuple[str, str]
+GroupId = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class Buffer:
     unresolved: set[int] = field(default_factory=set)  #: numbers
     ids: dict[str, int] = field(default_factory=dict)
     last_at: int = 0
-    open_to: int = 0
-    open_why: str = ""
+    fired_to: int = 0
+    fired_why: str = ""
     flush_requested_until: int = 0
     paused_until: int = 0  #: before that, no claim gets anything
     due: int | None = None  #: when somebody must look at it
@@ -41,7 +41,7 @@ class Buffer:
         """Return the group as its trigger sees it."""
         oldest = self.free[0] if self.free else 0
         oldest_at = self.items[oldest].at if self.free else 0
-        return Waiting(len(self.free), oldest, oldest_at, self.last_at, self.open_to, self.open_why)
+        return Waiting(len(self.free), oldest, oldest_at, self.last_at, self.fired_to, self.fired_why)
 
     def reason(self, rules: Rules, now: int) -> str:
         """Return why the trigger has fired, or an empty text."""
@@ -52,17 +52,17 @@ class Buffer:
         ends = [lease.until for lease in self.leases.values()]
         self.due = due_at(rules, self.waiting(), now, self.flush_requested_until, ends)
 
-    def ask(self, rules: Rules, now: int) -> bool:
+    def request_flush(self, rules: Rules, now: int) -> bool:
         """Request a flush if the trigger has fired and none is requested; return whether it was."""
         if self.flush_requested_until > now or not self.reason(rules, now):
             return False
         self.flush_requested_until = now + rules.lease_ms
         return True
 
-    def open(self, to: int, why: str) -> None:
+    def fire(self, to: int, why: str) -> None:
         """Fire the trigger for everything up to a number."""
-        if to >= self.open_to:
-            self.open_to, self.open_why = to, why
+        if to >= self.fired_to:
+            self.fired_to, self.fired_why = to, why
 
     def add(self, number: int, new: NewItem, now: int) -> None:
         """Add an item."""
@@ -80,7 +80,7 @@ class Buffer:
             item = self.items[number]
             self.items[number] = item._replace(attempts=item.attempts + attempts)
             insort(self.free, number)
-            self.open(number, "again")
+            self.fire(number, "again")
 
     def drop(self, number: int) -> Item:
         """Remove an item from the buffer."""
@@ -105,20 +105,20 @@ class Buffer:
 class MemoryGroups:
     """All groups of all aggregators."""
 
-    groups: dict[Place, Buffer] = field(default_factory=dict)
+    groups: dict[GroupId, Buffer] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     seen: dict[tuple[str, str, str], int] = field(default_factory=dict)  #: aggregator, group and id → until when it is known
     numbers: Iterator[int] = field(default_factory=lambda: count(1))  #: of items: none is used again
 
-    def settle(self, place: Place, rules: Rules, now: int) -> None:
+    def settle(self, group_id: GroupId, rules: Rules, now: int) -> None:
         """Leave a group right after a change: with its due time, or not at all."""
-        buffer = self.groups[place]
+        buffer = self.groups[group_id]
         if buffer.items:
             buffer.look(rules, now)
         else:
-            del self.groups[place]
+            del self.groups[group_id]
 
-    def remember(self, place: Place, id: str, rules: Rules, now: int) -> None:
+    def remember(self, group_id: GroupId, id: str, rules: Rules, now: int) -> None:
         """Remember the id of an item that was removed."""
         if rules.remember_ms:
-            self.seen[(*place, id)] = now + rules.remember_ms
+            self.seen[(*group_id, id)] = now + rules.remember_ms

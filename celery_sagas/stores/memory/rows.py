@@ -42,13 +42,13 @@ class Rows:
         """Put a row in the place of the one with its id."""
         self.remove(row.message.id)
         self._by_id[row.message.id] = row
-        insort(self._by_time, _place(row))
+        insort(self._by_time, _order_of(row))
 
     def remove(self, id: str) -> None:
         """Remove a row, if it is there."""
         row = self._by_id.pop(id, None)
         if row is not None:
-            del self._by_time[bisect_left(self._by_time, _place(row))]
+            del self._by_time[bisect_left(self._by_time, _order_of(row))]
 
     def remove_of_instance(self, instance_id: str, id: str) -> None:
         """Remove a row, if it is there and this instance has decided it."""
@@ -87,5 +87,5 @@ def unleased(row: Row, due_since: int) -> Row:
     return replace(row, due_since=due_since, leased_until=0)
 
 
-def _place(row: Row) -> tuple[int, int, str]:
+def _order_of(row: Row) -> tuple[int, int, str]:
     return row.due_since, row.position, row.message.id

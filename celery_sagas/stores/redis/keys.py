@@ -155,7 +155,7 @@ WAITS_KEY: Final = KeyKind("hash", "waits: written with the repeat of a commit, 
 #: The key ``{<prefix>:meta}`` itself.
 META_KEY: Final = KeyKind(
     "hash",
-    "layout -> <version> <oldest> <number of shards>; with several, saga:<saga> -> its shard, or spread; "
+    "layout -> <version> <oldest> <number of shards>; with several, saga:<saga> -> its shard, or all; "
     "app -> <call> <the app that has started last>, and app:before -> another that was the last before it",
 )
 

@@ -16,21 +16,22 @@ from celery_sagas.stores.redis.packing import encode
 
 #: Of the keys and what they hold. The version is raised with every change of it, the oldest one with a change on which older code
 #: cannot run.
-LAYOUT: Final = Layout(version=4, oldest=4)
-#: The place of a saga whose instances are spread over all shards, by their keys.
-SPREAD: Final = "spread"
+LAYOUT: Final = Layout(version=5, oldest=5)
+#: Registered for a saga whose instances lie in all shards, by their keys.
+ALL_SHARDS: Final = "all"
 
 _NOTE_APP: Final = load("app_note")
 _REGISTER_LAYOUT: Final = load("layout_register")
-_REGISTER_PLACE: Final = load("place_register")
+_REGISTER_SHARD: Final = load("shard_register")
 _TRY_RIGHTS: Final = load("rights_try")
 
 
 class Placement:
     """The shards of one prefix.
 
-    With one shard everything is there. With several a saga without alternate keys is spread over them by its keys; any other
-    lives whole in one, chosen by its name: its alternate keys are unique, and nothing is atomic between shards.
+    With one shard everything is there. With several the instances of a saga without alternate keys are in all of them, chosen by
+    their keys. Those of any other saga are in one, chosen by its name: alternate keys are unique, and nothing is atomic between
+    shards.
     """
 
     def __init__(self, client: Client, prefix: str, shards: int = 1) -> None:
@@ -39,7 +40,7 @@ class Placement:
         self.dead = tag_of(prefix, "dead")  #: the hash tag of the dead letters
         self.shards = tuple(Shard(prefix, number, str(number) if shards > 1 else "") for number in range(shards))
         self._by_suffix = {shard.suffix: shard for shard in self.shards}
-        self._places: dict[tuple[str, ...], str] = {}
+        self._registered: dict[tuple[str, ...], str] = {}
         self._turns = count()
         self._registered_at = -1  #: how many connections had been lost then
 
@@ -54,7 +55,7 @@ class Placement:
         losses = self._client.losses
         if self._registered_at == losses:
             return
-        self._places.clear()
+        self._registered.clear()
         own = f"{LAYOUT.version} {LAYOUT.oldest} {len(self.shards)}"
         stored = _text(self._client.run(_REGISTER_LAYOUT, [self._meta], [own]))
         if stored != own:
@@ -62,7 +63,7 @@ class Placement:
         self._registered_at = losses
 
     def note_app(self, name: str) -> str:
-        """Note an app in the place of the one that was noted last; return that one."""
+        """Note an app in place of the one that was noted last; return that one."""
         return _text(self._client.run(_NOTE_APP, [self._meta], [new_call(), name]))
 
     def try_rights(self) -> None:
@@ -75,8 +76,8 @@ class Placement:
             return only
         if lookup.property == ID:
             return self.of_id(lookup.value)
-        place = self._place_of(lookup.names, self._number(lookup.names[0]) if lookup.has_alternates else SPREAD)
-        return self._by_suffix[self._number(lookup.value) if place == SPREAD else place]
+        suffix = self._suffix_of(lookup.names, self._number(lookup.names[0]) if lookup.has_alternate_keys else ALL_SHARDS)
+        return self._by_suffix[self._number(lookup.value) if suffix == ALL_SHARDS else suffix]
 
     def of_id(self, id: str) -> Shard:
         """Return the shard that keeps what has an id, or one that begins with it; for a strange id any, but always the same."""
@@ -86,7 +87,7 @@ class Placement:
         """Return the shards that may keep entries of a key."""
         if only := self._only():
             return [only]
-        numbers = {self._number(key), self._place_of(tuple(names), "")} - {"", SPREAD}
+        numbers = {self._number(key), self._suffix_of(tuple(names), "")} - {"", ALL_SHARDS}
         return [self._by_suffix[number] for number in sorted(numbers)]
 
     def of_group(self, aggregator: str, group: str) -> Shard:
@@ -95,8 +96,8 @@ class Placement:
 
     def register_name(self, name: str, former: str) -> None:
         """Register a name of a saga where a former one is: its instances stay in their shards."""
-        if not self._only() and (place := self._place_of((name, former), "")):
-            self._client.run(_REGISTER_PLACE, [self._meta], [place, name, former])
+        if not self._only() and (suffix := self._suffix_of((name, former), "")):
+            self._client.run(_REGISTER_SHARD, [self._meta], [suffix, name, former])
 
     def in_turn(self) -> list[Shard]:
         """Return all shards; each time another one comes first."""
@@ -129,26 +130,26 @@ class Placement:
         """Choose a shard."""
         return str(int.from_bytes(blake2b(encode(text), digest_size=8).digest(), "big") % len(self.shards))
 
-    def _place_of(self, names: tuple[str, ...], chosen: str) -> str:
+    def _suffix_of(self, names: tuple[str, ...], chosen: str) -> str:
         """Return where a saga lives: as registered under one of its names, else ``chosen``, which is empty to only look."""
-        place = self._places.get(names)
-        if place is None:
-            answer = self._client.run(_REGISTER_PLACE, [self._meta], [chosen, *names])
+        suffix = self._registered.get(names)
+        if suffix is None:
+            answer = self._client.run(_REGISTER_SHARD, [self._meta], [chosen, *names])
             if not answer:
                 return chosen
-            place = self._places[names] = self._checked(names, [_text(word) for word in answer])
-        if chosen and (place == SPREAD) != (chosen == SPREAD):
-            raise self._misplaced(_moved(names[0], place))
-        return place
+            suffix = self._registered[names] = self._checked(names, [_text(word) for word in answer])
+        if chosen and (suffix == ALL_SHARDS) != (chosen == ALL_SHARDS):
+            raise self._misplaced(_moved(names[0], suffix))
+        return suffix
 
-    def _checked(self, names: tuple[str, ...], places: list[str]) -> str:
-        place, *others = places
-        if others or (place != SPREAD and place not in self._by_suffix):
+    def _checked(self, names: tuple[str, ...], suffixes: list[str]) -> str:
+        suffix, *others = suffixes
+        if others or (suffix != ALL_SHARDS and suffix not in self._by_suffix):
             raise self._misplaced(
-                f"the names of one saga, {', '.join(names)}, are registered at different places or at none: {', '.join(places)}. "
+                f"the names of one saga, {', '.join(names)}, are registered in different shards or none: {', '.join(suffixes)}. "
                 f"Give the saga a name that was never used, or fix the fields saga:<name> of the Redis hash {self._meta!r}"
             )
-        return place
+        return suffix
 
     def _check_layout(self, stored: str) -> None:
         numbers = re.fullmatch(r"(\d+) (\d+) (\d+)", stored, re.ASCII)
@@ -166,8 +167,8 @@ class Placement:
             )
 
 
-def _moved(saga: str, place: str) -> str:
-    was, now = ("spread over all shards", "has") if place == SPREAD else ("kept in one shard", "no longer has")
+def _moved(saga: str, suffix: str) -> str:
+    was, now = ("in all shards", "has") if suffix == ALL_SHARDS else ("in one shard", "no longer has")
     return (
         f"the instances of {saga} are {was}, and its class {now} alternate keys (also_by) since. "
         "Undo that, or give the saga a new name without formerly, and let the instances under the old name complete"

@@ -23,7 +23,7 @@ from celery_sagas.stores.layouts import Layout
 
 #: Of everything in this module but what is optional. The version is raised with every change of it, the oldest one with a change
 #: on which older code cannot run.
-LAYOUT = Layout(version=4, oldest=4)
+LAYOUT = Layout(version=5, oldest=5)
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
 
@@ -76,7 +76,7 @@ def _word(name: str) -> Column[str]:
     return Column(name, _name(16), nullable=False)
 
 
-def _place(name: str) -> Column[int]:
+def _item_number(name: str) -> Column[int]:
     """The number of an item, or one that is compared with it."""
     return Column(name, BigInteger, nullable=False)
 
@@ -206,7 +206,7 @@ dead = _table(
     _document("traceback"),
     _document("payload"),
     _time("at"),
-    _place("number"),  # of a rejected item in its buffer; 0: a message
+    _item_number("number"),  # of a rejected item in its buffer; 0: a message
     _time("buffered_at"),
     PrimaryKeyConstraint("id", "prefix"),
     Index("saga_dead_at", "prefix", "at", "id"),
@@ -218,23 +218,23 @@ aggregator = _table("saga_aggregator", _text("name"), PrimaryKeyConstraint("name
 #: The groups that have buffered items. Whoever changes anything of a group locks its row first.
 group = _table(
     "saga_group",
-    _digest("place"),  # of aggregator and group
+    _digest("group_digest"),  # of aggregator and group
     _text("aggregator"),
     _text("grp"),
     _number("free"),
     _number("leased"),
     _number("unresolved"),
-    _place("oldest"),  # the first free item
+    _item_number("oldest"),  # the first free item
     _time("oldest_at"),
     _time("last_at"),
-    _place("open_to"),
-    _word("open_why"),
+    _item_number("fired_to"),
+    _word("fired_why"),
     _time("flush_requested_until"),
     _time("paused_until"),  # before that, no claim gets anything
     _time("lease_end"),  # of the lease that ends first; 0: there is none
     _time("due_at"),  # 0: when the next item comes
-    _place("removals"),  # how often ids of its items were remembered, for whoever has waited for the row meanwhile
-    PrimaryKeyConstraint("place", "prefix"),
+    _item_number("removals"),  # how often ids of its items were remembered, for whoever has waited for the row meanwhile
+    PrimaryKeyConstraint("group_digest", "prefix"),
     Index("saga_group_name", "aggregator", "prefix", "grp"),
 )
 Index(
@@ -251,7 +251,7 @@ Index(
     "saga_group_unresolved",
     group.c.aggregator,
     group.c.prefix,
-    group.c.place,
+    group.c.group_digest,
     group.c.unresolved,
     postgresql_where=has_unresolved(group),
     sqlite_where=has_unresolved(group),
@@ -261,7 +261,7 @@ Index(
 buffer = _table(
     "saga_buffer",
     _growing("number"),
-    _digest("place"),
+    _digest("group_digest"),
     _digest("key"),  # of aggregator, group and id
     _text("id"),
     _document("payload"),
@@ -270,18 +270,18 @@ buffer = _table(
     _word("state"),  # free, leased or unresolved
     _text("token"),  # of its lease
     UniqueConstraint("key", "prefix", name="saga_buffer_key"),
-    Index("saga_buffer_state", "place", "state", "prefix", "number"),
+    Index("saga_buffer_state", "group_digest", "state", "prefix", "number"),
     **_GROWS,
 )
 
 #: The leases that were neither ended nor given up.
 lease = _table(
     "saga_lease",
-    _digest("place"),
+    _digest("group_digest"),
     _text("token"),
     _word("reason"),
     _time("ends_at"),
-    PrimaryKeyConstraint("place", "token", "prefix"),
+    PrimaryKeyConstraint("group_digest", "token", "prefix"),
 )
 
 #: The ids of removed items, as the digests in ``saga_buffer``.

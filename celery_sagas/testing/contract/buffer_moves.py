@@ -155,7 +155,7 @@ def claim_due_groups(backend: Backend, world: BufferWorld) -> object:
 
 def fire_trigger(backend: Backend, world: BufferWorld) -> object:
     """Fire the trigger by hand."""
-    return backend.buffers.open(world.rules, "")
+    return backend.buffers.fire(world.rules, "")
 
 
 def remove_item(backend: Backend, world: BufferWorld) -> object:

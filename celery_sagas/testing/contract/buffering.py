@@ -30,7 +30,7 @@ class BufferingContract(StoreFixtures):
         assert item.number > 0
 
     def test_insert_says_how_many_items_are_new(self, backend: Backend) -> None:
-        assert add(backend, CLOSED, "a", "b") == Added(2, is_open=False, is_full=False)
+        assert add(backend, CLOSED, "a", "b") == Added(2, needs_flush=False, is_full=False)
 
     def test_items_of_one_call_keep_their_order(self, backend: Backend) -> None:
         ids = [*reversed(numbered(12)), *numbered(12, "more")]
@@ -59,13 +59,13 @@ class BufferingContract(StoreFixtures):
     def test_several_additions_are_answered_each(self, backend: Backend) -> None:
         """The answers come in the order of the additions."""
         additions = [Addition(group, new_items(ids)) for group, ids in (("b", "12"), ("a", "1"), ("", "345"))]
-        assert backend.aggregates.insert(PAIRS, additions) == [Added(2, is_open=True), Added(1), Added(3, is_open=True)]
+        assert backend.aggregates.insert(PAIRS, additions) == [Added(2, needs_flush=True), Added(1), Added(3, needs_flush=True)]
         assert [buffered(backend, group) for group in ("b", "a", "")] == [["1", "2"], ["1"], ["3", "4", "5"]]
 
     def test_two_additions_to_one_group_follow_each_other(self, backend: Backend) -> None:
         """The second finds what the first has left."""
         additions = [Addition("", new_items("ab")), Addition("", new_items("bc"))]
-        assert backend.aggregates.insert(PAIRS, additions) == [Added(2, is_open=True), Added(1)]
+        assert backend.aggregates.insert(PAIRS, additions) == [Added(2, needs_flush=True), Added(1)]
         assert buffered(backend) == ["a", "b", "c"]
 
     def test_nothing_to_insert_is_no_error(self, backend: Backend) -> None:
@@ -81,7 +81,7 @@ class BufferingContract(StoreFixtures):
 
     def test_three_thousand_items_of_one_call_are_buffered(self, backend: Backend) -> None:
         ids = numbered(3_000)
-        assert add(backend, PAIRS, *ids) == Added(3_000, is_open=True)
+        assert add(backend, PAIRS, *ids) == Added(3_000, needs_flush=True)
         assert buffered(backend) == ids
         assert add(backend, PAIRS, *ids) == Added(0)
 
@@ -94,16 +94,16 @@ class BufferingContract(StoreFixtures):
     def test_groups_and_aggregators_do_not_see_each_other(self, backend: Backend) -> None:
         """The name partitions every operation."""
         other = PAIRS._replace(name="other")
-        assert not add(backend, PAIRS, "a").is_open
-        assert not add(backend, PAIRS, "b", group="group").is_open
-        assert not add(backend, other, "c").is_open
+        assert not add(backend, PAIRS, "a").needs_flush
+        assert not add(backend, PAIRS, "b", group="group").needs_flush
+        assert not add(backend, other, "c").needs_flush
         assert [buffered(backend), buffered(backend, "group"), buffered(backend, name="other")] == [["a"], ["b"], ["c"]]
 
     def test_items_of_equal_content_are_items_of_their_own(self, backend: Backend) -> None:
         """An item's id is no correlation id."""
         payload = '{"order_id": "42"}'
         items = (NewItem("1", payload), NewItem("2", payload))
-        assert backend.aggregates.insert(PAIRS, [Addition("", items)]) == [Added(2, is_open=True)]
+        assert backend.aggregates.insert(PAIRS, [Addition("", items)]) == [Added(2, needs_flush=True)]
         assert [(item.id, item.payload) for item in flush(backend, PAIRS).items] == [("1", payload), ("2", payload)]
 
     def test_item_that_could_not_be_read_is_unresolved(self, backend: Backend) -> None:

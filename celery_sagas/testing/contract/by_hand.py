@@ -34,14 +34,14 @@ class OpeningContract(StoreFixtures):
 
     def test_trigger_is_fired_by_hand(self, backend: Backend) -> None:
         add(backend, CLOSED, *"abc")
-        assert backend.buffers.open(CLOSED, "") is True
+        assert backend.buffers.fire(CLOSED, "") is True
         snapshot = flush(backend, CLOSED)
-        assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b", "c"], "asked")
+        assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b", "c"], "requested")
 
     def test_trigger_is_fired_for_everything_that_is_there_and_nothing_else(self, backend: Backend) -> None:
         three = CLOSED._replace(size=3)
         add(backend, CLOSED, *"ab")
-        backend.buffers.open(three, "")
+        backend.buffers.fire(three, "")
         add(backend, CLOSED, "c")
         add(backend, CLOSED, "d")
         first = flush(backend, three, "one")
@@ -51,17 +51,17 @@ class OpeningContract(StoreFixtures):
     def test_trigger_is_fired_for_several_batches(self, backend: Backend) -> None:
         """It stays fired until the last of the items."""
         add(backend, CLOSED, *"abcde")
-        backend.buffers.open(PAIRS, "")
+        backend.buffers.fire(PAIRS, "")
         snapshots = [flush(backend, PAIRS, token) for token in ("one", "two", "three")]
         assert [snapshot.is_more for snapshot in snapshots] == [True, True, False]
         assert [ids_of(snapshot.items) for snapshot in snapshots] == [["a", "b"], ["c", "d"], ["e"]]
-        assert snapshots[2].reason == "asked"
+        assert snapshots[2].reason == "requested"
 
     def test_caller_asks_for_the_flush_that_it_has_opened(self, backend: Backend, clock: Clock) -> None:
         """Nobody else asks; the flush request lasts anew."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE // 2)
-        assert backend.buffers.open(PAIRS, "") is True
+        assert backend.buffers.fire(PAIRS, "") is True
         assert due_at(backend) == clock.now + LEASE
         assert add(backend, PAIRS, "c") == Added(1)
         assert backend.aggregates.claim_due([NAME], 9, LEASE) == []
@@ -72,7 +72,7 @@ class OpeningContract(StoreFixtures):
         """They may come back."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
-        assert backend.buffers.open(PAIRS, "") is True
+        assert backend.buffers.fire(PAIRS, "") is True
         backend.aggregates.remove(PAIRS, "", "one")
         assert backend.buffers.groups(NAME, 9) == []
 
@@ -80,7 +80,7 @@ class OpeningContract(StoreFixtures):
         """What comes back from a lease is the last item then, and fires the trigger anew."""
         add(backend, CLOSED, *"abc")
         backend.buffers.remove(CLOSED, "", "c")
-        backend.buffers.open(CLOSED, "")
+        backend.buffers.fire(CLOSED, "")
         flush(backend, CLOSED, "one")
         clock.advance(LEASE)
         snapshot = flush(backend, CLOSED, "two")
@@ -90,9 +90,9 @@ class OpeningContract(StoreFixtures):
         """There are no empty flushes."""
         add(backend, PAIRS, "a", "b", is_unreadable=True)
         with nothing_changed(backend):
-            assert backend.buffers.open(PAIRS, "") is False
-            assert backend.buffers.open(PAIRS, "no such group") is False
-            assert backend.buffers.open(PAIRS._replace(name="other"), "") is False
+            assert backend.buffers.fire(PAIRS, "") is False
+            assert backend.buffers.fire(PAIRS, "no such group") is False
+            assert backend.buffers.fire(PAIRS._replace(name="other"), "") is False
         assert backend.buffers.names() == [NAME]
 
 
@@ -120,7 +120,7 @@ class RemovingContract(StoreFixtures):
         add(backend, PAIRS._replace(size=3), "a", "b")
         backend.buffers.remove(PAIRS, "", "a")
         assert taken_by(backend, PAIRS) == []
-        assert add(backend, PAIRS, "c").is_open
+        assert add(backend, PAIRS, "c").needs_flush
         assert taken_by(backend, PAIRS) == ["b", "c"]
 
     def test_removed_item_is_remembered(self, backend: Backend, clock: Clock) -> None:

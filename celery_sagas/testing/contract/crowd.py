@@ -68,7 +68,7 @@ class CrowdContract(StoreFixtures):
     def test_one_caller_alone_asks_for_a_flush(self, workers: list[Backend]) -> None:
         with ThreadPoolExecutor(len(workers)) as threads:
             asked = [threads.submit(add, worker, PAIRS, stem, f"{stem} 2") for worker, stem in zip(workers, "abcd", strict=True)]
-            assert [each.result().is_open for each in asked].count(True) == 1
+            assert [each.result().needs_flush for each in asked].count(True) == 1
 
     def test_no_item_is_in_two_batches(self, workers: list[Backend]) -> None:
         """A lease prevents the double claim."""
@@ -109,7 +109,7 @@ class CrowdContract(StoreFixtures):
         assert taken_by(stranger, bounded) == []
         clock.advance(LEASE)
         assert stranger.aggregates.claim_due([NAME], 9, LEASE) == []
-        assert add(stranger, bounded, "a", "b") == Added(2, is_open=True)
+        assert add(stranger, bounded, "a", "b") == Added(2, needs_flush=True)
 
     def test_buffer_of_another_prefix_is_not_changed(self, backend: Backend, stranger: Backend, clock: Clock) -> None:
         remembering = PAIRS._replace(remember_ms=5 * MINUTE)
@@ -123,7 +123,7 @@ class CrowdContract(StoreFixtures):
             with pytest.raises(LeaseLost):
                 stranger.aggregates.remove(PAIRS, "", "one")
             assert stranger.buffers.clear(PAIRS, "") == 0
-            assert not stranger.buffers.open(PAIRS, "")
+            assert not stranger.buffers.fire(PAIRS, "")
             assert stranger.dead.list(9) == []
             assert not stranger.aggregates.restore(PAIRS, dead_letter)
             assert not stranger.dead.remove(dead_letter.id)

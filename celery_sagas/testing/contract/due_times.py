@@ -86,7 +86,7 @@ class DueTimesContract(StoreFixtures):
         """The flush request of an earlier flush says nothing any more."""
         start = clock.now
         add(backend, TIMED, *"abc")
-        backend.buffers.open(TIMED, "")
+        backend.buffers.fire(TIMED, "")
         flush(backend, TIMED)
         clock.advance(1_000)
         add(backend, TIMED, "d")

@@ -71,7 +71,7 @@ class DuplicatesContract(StoreFixtures):
         """An id is unique in its group."""
         for rules in (REMEMBERING, REMEMBERING._replace(name="other")):
             for group in ("", "group"):
-                assert add(backend, rules, "a", "b", group=group) == Added(2, is_open=True)
+                assert add(backend, rules, "a", "b", group=group) == Added(2, needs_flush=True)
                 flush(backend, rules, group=group)
                 backend.aggregates.remove(rules, group, "one")
 
@@ -80,7 +80,7 @@ class DuplicatesContract(StoreFixtures):
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.remove(PAIRS, "", "one")
-        assert add(backend, PAIRS, "a", "b") == Added(2, is_open=True)
+        assert add(backend, PAIRS, "a", "b") == Added(2, needs_flush=True)
 
     def test_removed_id_is_known_for_a_time(self, backend: Backend, clock: Clock) -> None:
         """A redelivery after the flush is not aggregated again."""
@@ -91,7 +91,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, REMEMBERING, "a", "b") == Added(0)
         assert backend.buffers.groups(NAME, 9) == []
         clock.advance(1)
-        assert add(backend, REMEMBERING, "a", "b") == Added(2, is_open=True)
+        assert add(backend, REMEMBERING, "a", "b") == Added(2, needs_flush=True)
 
     def test_id_is_known_for_as_long_as_its_removal_said(self, backend: Backend, clock: Clock) -> None:
         """Another deployment may have another window."""
@@ -100,7 +100,7 @@ class DuplicatesContract(StoreFixtures):
         backend.aggregates.remove(REMEMBERING, "", "one")
         assert add(backend, PAIRS, "a", "c") == Added(1)
         clock.advance(HOUR)
-        assert add(backend, REMEMBERING._replace(remember_ms=9 * HOUR), "a", "b", "c") == Added(2, is_open=True)
+        assert add(backend, REMEMBERING._replace(remember_ms=9 * HOUR), "a", "b", "c") == Added(2, needs_flush=True)
 
     def test_id_that_is_removed_again_is_known_anew(self, backend: Backend, clock: Clock) -> None:
         for _ in range(2):
@@ -124,7 +124,7 @@ class DuplicatesContract(StoreFixtures):
         backend.aggregates.remove(REMEMBERING, "", "one", rejected=dead_letters_of(flush(backend, REMEMBERING).items[0]))
         assert add(backend, REMEMBERING, "a", "b") == Added(0)
         clock.advance(HOUR)
-        assert add(backend, REMEMBERING, "a", "b") == Added(2, is_open=True)
+        assert add(backend, REMEMBERING, "a", "b") == Added(2, needs_flush=True)
 
     def test_purge_forgets_no_more_than_its_limit(self, backend: Backend, clock: Clock) -> None:
         """A purge must not hold a lock on everything."""

@@ -130,7 +130,7 @@ class LeasingContract(StoreFixtures):
         clock.advance(5_000 + LEASE - 1)
         assert add(backend, PAIRS, "c") == Added(1)
         clock.advance(1)
-        assert add(backend, PAIRS, "c") == Added(0, is_open=True)
+        assert add(backend, PAIRS, "c") == Added(0, needs_flush=True)
 
     def test_released_items_are_due_if_the_retry_was_lost(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b")

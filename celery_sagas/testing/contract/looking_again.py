@@ -23,7 +23,7 @@ class LookingAgainContract(StoreFixtures):
     def test_trigger_is_looked_at_by_the_rules_of_the_addition(self, backend: Backend) -> None:
         """One caller is told, as of any other addition."""
         add(backend, PAIRS._replace(size=3), "a", "b")
-        assert add(backend, PAIRS) == Added(0, is_open=True)
+        assert add(backend, PAIRS) == Added(0, needs_flush=True)
         assert due_at(backend) > 0
         assert add(backend, PAIRS) == Added(0)
 
@@ -62,7 +62,7 @@ class LookingAgainContract(StoreFixtures):
     def test_caller_is_notified_of_a_trigger_that_time_has_fired_by_new_rules(self, backend: Backend, clock: Clock) -> None:
         add(backend, CLOSED, "a")
         clock.advance(HOUR)
-        assert add(backend, HOURLY) == Added(0, is_open=True)
+        assert add(backend, HOURLY) == Added(0, needs_flush=True)
         assert due_at(backend) == clock.now + LEASE
 
     def test_addition_without_items_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class LookingAgainContract(StoreFixtures):
     def test_addition_without_items_is_never_too_much(self, backend: Backend) -> None:
         """There are more items than the new rules allow."""
         add(backend, PAIRS._replace(size=9), *"abc")
-        assert add(backend, PAIRS._replace(max_buffered=2)) == Added(0, is_open=True)
+        assert add(backend, PAIRS._replace(max_buffered=2)) == Added(0, needs_flush=True)
 
     def test_mark_of_another_lasts(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b")
@@ -99,5 +99,5 @@ class LookingAgainContract(StoreFixtures):
         add(backend, CLOSED, "a", "b", group="two")
         groups = (("one", "ab"), ("two", ""), ("three", ""), ("one", ""), ("four", "c"))
         added = backend.aggregates.insert(PAIRS, [Addition(group, new_items(ids)) for group, ids in groups])
-        assert added == [Added(2, is_open=True), Added(0, is_open=True), Added(0), Added(0), Added(1)]
+        assert added == [Added(2, needs_flush=True), Added(0, needs_flush=True), Added(0), Added(0), Added(1)]
         assert [each.group for each in backend.buffers.groups(NAME, 9)] == ["four", "one", "two"]

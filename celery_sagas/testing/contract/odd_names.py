@@ -93,7 +93,7 @@ class OddNamesContract(StoreFixtures):
         assert backend.aggregates.purge(99) == len(pairs)
 
     def test_ids_are_compared_byte_by_byte(self, backend: Backend) -> None:
-        assert add(backend, PAIRS, *ODD) == Added(len(ODD), is_open=True)
+        assert add(backend, PAIRS, *ODD) == Added(len(ODD), needs_flush=True)
         assert add(backend, PAIRS, *ODD) == Added(0)
         assert buffered(backend) == list(ODD)
         backend.buffers.remove(PAIRS, "", "abc")

@@ -65,7 +65,7 @@ class PausingContract(StoreFixtures):
         clock.advance(MINUTE + LEASE - 1)
         assert add(backend, PAIRS, "e") == Added(1)
         clock.advance(1)
-        assert add(backend, PAIRS, "f") == Added(1, is_open=True)
+        assert add(backend, PAIRS, "f") == Added(1, needs_flush=True)
 
     def test_claim_in_a_pause_gives_up_no_lease(self, backend: Backend, clock: Clock) -> None:
         """Whoever has one that has ended may still remove its items."""
@@ -100,7 +100,7 @@ class PausingContract(StoreFixtures):
         add(backend, PAIRS, "a", "b")
         pause(backend)
         added = add(backend, PAIRS, *("cd" if fills_a_batch else "c"))
-        assert not added.is_open
+        assert not added.needs_flush
         assert taken_by(backend, PAIRS, "two") == []
         clock.advance(MINUTE)
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
@@ -145,7 +145,7 @@ class PausingContract(StoreFixtures):
         """A person has fixed what failed."""
         add(backend, PAIRS, "a", "b")
         pause(backend)
-        assert backend.buffers.open(PAIRS, "") is True
+        assert backend.buffers.fire(PAIRS, "") is True
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_trigger_that_cannot_be_fired_leaves_the_pause(self, backend: Backend) -> None:
@@ -154,7 +154,7 @@ class PausingContract(StoreFixtures):
         add(backend, four, *"abcd")
         items = flush(backend, four).items
         backend.aggregates.release(four, "", "one", unreadable=numbers_of(*items), delay_ms=MINUTE)
-        assert backend.buffers.open(PAIRS, "") is False
+        assert backend.buffers.fire(PAIRS, "") is False
         add(backend, PAIRS, "e", "f")
         assert taken_by(backend, PAIRS, "two") == []
 

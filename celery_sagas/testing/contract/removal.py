@@ -70,7 +70,7 @@ class RemovalContract(StoreFixtures):
         backend.aggregates.remove(rules, "", "one")
         assert add(backend, rules, "b") == Added(1)
         assert due_at(backend) == clock.now + HOUR
-        assert add(backend, rules, "c") == Added(1, is_open=True)
+        assert add(backend, rules, "c") == Added(1, needs_flush=True)
 
     def test_lease_need_not_last(self, backend: Backend, clock: Clock) -> None:
         """It was late, but nobody else has had the items since."""
@@ -156,7 +156,7 @@ class RemovalContract(StoreFixtures):
         assert backend.buffers.read(NAME, "", 9) == [first._replace(state="unresolved")]
         assert backend.buffers.unresolved(NAME, 9) == [("", first._replace(state="unresolved"))]
         assert add(backend, PAIRS, "a", "b") == Added(1)
-        assert add(backend, PAIRS, "c").is_open
+        assert add(backend, PAIRS, "c").needs_flush
 
     def test_rejected_item_becomes_a_dead_letter(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, "a", "b", group="group")

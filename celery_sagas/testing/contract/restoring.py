@@ -64,7 +64,7 @@ class RestoringContract(StoreFixtures):
         assert due_at(backend) == clock.now + LEASE
         backend.aggregates.restore(PAIRS, rejected)
         assert 0 < due_at(backend) <= clock.now
-        assert add(backend, PAIRS, "b") == Added(0, is_open=True)
+        assert add(backend, PAIRS, "b") == Added(0, needs_flush=True)
 
     def test_group_is_made_anew(self, backend: Backend, clock: Clock) -> None:
         """No time of the former group counts."""

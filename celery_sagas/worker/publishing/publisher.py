@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 
 from celery_sagas.connections import IdleConnections, OnFailure
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher
-from celery_sagas.errors import Doubtful, PublishError, Unroutable
+from celery_sagas.errors import PublishError, Unconfirmed, Unroutable
 from celery_sagas.worker.serialization import deserialized, restored
 
 logger = logging.getLogger("celery_sagas")
@@ -79,7 +79,7 @@ class ConfirmedPublisher(Publisher):
             raise PublishError(f"its row cannot be read: {exc!r}", connection=isinstance(exc, SoftTimeLimitExceeded)) from exc
         try:
             self.publish_signature(sent)
-        except Doubtful as exc:
+        except Unconfirmed as exc:
             if refusal := self.refusal_of(exc):
                 raise PublishError(exc.reason, connection=False) from refusal
             raise
@@ -89,7 +89,7 @@ class ConfirmedPublisher(Publisher):
 
         Raises:
             PublishError: It was not confirmed.
-            Doubtful: Nor is it known whether that is about the broker or about the message, or it may pass.
+            Unconfirmed: Nor is it known whether that is about the broker or about the message, or it may pass.
             Unroutable: No queue takes it.
         """
         with self._connected() as producer:
@@ -131,7 +131,7 @@ class ConfirmedPublisher(Publisher):
         if not is_connected or isinstance(exc, SoftTimeLimitExceeded) or _is_about_login(exc):
             return PublishError(repr(exc), connection=True)
         may_pass = isinstance(exc, PASSING_REFUSALS if isinstance(exc, self.refusals) else self._connection_errors)
-        return Doubtful(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
+        return Unconfirmed(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
 
     def is_about_broker(self, error: BaseException) -> bool:
         """Tell whether an error is the end of a channel or of its connection, or may be."""
@@ -172,7 +172,7 @@ class ConfirmedPublisher(Publisher):
             with self._connected() as producer:
                 yield producer
         except PublishError as exc:
-            if exc.connection and not isinstance(exc, Doubtful):
+            if exc.connection and not isinstance(exc, Unconfirmed):
                 raise
             logger.debug("a batch was not confirmed as a whole: %r", exc)
 

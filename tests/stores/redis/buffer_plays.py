@@ -20,7 +20,7 @@ def insert_items(backend: RedisBackend) -> None:
     """Insert items of two groups, some of them unresolved; a flush is wanted of the first."""
     additions = [addition("full", "abc"), addition("new{}:é", "ab", ends_unreadable=True)]
     added = backend.aggregates.insert(RULES, additions)
-    assert [each.is_open for each in added] == [True, False]
+    assert [each.needs_flush for each in added] == [True, False]
 
 
 def claim_items(backend: RedisBackend) -> None:
@@ -107,7 +107,7 @@ def look_at_buffers(backend: RedisBackend) -> None:
 def fire_trigger(backend: RedisBackend) -> None:
     """Fire a trigger."""
     backend.aggregates.insert(RULES, [addition("asked", "a")])
-    assert backend.buffers.open(RULES, "asked")
+    assert backend.buffers.fire(RULES, "asked")
 
 
 def remove_one(backend: RedisBackend) -> None:

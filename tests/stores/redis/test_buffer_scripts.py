@@ -42,7 +42,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: aggregates.remove(once, _GROUP, "second", **divided(second, _GROUP)),
         lambda: aggregates.release(once, _GROUP, "third"),
         lambda: aggregates.claim_due(["agg"], 9, MINUTE),
-        lambda: buffers.open(once, _GROUP),
+        lambda: buffers.fire(once, _GROUP),
         lambda: buffers.remove(once, _GROUP, "b"),
         lambda: aggregates.resolve(once, _GROUP, exceptions["unreadable"]),
         lambda: aggregates.restore(once, exceptions["rejected"][0]),
@@ -170,7 +170,7 @@ class TestFresh:
         redis_backend.buffers.remove(rules, "", "b")
         assert redis_backend.aggregates.insert(rules, [addition("", "bc")]) == [Added(1)]
         assert _ids(redis_backend) == "acdb"
-        redis_backend.buffers.open(rules, "")
+        redis_backend.buffers.fire(rules, "")
         assert _claimed(redis_backend, rules) == "acdb"
 
     def test_items_that_come_back_stand_among_the_fresh_ones(self, redis_backend: RedisBackend) -> None:
@@ -219,7 +219,7 @@ class TestFresh:
         else:
             server.hdel(groups, "")
         redis_backend.aggregates.insert(rules, [addition("", "e")])
-        redis_backend.buffers.open(rules, "")
+        redis_backend.buffers.fire(rules, "")
         assert [_claimed(redis_backend, rules, token) for token in ("first", "second", "third")] == ["ab", "cd", "e"]
 
     def test_one_that_was_removed_deep_in_the_list_is_met_there(self, redis_backend: RedisBackend) -> None:
@@ -277,7 +277,7 @@ class TestShards:
         """Thirty groups, each with three items."""
         groups = [f"group {number:02}" for number in range(30)]
         added = backend.aggregates.insert(RULES, [addition(group, "abc") for group in groups])
-        assert [(each.added, each.is_open) for each in added] == [(3, True)] * 30
+        assert [(each.added, each.needs_flush) for each in added] == [(3, True)] * 30
         return groups
 
     def test_groups_are_spread_and_found_again(self, backend: RedisBackend, groups: list[str]) -> None:
@@ -316,7 +316,7 @@ class TestShards:
     def test_more_items_of_one_group_than_one_script_inserts(self, backend: RedisBackend, most: int, trips: int) -> None:
         names, ids = _trips(backend), [f"{number}" for number in range(10_001)]
         rules = RULES._replace(max_buffered=most)
-        assert backend.aggregates.insert(rules, [addition("large", ids)]) == [Added(10_001, is_open=True)]
+        assert backend.aggregates.insert(rules, [addition("large", ids)]) == [Added(10_001, needs_flush=True)]
         assert names.count("aggregate_insert") == trips
         assert [item.id for item in backend.buffers.read("agg", "large", 20_000)] == ids
         assert backend.aggregates.insert(rules, [addition("large", [*ids, "last"])]) == [Added(1)]

@@ -28,7 +28,7 @@ def _script(source: str) -> Script:
 _SET = _script("return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])")
 _DELETE = _script("return redis.call('DEL', KEYS[1])")
 _SPOIL = _script("return redis.call('SET', KEYS[1], 'foreign')")
-SPREAD = ("parcel",)
+IN_ALL = ("parcel",)
 WHOLE = ("order", "purchase")
 T1 = (("tracking", "T1"),)
 KEYS = tuple(f"{number}" for number in range(9))
@@ -41,11 +41,11 @@ def sharded(open_redis: Open) -> RedisBackend:
 
 
 def _lookup(names: tuple[str, ...], key: str) -> Lookup:
-    return Lookup(names, KEY, key, has_alternates=names != SPREAD)
+    return Lookup(names, KEY, key, has_alternate_keys=names != IN_ALL)
 
 
 def _start(
-    backend: RedisBackend, key: str, *rows: str, names: tuple[str, ...] = SPREAD, keys: Keys = (), outcome: str = "started"
+    backend: RedisBackend, key: str, *rows: str, names: tuple[str, ...] = IN_ALL, keys: Keys = (), outcome: str = "started"
 ) -> tuple[Record, str]:
     """Start an instance as the engine does: under the id that find has returned; return it with the message's id."""
     id = backend.sagas.find(_lookup(names, key), Handling(("step",), new_id())).new_id
@@ -98,8 +98,8 @@ class TestOneShard:
         calls = _calls(redis_backend)
         record, _ = _start(redis_backend, "42", names=WHOLE, keys=T1)
         assert "." not in record.id
-        assert "." not in redis_backend.sagas.find(_lookup(SPREAD, "42")).new_id
-        assert "place_register" not in calls
+        assert "." not in redis_backend.sagas.find(_lookup(IN_ALL, "42")).new_id
+        assert "shard_register" not in calls
 
     def test_step_of_an_existing_instance_takes_two_round_trips(self, redis_backend: RedisBackend) -> None:
         _start(redis_backend, "42")
@@ -108,7 +108,7 @@ class TestOneShard:
 
 
 def _handled_as(backend: RedisBackend, key: str, message_id: str) -> Entry:
-    entry_of = backend.sagas.find(_lookup(SPREAD, key), Handling((entry().step,), message_id)).handled
+    entry_of = backend.sagas.find(_lookup(IN_ALL, key), Handling((entry().step,), message_id)).handled
     assert entry_of is not None
     return entry_of
 
@@ -128,10 +128,10 @@ def _step(backend: RedisBackend) -> list[str]:
 
 
 def _update(backend: RedisBackend) -> None:
-    found = backend.sagas.find(_lookup(SPREAD, "42"), Handling(("step",), new_id()))
+    found = backend.sagas.find(_lookup(IN_ALL, "42"), Handling(("step",), new_id()))
     assert found.record is not None
     (row,) = _rows(("sent",), found.new_id)
-    backend.sagas.update(found.record, change(names=SPREAD), effects(found.record, row))
+    backend.sagas.update(found.record, change(names=IN_ALL), effects(found.record, row))
 
 
 class TestShards:
@@ -141,7 +141,7 @@ class TestShards:
         _start(sharded, "42")
         assert _step(sharded) == ["saga_find", "saga_update"]
 
-    def test_spread_saga_uses_all_shards(self, sharded: RedisBackend) -> None:
+    def test_saga_without_alternate_keys_uses_all_shards(self, sharded: RedisBackend) -> None:
         places = [_start(sharded, str(number))[0].id.rpartition(".")[2] for number in range(60)]
         assert set(places) == {"0", "1", "2"}
         assert max(map(places.count, places)) < 40
@@ -154,7 +154,7 @@ class TestShards:
         with pytest.raises(RevisionConflict):
             _start(sharded, "another", names=WHOLE, keys=(("tracking", "T7"),))
 
-    @pytest.mark.parametrize("names", [SPREAD, WHOLE], ids=["spread", "whole"])
+    @pytest.mark.parametrize("names", [IN_ALL, WHOLE], ids=["all", "one"])
     def test_instance_is_found_changed_locked_and_deleted_where_it_lives(
         self, sharded: RedisBackend, names: tuple[str, ...]
     ) -> None:
@@ -178,7 +178,7 @@ class TestShards:
 
     def test_strange_id_is_found_nowhere_and_always_in_the_same_place(self, sharded: RedisBackend) -> None:
         for id in ("unknown", "unknown.3", "unknown.-1", "unknown.00", ""):
-            first, second = (sharded.sagas.find(Lookup(SPREAD, ID, id)) for _ in range(2))
+            first, second = (sharded.sagas.find(Lookup(IN_ALL, ID, id)) for _ in range(2))
             assert first.record is None
             assert _shard_of(first.new_id) == _shard_of(second.new_id)
             assert _shard_of(first.new_id) in {"0", "1", "2"}
@@ -232,7 +232,7 @@ class TestRegistered:
         with pytest.raises(ConfigurationError, match=f"Set shards back to {before}"):
             changed.prepare(create_schema=True, processes=1)
         operations: list[Callable[[], Any]] = [
-            lambda: changed.sagas.find(_lookup(SPREAD, "42")),
+            lambda: changed.sagas.find(_lookup(IN_ALL, "42")),
             lambda: changed.sagas.record(effects()),
             changed.outbox.count,
             lambda: changed.journal.purge(0, 1),
@@ -278,19 +278,19 @@ class TestRegistered:
             assert _shard_of(later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).new_id) == place
             assert len(later.journal.history((f"new_{name}", name), "42", 9)) == 1
 
-    @pytest.mark.parametrize("has_alternates", [True, False])
-    def test_rename_leaves_instances_where_they_live(self, open_redis: Open, has_alternates: bool) -> None:
+    @pytest.mark.parametrize("has_alternate_keys", [True, False])
+    def test_rename_leaves_instances_where_they_live(self, open_redis: Open, has_alternate_keys: bool) -> None:
         """They are found there by code that knows the new name alone."""
         backend = open_redis(options={"shards": 3})
         for key in KEYS:
-            id = backend.sagas.find(Lookup(("one",), KEY, key, has_alternates)).new_id
+            id = backend.sagas.find(Lookup(("one",), KEY, key, has_alternate_keys)).new_id
             record = NewRecord(id, ("one",), key, 1, "{}", "{}", ())
             backend.sagas.insert(record, effects(record))
         for former, name in (("one", "two"), ("two", "three")):
             assert _rename(open_redis(options={"shards": 3}), name, former) == len(KEYS)
             assert backend.sagas.count([former, name]) == {former: 0, name: len(KEYS)}
         later = open_redis(options={"shards": 3})
-        assert all(later.sagas.find(Lookup(("three",), KEY, key, has_alternates)).record for key in KEYS)
+        assert all(later.sagas.find(Lookup(("three",), KEY, key, has_alternate_keys)).record for key in KEYS)
 
     def test_history_of_a_renamed_saga_is_found_by_a_process_that_only_looks(self, open_redis: Open) -> None:
         first = open_redis(options={"shards": 3})
@@ -303,27 +303,27 @@ class TestRegistered:
             assert looking.journal.outcome_of((f"new{number}", f"saga{number}"), "42") is not None
 
     def test_looking_registers_nothing(self, sharded: RedisBackend, open_redis: Open) -> None:
-        assert sharded.journal.outcome_of(SPREAD, "42") is None
+        assert sharded.journal.outcome_of(IN_ALL, "42") is None
         _start(open_redis(options={"shards": 3}), "42")
-        assert len(sharded.journal.history(SPREAD, "42", 9)) == 1
+        assert len(sharded.journal.history(IN_ALL, "42", 9)) == 1
 
-    @pytest.mark.parametrize("has_alternates", [False, True])
-    def test_saga_that_gained_or_lost_its_alternate_keys_is_refused(self, open_redis: Open, has_alternates: bool) -> None:
-        open_redis(options={"shards": 3}).sagas.find(Lookup(("order",), KEY, "42", has_alternates))
+    @pytest.mark.parametrize("has_alternate_keys", [False, True])
+    def test_saga_that_gained_or_lost_its_alternate_keys_is_refused(self, open_redis: Open, has_alternate_keys: bool) -> None:
+        open_redis(options={"shards": 3}).sagas.find(Lookup(("order",), KEY, "42", has_alternate_keys))
         changed = open_redis(options={"shards": 3})
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="also_by"):
-                changed.sagas.find(Lookup(("order",), KEY, "42", not has_alternates))
+                changed.sagas.find(Lookup(("order",), KEY, "42", not has_alternate_keys))
         with pytest.raises(StoreUnavailable, match="also_by"):
-            open_redis(options={"shards": 3}).sagas.find(Lookup(("purchase", "order"), KEY, "42", not has_alternates))
-        changed.sagas.find(Lookup(("purchase",), KEY, "42", not has_alternates))  # the refusal has registered nothing
+            open_redis(options={"shards": 3}).sagas.find(Lookup(("purchase", "order"), KEY, "42", not has_alternate_keys))
+        changed.sagas.find(Lookup(("purchase",), KEY, "42", not has_alternate_keys))  # the refusal has registered nothing
 
     def test_two_sagas_do_not_become_one(self, open_redis: Open) -> None:
         backend = open_redis(options={"shards": 3})
-        backend.sagas.find(Lookup(("order",), KEY, "42", has_alternates=False))
-        backend.sagas.find(Lookup(("purchase",), KEY, "42", has_alternates=True))
+        backend.sagas.find(Lookup(("order",), KEY, "42", has_alternate_keys=False))
+        backend.sagas.find(Lookup(("purchase",), KEY, "42", has_alternate_keys=True))
         with pytest.raises(StoreUnavailable, match="order, purchase"):
-            backend.sagas.find(Lookup(("order", "purchase"), KEY, "42", has_alternates=False))
+            backend.sagas.find(Lookup(("order", "purchase"), KEY, "42", has_alternate_keys=False))
 
     def test_server_that_has_forgotten_is_told_again(self, sharded: RedisBackend, open_redis: Open, prefix: str) -> None:
         """It was restarted, and keeps nothing on disk."""

@@ -45,8 +45,8 @@ Subject = Any
 _WRITE = re.compile(r"redis\.call\('(H?SET|HSETNX|H?DEL|HINCRBY|ZADD|ZREM\w*|[LR]PUSH|[LR]POP|LTRIM|UNLINK)'")
 #: They join functions that write, and call none.
 _ONLY_READING = {"outbox_count_leased"}
-#: What registers a layout or a place is called before anything is played.
-_REGISTERING = {"layout_register", "place_register", "rights_try"}
+#: What registers a layout or a shard is called before anything is played.
+_REGISTERING = {"layout_register", "shard_register", "rights_try"}
 WRITING = {name for name in names() if _WRITE.search(load(name).source)} - _ONLY_READING - _REGISTERING
 
 
@@ -187,7 +187,7 @@ OTHERS = [
 
 def inserted(backend: Backend) -> None:
     """Let there be items, for which a flush was asked."""
-    assert backend.aggregates.insert(RULES, [addition("", "abcdef"), addition("other", "abc")])[0].is_open
+    assert backend.aggregates.insert(RULES, [addition("", "abcdef"), addition("other", "abc")])[0].needs_flush
 
 
 def leased(backend: Backend) -> Snapshot:
@@ -223,10 +223,10 @@ BUFFERED = [
     Play("release items", leased, lambda backend, of: backend.aggregates.release(RULES, "", "token", **divided(of))),
     Play("pause", leased, lambda backend, _: backend.aggregates.release(RULES, "", "token", delay_ms=MINUTE)),
     Play("claim in a pause", paused, lambda backend, _: backend.aggregates.claim(RULES, "", "another token")),
-    Play("fire a trigger in a pause", paused, lambda backend, _: backend.buffers.open(RULES, "")),
+    Play("fire a trigger in a pause", paused, lambda backend, _: backend.buffers.fire(RULES, "")),
     Play("claim due groups", inserted, lambda backend, _: later(backend).aggregates.claim_due([RULES.name], 1, MINUTE)),
     Play("forget ids", rejected_items, lambda backend, _: later(backend).aggregates.purge(1)),
-    Play("fire a trigger", inserted, lambda backend, _: backend.buffers.open(RULES, "other")),
+    Play("fire a trigger", inserted, lambda backend, _: backend.buffers.fire(RULES, "other")),
     Play("remove an item", inserted, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
     Play("remove an unresolved item", rejected_items, lambda backend, _: backend.buffers.remove(RULES, "", "b")),
     Play("clear a group", rejected_items, lambda backend, _: backend.buffers.clear(RULES, "")),

@@ -121,10 +121,10 @@ class TestStatements:
 @pytest.mark.parametrize(
     ("build", "shape", "values", "index"),
     [
-        (items._first, (1, False), {"place": "p", "state_0": "free", "limit": 9}, "saga_buffer_state"),
-        (items._first, (1, True), {"place": "p", "state_0": "free", "limit": 9, "after": 9}, "saga_buffer_state"),
-        (items._oldest, (), {"place": "p", "state": "free", "limit": 1}, "saga_buffer_state"),
-        (items._leased_numbers, (), {"place": "p", "state": "leased", "token": "t"}, "saga_buffer_state"),
+        (items._first, (1, False), {"group_digest": "p", "state_0": "free", "limit": 9}, "saga_buffer_state"),
+        (items._first, (1, True), {"group_digest": "p", "state_0": "free", "limit": 9, "after": 9}, "saga_buffer_state"),
+        (items._oldest, (), {"group_digest": "p", "state": "free", "limit": 1}, "saga_buffer_state"),
+        (items._leased_numbers, (), {"group_digest": "p", "state": "leased", "token": "t"}, "saga_buffer_state"),
         (items.select_known, (64,), parameters("key", numbered(64)), "saga_buffer_"),
         (due._due, (), {"name": NAME, "limit": 9}, "saga_group_due"),
         (items.select_unresolved, (False,), {"aggregator": NAME, "state": "unresolved", "limit": 9}, "saga_group_unresolved"),
@@ -224,13 +224,13 @@ class TestLostReplies:
         assert snapshot.is_more
         assert snapshot == sql.aggregates.claim(PAIRS, "", RUN)
 
-    @pytest.mark.parametrize("is_open", [True, False])
-    def test_removal_has_removed(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any], is_open: bool) -> None:
+    @pytest.mark.parametrize("needs_flush", [True, False])
+    def test_removal_has_removed(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any], needs_flush: bool) -> None:
         add(sql, PAIRS, "a", "b")
         flush(sql, PAIRS)
-        add(sql, CLOSED, *(["c", "d"] if is_open else ["c"]))
-        assert again(lambda: sql.aggregates.remove(PAIRS, "", RUN)) is is_open
-        assert sql.buffers.count(NAME).buffered == 1 + is_open
+        add(sql, CLOSED, *(["c", "d"] if needs_flush else ["c"]))
+        assert again(lambda: sql.aggregates.remove(PAIRS, "", RUN)) is needs_flush
+        assert sql.buffers.count(NAME).buffered == 1 + needs_flush
 
     def test_release_has_released(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any]) -> None:
         add(sql, PAIRS, "a", "b")
@@ -305,4 +305,4 @@ def test_table_keeps_digests_of_one_length(sql: SqlBackend) -> None:
     """However long the names are, the indexes stay small."""
     add(sql, CLOSED._replace(name="n" * 255), "i" * 255, group="g" * 255)
     with sql.database.connect() as connection:
-        assert connection.execute(text("SELECT length(place), length(key) FROM saga_buffer")).all() == [(40, 40)]
+        assert connection.execute(text("SELECT length(group_digest), length(key) FROM saga_buffer")).all() == [(40, 40)]

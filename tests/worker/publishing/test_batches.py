@@ -17,7 +17,7 @@ from redis.client import Pipeline
 
 from celery_sagas import Saga
 from celery_sagas.engine.outbox.publishing import Receipt
-from celery_sagas.errors import Doubtful, PublishError, Unroutable
+from celery_sagas.errors import PublishError, Unconfirmed, Unroutable
 from celery_sagas.worker.headers import PUBLICATION
 from celery_sagas.worker.publishing import open_publisher, redis
 from celery_sagas.worker.publishing.amqp import AmqpPublisher
@@ -315,7 +315,7 @@ class TestThroughRedis:
             client = connection.default_channel.client
             client.set(mistyped, "no list")
             assert publisher.publish_many(rows) == Receipt({"row-0", "row-3"})
-            with pytest.raises(Doubtful, match="WRONGTYPE"):
+            with pytest.raises(Unconfirmed, match="WRONGTYPE"):
                 publisher.publish(rows[1])
             client.delete(mistyped)
 

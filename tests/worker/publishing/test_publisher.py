@@ -14,7 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Exchange, Queue
 
 from celery_sagas import Message, Saga, publish
-from celery_sagas.errors import Doubtful, PublishError, Unroutable
+from celery_sagas.errors import PublishError, Unconfirmed, Unroutable
 from celery_sagas.stores.records import OutboxRow
 from celery_sagas.worker.failures import redelivery
 from celery_sagas.worker.publishing import open_publisher, publisher
@@ -149,7 +149,7 @@ def test_errors_of_the_connection_are_told_from_those_of_a_message(app: Celery, 
         open_publisher(app).publish_signature(interrupted)
 
     assert raised.value.connection is connection
-    assert isinstance(raised.value, Doubtful) is isinstance(error, OSError)
+    assert isinstance(raised.value, Unconfirmed) is isinstance(error, OSError)
     assert raised.value.__cause__ is error
 
 
@@ -180,7 +180,7 @@ def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Ce
     with pytest.raises(PublishError) as raised:
         open_publisher(app).publish(UNREADABLE)
     assert raised.value.connection
-    assert not isinstance(raised.value, Doubtful)
+    assert not isinstance(raised.value, Unconfirmed)
 
 
 @pytest.mark.usefixtures("long_timeouts")
@@ -217,7 +217,7 @@ def test_what_rabbitmq_refuses(
             channel.queue_delete(name)
 
     assert type(raised.value.__cause__).__name__ == cause
-    assert isinstance(raised.value, Doubtful) is doubtful
+    assert isinstance(raised.value, Unconfirmed) is doubtful
     assert raised.value.connection is doubtful
     assert raised_without_row.value.connection is (
         cause != "FrameSyntaxError"

@@ -173,7 +173,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
         for addition in additions:
             _pack(args, rules.name, addition)
         answer = map(int, self._client.run(_INSERT, keys, args, commits=True).split())
-        return [Added(new, bool(is_open), bool(is_full)) for new, is_open, is_full in zip(*[answer] * 3, strict=True)]
+        return [Added(new, bool(needs_flush), bool(is_full)) for new, needs_flush, is_full in zip(*[answer] * 3, strict=True)]
 
     def _claim_due_of(self, shard: Shard, names: Sequence[str], limit: int, lease_ms: int) -> Iterator[list[DueGroup]]:
         """Request the flushes of a bounded number of groups at once, until there are enough or no more."""
@@ -212,7 +212,8 @@ def _pieces(rules: Rules, addition: Addition) -> list[Addition]:
 
 def _together(pieces: Sequence[Added]) -> Added:
     """Return what is said of an addition, given what is said of its pieces."""
-    return Added(sum(each.added for each in pieces), any(each.is_open for each in pieces), any(each.is_full for each in pieces))
+    added, needs_flush, is_full = zip(*pieces, strict=True)
+    return Added(sum(added), any(needs_flush), any(is_full))
 
 
 def _pack(args: list[Word], name: str, addition: Addition) -> None:
@@ -241,7 +242,9 @@ def _snapshot(shard: Shard, rules: Rules, group: str, answer: Sequence[Any]) -> 
     return Snapshot(tuple(items), reason.decode(), unresolved, bool(is_more))
 
 
-def read_item(shard: Shard, place: tuple[str, str], number: int, packed: bytes, attempts: int, *, is_fresh: bool = False) -> Item:
+def read_item(
+    shard: Shard, group_id: tuple[str, str], number: int, packed: bytes, attempts: int, *, is_fresh: bool = False
+) -> Item:
     """Read an item of an aggregator and a group.
 
     Raises:
@@ -251,5 +254,5 @@ def read_item(shard: Shard, place: tuple[str, str], number: int, packed: bytes, 
         return unpack_item(number, packed, attempts)
     except ValueError as exc:
         if is_fresh:
-            raise unreadable_in_list(*place, shard.buffers.of_group(*place, "fresh")[0], str(number), exc) from exc
-        raise unreadable(*place, shard.buffers.of(place[0], "items")[0], str(number), exc) from exc
+            raise unreadable_in_list(*group_id, shard.buffers.of_group(*group_id, "fresh")[0], str(number), exc) from exc
+        raise unreadable(*group_id, shard.buffers.of(group_id[0], "items")[0], str(number), exc) from exc

@@ -23,7 +23,7 @@ _COUNT: Final = load("buffer_count")
 _GROUPS: Final = load("buffer_groups")
 _READ: Final = load("buffer_read")
 _UNRESOLVED: Final = load("buffer_unresolved")
-_OPEN: Final = load("buffer_open")
+_OPEN: Final = load("buffer_fire")
 _REMOVE: Final = load("buffer_remove")
 _CLEAR: Final = load("buffer_clear")
 
@@ -77,7 +77,7 @@ class RedisBuffers(OfGroups, Buffers):
             item = read_item(shard, (name, group), int(member[-16:]), packed, attempts)
             yield group, item._replace(state="unresolved")
 
-    def open(self, rules: Rules, group: str) -> bool:
+    def fire(self, rules: Rules, group: str) -> bool:
         return bool(self._change(_OPEN, rules, group, is_usual=True))
 
     def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
@@ -111,6 +111,6 @@ class RedisBuffers(OfGroups, Buffers):
             last = int(rows[-1][0]) if rows else last
 
 
-def _read(shard: Shard, place: tuple[str, str], number: int, word: str, attempts: int, packed: bytes) -> Item:
-    item = read_item(shard, place, number, packed, attempts, is_fresh=word == "fresh")
+def _read(shard: Shard, group_id: tuple[str, str], number: int, word: str, attempts: int, packed: bytes) -> Item:
+    item = read_item(shard, group_id, number, packed, attempts, is_fresh=word == "fresh")
     return item._replace(state=_STATES[word])

@@ -26,7 +26,7 @@ from celery_sagas.stores.sql.tables import buffer, group
 #: In the place of the number that an item is about to get: larger than any that a trigger was fired for.
 _LATEST = 2**62
 #: The columns of a new item: those that all of one call have in common, and its own.
-_COMMON, OWN = ("at", "attempts", "token"), ("place", "key", "id", "payload", "state")
+_COMMON, OWN = ("at", "attempts", "token"), ("group_digest", "key", "id", "payload", "state")
 
 _Keyed = list[tuple[str, NewItem]]
 
@@ -75,7 +75,7 @@ class _Arrivals:
             return Added(0, is_full=True)
         self.items |= {key: (row, item) for key, item in new.items()}
         self._count(row, sum(not item.is_unreadable for item in new.values()), len(new))
-        return Added(len(new), row.ask(self._rules, self._now))
+        return Added(len(new), row.request_flush(self._rules, self._now))
 
     def _new(self, items: _Keyed) -> dict[str, NewItem]:
         new: dict[str, NewItem] = {}
@@ -130,7 +130,7 @@ class _Arrivals:
 
 def _values(key: str, row: GroupRow, item: NewItem) -> Values:
     state = UNRESOLVED if item.is_unreadable else FREE
-    return dict(zip(OWN, (row.place, key, item.id, item.payload, state), strict=True))
+    return dict(zip(OWN, (row.group_digest, key, item.id, item.payload, state), strict=True))
 
 
 def _write_if_new(is_one_item: bool, is_one_group: bool) -> Select[tuple[str, int]]:

@@ -37,16 +37,16 @@ class SqlBuffers(Buffers):
         return [Group(*row) for row in rows]
 
     def read(self, name: str, group: str, limit: int, after: int = 0) -> list[Item]:
-        place = digest(name, group)
-        return self._database.run(lambda session: first_items(session, place, STATES, limit, after))
+        group_digest = digest(name, group)
+        return self._database.run(lambda session: first_items(session, group_digest, STATES, limit, after))
 
     def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
         values: dict[str, object] = {"aggregator": name, "state": UNRESOLVED, "limit": limit}
         if after:
-            values |= {"place": digest(name, after[0]), "number": after[1]}
+            values |= {"group_digest": digest(name, after[0]), "number": after[1]}
         return [(row[0], Item(*row[1:])) for row in self._database.fetch(select_unresolved, (after is not None,), values)]
 
-    def open(self, rules: Rules, group: str) -> bool:
+    def fire(self, rules: Rules, group: str) -> bool:
         return in_transaction(self._database, lambda session: fire_trigger(session, rules, group))
 
     def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:

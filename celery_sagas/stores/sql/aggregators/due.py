@@ -17,7 +17,7 @@ def claim_due(session: SqlSession, names: Sequence[str], limit: int, lease_ms: i
     for name in sorted(set(names)):
         rows += session.fetch(_due, (), {"name": name, "limit": limit})
     chosen = sorted(rows, key=tuple)[:limit]
-    for count, given in in_parts(session.database, "place", sorted(row[-1] for row in chosen)):
+    for count, given in in_parts(session.database, "group_digest", sorted(row[-1] for row in chosen)):
         session.change(_request, (count,), {"lease_ms": lease_ms, **given})
     return [DueGroup(name, grp) for _, name, grp, _ in chosen]
 
@@ -30,12 +30,12 @@ def _due() -> Select[Any]:
     is_due = [group.c.due_at <= now(), has_time(group.c.due_at)]
     is_ours = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "name")]
     limit: BindParameter[int] = bindparam("limit", type_=Integer())
-    columns = (group.c.due_at, group.c.aggregator, group.c.grp, group.c.place)
+    columns = (group.c.due_at, group.c.aggregator, group.c.grp, group.c.group_digest)
     order = (group.c.due_at, group.c.grp)
     return select(*columns).where(*is_ours, *is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
 
 
 def _request(count: int) -> Update:
     lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
-    are = [group.c.prefix == PREFIX, any_of(group.c.place, "place", count)]
+    are = [group.c.prefix == PREFIX, any_of(group.c.group_digest, "group_digest", count)]
     return update(group).where(*are).values(flush_requested_until=now() + lease_ms, due_at=now() + lease_ms)

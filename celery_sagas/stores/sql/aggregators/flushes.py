@@ -31,7 +31,7 @@ class Flushes:
         if not self._row.buffered:
             return None
         if token in self._leases:
-            return self._snapshot(items.leased_items(self._session, self._row.place, token), self._leases[token])
+            return self._snapshot(items.leased_items(self._session, self._row.group_digest, token), self._leases[token])
         if self._row.paused_until > self._now:
             return None
         self._end_expired_leases()
@@ -48,16 +48,16 @@ class Flushes:
     def _lease(self, token: str, reason: str) -> Snapshot:
         row, limit = self._row, self._rules.limit
         if reason in ("age", "idle"):
-            row.open(items.last_number(self._session, row.place, FREE), reason)
-        first = items.first_items(self._session, row.place, [FREE], limit + 1)
+            row.fire(items.last_number(self._session, row.group_digest, FREE), reason)
+        first = items.first_items(self._session, row.group_digest, [FREE], limit + 1)
         count = taken(self._rules, [item.attempts for item in first])
-        leased, (row.oldest, row.oldest_at) = first[:count], _place_of(first[count:])
+        leased, (row.oldest, row.oldest_at) = first[:count], _first_of(first[count:])
         lease = self._leases[token] = LeaseRow(token, reason, self._now + self._rules.lease_ms)
         items.lease(self._session, [item.number for item in leased], token)
-        add_lease(self._session, row.place, lease)
+        add_lease(self._session, row.group_digest, lease)
         row.free -= count
         row.leased += count
-        row.ask(self._rules, self._now)
+        row.request_flush(self._rules, self._now)
         return self._snapshot(leased, lease)
 
     def _snapshot(self, leased: Sequence[Item], lease: LeaseRow) -> Snapshot:
@@ -69,7 +69,7 @@ class Flushes:
         if token not in self._leases:
             return False
         ends_at = self._now + self._rules.lease_ms
-        extend_lease(self._session, self._row.place, token, ends_at)
+        extend_lease(self._session, self._row.group_digest, token, ends_at)
         self._leases[token] = self._leases[token]._replace(ends_at=ends_at)
         self._save()
         return True
@@ -77,9 +77,9 @@ class Flushes:
     def remove(self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> bool:
         """End a lease, and remove its items; return whether a flush is to be asked for."""
         self._remove(self._end(token, unreadable), rejected)
-        is_open = self._row.ask(self._rules, self._now)
+        needs_flush = self._row.request_flush(self._rules, self._now)
         self._save()
-        return is_open
+        return needs_flush
 
     def release(
         self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int], *, attempts: int, delay_ms: int
@@ -94,7 +94,7 @@ class Flushes:
 
     def resolve(self, numbers: Collection[int]) -> int:
         """Free unresolved items as if they had never been tried; return how many of them there were."""
-        found = items.unresolved_among(self._session, self._row.place, numbers)
+        found = items.unresolved_among(self._session, self._row.group_digest, numbers)
         if found:
             items.free_anew(self._session, found)
             self._row.unresolved -= len(found)
@@ -107,8 +107,8 @@ class Flushes:
         """End a lease; return the numbers of its items that can be read."""
         if self._leases.pop(token, None) is None:
             raise LeaseLost(self._rules.name, self._group, token)
-        numbers = items.leased_numbers(self._session, self._row.place, token)
-        end_lease(self._session, self._row.place, token)
+        numbers = items.leased_numbers(self._session, self._row.group_digest, token)
+        end_lease(self._session, self._row.group_digest, token)
         self._row.leased -= len(numbers)
         unresolved = [number for number in numbers if number in unreadable]
         items.set_unresolved(self._session, unresolved)
@@ -125,7 +125,7 @@ class Flushes:
         if numbers:
             items.free(self._session, numbers, attempts)
             self._row.free += len(numbers)
-            self._row.open(max(numbers), "again")
+            self._row.fire(max(numbers), "again")
             look_at_oldest(self._session, self._row)
 
     def _save(self) -> None:
@@ -133,5 +133,5 @@ class Flushes:
         save(self._session, self._rules, self._now, [self._row])
 
 
-def _place_of(rest: Sequence[Item]) -> tuple[int, int]:
+def _first_of(rest: Sequence[Item]) -> tuple[int, int]:
     return (rest[0].number, rest[0].at) if rest else (0, 0)

@@ -28,7 +28,7 @@ def digest(*names: str) -> str:
 class GroupRow:
     """A row of ``saga_group``. Times are milliseconds since the epoch."""
 
-    place: str
+    group_digest: str
     aggregator: str
     grp: str
     free: int = 0
@@ -37,8 +37,8 @@ class GroupRow:
     oldest: int = 0
     oldest_at: int = 0
     last_at: int = 0
-    open_to: int = 0
-    open_why: str = ""
+    fired_to: int = 0
+    fired_why: str = ""
     flush_requested_until: int = 0
     paused_until: int = 0
     lease_end: int = 0
@@ -54,7 +54,7 @@ class GroupRow:
         """Return why the trigger has fired, or an empty text."""
         return reason_of(rules, self._waiting(), now)
 
-    def ask(self, rules: Rules, now: int) -> bool:
+    def request_flush(self, rules: Rules, now: int) -> bool:
         """Request a flush if the trigger has fired and none is requested; return whether it was."""
         if self.flush_requested_until > now or not self.reason(rules, now):
             return False
@@ -64,13 +64,13 @@ class GroupRow:
     def back(self, numbers: Sequence[int]) -> None:
         """Count items that are free again after they were unresolved or rejected, and have the group looked at for them."""
         self.free += len(numbers)
-        self.open(max(numbers), "again")
+        self.fire(max(numbers), "again")
         self.flush_requested_until = 0
 
-    def open(self, to: int, why: str) -> None:
+    def fire(self, to: int, why: str) -> None:
         """Fire the trigger for everything up to a number."""
-        if to >= self.open_to:
-            self.open_to, self.open_why = to, why
+        if to >= self.fired_to:
+            self.fired_to, self.fired_why = to, why
 
     def settle(self, rules: Rules, now: int) -> None:
         """Set the time at which somebody must look at it."""
@@ -82,7 +82,7 @@ class GroupRow:
         return GroupRow(*_fields_of(self))
 
     def _waiting(self) -> Waiting:
-        return Waiting(self.free, self.oldest, self.oldest_at, self.last_at, self.open_to, self.open_why)
+        return Waiting(self.free, self.oldest, self.oldest_at, self.last_at, self.fired_to, self.fired_why)
 
 
 _FIELDS = tuple(field.name for field in fields(GroupRow))
@@ -92,7 +92,7 @@ _COLUMNS: list[ColumnElement[Any]] = [group.c[name] for name in _FIELDS]
 
 def lock(session: SqlSession, name: str, of: str) -> tuple[int, GroupRow | None]:
     """Lock a group that has items; return the store's time, and its row, if there is one."""
-    rows = session.fetch(_select_locked, (), {"place": digest(name, of)})
+    rows = session.fetch(_select_locked, (), {"group_digest": digest(name, of)})
     return (rows[0][0], GroupRow(*rows[0][1:])) if rows else (0, None)
 
 
@@ -106,10 +106,10 @@ def lock_all(session: SqlSession, name: str, groups: Collection[str]) -> tuple[i
         now, row = lock(session, name, only)
         if row is not None:
             return now, {only: row}
-    empty = sorted((GroupRow(digest(name, each), name, each) for each in set(groups)), key=lambda row: row.place)
+    empty = sorted((GroupRow(digest(name, each), name, each) for each in set(groups)), key=lambda row: row.group_digest)
     lock_rows(session, group, [_values(row) for row in empty])
     rows = []
-    for count, given in in_parts(session.database, "place", [row.place for row in empty]):
+    for count, given in in_parts(session.database, "group_digest", [row.group_digest for row in empty]):
         rows += session.fetch(_select_all, (count,), given)
     return max(row[0] for row in rows), {row.grp: row for row in (GroupRow(*fields[1:]) for fields in rows)}
 
@@ -124,12 +124,12 @@ def settled(rules: Rules, now: int, rows: Sequence[GroupRow]) -> list[Values]:
     """Set the due times of groups; return the values of those that have items, in the order in which everybody locks them."""
     for row in rows:
         row.settle(rules, now)
-    return [_values(row) for row in sorted(rows, key=lambda row: row.place) if row.buffered]
+    return [_values(row) for row in sorted(rows, key=lambda row: row.group_digest) if row.buffered]
 
 
 def forget_empty(session: SqlSession, rows: Sequence[GroupRow]) -> None:
     """Delete the groups that have no items."""
-    for count, given in in_parts(session.database, "place", sorted(row.place for row in rows if not row.buffered)):
+    for count, given in in_parts(session.database, "group_digest", sorted(row.group_digest for row in rows if not row.buffered)):
         session.change(_delete, (count,), given)
 
 
@@ -148,16 +148,16 @@ def _values(row: GroupRow) -> Values:
 
 
 def _select_locked() -> Select[Any]:
-    is_it = (group.c.prefix == PREFIX, group.c.place == bound(group.c.place, "place"))
+    is_it = (group.c.prefix == PREFIX, group.c.group_digest == bound(group.c.group_digest, "group_digest"))
     return select(now(), *_COLUMNS).where(*is_it).with_for_update()
 
 
 def _select_all(count: int) -> Select[Any]:
-    return select(now(), *_COLUMNS).where(group.c.prefix == PREFIX, any_of(group.c.place, "place", count))
+    return select(now(), *_COLUMNS).where(group.c.prefix == PREFIX, any_of(group.c.group_digest, "group_digest", count))
 
 
 def _delete(count: int) -> Delete:
-    return delete(group).where(group.c.prefix == PREFIX, any_of(group.c.place, "place", count))
+    return delete(group).where(group.c.prefix == PREFIX, any_of(group.c.group_digest, "group_digest", count))
 
 
 def _insert_name(database: str) -> Insert:

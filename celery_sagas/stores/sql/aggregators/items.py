@@ -71,9 +71,9 @@ def _are_buffered(count: int) -> list[ColumnElement[bool]]:
     return [buffer.c.prefix == PREFIX, any_of(buffer.c.key, "key", count)]
 
 
-def first_items(session: SqlSession, place: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
+def first_items(session: SqlSession, group_digest: str, states: Sequence[str], limit: int, after: int = 0) -> list[Item]:
     """Return the first items of a group that are in these states and follow a number, in the order of insertion."""
-    values = {"place": place, "limit": limit, **numbered("state", states)}
+    values = {"group_digest": group_digest, "limit": limit, **numbered("state", states)}
     if after:
         values["after"] = after
     return [Item(*row) for row in session.fetch(_first, (len(states), bool(after)), values)]
@@ -93,15 +93,17 @@ def _of_state(parameter: str) -> Select[Any]:
 
 
 def _is_in(parameter: str) -> list[ColumnElement[bool]]:
-    is_in_place = [buffer.c.prefix == PREFIX, buffer.c.place == bound(buffer.c.place, "place")]
-    return [*is_in_place, buffer.c.state == bound(buffer.c.state, parameter)]
+    is_in_group = [buffer.c.prefix == PREFIX, buffer.c.group_digest == bound(buffer.c.group_digest, "group_digest")]
+    return [*is_in_group, buffer.c.state == bound(buffer.c.state, parameter)]
 
 
-def unresolved_among(session: SqlSession, place: str, numbers: Collection[int]) -> list[int]:
+def unresolved_among(session: SqlSession, group_digest: str, numbers: Collection[int]) -> list[int]:
     """Return which items of a group are unresolved."""
     found: set[int] = set()
     for count, given in in_parts(session.database, "number", sorted(numbers)):
-        found |= {number for (number,) in session.fetch(_among, (count,), {"place": place, "state": UNRESOLVED, **given})}
+        found |= {
+            number for (number,) in session.fetch(_among, (count,), {"group_digest": group_digest, "state": UNRESOLVED, **given})
+        }
     return sorted(found)
 
 
@@ -111,27 +113,31 @@ def _among(count: int) -> Select[Any]:
 
 def select_unresolved(has_after: bool) -> Select[Any]:
     """Select unresolved items of an aggregator, with their groups, one group after the other."""
-    is_item = (buffer.c.place == group.c.place) & (buffer.c.prefix == PREFIX)
+    is_item = (buffer.c.group_digest == group.c.group_digest) & (buffer.c.prefix == PREFIX)
     are = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "aggregator"), has_unresolved(group)]
-    place, number = bound(group.c.place, "place"), bound(buffer.c.number, "number")
-    follow = [or_(group.c.place > place, and_(group.c.place == place, buffer.c.number > number))] if has_after else []
+    group_digest, number = bound(group.c.group_digest, "group_digest"), bound(buffer.c.number, "number")
+    follow = (
+        [or_(group.c.group_digest > group_digest, and_(group.c.group_digest == group_digest, buffer.c.number > number))]
+        if has_after
+        else []
+    )
     items = select(group.c.grp, *_ITEM).join_from(group, buffer, is_item)
     is_unresolved = buffer.c.state == bound(buffer.c.state, "state")
-    return items.where(*are, is_unresolved, *follow).order_by(group.c.place, buffer.c.number).limit(_LIMIT)
+    return items.where(*are, is_unresolved, *follow).order_by(group.c.group_digest, buffer.c.number).limit(_LIMIT)
 
 
-def leased_items(session: SqlSession, place: str, token: str) -> list[Item]:
+def leased_items(session: SqlSession, group_digest: str, token: str) -> list[Item]:
     """Return the items of a lease, in the order of insertion."""
-    return [Item(*row) for row in session.fetch(_leased, (), _leased_values(place, token))]
+    return [Item(*row) for row in session.fetch(_leased, (), _leased_values(group_digest, token))]
 
 
-def leased_numbers(session: SqlSession, place: str, token: str) -> list[int]:
+def leased_numbers(session: SqlSession, group_digest: str, token: str) -> list[int]:
     """Return the numbers of the items of a lease, sorted."""
-    return [number for (number,) in session.fetch(_leased_numbers, (), _leased_values(place, token))]
+    return [number for (number,) in session.fetch(_leased_numbers, (), _leased_values(group_digest, token))]
 
 
-def _leased_values(place: str, token: str) -> dict[str, object]:
-    return {"place": place, "state": LEASED, "token": token}
+def _leased_values(group_digest: str, token: str) -> dict[str, object]:
+    return {"group_digest": group_digest, "state": LEASED, "token": token}
 
 
 def _leased() -> Select[Any]:
@@ -152,9 +158,9 @@ def _item_of_key() -> Select[Any]:
     return select(buffer.c.number, buffer.c.state).where(*_are_buffered(1))
 
 
-def last_number(session: SqlSession, place: str, state: str) -> int:
+def last_number(session: SqlSession, group_digest: str, state: str) -> int:
     """Return the number of the last item of a group that is in a state; 0 if none is."""
-    ((number,),) = session.fetch(_last_number, (), {"place": place, "state": state})
+    ((number,),) = session.fetch(_last_number, (), {"group_digest": group_digest, "state": state})
     return int(number or 0)
 
 
@@ -162,14 +168,14 @@ def _last_number() -> Select[Any]:
     return select(func.max(buffer.c.number)).where(*_is_in("state"))
 
 
-def numbers_in(session: SqlSession, place: str, state: str) -> list[int]:
+def numbers_in(session: SqlSession, group_digest: str, state: str) -> list[int]:
     """Return the numbers of some items of a group that are in a state, as long as there are any."""
-    return [number for number, _ in session.fetch(_oldest, (), {"place": place, "state": state, "limit": _AT_ONCE})]
+    return [number for number, _ in session.fetch(_oldest, (), {"group_digest": group_digest, "state": state, "limit": _AT_ONCE})]
 
 
 def look_at_oldest(session: SqlSession, row: GroupRow) -> None:
     """Note which free item of a group is the first."""
-    found = session.fetch(_oldest, (), {"place": row.place, "state": FREE, "limit": 1}) if row.free else []
+    found = session.fetch(_oldest, (), {"group_digest": row.group_digest, "state": FREE, "limit": 1}) if row.free else []
     row.oldest, row.oldest_at = found[0] if found else (0, 0)
 
 

@@ -38,11 +38,11 @@ class Joinable:
     def note(self, rules: Rules, additions: Sequence[Addition], added: Sequence[Added]) -> None:
         """Note where items wait after an insertion."""
         for addition, each in zip(additions, added, strict=True):
-            place = rules.name, addition.group
-            if each.is_open or each.is_full or not _is_one(addition):
-                self._groups.pop(place, None)
+            group_digest = rules.name, addition.group
+            if each.needs_flush or each.is_full or not _is_one(addition):
+                self._groups.pop(group_digest, None)
                 continue
-            self._groups[place] = None
+            self._groups[group_digest] = None
             if len(self._groups) > _REMEMBERED:
                 self._groups.popitem(last=False)
 
@@ -53,11 +53,11 @@ def _is_one(addition: Addition) -> bool:
 
 def join(session: SqlSession, rules: Rules, addition: Addition) -> bool:
     """Insert the one item of an addition, and return whether that was all there was to do; else nothing is changed."""
-    (item,), place = addition.items, digest(rules.name, addition.group)
+    (item,), group_digest = addition.items, digest(rules.name, addition.group)
     key = digest(rules.name, addition.group, item.id)
-    new = dict(zip(OWN, (place, key, item.id, item.payload, FREE), strict=True))
+    new = dict(zip(OWN, (group_digest, key, item.id, item.payload, FREE), strict=True))
     bounds = {"size": rules.size, "within": rules.within_ms, "idle": rules.idle_ms, "most": rules.max_buffered}
-    values = {"place": place, "key_0": key, **bounds, **{f"new_{name}": value for name, value in new.items()}}
+    values = {"group_digest": group_digest, "key_0": key, **bounds, **{f"new_{name}": value for name, value in new.items()}}
     shape = tuple(int(bound > 0) for bound in bounds.values())
     return bool(session.fetch(_join, shape, values))
 
@@ -67,15 +67,17 @@ def _join(has_size: int, has_within: int, has_idle: int, has_most: int) -> Selec
     known, before = select_known(1).cte("known"), group.alias("before")
     size, within, idle, most = (bindparam(name, type_=BigInteger()) for name in ("size", "within", "idle", "most"))
     of, is_marked, waits_until = group.c, group.c.flush_requested_until > now(), group.c.oldest_at + within
-    is_closed = [of.oldest > of.open_to, *([of.free + literal("1") < size] if has_size else [])]
+    is_closed = [of.oldest > of.fired_to, *([of.free + literal("1") < size] if has_size else [])]
     is_closed += [waits_until > now()] if has_within else []
     times = [
         func.nullif(of.lease_end, literal("0")),
         *([waits_until] if has_within else []),
         *([now() + idle] if has_idle else []),
     ]
-    is_it = [of.prefix == PREFIX, of.place == bound(of.place, "place")]
-    removals = select(before.c.removals).where(before.c.prefix == PREFIX, before.c.place == bound(of.place, "place"))
+    is_it = [of.prefix == PREFIX, of.group_digest == bound(of.group_digest, "group_digest")]
+    removals = select(before.c.removals).where(
+        before.c.prefix == PREFIX, before.c.group_digest == bound(of.group_digest, "group_digest")
+    )
     conditions = [*is_it, of.removals == removals.scalar_subquery(), of.free > literal("0")]
     conditions += [or_(is_marked, and_(*is_closed)), ~exists(literal("1")).select_from(known)]
     conditions += [of.free + of.leased + of.unresolved < most] if has_most else []

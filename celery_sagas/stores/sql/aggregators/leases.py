@@ -23,27 +23,27 @@ def read_leases(session: SqlSession, row: GroupRow) -> dict[str, LeaseRow]:
     """Return the leases of a group, by their tokens."""
     if not row.leased:
         return {}
-    return {fields[0]: LeaseRow(*fields) for fields in session.fetch(_select, (), {"place": row.place})}
+    return {fields[0]: LeaseRow(*fields) for fields in session.fetch(_select, (), {"group_digest": row.group_digest})}
 
 
-def add_lease(session: SqlSession, place: str, made: LeaseRow) -> None:
+def add_lease(session: SqlSession, group_digest: str, made: LeaseRow) -> None:
     """Keep a new lease."""
-    session.change(_insert, (), {"place": place, **made._asdict()})
+    session.change(_insert, (), {"group_digest": group_digest, **made._asdict()})
 
 
-def extend_lease(session: SqlSession, place: str, token: str, ends_at: int) -> None:
+def extend_lease(session: SqlSession, group_digest: str, token: str, ends_at: int) -> None:
     """Have a lease end at another time."""
-    session.change(_extend, (), {"place": place, "token": token, "ends_at": ends_at})
+    session.change(_extend, (), {"group_digest": group_digest, "token": token, "ends_at": ends_at})
 
 
-def end_lease(session: SqlSession, place: str, token: str) -> None:
+def end_lease(session: SqlSession, group_digest: str, token: str) -> None:
     """Remove a lease."""
-    session.change(_delete, (), {"place": place, "token": token})
+    session.change(_delete, (), {"group_digest": group_digest, "token": token})
 
 
-def end_leases(session: SqlSession, place: str) -> None:
+def end_leases(session: SqlSession, group_digest: str) -> None:
     """Remove all leases of a group."""
-    session.change(_delete_all, (), {"place": place})
+    session.change(_delete_all, (), {"group_digest": group_digest})
 
 
 def first_end(leases: Collection[LeaseRow]) -> int:
@@ -56,7 +56,7 @@ def _select() -> Select[Any]:
 
 
 def _insert() -> Insert:
-    given = {name: bound(lease.c[name], name) for name in ("place", *LeaseRow._fields)}
+    given = {name: bound(lease.c[name], name) for name in ("group_digest", *LeaseRow._fields)}
     return insert(lease).values({"prefix": PREFIX, **given})
 
 
@@ -77,4 +77,4 @@ def _is_it() -> list[ColumnElement[bool]]:
 
 
 def _are_of_group() -> list[ColumnElement[bool]]:
-    return [lease.c.prefix == PREFIX, lease.c.place == bound(lease.c.place, "place")]
+    return [lease.c.prefix == PREFIX, lease.c.group_digest == bound(lease.c.group_digest, "group_digest")]

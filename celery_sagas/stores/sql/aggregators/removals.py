@@ -29,7 +29,7 @@ def fire_trigger(session: SqlSession, rules: Rules, group: str) -> bool:
     now, row = lock(session, rules.name, group)
     if row is None or not row.free + row.leased:
         return False
-    row.open(max(last_number(session, row.place, state) for state in (FREE, LEASED)), "asked")
+    row.fire(max(last_number(session, row.group_digest, state) for state in (FREE, LEASED)), "requested")
     look_at_oldest(session, row)
     row.paused_until = 0
     row.flush_requested_until = now + rules.lease_ms
@@ -67,7 +67,7 @@ def restore(session: SqlSession, rules: Rules, dead_letter: DeadLetter) -> bool:
             "payload": dead_letter.payload,
             "at": dead_letter.buffered_at,
         }
-        insert_item(session, {**item, "place": row.place, "key": key})
+        insert_item(session, {**item, "group_digest": row.group_digest, "key": key})
         row.back([dead_letter.number])
         look_at_oldest(session, row)
     save(session, rules, now, [row])
@@ -81,10 +81,10 @@ def clear(session: SqlSession, rules: Rules, group: str) -> int:
         return 0
     count = row.buffered
     for state in STATES:
-        while numbers := numbers_in(session, row.place, state):
+        while numbers := numbers_in(session, row.group_digest, state):
             remember(session, rules, now, [row], numbers)
             remove(session, numbers)
-    end_leases(session, row.place)
+    end_leases(session, row.group_digest)
     row.free = row.leased = row.unresolved = 0
     save(session, rules, now, [row])
     return count

@@ -20,7 +20,8 @@ local function lease_items(group, reason)
   redis.call('HSET', leased, token, table.concat(words, ' '))
   group.free = group.free - count
   look_at_oldest(group)
-  local line = string.format('%.0f %d %.0f %d %s', now + lease_ms, count, group.unresolved, ask(group, now) and 1 or 0, reason)
+  local is_more = request_flush(group, now) and 1 or 0
+  local line = string.format('%.0f %d %.0f %d %s', now + lease_ms, count, group.unresolved, is_more, reason)
   redis.call('HSET', leases, token, line)
   look_at_leases(group)
   return numbers, packed

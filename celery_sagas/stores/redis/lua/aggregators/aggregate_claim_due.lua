@@ -25,7 +25,8 @@ local function claimed_before(ends_at)
   local found = {}
   for key = 1, #KEYS - 1, 2 do
     for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[key + 1], ends_at, ends_at)) do
-      if read_state(redis.call('HGET', KEYS[key], name)).asker == call then found[#found + 1] = { key = key, name = name } end
+      local group = read_state(redis.call('HGET', KEYS[key], name))
+      if group.requested_by == call then found[#found + 1] = { key = key, name = name } end
     end
   end
   return found
@@ -35,7 +36,7 @@ local function claim_groups()
   local found, ends_at = due_groups(), now + lease_ms
   for _, each in ipairs(found) do
     local group = read_state(redis.call('HGET', KEYS[each.key], each.name))
-    group.requested, group.due, group.asker = ends_at, ends_at, call
+    group.requested, group.due, group.requested_by = ends_at, ends_at, call
     redis.call('HSET', KEYS[each.key], each.name, pack_state(group))
     redis.call('ZADD', KEYS[each.key + 1], ends_at, each.name)
   end

@@ -34,11 +34,11 @@ for _, group in ipairs(found) do
     write_items(group, last)
     last = last and last + #group.new
     group.inserter, group.inserted = call, #group.new
-    ask(group, now)
+    request_flush(group, now)
     save_group(group, now)
   end
   local is_of_this_call = group.inserter == call
-  add(reply, is_of_this_call and group.inserted or 0, is_of_this_call and group.asker == call and 1 or 0)
+  add(reply, is_of_this_call and group.inserted or 0, is_of_this_call and group.requested_by == call and 1 or 0)
   reply[#reply + 1] = group.is_full and 1 or 0
 end
 return table.concat(reply, ' ')

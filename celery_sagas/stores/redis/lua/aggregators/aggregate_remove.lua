@@ -19,6 +19,6 @@ if redis.call('HEXISTS', leases, token) == 0 then return -1 end
 local gone, gone_digests, rejected, rejected_digests = divide(group, token, 10, now)
 drop_items(gone, gone_digests, ends_at)
 drop_items(rejected, rejected_digests, ends_at)
-local is_open = ask(group, now)
+local needs_flush = request_flush(group, now)
 save_group(group, now)
-return remember(is_open and 1 or 0)
+return remember(needs_flush and 1 or 0)

@@ -2,12 +2,12 @@
 
 -- Fire the trigger for everything up to a number.
 local function fire_trigger(group, number, why)
-  if number >= group.open_to then group.open_to, group.why = number, why end
+  if number >= group.fired_to then group.fired_to, group.why = number, why end
 end
 
 -- Request a flush, for a time.
 local function request(group, ends_at)
-  group.requested, group.asker = ends_at, ARGV[1]
+  group.requested, group.requested_by = ends_at, ARGV[1]
 end
 
 -- Take the numbers of the first free items, in their order: as many as there are, up to a limit, or some more.

@@ -4,12 +4,12 @@ local is_one = number_of_groups == 1 and ARGV[11] == '1' and #KEYS == 9
 local joined = is_one and ARGV[6] == '0' and redis.call('HGET', KEYS[1], ARGV[10])
 if joined then
   local size, within, digest = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[12]
-  local asker, inserter, free, others, leased, unresolved, oldest, oldest_at, rest, open_to, requested, lease_end, due =
+  local requested_by, inserter, free, others, leased, unresolved, oldest, oldest_at, rest, fired_to, requested, lease_end, due =
     string.match(joined, '^(%S+) (%S+) %d+ (%d+) ((%d+) (%d+) (%d+) (%d+)) %d+ ((%d+) %S+ (%d+) %d+ (%d+) (%d+))$')
   free, oldest_at, requested, lease_end = tonumber(free or 0), tonumber(oldest_at), tonumber(requested), tonumber(lease_end)
   local is_joining, due_at = false, 0
   if free > 0 and inserter ~= call then
-    local is_full, is_waiting = size > 0 and free + 1 >= size, tonumber(oldest) > tonumber(open_to)
+    local is_full, is_waiting = size > 0 and free + 1 >= size, tonumber(oldest) > tonumber(fired_to)
     if within > 0 then due_at = oldest_at + within end
     is_joining = requested > now or not is_full and is_waiting and (within == 0 or due_at > now)
     if lease_end > 0 and (due_at == 0 or lease_end < due_at) then due_at = lease_end end
@@ -23,7 +23,7 @@ if joined then
     local number, time = redis.call('HINCRBY', KEYS[5], 'number', 1), string.format('%.0f', now)
     redis.call('RPUSH', KEYS[9], number, time .. ' ' .. ARGV[13])
     redis.call('HSET', KEYS[7], digest, number)
-    redis.call('HSET', KEYS[1], ARGV[10], table.concat({ asker, call, 1, free + 1, others, time, rest }, ' '))
+    redis.call('HSET', KEYS[1], ARGV[10], table.concat({ requested_by, call, 1, free + 1, others, time, rest }, ' '))
     return '1 0 0'
   end
 end

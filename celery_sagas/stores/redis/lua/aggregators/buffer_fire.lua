@@ -12,7 +12,7 @@ local last = last_free(group)
 for _, list in ipairs(redis.call('HVALS', leased)) do last = math.max(last, tonumber(string.match(list, '(%d+) %S+$') or 0)) end
 if last == 0 then return 0 end
 
-fire_trigger(group, last, 'asked')
+fire_trigger(group, last, 'requested')
 group.paused = 0
 request(group, now + lease_ms)
 save_group(group, now)
