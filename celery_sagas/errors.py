@@ -208,7 +208,7 @@ class PublishError(SagaError):
 
 
 class Unconfirmed(PublishError):
-    """Raised when the broker was there, and a message was not taken: the message may be to blame for it, or the broker."""
+    """Raised when the broker was reached and did not take a message: the cause may be the message, or the broker."""
 
 
 @dataclass(eq=False, repr=False)

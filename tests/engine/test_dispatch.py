@@ -72,7 +72,7 @@ def test_absent_broker_is_asked_once(dispatcher: Dispatcher, publisher: Recorder
 def test_row_over_which_the_connection_is_lost_does_not_hold_up_the_next(
     dispatcher: Dispatcher, publisher: Recorder, backend: MemoryBackend, clock: Clock
 ) -> None:
-    """It is to blame if the broker takes messages, and counted."""
+    """The failure is the message's, and counted, if the broker takes others."""
     publisher.errors = [LOST]
 
     dispatcher.dispatch(ROWS, 1000.0)
@@ -383,7 +383,7 @@ class TestPosting:
         clock: Clock,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """So that the order is kept, and the row that is to blame is found."""
+        """So that the order is kept, and the row that fails is found."""
         awaited, publish = list[frozenset[str]](), publisher.publish
         monkeypatch.setattr(publisher, "publish", lambda message: (awaited.append(publisher.awaited()), publish(message)))
         publisher.answers, publisher.confirmed, publisher.errors = [True, False], ["row-a"], [ALONE]

@@ -312,8 +312,8 @@ def sweep_for(deployment: Deployment, relay: Relay, seconds: int) -> list[Sweep]
     return sweeps
 
 
-class TestDoubtfulFailures:
-    """The connection is lost over a row, or the broker does not answer: whether it takes messages tells what is to blame."""
+class TestUnconfirmedFailures:
+    """The connection is lost over a row, or the broker does not answer: a probe shows whether the row is the cause."""
 
     def test_row_fails_if_the_broker_takes_messages(self, deployment: Deployment) -> None:
         deployment.add("bad", "worse", "a", "b")
@@ -410,7 +410,7 @@ class TestDoubtfulFailures:
         assert deployment.backend.dead.list(10) == []
 
     def test_outage_that_is_over_when_the_broker_is_probed_counts_once(self, deployment: Deployment) -> None:
-        """Nothing tells it from a row that is to blame; the row is tried again."""
+        """It cannot be distinguished from a row that is the cause; the row is tried again."""
         deployment.add("a")
         relay = deployment.relay(publisher := Choosy("a"))
         publisher.probe = publisher.bad.clear  # type: ignore[method-assign]

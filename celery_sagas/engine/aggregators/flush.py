@@ -32,7 +32,7 @@ class FlushVerdict:
     """What an error of the function means."""
 
     is_done: bool = False  #: the items were dealt with: remove them
-    is_counted: bool = True  #: the items may be to blame
+    is_counted: bool = True  #: the failure may be caused by the items
     delay_s: float = 0.0  #: after which the caller asks for the next flush
 
 

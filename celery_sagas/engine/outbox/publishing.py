@@ -42,7 +42,7 @@ class Publisher(ABC):
 
         Raises:
             PublishError: It was not confirmed; it may have arrived all the same. ``Unconfirmed`` if the connection was there, and
-                nobody can tell whether the message is to blame; ``connection`` alone if there was none.
+                the cause may be the message or the broker; ``connection`` alone if there was none.
         """
 
     def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
@@ -87,7 +87,7 @@ class Publisher(ABC):
 
 @contextmanager
 def probing(publisher: Publisher) -> Iterator[None]:
-    """Probe the broker after a doubtful failure: if it takes messages, the one that failed is to blame.
+    """Probe the broker after an unconfirmed message: if it takes others, the failure is about this message.
 
     An outage that ends between the two counts as a failure of the message.
 
