@@ -108,7 +108,7 @@ def test_items_are_flushed_wherever_their_process_dies(deploy: Deploy, engine: s
         deployment.client.send_task(COLLECT, args=({"group": point, "number": number},), task_id=f"item {number}")
         if "insert" not in point:
             wait_until(functools.partial(is_there, deployment, point), deployment.describe)
-            do(deployment, "open", point)
+            do(deployment, "fire", point)
         wait_died(deployment, point)
     wait_flushed(deployment, set(range(len(POINTS))))
     assert {POINTS[number] for number, times in came(deployment).items() if times > 1} == REPEATED
@@ -118,7 +118,7 @@ def test_items_are_flushed_wherever_their_process_dies(deploy: Deploy, engine: s
 #: What a program does with items that are never flushed, what else it does, and what a relay does, which must come last.
 BY_HAND, PROGRAMS, RELAYS = (
     around("remove_one", "clear"),
-    around("open", "purge", "restore"),
+    around("fire", "purge", "restore"),
     around("claim_due", "resolve"),
 )
 RULES = Rules(COLLECT, size=SIZE, within_ms=1_000, lease_ms=2_000)

@@ -54,7 +54,7 @@ def arm(**_: object) -> None:
     for method in ("claim", "renew", "remove", "release"):
         deadly(batches.aggregates, method, method, named)
     deadly(batches.buffers, "remove", "remove_one", named)
-    for method in ("open", "clear"):
+    for method in ("fire", "clear"):
         deadly(batches.buffers, method, method, named)
     for method in ("claim_due", "purge", "resolve", "restore"):
         deadly(batches.aggregates, method, method, done_to)
@@ -90,7 +90,7 @@ def restore(group: str) -> None:
 
 
 _COMMANDS: dict[str, Callable[[str], object]] = {
-    "open": collect.flush,
+    "fire": collect.flush,
     "clear": collect.clear,
     "remove_one": remove_one,
     "restore": restore,
