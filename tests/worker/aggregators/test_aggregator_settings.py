@@ -5,7 +5,7 @@ from celery import Celery, Task
 
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp
-from tests.worker.collectors import Reading, aggregators, collector, counts
+from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts
 
 __all__ = ["aggregators"]
 

@@ -19,7 +19,7 @@ from celery_sagas.worker.operators import discard_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment
-from tests.worker.orders import Boom, Shop, define, only, shop
+from tests.worker.requests.orders import Boom, Shop, define, only, shop
 
 __all__ = ["shop"]
 

@@ -11,7 +11,7 @@ from celery_sagas.engine.aggregators.flush import Flushed, FlushVerdict
 from celery_sagas.errors import LeaseLost, StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
-from tests.engine.batches import LEASE_MS, NAME, Boom, Collector, Reading, define, failing
+from tests.engine.aggregators.batches import LEASE_MS, NAME, Boom, Collector, Reading, define, failing
 
 AWAY = StoreUnavailable("memory://", "it is away")
 

@@ -26,7 +26,7 @@ from celery_sagas.worker.aggregators import client
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.every_store import stored_app, url
-from tests.worker.collectors import Reading, aggregators, collector, counts, ids
+from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts, ids
 
 __all__ = ["aggregators", "stored_app", "url"]
 

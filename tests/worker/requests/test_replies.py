@@ -19,7 +19,7 @@ from celery_sagas.testing.samples import effects
 from celery_sagas.worker.headers import CAUSATION
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of, interposed
-from tests.worker.orders import Boom, Shop, only, shop
+from tests.worker.requests.orders import Boom, Shop, only, shop
 
 __all__ = ["shop"]
 

@@ -34,7 +34,7 @@ from celery_sagas.worker.headers import MESSAGE_ID, RETURN_ADDRESS
 from celery_sagas.worker.process.bootsteps import add_bootstep
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, NewApp, Worker, backend_of
-from tests.worker.orders import Boom, Shop, only, shop
+from tests.worker.requests.orders import Boom, Shop, only, shop
 
 __all__ = ["shop"]
 

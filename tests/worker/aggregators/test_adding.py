@@ -8,7 +8,7 @@ from celery import Celery
 from celery_sagas import Saga
 from celery_sagas.errors import InvalidMessage, MisuseError
 from tests.apps import NewApp, Worker
-from tests.worker.collectors import Reading, aggregators, collector, counts, ids
+from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts, ids
 
 __all__ = ["aggregators"]
 

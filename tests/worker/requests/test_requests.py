@@ -17,7 +17,7 @@ from celery_sagas.worker.operators import Retried, discard_dead_letter, new_id_o
 from celery_sagas.worker.requests import requests
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
-from tests.worker.orders import Boom, Shop, define, only, refused, shop
+from tests.worker.requests.orders import Boom, Shop, define, only, refused, shop
 
 __all__ = ["shop"]
 

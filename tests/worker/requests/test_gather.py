@@ -19,7 +19,7 @@ from celery_sagas.worker.operators import retry_dead_letter
 from celery_sagas.worker.requests.gather_task import GATHER
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
-from tests.worker.quotes import (
+from tests.worker.requests.quotes import (
     Failing,
     Quote,
     address,

@@ -23,7 +23,7 @@ from celery_sagas.worker.requests.gather_task import GATHER, gathering_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment
-from tests.worker.quotes import (
+from tests.worker.requests.quotes import (
     BUFFER,
     Failing,
     address,

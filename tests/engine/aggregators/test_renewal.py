@@ -10,7 +10,7 @@ from celery_sagas.engine.aggregators.renewal import Renewal
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
-from tests.engine.batches import Collector, Reading, failing
+from tests.engine.aggregators.batches import Collector, Reading, failing
 from tests.waiting import wait_until
 
 #: Seconds; a third of it is waited for in a thread.

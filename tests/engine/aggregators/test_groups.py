@@ -15,7 +15,7 @@ from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.testing.clock import Clock
-from tests.engine.batches import LEASE_MS, NAME, define, failing, payload, rules_of
+from tests.engine.aggregators.batches import LEASE_MS, NAME, define, failing, payload, rules_of
 from tests.engine.conftest import Recorder
 
 HOUR_MS = 3_600_000

@@ -20,7 +20,7 @@ from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import close_runtime, publisher_of
 from tests.apps import NewApp, Worker
 from tests.processes import in_child
-from tests.worker.orders import Shop, shop
+from tests.worker.requests.orders import Shop, shop
 
 __all__ = ["shop"]
 

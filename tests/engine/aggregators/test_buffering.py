@@ -9,7 +9,7 @@ from celery_sagas.errors import BufferFull, InvalidMessage
 from celery_sagas.stores.items import NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
-from tests.engine.batches import LEASE_MS, NAME, Asked, define, payload, rules_of
+from tests.engine.aggregators.batches import LEASE_MS, NAME, Asked, define, payload, rules_of
 
 LARGE = 1_000
 BY_DEVICE = define(group_by="device")

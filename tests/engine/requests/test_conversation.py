@@ -17,7 +17,7 @@ from celery_sagas.errors import CorrelationError, InvalidMessage, InvalidState
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import OutboxRow
 from tests.engine.conftest import Boom, Engine, Order, handler, starter
-from tests.engine.test_cancellation import dead_letter
+from tests.engine.dead_letters.test_cancellation import dead_letter
 
 DUE = 4_000_000_000_000
 RETRIES = 2

@@ -6,7 +6,7 @@ import pytest
 from celery import Celery, chain
 
 from tests.apps import NewApp
-from tests.worker.orders import Boom, Shop, define
+from tests.worker.requests.orders import Boom, Shop, define
 
 
 @pytest.fixture

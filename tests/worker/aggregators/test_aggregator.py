@@ -10,7 +10,7 @@ from celery import Celery, Task, chain, shared_task
 from celery_sagas import Aggregator, Batch, Message, aggregator
 from celery_sagas.errors import BufferFull, DefinitionError, InvalidMessage
 from tests.apps import NewApp
-from tests.worker.collectors import Boom, Reading, aggregators, collector, counts
+from tests.worker.aggregators.collectors import Boom, Reading, aggregators, collector, counts
 
 __all__ = ["aggregators"]
 

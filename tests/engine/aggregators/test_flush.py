@@ -13,7 +13,7 @@ from celery_sagas.errors import ItemRejected
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.testing.clock import Clock
-from tests.engine.batches import LEASE_MS, NAME, Collector, Reading, define, payload
+from tests.engine.aggregators.batches import LEASE_MS, NAME, Collector, Reading, define, payload
 
 
 @pytest.fixture
