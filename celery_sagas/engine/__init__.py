@@ -1,1 +1,1 @@
-"""Work: the unit of work and the dispatch. Knows the ports and no driver."""
+"""The engine: the unit of work and the dispatch. It depends on the ports, and on no driver."""

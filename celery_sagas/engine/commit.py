@@ -1,4 +1,4 @@
-"""The commit of one run: what is written, made ready as one operation of the store."""
+"""The commit of one run: everything that it writes, as one operation of the store."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ from celery_sagas.errors import InvalidState
 from celery_sagas.stores.operations import Commit, Delete, Insert, Update, Write
 from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
 
-#: How many messages one commit sends: more would hold up everybody else who uses the store.
+#: How many messages one commit sends: more would block all other users of the store.
 MESSAGES = 1_000
-#: All messages of one commit together may be so many times as large as the largest state.
+#: The maximum size of all messages of one commit together, as a multiple of the maximum size of a state.
 STATES_IN_MESSAGES = 8
 NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -31,36 +31,36 @@ SerializeAnswer = Callable[[Mapping[str, Any], object], SerializedMessage | None
 
 @dataclass(frozen=True, slots=True)
 class WorkTerms:
-    """What every unit of work of a process keeps to."""
+    """The settings that every unit of work of a process follows."""
 
     serialize: Serialize
     answer: SerializeAnswer
-    state_bytes: int  #: how large a state may be
+    state_bytes: int  #: the maximum size of a state
     owner: str  #: the lease token of this process
-    grace_ms: int  #: how long this process has to publish the outgoing rows
+    grace_ms: int  #: how long this process has to publish the outgoing messages
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of one message."""
 
-    id: str  #: tells a repeated call of the store from another run; also that of an instance that it creates
+    id: str  #: distinguishes a repeated call of the store from another run; also the id of an instance that it creates
     step: StepDefinition
-    named: str  #: as the message names the step: in the journal it is found by old code too
+    named: str  #: the name of the step in the message: old code finds the journal entry under it, too
     terms: WorkTerms
     sending: Sending
-    lock_owner: str  #: under which it has locked the instance; empty if it has not
+    lock_owner: str  #: under which it has locked the instance; empty without a lock
 
     def refuse(self, key: str, problem: str, path: str = "") -> InvalidState:
-        """Return the error for what cannot be committed."""
+        """Return the error for a state that cannot be committed."""
         return InvalidState(self.step.saga.name, key, [(path, problem)])
 
 
 def commit_of(run: Run, record: Record | None, state: State) -> Commit:
-    """Return what writes an instance as its handler left it.
+    """Return the commit that writes an instance as its handler left it.
 
     Raises:
-        InvalidState: It cannot be stored, or sends too much.
+        InvalidState: It cannot be stored, or sends too many or too large messages.
     """
     context = context_of(state)
     key, is_born = context.view.key, record is None
@@ -83,7 +83,7 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
 
 
 def write_of(run: Run, kind: Kind, key: str, instance_id: str, reason: str) -> Write:
-    """Return what writes that a message was handled, and what it sends, without an instance."""
+    """Return the write that journals a handled message, with what it sends, without an instance."""
     return Write(_effects(run, kind, key, instance_id, 0, [], {"reason": reason} if reason else NOTHING_ELSE))
 
 
@@ -95,7 +95,7 @@ def _check_key(run: Run, key: str, state: State) -> None:
 
 
 def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoing]) -> str:
-    """Return the text of the pending map, and add the rows of what this step has added to it."""
+    """Return the text of the pending map, and add the rows of the entries that this step has added."""
     pending.forget_oldest()
     count = len(pending.timeouts) + len(pending.new_timeouts)
     if count > TIMEOUTS:
@@ -112,7 +112,7 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
 
 
 def _schedule(run: Run, rows: list[Outgoing], kind: str, message: SerializedMessage) -> str:
-    """Add a row that ends with the instance, behind those that are sent; return its id."""
+    """Add a row that ends with the instance, after those that are sent; return its id."""
     rows.append(_row(run, len(run.sending.messages) + len(rows), kind, message))
     return rows[-1].id
 
@@ -152,7 +152,7 @@ def _effects(
 
 
 def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
-    """A commit that no database takes would be delivered again and again."""
+    """Refuse a commit that no database accepts: its message would be redelivered again and again."""
     if not outgoing:
         return
     if (count := len(run.sending.messages)) > MESSAGES:  # timeouts and requests have bounds of their own
@@ -164,7 +164,7 @@ def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
 
 
 def _row(run: Run, number: int, kind: str, message: SerializedMessage) -> Outgoing:
-    """Return a row, whose id stands in the order of the calls, in which rows are claimed."""
+    """Return a row. Its id follows the order of the calls, in which rows are claimed."""
     return Outgoing(f"{run.id}-{number:05}", kind, message.message_id, message.task, message.payload, message.due_at)
 
 

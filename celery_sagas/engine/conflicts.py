@@ -1,4 +1,4 @@
-"""How a step runs again after a conflict: with jitter, and in the end under a lock."""
+"""Conflicts: a step runs again with jitter, and finally under a lock."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from secrets import token_hex
 from celery_sagas.engine.unit_of_work import Attempt
 from celery_sagas.errors import RevisionConflict
 
-#: How long a lock lasts at least if its owner dies. Milliseconds.
+#: The minimum duration of a lock whose owner dies. Milliseconds.
 LOCK_MS = 30_000
 #: Runs after the first lock, before the message is redelivered later.
 LOCKED_RUNS = 25
@@ -25,16 +25,16 @@ class Conflicts:
     seen: int = 0
     unique: int = 0
     longest_s: float = 0.0  #: of the runs so far
-    began: float = field(default_factory=lambda: time.monotonic())  #: when the present run did
+    began: float = field(default_factory=lambda: time.monotonic())  #: when the present run began
 
     @property
     def locking(self) -> bool:
-        """Whether the next run locks the instance, so that its rivals yield."""
+        """Return whether the next run locks the instance, so that its rivals yield."""
         return self.seen > self.retries
 
     @property
     def lock_owner(self) -> str:
-        """The name under which the instance is locked; empty before it has to be."""
+        """The name under which the instance is locked; empty before a lock is needed."""
         return self._token if self.locking else ""
 
     @property
@@ -48,11 +48,11 @@ class Conflicts:
 
     @property
     def lock_ms(self) -> int:
-        """How long the instance is locked for: twice what a run took, so that a slow handler does not starve."""
+        """The duration of the lock: twice that of a run, so that a slow handler does not starve."""
         return max(LOCK_MS, int(2000 * self.longest_s))
 
     def wait(self, conflict: RevisionConflict) -> None:
-        """Count a conflict and pause; once there were too many, raise it."""
+        """Count a conflict and pause; raise it if there were too many."""
         self.seen += 1
         self.unique += conflict.reason == "unique"
         self.longest_s = max(self.longest_s, time.monotonic() - self.began)

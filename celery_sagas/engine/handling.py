@@ -1,4 +1,4 @@
-"""Handling a message: its unit of work is driven on a backend until it is committed, and what that sends is published."""
+"""Handling a message: a backend performs its unit of work until the commit; then the outgoing messages are published."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ logger = logging.getLogger("celery_sagas")
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What every message needs, open in this process."""
+    """The services that handle every message, open in this process."""
 
     backend: Backend
     dispatcher: Dispatcher
@@ -28,11 +28,11 @@ class Services:
 
 
 def handle(services: Services, delivery: Delivery) -> Outcome:
-    """Handle a message; its effect is committed when this returns.
+    """Handle a message; its effect is committed when this function returns.
 
     Raises:
         SagaError: Nothing was written; its ``retry`` says when the message may run again.
-        Exception: What the handler raised; nothing was written.
+        Exception: Raised by the handler; nothing was written.
     """
     conflicts, driver = Conflicts(services.conflict_retries), Driver(services.backend)
     while True:
@@ -47,22 +47,22 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
     if handled.handled_before:
         services.dispatcher.dispatch_unsent(handled.handled_before)
     else:
-        at_once = [row for row in handled.outgoing if not row.due_at]  # what is due later, a relay publishes
+        at_once = [row for row in handled.outgoing if not row.due_at]  # a relay publishes what is due later
         services.dispatcher.dispatch(at_once, driver.called_at)
     return handled.outcome
 
 
 @dataclass(slots=True)
 class Driver:
-    """Performs the operations of units of work, for one delivery of a message, one by one."""
+    """Performs the operations of units of work one by one, for one delivery of a message."""
 
     backend: Backend
     called_at: float = 0.0  #: when the store was called last: the lease on the rows of a commit began later
-    _locked: Lock | None = None  #: what the present attempt has locked
-    _count: int | None = None  #: of the deliveries: this one is counted once, however many attempts it has
+    _locked: Lock | None = None  #: held by the present attempt
+    _count: int | None = None  #: the deliveries so far: this one is counted once, however many attempts it has
 
     def drive(self, work: Steps[Handled]) -> Handled:
-        """Perform what a unit of work wants, until it ends."""
+        """Perform the operations of a unit of work until it ends."""
         answer: Any = None
         error: Exception | None = None
         try:
@@ -70,7 +70,7 @@ class Driver:
                 operation = work.send(answer) if error is None else work.throw(error)
                 try:
                     answer, error = self._perform(operation), None
-                except Exception as exc:  # also a time limit: the unit of work puts right what it has begun
+                except Exception as exc:  # also a time limit: the unit of work undoes what it has begun
                     error = exc
         except StopIteration as end:
             handled: Handled = end.value
@@ -93,7 +93,7 @@ class Driver:
         return answer
 
     def _release(self) -> None:
-        """End the lock, if the attempt has one and has not committed."""
+        """Release the lock, if the attempt holds one and has not committed."""
         locked, self._locked = self._locked, None
         if locked is None:
             return

@@ -1,4 +1,4 @@
-"""An instance while a step runs on it: its state, made for the first message or loaded from its record; and its keys."""
+"""An instance while a step runs on it: its keys, and its state, created for the first message or loaded from its record."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -19,15 +19,15 @@ from celery_sagas.stores.records import Lookup, Record
 def create(
     saga: SagaDefinition, id: str, address: Address, message: MessageView, sending: Sending, requester: Mapping[str, Any] | None
 ) -> State:
-    """Make the state of an instance for its first message: its key is set, and every field that has a default.
+    """Create the state of an instance for its first message: it sets the key, and every field that has a default.
 
     Args:
         saga: Its definition.
-        id: The new instance's.
+        id: The new instance's id.
         address: Its key.
-        message: The one that is handled.
-        sending: Where its step's messages go.
-        requester: The return address of the message, if it asks for an answer.
+        message: The message that is handled.
+        sending: Collects the step's messages.
+        requester: The return address of the message, if it requests an answer.
     """
     pending = Pending(requester=dict(requester) if requester else None)
     view = SagaView(id, saga.name, address.text, 0, True, None, None, message, requester=_request_of(pending))
@@ -45,10 +45,10 @@ def load_instance(
 
     Args:
         saga: Its definition.
-        record: As it was found.
-        message: The one that is handled, if one is.
-        sending: Where its step's messages go.
-        pending: Its pending map, if that has been read already.
+        record: The record, as found.
+        message: The message that is handled, if any.
+        sending: Collects the step's messages.
+        pending: Its pending map, if already read.
 
     Raises:
         NewerState: Newer code wrote it.
@@ -64,12 +64,12 @@ def load_instance(
 
 def attach(state: State, context: StepContext) -> State:
     """Give a state its context."""
-    object.__setattr__(state, "_context", context)  # a slot: no need to ask pydantic
+    object.__setattr__(state, "_context", context)  # a slot, unknown to pydantic
     return state
 
 
 def context_of(state: State) -> StepContext:
-    """Return the context that a state was given."""
+    """Return the context of a state."""
     context = state._context
     assert context is not None, "a state of an instance has a context"  # noqa: S101
     return context
@@ -91,12 +91,12 @@ def pending_of(record: Record) -> Pending:
 
 
 def lookup_in(saga: SagaDefinition, property: str, value: str) -> Lookup:
-    """Return where to look for an instance of a saga."""
+    """Return the lookup for an instance of a saga."""
     return Lookup(saga.names, property, value, has_alternate_keys=bool(saga.also_by))
 
 
 def key_of(saga: SagaDefinition, key: str, state: State) -> str:
-    """Return the canonical text of the correlation key that the state has now."""
+    """Return the canonical text of the state's present correlation key."""
     try:
         return key_text([part.text(part.convert(getattr(state, part.field))) for part in saga.keys.key])
     except (ValueError, AttributeError) as exc:
@@ -104,7 +104,7 @@ def key_of(saga: SagaDefinition, key: str, state: State) -> str:
 
 
 def alternate_keys_of(saga: SagaDefinition, key: str, state: State) -> Keys:
-    """Return property and canonical text of the alternate keys that the state has now; a null one has none."""
+    """Return property and canonical text of the state's present alternate keys; those that are null are left out."""
     keys: Keys = {}
     for name, part in saga.keys.alternate_keys.items():
         value = getattr(state, name, None)
@@ -118,7 +118,7 @@ def alternate_keys_of(saga: SagaDefinition, key: str, state: State) -> Keys:
 
 
 def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Return the keys to add and those to remove, sorted, so that two commits lock them in one order."""
+    """Return the keys to add and those to remove, sorted, so that two commits lock them in the same order."""
     if before == after:
         return (), ()
     old, new = set(before.items()), set(after.items())
@@ -126,7 +126,7 @@ def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], 
 
 
 def _request_of(pending: Pending) -> str | None:
-    """Return the id of the message that started the instance, if that waits for an answer."""
+    """Return the id of the message that started the instance, if it waits for an answer."""
     return str(pending.requester["request"]) if pending.requester else None
 
 

@@ -1,4 +1,4 @@
-"""What came of a message."""
+"""The outcomes of messages."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from celery_sagas.stores.records import Entry
 
 
 class Kind(StrEnum):
-    """What came of a message; all but ``DROPPED`` and ``DUPLICATE`` are outcomes of the journal."""
+    """The kind of a message's outcome; all but ``DROPPED`` and ``DUPLICATE`` are recorded in the journal."""
 
     STARTED = "started"
     HANDLED = "handled"
@@ -20,28 +20,28 @@ class Kind(StrEnum):
     IGNORED = "ignored"
     MISSING = "missing"  #: the ``if_missing`` function ran
     DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone; or a late answer without a value
-    FAILED = "failed"  #: this very message failed for good before, and is a dead letter, or was one
+    FAILED = "failed"  #: this very message failed permanently before, and is or was a dead letter
     DUPLICATE = "duplicate"  #: this very message was handled before
 
 
 class Outcome(NamedTuple):
-    """What came of one message: what signals tell of, and what ``Saga.outcome`` returns of the message that ended an instance."""
+    """The outcome of one message. Signals carry it, and ``Saga.outcome`` returns that of the message that ended an instance."""
 
     kind: Kind
     saga: str  #: the stored name
     step: str
     message_id: str
-    key: str = ""  #: the canonical text of the correlation key; empty where the message named none
-    instance_id: str = ""  #: empty where there was no instance
-    version: int = 0  #: of the instance after the message; 0 where there was none
+    key: str = ""  #: the canonical text of the correlation key; empty if the message named none
+    instance_id: str = ""  #: empty without an instance
+    version: int = 0  #: of the instance after the message; 0 without an instance
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
     reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "cancelled"
-    result: Any = None  #: what the handler returned; the journal does not keep it
+    result: Any = None  #: returned by the handler; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
 
 
 def read_entry(entry: Entry) -> Outcome:
-    """Return the outcome that an entry of the journal tells of."""
+    """Return the outcome that an entry of the journal records."""
     reason = str(from_json(entry.detail).get("reason", ""))
     at = datetime.fromtimestamp(entry.at / 1000, UTC)
     key, instance_id, version = entry.key, entry.instance_id, entry.version
@@ -52,12 +52,12 @@ def read_entry(entry: Entry) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What an ``if_missing`` function gets first: what was not found, and a way to send."""
+    """The first argument of an ``if_missing`` function: the missing instance, and a way to send."""
 
     saga: str  #: the stored name
-    property: str  #: what the message was correlated by
+    property: str  #: the property by which the message was correlated
     value: str  #: the canonical text
-    completed: bool  #: whether the journal remembers that it completed
+    completed: bool  #: whether the journal records that it completed
     sending: Sending
 
     def send(self, signature: object) -> str:

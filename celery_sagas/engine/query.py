@@ -1,4 +1,4 @@
-"""Questions from outside a step: read-only copies, and how an instance ended."""
+"""Queries from outside a step: read-only copies, and the outcomes of finished instances."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +19,13 @@ def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str
 
 
 def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Outcome | None:
-    """Return what the journal knows of the message that ended the newest finished instance with this key."""
+    """Return the journal's outcome of the message that ended the newest finished instance with this key."""
     entry = backend.journal.outcome_of(saga.names, journal_key(saga, lookup_of(saga, key, by)))
     return None if entry is None else read_entry(entry)
 
 
 def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:
-    """Return the key under which the journal knows what is looked for.
+    """Return the key under which the journal records an instance.
 
     Raises:
         DefinitionError: It is looked up by an alternate key, or by the instance's id.
@@ -37,12 +37,12 @@ def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:
 
 
 def shown_property(saga: SagaDefinition, lookup: Lookup) -> str:
-    """Return what is looked up, as the user writes it."""
+    """Return the properties of a lookup, as the user writes them."""
     return {KEY: ", ".join(saga.correlate_by), ID: "id"}.get(lookup.property, lookup.property)
 
 
 def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lookup:
-    """Return where to look for a key, for properties by name, or for an instance's id.
+    """Return the lookup for a key, for properties by name, or for an instance's id.
 
     Raises:
         DefinitionError: They are neither the correlation key, nor one alternate key, nor the id.

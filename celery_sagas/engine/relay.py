@@ -1,4 +1,4 @@
-"""The relay: publishes what is due, in the place of whoever has died or could not wait."""
+"""The relay: publishes due messages that other processes have left in the outbox."""
 
 import logging
 import time
@@ -22,24 +22,24 @@ from celery_sagas.stores.records import DeadLetter, OutboxRow
 
 logger = logging.getLogger("celery_sagas")
 
-#: Rows that are claimed, and confirmed, at once.
+#: Rows to claim, and confirm, at once.
 BATCH = 500
-#: Kinds of rows that are meant for a step of this library, and are of no use to a worker that does not know it.
+#: Kinds of rows that are for a step of this library, and useless to a worker that does not know it.
 _OWN_KINDS = frozenset({"scheduled", "deadline"})
-#: Seconds after which a row is tried again that could not be published: doubled with each attempt, up to a bound.
+#: Seconds until the retry of a row that could not be published: doubled with each attempt, up to a bound.
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
-#: Seconds after which a row comes up again, at the latest, whose step is not known here.
+#: The maximum number of seconds until a row of an unknown step is claimed again.
 _LAST_LOOK_S = 60.0
-#: Before that, such a part of the interval, and of the time for which it has been due: nobody else sees it meanwhile.
+#: Before that, the part of the interval, and of the row's overdue time, that passes: the row is hidden from others meanwhile.
 _OF_INTERVAL, _OF_OVERDUE = 0.1, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a relay keeps to."""
+    """The settings of a relay."""
 
     interval_s: float  #: between two sweeps
-    lease_s: float  #: how long what it claims is its own
+    lease_s: float  #: the duration of the lease on the rows that it claims
     max_attempts: int  #: to publish a row, before it becomes a dead letter
     retention_s: float  #: how long the journal is kept
 
@@ -48,8 +48,8 @@ class Terms:
 class Relay:
     """Claims due rows, publishes them, and removes those that the broker has confirmed.
 
-    Any number of relays share the work. What a relay has published and not removed, because it died or the store went away, is
-    published again, under the same message id.
+    Any number of relays share the work. If a relay has published rows and not removed them, because it died or the store went
+    away, they are published again, under the same message id.
     """
 
     backend: Backend
@@ -60,10 +60,10 @@ class Relay:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     is_stopping: Callable[[], bool] = lambda: False
-    tally: Tally = field(default_factory=Tally)  #: what it has done so far, for others to read
+    tally: Tally = field(default_factory=Tally)  #: its totals, for others to read
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
-    #: Notifies whoever waits for the answer to a row that becomes a dead letter, or raises ``PublishError``.
+    #: Notifies the requester of a row that becomes a dead letter, or raises ``PublishError``.
     notify_requester: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: None
     announce: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: (
         None
@@ -74,7 +74,7 @@ class Relay:
         self._housekeeping = Housekeeping(self.backend, self.terms.retention_s, self.clock, forget)
 
     def sweep(self) -> Sweep:
-        """Publish what is due, and remove what has been kept for long enough; end soon when asked to stop.
+        """Publish due rows, and remove expired ones; end soon when asked to stop.
 
         An error of the store, or of the connection to the broker, ends the sweep; neither counts against any row.
         """
@@ -98,7 +98,7 @@ class Relay:
 
     def _publish_due(self, sweep: Sweep) -> None:
         token, half_lease_s = uuid4().hex, self.terms.lease_s / 2
-        end = self.clock() + half_lease_s  # of the sweep: there is more to do than to publish
+        end = self.clock() + half_lease_s  # of the sweep: it has more to do than publishing
         while not self.is_stopping() and (began := self.clock()) < end:
             rows = self.backend.outbox.claim_due(token, BATCH, int(self.terms.lease_s * 1000))
             _Batch(self, sweep, token, began + half_lease_s).publish(rows)
@@ -113,7 +113,7 @@ class _Batch:
     relay: Relay
     sweep: Sweep
     token: str
-    until: float  #: whoever claims the rows when the lease has ended must be alone
+    until: float  #: two processes must not publish the rows when the lease has ended
 
     def __post_init__(self) -> None:
         self.outbox = self.relay.backend.outbox
@@ -121,18 +121,18 @@ class _Batch:
         self.unconfirmed: Set[str] = frozenset()  #: of those that were published at once
 
     def publish(self, rows: Sequence[OutboxRow]) -> None:
-        """Publish rows; release those that it does not come to."""
+        """Publish rows; release those that remain."""
         known = self._pass_over_unknown(rows)
         try:
             left = self._publish_known(known)
-        finally:  # whatever happened: what is not removed is sent again
+        finally:  # in any case: rows that are not removed are sent again
             if self.published:
                 self.outbox.confirm(self.token, self.published)
                 self.sweep.sent += len(self.published)
         self._release([row.id for row in left if row.id not in self.unconfirmed])
 
     def _publish_known(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """Publish rows, at once and then one after the other; return those that are left."""
+        """Publish rows, at once and then one after the other; return the remaining ones."""
         if not rows or self._is_broker_still_away():
             return rows
         rows = self._publish_at_once(rows)
@@ -142,7 +142,7 @@ class _Batch:
         return ()
 
     def _is_broker_still_away(self) -> bool:
-        """Probe the broker if it was away: what is written to one that takes no messages may arrive when it does again."""
+        """Probe the broker if it was away: a message written while it accepts none may arrive once it does."""
         trouble = self.relay.tally.trouble
         if trouble is None or not trouble.is_broker_away:
             return False
@@ -154,10 +154,10 @@ class _Batch:
         return self.sweep.is_broker_away
 
     def _publish_at_once(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
-        """Publish what has not failed before; return what is to be published one by one.
+        """Publish the rows that have not failed before; return those to publish one by one.
 
-        What is neither confirmed nor refused may have arrived. It is published again in this sweep; if the sweep does not come to
-        it, it keeps its lease, lest each sweep sends it.
+        A row that is neither confirmed nor refused may have arrived. It is published again in this sweep. If the sweep ends
+        before that, the row keeps its lease, so that not every sweep sends it.
         """
         together = [row for row in rows if not row.attempts]  # one that has failed may end the connection of the others
         if len(together) < 2 or self._must_end():
@@ -177,7 +177,7 @@ class _Batch:
         return self.relay.is_stopping() or self.sweep.is_broker_away or self.relay.clock() > self.until
 
     def _publish(self, row: OutboxRow) -> bool:
-        """Publish a row; return whether the broker takes messages."""
+        """Publish a row; return whether the broker accepts messages."""
         try:
             with self.relay.publishing(), probing(self.relay.publisher):
                 self.relay.publisher.publish(row)
@@ -200,7 +200,7 @@ class _Batch:
             self.sweep.released += len(ids)
 
     def _fail(self, row: OutboxRow, error: PublishError) -> None:
-        """Try a row again later that cannot be published, or dead-letter it."""
+        """Schedule the retry of a row that cannot be published, or dead-letter it."""
         if row.attempts + 1 >= self.relay.terms.max_attempts:
             self._dead_letter(row, error)
             return
@@ -210,7 +210,7 @@ class _Batch:
         logger.warning("%s %s could not be published (attempt %d) and is tried again: %s", *_named(row, error))
 
     def _dead_letter(self, row: OutboxRow, error: PublishError) -> None:
-        """Dead-letter a row, once whoever waits for its answer is notified; if the broker does not take even that, it waits."""
+        """Dead-letter a row after its requester is notified; if the broker does not accept the notification, the row waits."""
         dead_letter = _dead_letter_of(row, error)
         try:
             with self.relay.publishing(), probing(self.relay.publisher):
@@ -224,7 +224,7 @@ class _Batch:
         logger.error(
             "%s %s failed %d times and is kept as the dead letter %s: %s", task, message_id, attempts, dead_letter.id, reason
         )
-        with self.relay.publishing():  # a signal has a lock, too, with which no process must be forked
+        with self.relay.publishing():  # a signal has a lock, too, which must not be held when a process is forked
             self.relay.announce(dead_letter, error)
         self.outbox.confirm(self.token, [row.id])
         self.sweep.dead_lettered += 1
@@ -236,7 +236,7 @@ class _Batch:
         self.sweep.released += 1
 
     def _pass_over_unknown(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Leave the rows to others whose step is not known here; return the rest."""
+        """Leave the rows of unknown steps to other processes; return the rest."""
         known: list[OutboxRow] = []
         unknown: dict[float, list[str]] = {}
         for row in rows:
@@ -256,10 +256,10 @@ class _Batch:
         self.relay.tally.add_unknown(task)
 
     def _next_look_s(self, row: OutboxRow, *, is_one_of_many: bool) -> float:
-        """Return for how long to leave a row: the longer it has been due, the less likely is it that somebody will know it soon.
+        """Return how long to leave a row: the longer it has been due, the less likely is a worker soon that knows its step.
 
-        It doubles, so that many rows share few delays. Of a row that was due at once nobody knows since when. One of many must
-        not come up again in the same sweep.
+        The delay doubles, so that many rows share few delays. For a row that was due at once, the overdue time is unknown. One of
+        many must not be claimed again in the same sweep.
         """
         delay_s = self.relay.terms.interval_s * (1 if is_one_of_many else _OF_INTERVAL)
         if not row.due_at:
@@ -271,7 +271,7 @@ class _Batch:
 
 
 def _dead_letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:
-    """Return the dead letter of a row: that of its message, which has one, whoever it is that cannot go on with it."""
+    """Return the dead letter of a row: that of its message, which has only one, wherever it fails."""
     step = registry.steps.get(row.step)
     dead_letter = dead_letter_of(row.task, row.message_id, step.saga.name if step else "", error.__cause__ or error, row.payload)
     return dead_letter._replace(text=storable(error.reason, ERROR_CHARACTERS))

@@ -1,4 +1,4 @@
-"""The session of a message that is being handled: what it hands on to the messages that it causes."""
+"""The session of a message that is being handled: it carries the context that the message passes on to those it causes."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,14 +18,14 @@ class Session:
 
     message_id: str
     causation: dict[str, str] = field(default_factory=dict)  #: saga name to instance id
-    task_id: str = ""  #: Celery's; the message's id too, unless its producer has named another
-    publication: str = ""  #: which one it is: the id of a plain task's message may be fixed, and be another night's too
+    task_id: str = ""  #: Celery's; also the message's id, unless its producer has set another
+    publication: str = ""  #: which publication it is: a plain task's message may have a fixed id, and another night's the same
     sending: Sending | None = None  #: where messages go while a step's handler runs
-    published: int = 0  #: events, and messages to steps, that its task has published itself
+    published: int = 0  #: published directly by its task: events, and messages to steps
     publications: dict[str, int] = field(default_factory=dict)  #: messages to plain tasks that it has published, by ids
 
     def belongs_to(self, saga: str, instance_id: str) -> None:
-        """Let what this message causes be correlated with an instance."""
+        """Correlate the messages that this one causes with an instance."""
         self.causation.pop(saga, None)
         self.causation[saga] = instance_id
         for oldest in list(self.causation)[:-MAX_CAUSATION]:
@@ -33,7 +33,7 @@ class Session:
 
     @contextmanager
     def on_behalf_of(self, saga: str, instance_id: str) -> Iterator[None]:
-        """Have what this message causes belong to an instance, unless what is done for that fails."""
+        """Have the messages that this one causes belong to an instance, unless the block fails."""
         inherited = dict(self.causation)
         self.belongs_to(saga, instance_id)
         with OnFailure(lambda: setattr(self, "causation", inherited)):
@@ -41,7 +41,7 @@ class Session:
 
     @contextmanager
     def running(self, sending: Sending) -> Iterator[None]:
-        """Collect what a handler sends, and nothing once it has ended."""
+        """Collect the messages that a handler sends, until it ends."""
         self.sending = sending
         try:
             yield
@@ -51,10 +51,10 @@ class Session:
 
 
 def refuse_inline(step: str, around: Iterable[Session]) -> None:
-    """Refuse to run a step inside another step: both would commit, whatever became of the outer one.
+    """Refuse to run a step inside another step: both would commit, whatever the outcome of the outer one.
 
     Args:
-        step: Its name.
+        step: The step's name.
         around: The sessions that are open here.
 
     Raises:

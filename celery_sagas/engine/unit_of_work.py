@@ -1,8 +1,8 @@
-"""The unit of work: find, policy, handler, commit, and what is to be published. It performs nothing by itself.
+"""The unit of work: find, policy, handler, commit, and the messages to publish. It performs no operation itself.
 
-It is a generator that yields the operations it wants of the backend, and is sent their answers, or thrown their errors. It knows
-no store, no clock and no thread, so that whoever drives it may perform the operations of one message or of many, and a test may
-interrupt it at any of them. All that an attempt leaves behind without its ``Commit`` is a lock, or a count of deliveries.
+It is a generator that yields the backend operations that it needs, and is sent their results, or thrown their errors. It has
+no store, no clock and no thread. A driver may therefore perform the operations of one message or of many, and a test may
+interrupt it at any of them. An attempt without its ``Commit`` leaves behind at most a lock, or a count of deliveries.
 """
 
 import logging
@@ -34,15 +34,15 @@ from celery_sagas.errors import (
 from celery_sagas.stores.operations import Commit, CountDelivery, Find, Lock, Operation, OutcomeOf
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Outgoing, Record
 
-#: Why the answer of an instance that ends without a reply is dropped, if it comes late to a step that takes no ``None``.
+#: Why the answer of an instance that ends without a reply is dropped, if it comes late to a step that accepts no ``None``.
 NO_VALUE_LATE = "late, and without a value"
-#: Conflicts over a key that nobody holds, before it is taken for one that an edit by hand has left behind.
+#: Conflicts over a key without an owner, before it counts as left behind by a manual edit.
 ORPHANED_AFTER = 10
 
 logger = logging.getLogger("celery_sagas")
 
 T = TypeVar("T")
-#: Yields operations, is sent their answers, and returns a value.
+#: Yields operations, is sent their results, and returns a value.
 Steps: TypeAlias = Generator[Operation, Any, T]
 
 
@@ -51,34 +51,34 @@ class Delivery(NamedTuple):
 
     step: StepDefinition
     message_id: str
-    bound: Mapping[str, Any]  #: the arguments by name, as they came
+    bound: Mapping[str, Any]  #: the arguments by name, as received
     session: Session
-    call: Callable[..., Any]  #: calls a function with what comes first, and the arguments by name
-    addressed: Addressed | None = None  #: for a timeout, or what came of a request
+    call: Callable[..., Any]  #: calls a function with a first argument, and the arguments by name
+    addressed: Addressed | None = None  #: for a timeout, or the outcome of a request
     max_deliveries: int | None = None  #: if the broker has delivered it before
-    task: str = ""  #: the name of the step that it bears, if that is a former one
-    return_address: ReturnAddress | None = None  #: if it asks for an answer
+    task: str = ""  #: the name of the step in the message, if that is a former one
+    return_address: ReturnAddress | None = None  #: if it requests an answer
 
     @property
     def asked_by(self) -> dict[str, Any] | None:
-        """Where the message's answer goes, if it asks for one."""
+        """The stored return address, if the message requests an answer."""
         return self.return_address.to_json() if self.return_address and self.return_address.then else None
 
 
 class Attempt(NamedTuple):
-    """What the attempts before it have brought an attempt to handle a message."""
+    """The conditions of an attempt to handle a message, as the attempts before it have left them."""
 
-    lock_owner: str = ""  #: under which it locks the instance, since there were many conflicts
+    lock_owner: str = ""  #: under which it locks the instance, after many conflicts
     lock_ms: int = 0
     unique: int = 0  #: how many of the conflicts were about a key
 
 
 class Handled(NamedTuple):
-    """What is to be done when a message was handled."""
+    """The work that remains after a message was handled."""
 
     outcome: Outcome
-    outgoing: tuple[Outgoing, ...] = ()  #: what was committed to be sent; what is due at once is to be published
-    handled_before: Entry | None = None  #: what this has left in the outbox is to be published
+    outgoing: tuple[Outgoing, ...] = ()  #: committed messages; those that are due at once must be published
+    handled_before: Entry | None = None  #: the messages that it has left in the outbox must be published
 
 
 def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps[Handled]:
@@ -88,7 +88,7 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
         RevisionConflict: Another message of the instance committed first: make another attempt.
         AlreadyHandled: Another attempt of this message committed.
         SagaError: See the class; nothing was written.
-        Exception: What the handler raised; nothing was written.
+        Exception: Raised by the handler; nothing was written.
     """
     step, addressed = delivery.step, delivery.addressed
     address, arguments = correlate(step, delivery.bound, delivery.session.causation, addressed)
@@ -114,7 +114,7 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
 def correlate(
     step: StepDefinition, bound: Mapping[str, Any], causation: Mapping[str, str], addressed: Addressed | None = None
 ) -> tuple[Address, dict[str, Any]]:
-    """Return where the instance of a message is, and its validated arguments, which nobody need read of what is addressed.
+    """Return the lookup of a message's instance, and its validated arguments, which an addressed message may lack.
 
     Raises:
         MessageError: It does not fit, or names no instance: it fails in the same way each time.
@@ -126,7 +126,7 @@ def correlate(
 
 
 def _find(delivery: Delivery, attempt: Attempt, lookup: Lookup) -> Steps[Found]:
-    """Find the instance, and lock it if it is to be written after many conflicts."""
+    """Find the instance, and lock it if the attempt follows many conflicts."""
     find = Find(lookup, Handling(delivery.step.names, delivery.message_id))
     found: Found = yield find
     record, writes = found.record, delivery.addressed or delivery.step.decide(exists=True) is Decision.CONTINUE
@@ -144,7 +144,7 @@ def _find(delivery: Delivery, attempt: Attempt, lookup: Lookup) -> Steps[Found]:
 def _repeated(delivery: Delivery, entry: Entry) -> Handled:
     """Answer a message that was handled before.
 
-    What follows its task (``link``, the next of a chain) may not have been sent yet: it belongs to the same instance.
+    The messages that follow its task (``link``, the next of a chain) may still be unsent: they belong to the same instance.
     """
     step = delivery.step
     if entry.instance_id:
@@ -157,7 +157,7 @@ def _repeated(delivery: Delivery, entry: Entry) -> Handled:
 def _handle_addressed(
     run: Run, delivery: Delivery, attempt: Attempt, record: Record | None, message: MessageView, addressed: Addressed
 ) -> Steps[Handled]:
-    """Run the handler if the instance still waits for the message; policies are not asked."""
+    """Run the handler if the instance still waits for the message; policies do not apply."""
     step = run.step
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
@@ -185,7 +185,7 @@ def _dropped(delivery: Delivery, addressed: Addressed, key: str, reason: str) ->
 def _handle(
     run: Run, delivery: Delivery, attempt: Attempt, record: Record | None, state: State, arguments: Mapping[str, Any]
 ) -> Steps[Handled]:
-    """Run the handler, and commit what it has made of the instance."""
+    """Run the handler, and commit the instance as the handler left it."""
     session, step = delivery.session, run.step
     with session.on_behalf_of(step.saga.name, context_of(state).view.id):
         yield from _check_deliveries(delivery)
@@ -203,20 +203,20 @@ def _handle(
 
 
 def _check_deliveries(delivery: Delivery) -> Steps[None]:
-    """Count a delivery whose function is about to run: one that cannot come so far ends no worker, however often it comes.
+    """Count a delivery just before its function runs: a delivery that fails earlier ends no worker, however often it comes.
 
     Raises:
-        TooManyDeliveries: There were more than are allowed.
+        TooManyDeliveries: There were more than allowed.
     """
     if delivery.max_deliveries is None:
         return
-    count = 1 + (yield CountDelivery(delivery.step.name, delivery.message_id))  # the first one nobody counted
+    count = 1 + (yield CountDelivery(delivery.step.name, delivery.message_id))  # the first one was not counted
     if count > delivery.max_deliveries:
         raise TooManyDeliveries(delivery.step.name, delivery.message_id, count, delivery.max_deliveries)
 
 
 def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born: bool) -> None:
-    """Answer the message, unless it creates the instance, which replies by itself; and the requester of one that completes."""
+    """Answer the message, unless it creates the instance, which replies later; and the requester of one that completes."""
     context = context_of(state)
     if not is_born:
         _send_answer(run, delivery.asked_by, result)
@@ -226,7 +226,7 @@ def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born:
 
 
 def _send_last_answer(run: Run, to: Mapping[str, Any] | None) -> None:
-    """Answer with nothing if there was no reply; the instance completes even if that answer cannot be encoded."""
+    """Answer with ``None`` if there was no reply; the instance completes even if that answer cannot be encoded."""
     try:
         _send_answer(run, to, NO_VALUE)
     except InvalidMessage as exc:
@@ -234,7 +234,7 @@ def _send_last_answer(run: Run, to: Mapping[str, Any] | None) -> None:
 
 
 def _send_answer(run: Run, to: Mapping[str, Any] | None, value: Any) -> None:
-    """Send an answer with the commit: what follows a task in Celery would be sent for a repeat, too, which has no result."""
+    """Send an answer with the commit: a Celery ``link`` would also be sent for a repeat, which has no result."""
     message = run.terms.answer(to, value) if to else None
     if message is not None:
         run.sending.messages.append(message)
@@ -252,12 +252,12 @@ def _commit_of(run: Run, record: Record | None, state: State, arguments: Mapping
 
 
 def _unannotated_in(step: StepDefinition, state: State, arguments: Mapping[str, Any], error: InvalidState) -> list[str]:
-    """Return the arguments without annotation that the handler has put where the state cannot be stored."""
+    """Return the unannotated arguments that the handler has put where the state cannot be stored."""
     paths = {path.partition(".")[0] for path, _ in error.problems}
     fields = [value for name, value in state.__dict__.items() if name in paths]
     parts = [part for field in fields for part in (parts_of(field) or {}).values()]
     unannotated = sorted(step.arguments.unannotated & arguments.keys())
-    for held in (fields, parts):  # another argument may be the same object by chance as a part, a short text above all
+    for held in (fields, parts):  # an argument may happen to be the same object as a part, a short text above all
         if names := [name for name in unannotated if any(value is arguments[name] for value in held)]:
             return names
     return []
@@ -279,7 +279,7 @@ def _refuse_taken_keys(run: Run, attempt: Attempt, state: State) -> Steps[None]:
 def _without_instance(
     run: Run, delivery: Delivery, decision: Decision, record: Record | None, lookup: Lookup, arguments: Mapping[str, Any]
 ) -> Steps[Handled]:
-    """Do what the step's policy says of an instance that is missing, or that is there already."""
+    """Apply the step's policy for an instance that is missing, or that exists already."""
     saga, shown = run.step.saga, (lookup_property(delivery.step, lookup), lookup.value)
     if record is not None:
         if decision is Decision.ALREADY_EXISTS:
@@ -318,5 +318,5 @@ def _handled(run: Run, commit: Commit, result: Any = None, reason: str = "", *, 
 
 
 def lookup_property(step: StepDefinition, lookup: Lookup) -> str:
-    """Return what the message was correlated by, as the user wrote it."""
+    """Return the properties by which the message was correlated, as the user wrote them."""
     return {KEY: ", ".join(step.saga.correlate_by), ID: "id"}.get(lookup.property, lookup.property)

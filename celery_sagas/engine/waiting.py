@@ -1,4 +1,4 @@
-"""Waiting, outside every task, for what messages make of an instance."""
+"""Waiting, outside every task, for changes that messages make to an instance."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ from celery_sagas.errors import MisuseError, SagaNotFound, WaitTimeout
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, KEY, Lookup, Record
 
-#: Seconds between two looks: few at first, since much comes at once, and twice as many each time.
+#: Seconds between two checks: short pauses at first, since many changes come at once, then twice as long each time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 T = TypeVar("T")
@@ -28,9 +28,9 @@ def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[st
     Raises:
         TypeError: ``until`` or ``timeout`` is of another type.
         ValueError: ``timeout`` is negative.
-        DefinitionError: The key is none of this saga, or none that the journal knows.
+        DefinitionError: It is no key of this saga, or none that the journal records.
         CorrelationError: A value is no key.
-        WaitTimeout: It did not come in time.
+        WaitTimeout: The condition was not met in time.
         SagaNotFound: The instance has completed, and the function was not true before.
     """
     wait = Wait(backend, saga, lookup_of(saga, key, by), _seconds(timeout))
@@ -42,10 +42,10 @@ def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[st
 
 
 def refuse_in_task(saga: str, session: Session | None) -> None:
-    """Refuse to wait inside a task: it would keep the worker from what is waited for.
+    """Refuse to wait inside a task: that would block the worker that must handle the awaited message.
 
     Raises:
-        MisuseError: There is a session, which is that of a task.
+        MisuseError: A session is open, which means that a task runs.
     """
     if session is not None:
         raise MisuseError(
@@ -56,16 +56,16 @@ def refuse_in_task(saga: str, session: Session | None) -> None:
 
 @dataclass
 class Wait:
-    """One wait; an instance that was found once is followed by its id, whoever gets its keys."""
+    """One wait; an instance that was found once is followed by its id, even if another instance takes its keys."""
 
     backend: Backend
     saga: SagaDefinition
-    lookup: Lookup  #: of what is waited for, as it was asked for
+    lookup: Lookup  #: of the instance, as requested
     timeout_s: float
-    seen: Record | None = None  #: the instance, as it was found last
+    seen: Record | None = None  #: the instance, as last found
 
     def poll(self, look: Callable[[], T | None]) -> T:
-        """Look again and again; return the first answer that there is."""
+        """Check repeatedly; return the first result that is not ``None``."""
         deadline = time.monotonic() + self.timeout_s
         for pause_s in _pauses():
             answer = look()
@@ -79,7 +79,7 @@ class Wait:
         raise WaitTimeout(self.saga.name, *self._subject, self.timeout_s, version, self._was_completed())
 
     def met(self, until: Callable[[Any], object]) -> Any:
-        """Return a copy of the instance if it is as it is waited for."""
+        """Return a copy of the instance if it meets the condition."""
         record = self._find()
         if record is None:
             if self.seen is not None:
@@ -89,7 +89,7 @@ class Wait:
         return copy if until(copy) else None
 
     def completed(self, key: str) -> Outcome | None:
-        """Return how the newest completed instance with a key ended, unless the one that is waited for is alive."""
+        """Return how the newest completed instance with a key ended, unless the awaited instance is alive."""
         entry = None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
         return None if entry is None else read_entry(entry)
 

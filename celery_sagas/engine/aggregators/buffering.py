@@ -1,4 +1,4 @@
-"""Buffering items: what is inserted, who asks for a flush, and what a full buffer says."""
+"""Buffering items: they are inserted, flushes are requested, and full buffers are reported."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,13 +13,13 @@ from celery_sagas.stores.items import Addition, NewItem
 
 
 def new_item(definition: AggregatorDefinition, id: str, value: object, max_bytes: int) -> tuple[str, NewItem]:
-    """Return the group of an item, and what is buffered of it.
+    """Return the group of an item, and the item as it is buffered.
 
     Args:
         definition: The aggregator.
-        id: Under which it is buffered once.
-        value: The item, in values of JSON.
-        max_bytes: The largest item.
+        id: The id under which it is buffered once.
+        value: The item, as JSON values.
+        max_bytes: The maximum size of an item.
 
     Raises:
         InvalidMessage: It does not fit, is too large, or belongs to no group.
@@ -29,7 +29,7 @@ def new_item(definition: AggregatorDefinition, id: str, value: object, max_bytes
 
 
 def encoded_item(definition: AggregatorDefinition, id: str, encoded: Encoded, max_bytes: int) -> tuple[str, NewItem]:
-    """Return the same of an item that was encoded here.
+    """Return the group of an item that this process has encoded, and the item as it is buffered.
 
     Raises:
         InvalidMessage: It is too large, or belongs to no group.
@@ -38,23 +38,23 @@ def encoded_item(definition: AggregatorDefinition, id: str, encoded: Encoded, ma
 
 
 def unread_item(definition: AggregatorDefinition, id: str, value: object, max_bytes: int) -> tuple[str, NewItem]:
-    """Return the same of an item that this code cannot read, and other code may: its producer could.
+    """Return the same for an item that this code cannot read. Other code may: the producer could encode it.
 
     Raises:
-        InvalidMessage: It is too large, or does not say to which group it belongs.
+        InvalidMessage: It is too large, or does not show its group.
     """
     payload = _payload(definition, value, max_bytes)
     return definition.items.group_of(value), NewItem(id, payload, is_unreadable=True)
 
 
 def buffer(store: AggregateStore, rules: Rules, items: Sequence[tuple[str, NewItem]], ask: Callable[[str], bool]) -> int:
-    """Buffer items, and ask for the flushes that their coming calls for; return how many are new.
+    """Buffer items, and request the flushes that they trigger; return how many are new.
 
     Args:
-        store: Where they are kept.
-        rules: Of the aggregator.
-        items: Each with its group.
-        ask: Asks for the flush of a group; returns whether it makes sense to ask for more.
+        store: Stores the items.
+        rules: The aggregator's rules.
+        items: The items, each with its group.
+        ask: Requests the flush of a group; returns whether it makes sense to request more.
 
     Raises:
         BufferFull: At least one group is full; the items of the others were added.
@@ -67,7 +67,7 @@ def buffer(store: AggregateStore, rules: Rules, items: Sequence[tuple[str, NewIt
     full = [addition for addition, each in zip(additions, added, strict=True) if each.is_full]
     for addition, each in zip(additions, added, strict=True):
         if each.needs_flush and not ask(addition.group):
-            break  # a relay asks for the rest: the caller does not wait for a silent broker again and again
+            break  # a relay requests the rest: the caller does not wait for a silent broker repeatedly
     if full:
         refused = [item.id for addition in full for item in addition.items]
         raise BufferFull(rules.name, full[0].group, rules.max_buffered, refused)

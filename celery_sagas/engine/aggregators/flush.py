@@ -1,4 +1,4 @@
-"""One run of a flush: claim → function → remove, or release. Nothing is removed that the function has not seen."""
+"""One run of a flush: claim → function → remove, or release. No item is removed before the function has received it."""
 
 import logging
 import time
@@ -21,23 +21,23 @@ from celery_sagas.stores.records import DeadLetter
 
 logger = logging.getLogger("celery_sagas")
 
-#: The part of a delay for which a group pauses at least: the retry may come a little early, by the clock of another machine.
+#: The least part of a delay for which a group pauses: by another machine's clock the retry may come a little early.
 _PAUSE_OF_DELAY = 0.8
-#: Seconds between two attempts to remove what was flushed, while the store is away: the function must not run again for that.
+#: Seconds between attempts to remove flushed items while the store is away: the function must not run again for that.
 _PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FlushVerdict:
-    """What an error of the function means."""
+    """The consequences of an error of the function."""
 
-    is_done: bool = False  #: the items were dealt with: remove them
+    is_done: bool = False  #: the items were handled: remove them
     is_counted: bool = True  #: the failure may be caused by the items
-    delay_s: float = 0.0  #: after which the caller asks for the next flush
+    delay_s: float = 0.0  #: seconds until the caller requests the next flush
 
 
 class Rejection(NamedTuple):
-    """An item that has become a dead letter, and why."""
+    """An item that has become a dead letter, and its error."""
 
     dead_letter: DeadLetter
     error: Exception
@@ -45,36 +45,36 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What came of a flush."""
+    """The result of a flush."""
 
     name: str
     group: str
-    reason: str = ""  #: why the trigger had fired; empty if it had not
-    items: int = 0  #: that the function was given
-    unresolved: int = 0  #: that could not be read
+    reason: str = ""  #: why the trigger fired; empty if it did not
+    items: int = 0  #: passed to the function
+    unresolved: int = 0  #: could not be read
     rejections: tuple[Rejection, ...] = ()
     result: Any = None
-    error: Exception | None = None  #: what the function raised
-    is_settled: bool = False  #: whether nothing is to be tried again, although it raised
-    delay_s: float = 0.0  #: after which it is
+    error: Exception | None = None  #: raised by the function
+    is_settled: bool = False  #: whether nothing is retried, despite the error
+    delay_s: float = 0.0  #: seconds until the retry
 
     @property
     def rejected(self) -> int:
-        """How many items were rejected."""
+        """The number of rejected items."""
         return len(self.rejections)
 
 
 @dataclass(slots=True)
 class Flush:
-    """One run of one flush, under a lease token of its own: a message that is delivered again gets other items."""
+    """One run of one flush, under a lease token of its own: a redelivered message claims other items."""
 
     store: AggregateStore
     definition: AggregatorDefinition
     rules: Rules
     group: str
     call: Callable[[Batch[Any]], Any]
-    ask: Callable[[str], object]  #: asks for another flush of a group
-    judge: Callable[[Exception, int], FlushVerdict]  #: what an error means, after so many attempts of the first item
+    ask: Callable[[str], object]  #: requests another flush of a group
+    judge: Callable[[Exception, int], FlushVerdict]  #: evaluates an error, given the attempts of the first item
     time_limit_s: float | None = None  #: of the run
     token: str = field(default_factory=lambda: uuid4().hex)
 
@@ -82,8 +82,8 @@ class Flush:
         """Flush a batch, if the trigger has fired.
 
         Raises:
-            LeaseLost: Another flush has the items: nothing was removed.
-            StoreError: The store is away; what was claimed comes back when its lease ends.
+            LeaseLost: Another flush has claimed the items: nothing was removed.
+            StoreError: The store is away; the claimed items become free when their lease ends.
         """
         snapshot = self.store.claim(self.rules, self.group, self.token)
         if snapshot is None:
@@ -125,15 +125,15 @@ class Flush:
             return replace(flushed, rejections=rejections, is_settled=True)
         if verdict.is_counted and self._was_last(snapshot):
             rejections = (self._rejection(items[0], error),)
-        is_released = self._release(rejections, unread, verdict)  # also where nothing comes back: the group pauses
+        is_released = self._release(rejections, unread, verdict)  # also if all items were rejected: the group pauses
         return replace(flushed, rejections=rejections if is_released else (), delay_s=verdict.delay_s)
 
     def _was_last(self, snapshot: Snapshot) -> bool:
-        """Whether this was the last attempt of an item, alone."""
+        """Return whether this was the last attempt of an item, alone in its batch."""
         return len(snapshot.items) == 1 and allowed(self.rules, snapshot.items[0].attempts + 1) == 0
 
     def _is_exhausted(self, snapshot: Snapshot) -> bool:
-        """Whether the last attempt of an item, alone, has ended its worker, so that nobody was left to reject it."""
+        """Return whether the last attempt of an item, alone in its batch, has ended its worker, which could not reject it."""
         return len(snapshot.items) == 1 and allowed(self.rules, snapshot.items[0].attempts) == 0
 
     def _reject_exhausted(self, snapshot: Snapshot) -> Flushed:
@@ -149,7 +149,7 @@ class Flush:
         return tuple(self._rejection(item, ItemRejected(name, group, item.id, reason)) for item, reason in found)
 
     def _rejection(self, item: Item, error: Exception) -> Rejection:
-        """Make the dead letter of an item: its id is the same each time."""
+        """Return the dead letter of an item, with an id that is the same each time."""
         name, group = self.definition.name, self.group
         dead_letter = dead_letter_of(name, item.id, "", error, item.payload)
         if isinstance(error, ItemRejected):
@@ -158,7 +158,7 @@ class Flush:
         return Rejection(dead_letter._replace(id=id, key=group, number=item.number, buffered_at=item.at), error)
 
     def _read(self, snapshot: Snapshot) -> tuple[list[Item], list[Any], list[int]]:
-        """Return the items that can be read, what they are, and the numbers of the others."""
+        """Return the items that can be read, their values, and the numbers of the unreadable items."""
         items, values, unread = [], [], []
         for item in snapshot.items:
             try:
@@ -170,7 +170,7 @@ class Flush:
         return items, values, unread
 
     def _remove(self, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
-        """End the lease; while the store is away, try for half of its time."""
+        """Remove the items and end the lease; while the store is away, retry for half of the lease."""
         deadline, attempts, dead_letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _dead_letters(rejections)
         while True:
             try:
@@ -190,12 +190,12 @@ class Flush:
             self.ask(self.group)
 
     def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: FlushVerdict) -> bool:
-        """End the lease, and return whether that was done."""
+        """Release the items and end the lease; return whether the store did so."""
         how: dict[str, Any] = {"rejected": _dead_letters(rejections), "unreadable": unread, "counted": verdict.is_counted}
         pause_ms = _pause_ms(verdict.delay_s * 1000, self.rules.lease_ms)
         try:
             self.store.release(self.rules, self.group, self.token, **how, delay_ms=pause_ms)
-        except StoreError as exc:  # the error of the function says more
+        except StoreError as exc:  # the error of the function is more informative
             logger.warning("%s: its items are not released, they come back when its lease ends: %s", self._subject, exc)
             return False
         return True
@@ -209,7 +209,7 @@ class Flush:
 
 
 def _pause_ms(delay_ms: float, lease_ms: int) -> int:
-    """Return for how long a group pauses; the flush request lasts for a lease more, and must last until the retry comes."""
+    """Return how long a group pauses. The flush request lasts for a lease longer, and must last until the retry comes."""
     return int(max(delay_ms * _PAUSE_OF_DELAY, delay_ms - lease_ms / 2))
 
 

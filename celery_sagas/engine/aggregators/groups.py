@@ -1,4 +1,4 @@
-"""What a relay does for aggregators: groups that are due are flushed, and unreadable items are tried again."""
+"""The relay's work for aggregators: it flushes groups that are due, and retries unreadable items."""
 
 import logging
 import time
@@ -14,9 +14,9 @@ from celery_sagas.stores.ports import Backend
 
 logger = logging.getLogger("celery_sagas")
 
-#: Groups that are claimed, and items that are read, at once.
+#: Groups to claim, and items to read, at once.
 BATCH = 100
-#: Groups that one sweep looks at after a start.
+#: Groups that one sweep checks after a start.
 LOOKED_AT = 200
 #: Seconds between two rounds through the unreadable items of all aggregators.
 PAUSE_S = 60.0
@@ -24,7 +24,7 @@ PAUSE_S = 60.0
 
 @dataclass
 class Groups:
-    """The groups of the aggregators that this process knows.
+    """The groups of the aggregators that are defined in this process.
 
     A group that was claimed is not claimed again before its lease ends: if its message is lost, or the broker is away, it is
     flushed then.
@@ -33,19 +33,19 @@ class Groups:
     backend: Backend
     definitions: Callable[[], Iterable[AggregatorDefinition]]
     rules_of: Callable[[AggregatorDefinition], Rules]
-    ask: Callable[[AggregatorDefinition, str], None]  #: publishes the message that has a group flushed, or raises PublishError
+    ask: Callable[[AggregatorDefinition, str], None]  #: publishes the message that flushes a group, or raises PublishError
     lease_s: float
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._next_reading = self.clock()
-        #: By aggregator: its last group that was looked at since this process began; its rules may be new.
+        #: By aggregator: the last group that was checked since this process began; the aggregator's rules may be new.
         self._looked_at: dict[str, str | None] = {}
         #: By aggregator: the last unreadable item of this round, with its group.
         self._tried: dict[str, tuple[str, int]] = {}
 
     def sweep(self, sweep: Sweep, must_end: Callable[[], bool]) -> None:
-        """Ask for the flushes that are due, as long as the broker takes them; end before what was claimed first is due again."""
+        """Request the flushes that are due while the broker accepts them; end before the first claimed group is due again."""
         known = {definition.name: definition for definition in self.definitions()}
         end = self.clock() + self.lease_s / 2
         while known and not sweep.is_broker_away and not must_end() and self.clock() < end:
@@ -64,7 +64,7 @@ class Groups:
                 self._try_again(definition)
 
     def _look_at_some(self, sweep: Sweep, definition: AggregatorDefinition) -> None:
-        """Have some groups looked at by the rules that the aggregator has now: they have their due times by older ones."""
+        """Check some groups against the aggregator's present rules: their due times were set under older ones."""
         after = self._looked_at.get(definition.name, "")
         if after is None:
             return
@@ -87,7 +87,7 @@ class Groups:
         return True
 
     def _try_again(self, definition: AggregatorDefinition) -> None:
-        """Free the next unreadable items that this code can read: the code has changed, or what it was that could not."""
+        """Free the next unreadable items that this code can read: the code has changed, or other code failed to read them."""
         name = definition.name
         items = self.backend.buffers.unresolved(name, BATCH, self._tried.pop(name, None))
         groups: dict[str, list[int]] = {}

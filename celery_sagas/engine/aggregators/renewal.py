@@ -1,4 +1,4 @@
-"""Renewal: while a function runs, its lease is begun anew."""
+"""Renewal: the lease is extended while a function runs."""
 
 import logging
 import threading
@@ -11,19 +11,19 @@ from celery_sagas.errors import StoreError
 
 logger = logging.getLogger("celery_sagas")
 
-#: A lease is renewed so often in its time: two renewals may fail.
+#: How often a lease is renewed before it would end: two renewals may fail.
 _IN_A_LEASE = 3
 
 
 class Renewal:
-    """Renews a lease in a thread of its own, over a connection of its own, until it is left.
+    """Renews a lease in a thread of its own, over a connection of its own, until the block ends.
 
     Args:
-        renew: Renews the lease; returns whether there still is one.
-        lease_s: How long it lasts.
-        for_s: When the run is ended by its time limit, in seconds from now: nobody renews the lease of a run that has been
-            killed, or that should have been. ``None`` without a limit.
-        subject: Whose lease it is, for the log.
+        renew: Renews the lease; returns whether it still exists.
+        lease_s: The duration of the lease.
+        for_s: Seconds until the run's time limit ends it: the lease of a run that was killed, or should have been, is not
+            renewed. ``None`` without a limit.
+        subject: The lease's owner, for the log.
     """
 
     def __init__(self, renew: Callable[[], bool], lease_s: float, for_s: float | None, subject: str) -> None:
@@ -49,7 +49,7 @@ class Renewal:
                 return
 
     def _try(self) -> bool:
-        """Renew it once; return whether to go on."""
+        """Renew the lease once; return whether to continue."""
         try:
             if self._renew() or self._ended.is_set():
                 return True

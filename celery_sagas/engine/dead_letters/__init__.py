@@ -1,1 +1,1 @@
-"""Dead letters: messages that failed for good, in the store and in the journal."""
+"""Dead letters: messages that have failed permanently, in the store and in the journal."""

@@ -1,4 +1,4 @@
-"""Cancellation: an instance no longer waits for a timeout, or an answer, whose message will never be handled."""
+"""Cancellation: an instance stops waiting for a timeout, or an answer, whose message will never be handled."""
 
 import logging
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ logger = logging.getLogger("celery_sagas")
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Takes the timeout, or the request, of a dead letter out of its instance's pending map, under a journal entry of its own."""
+    """Removes the timeout, or the request, of a dead letter from its instance's pending map, under a journal entry of its own."""
 
     dead_letter: DeadLetter
     names: tuple[str, ...]  #: of the saga: the stored one first
     addressed: Addressed  #: the instance, and the timeout or request
 
     def perform(self, backend: Backend, conflict_retries: int) -> bool:
-        """Take it out, whoever changes the instance at the same time.
+        """Remove it, even if the instance changes at the same time.
 
         Returns:
-            Whether the instance had it. One that is gone, or that can never be read, has none.
+            Whether the instance had it. An instance that is gone, or permanently unreadable, has none.
 
         Raises:
-            RevisionConflict: Others changed the instance each time, or have locked it.
-            StoreError: It is not known whether it was taken out; doing it again completes it.
+            RevisionConflict: The instance was changed each time, or is locked.
+            StoreError: It is unknown whether it was removed; repeating the call completes it.
         """
         conflicts = Conflicts(conflict_retries)
         while True:
@@ -46,7 +46,7 @@ class Cancellation:
                 return True
 
     def is_due(self, sagas: SagaStore) -> bool:
-        """Whether the instance still waits for it, or nobody can tell; once it does not, it never will again."""
+        """Return whether the instance still waits for it, or may do so; once it does not, it never will again."""
         found = self._find(sagas)
         if found is None or found.record is None:
             return found is None
@@ -74,7 +74,7 @@ class Cancellation:
             return None
 
     def _pending_without(self, record: Record) -> tuple[str, str] | None:
-        """Return the text of the pending map without it, and its row of the outbox, if any; ``None`` if it is not there."""
+        """Return the text of the pending map without it, and its row of the outbox, if any; ``None`` if the map lacks it."""
         try:
             pending = pending_of(record)
         except UnreadableState as exc:
@@ -83,7 +83,7 @@ class Cancellation:
         return self._without(pending)
 
     def _without(self, pending: Pending) -> tuple[str, str] | None:
-        """Do as if it had been handled: after a deadline the instance still waits for a late answer."""
+        """Remove it as if it had been handled: after a deadline the instance still waits for a late answer."""
         timeout = next((each for each in pending.timeouts.values() if each.id == self.addressed.id), None)
         request = pending.requests.get(self.addressed.id)
         steps = (request.then, request.otherwise) if request else ()
@@ -94,7 +94,7 @@ class Cancellation:
         return pending.text(), timeout.row if timeout else "".join(pending.cancelled)
 
     def _entry(self, record: Record, attempt: str) -> Entry:
-        """Return the journal's entry: its id is the dead letter's, so that a cancellation which is repeated writes nothing."""
+        """Return the journal's entry: its id is the dead letter's, so that a repeated cancellation writes nothing."""
         return Entry(
             step=self.dead_letter.task,
             message_id=derived_id(self.dead_letter.id, "cancellation"),

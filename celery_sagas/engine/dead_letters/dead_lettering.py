@@ -1,4 +1,4 @@
-"""Dead-lettering: a message that failed for good becomes a dead letter, and is not handled any more."""
+"""Dead-lettering: a message that has failed permanently becomes a dead letter, and is not handled again."""
 
 import logging
 import sys
@@ -22,13 +22,13 @@ from celery_sagas.stores.records import KEY, DeadLetter, Effects, Entry, Found, 
 logger = logging.getLogger("celery_sagas")
 
 TEXT_CHARACTERS = 2_000
-#: Of a traceback its end is kept, which says what failed.
+#: The end of a traceback is kept, which shows what failed.
 TRACEBACK_CHARACTERS = 20_000
 _NAME_CHARACTERS = 255
 
 
 def dead_letter_id_of(task: str, message_id: str) -> str:
-    """Return the id of the dead letter of a message: the same of each delivery of it, whatever failed."""
+    """Return the id of the dead letter of a message: the same for each delivery, whatever failed."""
     return derived_id(storable(message_id, sys.maxsize), f"{storable(task, _NAME_CHARACTERS)}/dead letter")
 
 
@@ -36,10 +36,10 @@ def dead_letter_of(task: str, message_id: str, saga: str, error: BaseException, 
     """Return the dead letter of a message.
 
     Args:
-        task: The task's name; of a step its present one, whatever its message calls it.
-        message_id: The id under which the journal knows the message.
-        saga: The stored name of the saga, or nothing.
-        error: Why it failed.
+        task: The task's name; for a step its present one, even if the message uses a former name.
+        message_id: The message's id in the journal.
+        saga: The stored name of the saga, or an empty string.
+        error: The error with which it failed.
         payload: The message, as JSON text.
     """
     return DeadLetter(
@@ -58,7 +58,7 @@ def dead_letter_of(task: str, message_id: str, saga: str, error: BaseException, 
 def locate(
     step: StepDefinition, bound: Mapping[str, Any], causation: Mapping[str, str], addressed: Addressed | None = None
 ) -> Lookup:
-    """Return where a message looks for its instance, and for its own entry in the journal.
+    """Return the lookup of a message's instance, and of its own entry in the journal.
 
     Raises:
         MessageError: It does not fit, or names no instance: it fails in the same way each time.
@@ -70,26 +70,26 @@ def locate(
 def dead_letter(
     backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup | None, named: str = ""
 ) -> DeadLetter | None:
-    """Keep a dead letter, and note in the journal that its message failed: delivered again, the message does nothing.
+    """Store a dead letter, and note in the journal that its message failed: a redelivery of the message does nothing.
 
-    The dead letter comes first: a process that dies between the two leaves a message that is not acknowledged, and that is
-    dead-lettered again or handled after all. A run that still goes on, and commits first, wins: then there is no dead letter.
+    The dead letter is stored first. A process that dies between the two leaves an unacknowledged message, which is
+    dead-lettered again or handled after all. A run that is still active and commits first wins: then there is no dead letter.
 
-    A message has a dead letter and no entry in the journal if it names no instance, or if its instance's stored state will never
-    be readable: delivered again, it fails in the same way, and stays one dead letter.
+    A message has a dead letter without a journal entry if it names no instance, or if its instance's stored state is permanently
+    unreadable: redelivered, it fails in the same way, and remains one dead letter.
 
     Args:
-        backend: Where both are kept.
-        step: The message's.
-        dead_letter: What is known of it.
-        lookup: Where the message looks; ``None`` if it names no instance.
-        named: The name of the step that it bears, if that is a former one: old code looks under it.
+        backend: Stores both.
+        step: The message's step.
+        dead_letter: The dead letter.
+        lookup: The message's lookup; ``None`` if it names no instance.
+        named: The name of the step in the message, if that is a former one: old code looks under it.
 
     Returns:
-        The dead letter, or ``None`` if the message was handled, or dead-lettered, before.
+        The dead letter, or ``None`` if the message was handled or dead-lettered before.
 
     Raises:
-        StoreError: It is not known what was written; doing it again completes it.
+        StoreError: It is unknown what was written; repeating the call completes it.
     """
     if lookup is None:
         add_dead_letter(backend, dead_letter)
@@ -98,7 +98,7 @@ def dead_letter(
     if found is not None and found.handled is not None:
         close(
             backend, step, dead_letter, lookup, found
-        )  # an interrupted call may have left the dead letter of what was handled after all
+        )  # an interrupted call may have left the dead letter of a message that was handled after all
         return None
     dead_letter = dead_letter._replace(key=_key_of(lookup, found))
     add_dead_letter(backend, dead_letter)
@@ -108,10 +108,10 @@ def dead_letter(
 def close(
     backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup, found: Found | None = None, named: str = ""
 ) -> bool:
-    """Note in the journal that the message of a dead letter failed, unless it says so already, or nobody can tell.
+    """Note in the journal that the message of a dead letter failed, unless the entry exists or cannot be located.
 
     Returns:
-        Whether it did fail, as far as can be read; if it was handled, its dead letter is removed.
+        Whether it failed, as far as can be determined; if it was handled, its dead letter is removed.
     """
     found = found or _find(backend, step, dead_letter, lookup)
     if found is not None and found.handled is None:
@@ -126,7 +126,7 @@ def close(
 
 
 def add_dead_letter(backend: Backend, dead_letter: DeadLetter) -> None:
-    """Keep a dead letter; one that the store refuses, because it is too large for it say, is kept without its message."""
+    """Store a dead letter; if the store refuses it, because of its size for example, store it without its message."""
     try:
         backend.dead.add(dead_letter)
     except StoreError as exc:
@@ -141,7 +141,7 @@ def add_dead_letter(backend: Backend, dead_letter: DeadLetter) -> None:
 
 
 def _find(backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup) -> Found | None:
-    """Find what a message is about; ``None`` if it will never be readable."""
+    """Find the instance of a message; ``None`` if it is permanently unreadable."""
     try:
         return backend.sagas.find(lookup, Handling(step.names, dead_letter.message_id))
     except StoreError as exc:
@@ -172,7 +172,7 @@ def _entry(step: StepDefinition, dead_letter: DeadLetter, found: Found, named: s
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text; not every foreign class has one."""
+    """Return an error's text; some third-party classes cannot produce one."""
     try:
         return str(error)
     except Exception as exc:

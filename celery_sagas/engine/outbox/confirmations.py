@@ -1,4 +1,4 @@
-"""Removing published rows from the outbox: many at once, and not while a message waits for it."""
+"""Removing published rows from the outbox: in batches, without delaying any message."""
 
 import atexit
 import logging
@@ -17,9 +17,9 @@ from celery_sagas.stores.ports import Outbox
 
 logger = logging.getLogger("celery_sagas")
 
-#: How long published rows are gathered. What this process has not confirmed when it is killed is sent again. Seconds.
+#: How long published rows are gathered. If this process is killed, the rows that it has not confirmed are sent again. Seconds.
 GATHERED_FOR_S = 0.25
-#: How long the broker is waited for at most, where nothing can be done before it has spoken. Seconds.
+#: The maximum wait for the broker, where nothing can be done before it responds. Seconds.
 SETTLED_IN_S = 5.0
 _POLL_S = 0.002
 
@@ -33,12 +33,12 @@ class Confirmations:
 
     outbox: Outbox
     owner: str  #: the lease token under which the rows were published
-    lasts_s: float  #: how long the lease lasts: when it is over, others send the rows, and confirm them
-    publisher: Publisher  #: tells which of the posted messages are confirmed
+    lasts_s: float  #: the duration of the lease: after it, other processes send the rows, and confirm them
+    publisher: Publisher  #: reports which of the posted messages are confirmed
     _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _flushing: threading.Lock = field(default_factory=threading.Lock)
-    #: What wakes the thread: unlike an event it has no lock that a time limit, which strikes in the middle, could leave behind.
+    #: Wakes the thread. Unlike an event it has no lock that a time limit could leave locked.
     _wake: "SimpleQueue[None]" = field(default_factory=SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
     _is_failing: bool = False
@@ -46,28 +46,28 @@ class Confirmations:
     _process: Process = field(default_factory=Process)
 
     def add(self, ids: Sequence[str]) -> None:
-        """Have rows removed soon, and with them what the broker confirms until then."""
+        """Have rows removed soon, with those that the broker confirms until then."""
         self._note(ids)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="celery-sagas-confirmations", daemon=True)
                 self._thread.start()
-                atexit.register(self.settle)  # a script may end before the thread comes to it
+                atexit.register(self.settle)  # a script may end before the thread removes the rows
         self._wake.put(None)
 
     def add_now(self, ids: Sequence[str]) -> None:
-        """Remove rows before this returns."""
+        """Remove rows before this method returns."""
         self._note(ids)
         self.flush()
 
     def flush(self) -> None:
-        """Remove what was published until now. Never raises: what cannot be removed now is tried again, while the lease lasts.
+        """Remove the rows published until now. Never raises: rows that cannot be removed now are retried, while the lease lasts.
 
-        In a child of the process that has published, it does nothing, as everything here.
+        In a child of the publishing process, every method does nothing.
         """
         if self._process.is_child:
             return
-        self._note(self.publisher.collect())  # not while others wait: one that posts, and handles a message meanwhile, may do so
+        self._note(self.publisher.collect())  # before locking: a thread that posts, and handles a message meanwhile, may get here
         with self._flushing:
             with self._lock:
                 published, self._published = self._published, []
@@ -81,7 +81,7 @@ class Confirmations:
                 self._tell(exc)
 
     def settle(self) -> None:
-        """Remove what was published until now, after waiting for a bounded time for what the broker says of it."""
+        """Remove the rows published until now, after waiting for a bounded time for the broker's confirmations."""
         if self._process.is_child:
             return
         awaited, deadline = self.publisher.awaited(), time.monotonic() + SETTLED_IN_S
@@ -92,7 +92,7 @@ class Confirmations:
         self.flush()
 
     def close(self) -> None:
-        """End the thread, and remove what is left."""
+        """End the thread, and remove the remaining rows."""
         if self._process.is_child:
             return
         atexit.unregister(self.settle)

@@ -1,4 +1,4 @@
-"""Publishing what was committed: at once, and never at the cost of the message that decided it."""
+"""Publishing committed messages: at once, and never at the cost of the message that sent them."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ logger = logging.getLogger("celery_sagas")
 
 #: How many characters of an error are kept with a row.
 ERROR_CHARACTERS = 2_000
-#: Rows of an earlier run that are claimed at once.
+#: Rows of an earlier run to claim at once.
 _CLAIMED_AT_ONCE = 100
 
 
@@ -28,7 +28,7 @@ class Dispatcher:
 
     outbox: Outbox
     publisher: Publisher
-    grace_s: float  #: how long the lease lasts that a commit gives its rows
+    grace_s: float  #: the duration of the lease on the rows of a commit
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -36,10 +36,10 @@ class Dispatcher:
         self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher)
 
     def dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float) -> None:
-        """Publish the rows of one commit, and have them removed. Never raises, but for what runs inline.
+        """Publish the rows of one commit, and have them removed. Raises nothing, except from tasks that run inline.
 
-        It stops at half the grace: whoever claims the rows when the lease has ended must be alone. A row whose confirmation it
-        does not wait for is removed when that has come; if none comes, it stays in the outbox, as one that it cannot publish.
+        It stops at half the grace: two processes must not publish the rows when the lease has ended. A row whose confirmation it
+        does not wait for is removed when that arrives; without one it stays in the outbox, as a row that cannot be published.
         """
         if rows:
             self._dispatch(rows, committed_at, is_waiting=False)
@@ -52,7 +52,7 @@ class Dispatcher:
         try:
             if is_waiting or self._post(left, until):
                 if left and self.publisher.awaited():
-                    self.confirmations.settle()  # what goes over another connection must not overtake what was posted
+                    self.confirmations.settle()  # messages over another connection must not overtake those that were posted
                 self._publish(left, until, published)
         finally:  # a time limit may strike between two messages
             self.confirmations.add(published)
@@ -65,19 +65,19 @@ class Dispatcher:
             self.publisher.publish(row)
 
     def dispatch_unsent(self, entry: Entry) -> None:
-        """Publish what the commit of an entry decided to send, and its process has not published.
+        """Publish the rows that the commit of an entry has stored, and its process has not published.
 
         Raises:
-            StillUnsent: Some of it is leased: whoever committed it may be publishing it at this moment, or has died.
+            StillUnsent: Some rows are leased: the process that committed them may be publishing them now, or has died.
         """
-        self.confirmations.settle()  # what this process has published is not left over
+        self.confirmations.settle()  # rows that this process has published are not left over
         while True:
             leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between
             rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry)
             if not rows:
                 break
             logger.info("%s: publishing %d messages that message %s left", entry.step, len(rows), entry.message_id)
-            self._dispatch(rows, started, is_waiting=True)  # whoever is told that nothing is left acknowledges the message
+            self._dispatch(rows, started, is_waiting=True)  # the message is acknowledged once nothing is left
             self.confirmations.flush()
         if leased:
             raise StillUnsent(entry.step, entry.message_id, leased)
@@ -93,7 +93,7 @@ class Dispatcher:
         return True
 
     def _publish(self, rows: Sequence[OutgoingMessage], until: float, published: list[str]) -> None:
-        """Publish rows, and note the ids of those that were confirmed, until the broker turns out to be away."""
+        """Publish rows, and note the ids of the confirmed ones, until the broker turns out to be away."""
         if len(rows) > 1 and self.clock() <= until:
             try:
                 published += self.publisher.publish_many(rows).confirmed
@@ -115,14 +115,14 @@ class Dispatcher:
                 published.append(row.id)
 
     def _fail(self, row: OutgoingMessage, error: PublishError) -> None:
-        """Note that it is the row that cannot be published: nobody waits for it any more."""
+        """Record the failure of a row that cannot be published, and stop waiting for it."""
         try:
             self.outbox.fail(self.owner, row.id, storable(error.reason, ERROR_CHARACTERS), int(self.grace_s * 1000))
         except StoreError as exc:
             logger.warning("that %s %s failed could not be recorded: %s", row.task, row.message_id, exc)
 
     def close(self) -> None:
-        """Remove what was published, before this process ends."""
+        """Remove the published rows, before this process ends."""
         self.confirmations.close()
 
 

@@ -1,4 +1,4 @@
-"""Removing what has been kept for long enough, a little at a time."""
+"""Removing expired rows, a few at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,32 +6,32 @@ from functools import partial
 
 from celery_sagas.stores.ports import Backend
 
-#: Seconds between two looks, when nothing was left by the last.
+#: Seconds between two checks, if the last one left nothing.
 PAUSE_S = 60.0
-#: What is removed at once, and how often in one sweep.
+#: Rows to remove at once, and how often in one sweep.
 BATCH, BATCHES = 1_000, 10
 
 
 @dataclass
 class Housekeeping:
-    """Removes old entries of the journal, old counts of deliveries, and ids of items that need not be known any more.
+    """Removes old entries of the journal, old counts of deliveries, and expired ids of items.
 
-    It looks once a minute. What is more than one sweep may remove is removed by the sweeps that follow.
+    It checks once a minute. The rows that exceed one sweep are removed by the following sweeps.
     """
 
     backend: Backend
     retention_s: float  #: how long they are kept
     clock: Callable[[], float]
-    forget: Callable[[int], int] | None = None  #: forgets ids of items, at most so many
+    forget: Callable[[int], int] | None = None  #: removes ids of items, at most so many
 
     def __post_init__(self) -> None:
         self._next = self.clock() + PAUSE_S
 
     def clean(self) -> int:
-        """Remove what is old if it is time to; return how many were removed."""
+        """Remove old rows if it is time to; return how many were removed."""
         if self.clock() < self._next:
             return 0
-        self._next = self.clock() + PAUSE_S  # also if the store is away: what waits is more urgent
+        self._next = self.clock() + PAUSE_S  # also if the store is away: waiting messages are more urgent
         removed = 0
         has_more = False
         for purge in self._purges():
@@ -43,7 +43,7 @@ class Housekeeping:
         return removed
 
     def _purges(self) -> Iterator[Callable[[int], int]]:
-        """Yield what removes at most so many of one kind."""
+        """Yield the functions that remove at most so many rows of one kind."""
         age_ms = int(self.retention_s * 1000)
         yield partial(self.backend.journal.purge, age_ms)
         yield partial(self.backend.deliveries.purge, age_ms)

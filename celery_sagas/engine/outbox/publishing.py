@@ -10,7 +10,7 @@ from celery_sagas.errors import PublishError, Unconfirmed
 
 
 class OutgoingMessage(Protocol):
-    """A row of the outbox, as far as publishing needs it."""
+    """A row of the outbox, as required for publishing."""
 
     @property
     def id(self) -> str: ...
@@ -24,16 +24,16 @@ class OutgoingMessage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of messages that were published at once, as ids of rows; the others were refused, or never published."""
+    """The result of publishing many messages, as ids of rows; the other messages were refused, or never published."""
 
     confirmed: Set[str] = frozenset()
     unconfirmed: Set[str] = frozenset()  #: published, and neither confirmed nor refused: they may have arrived
 
 
 class Publisher(ABC):
-    """Hands messages to the broker; at least one by one."""
+    """Publishes messages to the broker, at least one by one."""
 
-    #: Whether publishing runs the task here and now (eager mode), so that its errors are the caller's.
+    #: Whether publishing runs the task at once (eager mode), so that its errors are the caller's.
     inline: bool
 
     @abstractmethod
@@ -41,53 +41,53 @@ class Publisher(ABC):
         """Publish one message and wait until the broker has confirmed it.
 
         Raises:
-            PublishError: It was not confirmed; it may have arrived all the same. ``Unconfirmed`` if the connection was there, and
+            PublishError: It was not confirmed, but may have arrived. ``Unconfirmed`` if the connection was there, and
                 the cause may be the message or the broker; ``connection`` alone if there was none.
         """
 
     def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
-        """Publish messages in order before waiting for the broker. Of those that it leaves, ``publish`` tells why.
+        """Publish messages in order before waiting for the broker. For those that it leaves, ``publish`` raises the reason.
 
         Raises:
-            PublishError: There is no connection, or nobody should wait for it any longer.
+            PublishError: There is no connection, or the time to wait for it is over.
         """
         return Receipt()
 
     @abstractmethod
     def probe(self) -> None:
-        """Have the broker take a message that is for nobody.
+        """Publish a message without a recipient, to see whether the broker accepts it.
 
         Raises:
-            PublishError: It is away, or takes no messages now.
+            PublishError: It is away, or accepts no messages now.
         """
 
     def post(self, message: OutgoingMessage) -> bool:
-        """Write a message behind those that were posted before, without waiting; return whether it was written.
+        """Write a message after those that were posted before, without waiting; return whether it was written.
 
-        ``collect`` tells when the broker has confirmed it. What the broker refuses, or does not confirm in time, and what is lost
-        with its connection, is never told of. Of what is not written ``publish`` tells why.
+        ``collect`` returns it once the broker has confirmed it. It never returns messages that the broker refuses, or does not
+        confirm in time, or that are lost with its connection. For a message that is not written, ``publish`` raises the reason.
 
         Raises:
-            PublishError: There is no connection, or nobody should wait for it any longer; it may have arrived all the same.
+            PublishError: There is no connection, or the time to wait for it is over; the message may have arrived.
         """
         return False
 
     def collect(self) -> Sequence[str]:
-        """Return the ids of the posted rows that the broker has confirmed since the last call; do not wait."""
+        """Return the ids of the posted rows that the broker has confirmed since the last call, without waiting."""
         return ()
 
     def awaited(self) -> Set[str]:
-        """Return the ids of the posted rows of which the broker has said nothing yet; they become fewer with each ``collect``."""
+        """Return the ids of the posted rows without a response of the broker yet; each ``collect`` reduces them."""
         return frozenset()
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connections; expect no confirmation any more, and take no message."""
+        """Close the connections; expect no more confirmations, and accept no messages."""
 
 
 @contextmanager
 def probing(publisher: Publisher) -> Iterator[None]:
-    """Probe the broker after an unconfirmed message: if it takes others, the failure is about this message.
+    """Probe the broker after an unconfirmed message: if it accepts others, the failure is about this message.
 
     An outage that ends between the two counts as a failure of the message.
 

@@ -1,4 +1,4 @@
-"""What a relay has done: in one sweep, and since it began."""
+"""The statistics of a relay: of one sweep, and since it began."""
 
 import logging
 from dataclasses import asdict, dataclass, field
@@ -9,24 +9,24 @@ logger = logging.getLogger("celery_sagas")
 
 @dataclass(slots=True)
 class Sweep:
-    """One look at what is due; numbers are rows of the outbox, times are seconds since the epoch."""
+    """One sweep; numbers are rows of the outbox, times are seconds since the epoch."""
 
     began_at: float
     ended_at: float = 0.0
     sent: int = 0
-    flushes: int = 0  #: of groups of aggregators, that were asked for
+    flushes: int = 0  #: requested flushes of groups of aggregators
     released: int = 0  #: claimed and released: the broker was away, or the time was over
     unconfirmed: int = 0  #: published at once and not confirmed, perhaps arrived: published again
-    failed: int = 0  #: could not be published, and are tried again
-    dead_lettered: int = 0  #: could not be published so often that they became dead letters
-    purged: int = 0  #: entries of the journal, and counts of deliveries, that were kept for long enough
-    unknown: dict[str, int] = field(default_factory=dict)  #: left to others, by step
+    failed: int = 0  #: could not be published, and are retried
+    dead_lettered: int = 0  #: became dead letters after too many failed attempts to publish them
+    purged: int = 0  #: expired entries of the journal, and counts of deliveries
+    unknown: dict[str, int] = field(default_factory=dict)  #: left to other processes, by step
     error: str = ""  #: of the store or of the connection to the broker, which ended the sweep
     is_broker_away: bool = False
 
     @property
     def did_something(self) -> bool:
-        """Whether there is anything to tell."""
+        """Return whether there is anything to report."""
         return bool(
             self.flushes
             or self.sent
@@ -42,22 +42,22 @@ class Sweep:
 
 @dataclass(slots=True)
 class Tally:
-    """What a relay has done so far."""
+    """The totals of a relay since it began."""
 
     sweeps: int = 0
     sent: int = 0
     flushes: int = 0
     failed: int = 0
-    dead_lettered: int = 0  #: rows of the outbox; most dead letters are kept by those who handle messages
+    dead_lettered: int = 0  #: rows of the outbox; most dead letters are made where messages are handled
     purged: int = 0
-    unknown: dict[str, int] = field(default_factory=dict)  #: how often rows of a step were left to others
+    unknown: dict[str, int] = field(default_factory=dict)  #: how often rows of a step were left to other processes
     last: Sweep | None = None
     last_error: str = ""
     last_error_at: float = 0.0
-    trouble: Sweep | None = None  #: the latest that was ended by an error, until what it met with works again
+    trouble: Sweep | None = None  #: the latest sweep that ended with an error, until the store or broker works again
 
     def add(self, sweep: Sweep) -> None:
-        """Add a sweep, and tell of an outage when it begins and when it ends."""
+        """Add a sweep, and log an outage when it begins and when it ends."""
         self.sweeps += 1
         self.sent += sweep.sent
         self.flushes += sweep.flushes
@@ -74,7 +74,7 @@ class Tally:
             self.trouble = None
 
     def add_unknown(self, task: str) -> None:
-        """Count a row that was left to others. The mapping is replaced: another thread may be reading it."""
+        """Count a row that was left to other processes. The mapping is replaced: another thread may be reading it."""
         self.unknown = {**self.unknown, task: self.unknown.get(task, 0) + 1}
 
     def _add_error(self, sweep: Sweep) -> None:
@@ -86,5 +86,5 @@ class Tally:
             self.trouble.is_broker_away = sweep.is_broker_away
 
     def shown(self) -> dict[str, Any]:
-        """Return it in values of JSON, for operators."""
+        """Return the totals as JSON values, for operators."""
         return asdict(self)

@@ -1,6 +1,6 @@
-"""Gathering: what the members of a gather answer is collected beside their instance, and brought to it at once.
+"""Gathering: the answers to a gather are collected beside its instance, and delivered to it as one message.
 
-A thousand answers that the instance handled one by one would be a thousand commits of it, nearly all of them in conflict.
+If the instance handled a thousand answers one by one, it would have a thousand commits, nearly all of them in conflict.
 """
 
 import logging
@@ -27,14 +27,14 @@ from celery_sagas.stores.records import ID, Lookup
 
 logger = logging.getLogger("celery_sagas")
 
-#: Of how many gathers a process knows, without asking the store again, that they are waited for; and for how many seconds.
+#: How many gathers a process remembers as awaited, without asking the store again; and for how many seconds.
 REMEMBERED, REMEMBERED_S = 1_000, 10.0
-#: The longest pause before a step is told again what has come.
+#: The longest pause before a step is sent the outcomes again.
 LONGEST_MS = 3_600_000
 _TEXT_CHARACTERS = 2_000
-#: What is kept of a member: whose it is, and what came of it.
+#: The parts of a member's stored outcome.
 _NOTED, _OUTCOMES = (("instance", str), ("members", int)), {ReplyKind.ANSWER.value, ReplyKind.FAILURE.value}
-#: A batch of a buffer becomes smaller after so many failures; what was gathered is never divided.
+#: A batch of a buffer becomes smaller after so many failures; gathered outcomes are never divided.
 _NEVER = 1_000_000
 
 
@@ -42,18 +42,18 @@ class Gather(NamedTuple):
     """A gather of one instance."""
 
     saga: SagaDefinition
-    name: str  #: the stored name that the saga had when it asked
+    name: str  #: the stored name that the saga had when it sent the request
     instance_id: str
     request: str
 
     @property
     def buffer(self) -> str:
-        """The buffer in which its answers are collected, in a group of its own."""
+        """The buffer that collects its answers, in a group of its own."""
         return buffer_of(self.name)
 
 
 class Member(NamedTuple):
-    """What came of a member of a gather."""
+    """The outcome of a member of a gather."""
 
     position: int
     came: ReplyKind  #: an answer or a failure
@@ -63,28 +63,28 @@ class Member(NamedTuple):
 
 
 class GatherState(StrEnum):
-    """What is known of a gather after a look at it."""
+    """The state of a gather after a check."""
 
-    TOLD = "told"  #: its step was sent what has come
+    TOLD = "told"  #: its step was sent the outcomes
     WAITING = "waiting"  #: for more members
-    ENDED = "ended"  #: its instance does not wait for it any more
+    ENDED = "ended"  #: its instance no longer waits for it
 
 
 def buffer_of(saga: str) -> str:
-    """Return the name of the buffer for a saga's gathers; no aggregator can be named like it."""
+    """Return the name of the buffer for a saga's gathers; no aggregator can have such a name."""
     return f"{saga}.(gathered)"
 
 
 @dataclass
 class Gathering:
-    """Collects the answers of members; the first that came of each counts.
+    """Collects the answers of members; the first outcome of each counts.
 
-    The store tells the one whose item completes a group, and nobody else until its flush request expires.
+    The store notifies the caller whose item completes a group, and no other until the caller's flush request expires.
     """
 
     backend: Backend
-    tell: Callable[[Gather, Target, Mapping[str, Any]], None]  #: sends a step what has come, or raises PublishError
-    lease_ms: int  #: how long whoever completes a group may take to tell of it
+    tell: Callable[[Gather, Target, Mapping[str, Any]], None]  #: sends a step the outcomes, or raises PublishError
+    lease_ms: int  #: how long the process that completes a group may take to send them
     retention_ms: int  #: how long the journal is kept
     max_bytes: int  #: of an answer
     clock: Callable[[], float] = time.monotonic
@@ -93,14 +93,14 @@ class Gathering:
     _known: dict[Gather, tuple[float, Request]] = field(default_factory=dict, init=False)
 
     def collect(self, gather: Gather, member: Member) -> bool:
-        """Keep what came of a member, and end the gather if it was the last of which nothing had come.
+        """Store the outcome of a member, and end the gather if it was the last one missing.
 
         Returns:
-            Whether the instance waits for it, or did so a moment ago; if not, nothing is kept.
+            Whether the instance waits for it, or did so a moment ago; if not, nothing is stored.
 
         Raises:
-            PublishError: It was kept, and the gather cannot be ended now.
-            StoreError: It is not known whether it was kept; doing it again completes it.
+            PublishError: It was stored, and the gather cannot be ended now.
+            StoreError: It is unknown whether it was stored; repeating the call completes it.
         """
         request = self._asked(gather)
         if request is None or not 0 <= member.position < request.members:
@@ -108,7 +108,7 @@ class Gathering:
         limit = min(self.max_bytes, STATES_IN_MESSAGES * self.max_bytes // request.members)  # one message has all of them
         item = NewItem(str(member.position), payload_of(gather, request.members, member, limit))
         (added,) = self.backend.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
-        if added.needs_flush or (not added.added and self._is_complete(gather, request)):  # who kept it first may have died
+        if added.needs_flush or (not added.added and self._is_complete(gather, request)):  # its first sender may have died
             verdict = self.conclude(gather)
             if verdict is GatherState.WAITING and added.needs_flush:
                 self.await_more(gather, request.members)
@@ -120,20 +120,20 @@ class Gathering:
         if known and known[0] > self.clock():
             return known[1]
         request = self.awaited(gather)
-        if request is not None:  # else it may ask again: a store may have forgotten its last commit
+        if request is not None:  # else it may wait later: a store may have forgotten its last commit
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[gather] = self.clock() + REMEMBERED_S, request
         return request
 
     def conclude(self, gather: Gather, *, is_over: bool = False) -> GatherState:
-        """Tell the instance's step what came of a gather, if that is complete, or its time is over.
+        """Send the instance's step the outcomes of a gather, if that is complete, or its time is over.
 
-        It is told under an id of the request's: repeated, it counts once.
+        The message's id follows from the request's: repeated, it counts once.
 
         Raises:
-            PublishError: It could not be told.
-            UnreadableState: The instance, or what has come, cannot be read.
+            PublishError: The message could not be sent.
+            UnreadableState: The instance, or an outcome, cannot be read.
             StoreError: The store is away.
         """
         request = self.awaited(gather)
@@ -155,7 +155,7 @@ class Gathering:
         """Return the request of a gather if its instance waits for it.
 
         Raises:
-            UnreadableState: What is stored of the instance cannot be read.
+            UnreadableState: The stored instance cannot be read.
             NewerState: Newer code wrote it.
             StoreError: The store is away.
         """
@@ -167,13 +167,13 @@ class Gathering:
         return request if request and request.members else None
 
     def clear(self, gather: Gather) -> None:
-        """Forget what has come, since nobody waits for it any more."""
+        """Remove the outcomes of a gather that is no longer awaited."""
         self._known.pop(gather, None)
         count = self.backend.buffers.clear(self.rules(gather), gather.request)
         logger.debug("%s: %d answers were cleared from the gather %s", gather.saga.name, count, gather.request)
 
     def forget(self, saga: SagaDefinition, instance_id: str, request: str) -> None:
-        """Forget what has come of a gather that was handled; never raise for it: a relay does so later."""
+        """Remove the outcomes of a gather that was handled. Never raises: a relay retries later."""
         try:
             for name in saga.names:
                 self.clear(Gather(saga, name, instance_id, request))
@@ -181,12 +181,12 @@ class Gathering:
             logger.warning("%s: what came of the gather %s is kept for now: %s", saga.name, request, exc)
 
     def await_more(self, gather: Gather, members: int) -> None:
-        """Take back the flush request of a look at a gather that is not complete: its last member must find none.
+        """Withdraw the flush request of a check of an incomplete gather: its last member must not find one.
 
-        It is looked at again when it is twice as old.
+        It is checked again when it is twice as old.
 
         Raises:
-            PublishError: It has become complete meanwhile, and could not be told.
+            PublishError: It has become complete meanwhile, and could not be sent.
             StoreError: The store is away.
         """
         rules, token = self.rules(gather, members), uuid4().hex
@@ -198,7 +198,7 @@ class Gathering:
             self.conclude(gather)
 
     def publish_again_later(self, gather: Gather, members: int) -> None:
-        """Have a relay tell of a complete gather again if its step has not handled it: after a while, longer each time.
+        """Have a relay send a complete gather again if its step has not handled it: after a while, longer each time.
 
         Raises:
             StoreError: The store is away.
@@ -210,7 +210,7 @@ class Gathering:
             self.backend.aggregates.release(rules, gather.request, token, delay_ms=delay_ms)
 
     def rules(self, gather: Gather, members: int = 0) -> Rules:
-        """Return what a gather asks of its buffer: that it is looked at when it is complete, or when nothing comes any more."""
+        """Return a gather's rules for its buffer: it is checked when it is complete, or when no more outcomes come."""
         idle_ms, lease_ms = self.retention_ms, self.lease_ms
         return Rules(gather.buffer, size=members, idle_ms=idle_ms, max_attempts=_NEVER, lease_ms=lease_ms)
 
@@ -219,7 +219,7 @@ class Gathering:
 
 
 def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> str:
-    """Return what is kept of a member as JSON text: an answer that cannot be kept is a failure."""
+    """Return a member's outcome as JSON text for the store: an answer that cannot be stored becomes a failure."""
     where = {"instance": gather.instance_id, "members": members}
     try:
         encoded = to_json({**where, member.came.value: member.value}, by_alias=True, round_trip=True)
@@ -234,10 +234,10 @@ def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> 
 
 
 def gathered_of(gather: Gather, members: int, items: Iterable[Item]) -> dict[str, Any]:
-    """Return a ``Gathered`` in values of JSON.
+    """Return a ``Gathered`` as JSON values.
 
     Raises:
-        UnreadableState: What is kept of a member is not of its form.
+        UnreadableState: The stored outcome of a member is malformed.
     """
     gathered: dict[str, Any] = {"members": members, "answers": {}, "failures": {}}
     for item in items:
@@ -248,10 +248,10 @@ def gathered_of(gather: Gather, members: int, items: Iterable[Item]) -> dict[str
 
 
 def owner_of(gather: Gather, item: Item) -> tuple[Gather, int]:
-    """Return the gather with its instance, and how many members it has, as noted beside what came of a member.
+    """Return the gather with its instance, and the number of its members, as stored beside the outcome of a member.
 
     Raises:
-        UnreadableState: That is not of its form.
+        UnreadableState: They are malformed.
     """
     kept = _kept(gather, item)
     return gather._replace(instance_id=kept["instance"]), kept["members"]

@@ -1,4 +1,4 @@
-"""What a relay does for gathers: those that nobody has ended are ended, and what came too late is cleared away."""
+"""The relay's work for gathers: it ends those that were left unfinished, and clears away outcomes that came too late."""
 
 import logging
 import time
@@ -14,16 +14,16 @@ from celery_sagas.stores.items import DueGroup
 
 logger = logging.getLogger("celery_sagas")
 
-#: Gathers that are claimed at once.
+#: Gathers to claim at once.
 BATCH = 100
 
 
 @dataclass
 class Gathers:
-    """The gathers of the sagas that this process knows.
+    """The gathers of the sagas that are defined in this process.
 
-    One is due when it is complete, and nobody has told of it within a lease, or its step has not handled it yet; or when nothing
-    has come of it for as long as the journal is kept.
+    A gather is due when it is complete, and was not sent within a lease, or its step has not handled it yet; or when no outcome
+    has come for as long as the journal is kept.
     """
 
     gathering: Gathering
@@ -34,7 +34,7 @@ class Gathers:
         self._next_look = self.clock()
 
     def sweep(self, sweep: Sweep, must_end: Callable[[], bool]) -> None:
-        """Look at the gathers that are due, a few times in each lease: none is due earlier.
+        """Check the gathers that are due, a few times in each lease: none is due earlier.
 
         Raises:
             StoreError: The store is away.
@@ -53,7 +53,7 @@ class Gathers:
                 return
 
     def _look(self, sweep: Sweep, saga: SagaDefinition, name: str, group: DueGroup) -> bool:
-        """Look at a gather; return whether it makes sense to go on with the next."""
+        """Check a gather; return whether it makes sense to continue with the next."""
         gather, members = Gather(saga, name, "", group.group), 1
         try:
             for item in self.gathering.backend.buffers.read(group.name, group.group, 1):
@@ -82,7 +82,7 @@ class Gathers:
 
 
 def _is_its_own(error: PublishError | StoreError) -> bool:
-    """Whether an error is about one gather, or may be: if it is about the broker or the store, the next one meets it too."""
+    """Return whether an error is, or may be, about one gather: if it is about the broker or store, the next one meets it too."""
     if isinstance(error, PublishError):
         return isinstance(error, Unconfirmed) or not error.connection
     return error.retry is Retry.NEVER or isinstance(error, NewerState)
