@@ -10,7 +10,7 @@ from celery_sagas.cli.rename import rename
 from celery_sagas.cli.schema import schema
 from celery_sagas.worker.process import control
 
-#: ``celery`` loads this module before it reads its command line: ``inspect`` knows our commands from here.
+#: ``celery`` loads this module before it reads its command line: this makes our commands known to ``inspect``.
 __all__ = ["control", "sagas"]
 
 

@@ -1,4 +1,4 @@
-"""``celery sagas aggregates``: what aggregators have buffered, and what of it cannot be read."""
+"""``celery sagas aggregates``: the buffered items of aggregators, and the unreadable ones among them."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -15,7 +15,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.aggregators.client import AggregatorClient, stored_items
 from celery_sagas.worker.runtime import Runtime
 
-#: Items that are read at once.
+#: Items to read at once.
 _PAGE = 100
 _AGGREGATORS = ("NAME", "GROUPS", "BUFFERED", "UNRESOLVED", "DEFINED")
 _GROUPS = ("GROUP", "FREE", "LEASED", "UNRESOLVED", "DUE")
@@ -28,7 +28,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in
 
 @click.group()
 def aggregates() -> None:
-    """Look at what aggregators have buffered, and discard what cannot be read."""
+    """Inspect the buffers of aggregators, and discard unreadable items."""
 
 
 @aggregates.command("list")
@@ -88,7 +88,7 @@ def unreadable(context: click.Context, name: str, limit: int, as_json: bool) -> 
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_context
 def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str | None, everything: bool, yes: bool) -> None:
-    """Remove unreadable items for good: no batch will have them."""
+    """Remove unreadable items permanently: no batch will contain them."""
     if bool(ids) is everything:
         raise click.UsageError("name the ids of items, or give --all")
     with opened(app_of(context)) as runtime:
@@ -109,7 +109,7 @@ def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str 
 @click.argument("group", required=False)
 @click.pass_context
 def flush(context: click.Context, name: str, group: str | None) -> None:
-    """Have a group flushed now, or all groups, whatever they wait for."""
+    """Flush a group now, or all groups, whether or not they are due."""
     app = app_of(context)
     if app.conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")
@@ -132,7 +132,7 @@ def _print_counts(counts: Sequence[tuple[str, Counts]], *, as_json: bool) -> Non
 
 
 def _place_of(name: str) -> str:
-    """Return whether an aggregator is defined here; what the members of gathers have answered is kept under the saga's name."""
+    """Return whether an aggregator is defined here; the collected answers of gathers are listed under the saga's name."""
     if name in registry.aggregators:
         return "yes"
     gathers = {buffer_of(saga) for definition in registry.sagas.values() for saga in definition.names}
@@ -177,7 +177,7 @@ def _unreadable_row(name: str, group: str, item: Item) -> tables.Row:
 
 
 def _problem(name: str, item: Item) -> str:
-    """Return why an item cannot be read, as far as this app's code knows."""
+    """Return why an item cannot be read, as far as this app's code can determine."""
     definition = registry.aggregators.get(name)
     if definition is None:
         return "not in this app"
@@ -189,7 +189,7 @@ def _problem(name: str, item: Item) -> str:
 
 
 def _check_name(batches: Backend, name: str) -> None:
-    """Refuse a name that neither the app nor the store knows."""
+    """Refuse a name that is unknown to both the app and the store."""
     if name not in registry.aggregators and name not in batches.buffers.names():
         raise click.ClickException(f"there is no aggregator {name}; `celery sagas aggregates list` shows those that there are")
 

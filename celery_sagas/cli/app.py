@@ -15,7 +15,7 @@ def app_of(context: click.Context) -> Celery:
     """Return the app of a command below ``celery``.
 
     Raises:
-        UsageError: None is named.
+        UsageError: No app is named.
     """
     app: Celery = context.obj.app
     try:
@@ -27,7 +27,7 @@ def app_of(context: click.Context) -> Celery:
 
 @contextmanager
 def opened(app: Celery) -> Iterator[Runtime]:
-    """Open what an app's sagas and aggregators use; what goes wrong is told in a sentence."""
+    """Open what an app's sagas and aggregators use; report errors in one sentence."""
     try:
         app.loader.import_default_modules()
         app.finalize()

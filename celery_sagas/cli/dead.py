@@ -1,4 +1,4 @@
-"""``celery sagas dead``: messages that failed for good and rejected items, to be looked at, retried or discarded."""
+"""``celery sagas dead``: inspect, retry or discard messages that have failed permanently, and rejected items."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.runtime import Runtime
 
-#: Dead letters that are read at once.
+#: Dead letters to read at once.
 _PAGE = 500
 _COLUMNS = ("ID", "SINCE", "TASK", "KEY", "ERROR")
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
@@ -26,7 +26,7 @@ _TASK = click.option("--task", metavar="NAME", help="Those of a task, or of an a
 
 @click.group()
 def dead() -> None:
-    """Look at messages that failed for good and at rejected items, retry or discard them."""
+    """Inspect, retry or discard messages that have failed permanently, and rejected items."""
 
 
 @dead.command("list")
@@ -48,7 +48,7 @@ def list_dead_letters(context: click.Context, task: str | None, limit: int, as_j
 @click.argument("id")
 @click.pass_context
 def show(context: click.Context, id: str) -> None:
-    """Show everything that is known of one dead letter."""
+    """Show all details of one dead letter."""
     with opened(app_of(context)) as runtime:
         dead_letter = _get(runtime, id)
     click.echo("\n".join(_description(dead_letter)))
@@ -90,7 +90,7 @@ def _chosen(runtime: Runtime, ids: Sequence[str], everything: bool, task: str | 
 
 
 def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
-    """Act on each dead letter, whatever becomes of the others; end with 1 if one could not be acted on."""
+    """Act on each dead letter, whatever the outcome of the others; exit with status 1 if one of them fails."""
     failed = 0
     for id in ids:
         try:
@@ -173,7 +173,7 @@ def _description(dead_letter: DeadLetter) -> list[str]:
 
 
 def _pretty(payload: str) -> str:
-    """Return JSON text as a person reads it; what is no JSON, or nested too deep, in one line."""
+    """Return JSON text with indentation; text that is not JSON, or nested too deeply, in one line."""
     try:
         value: Any = json.loads(payload)
     except (ValueError, RecursionError):

@@ -20,13 +20,13 @@ from celery_sagas.worker.runtime import close_runtime
 
 logger = logging.getLogger("celery_sagas")
 
-#: It is one process among others: what serves one process alone is refused.
+#: It is one process among others: a backend for a single process is refused.
 _PROCESSES = 2
 #: Seconds that it may take to end: the store and the broker have deadlines of their own.
 _STOP_S = 30.0
-#: Seconds between two looks whether it is to end.
+#: Seconds between two checks for a signal.
 _POLL_S = 0.1
-#: Seconds between two lines of the log by which operators see that it works.
+#: Seconds between two lines of the log that show operators that it works.
 _REPORT_S = 60.0
 
 
@@ -35,9 +35,9 @@ _REPORT_S = 60.0
 @click.option("-f", "--logfile", help="Log to this file, instead of the terminal.")
 @click.pass_context
 def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
-    """Send what is due, timeouts and what workers left behind, until SIGTERM or SIGINT.
+    """Send due messages (timeouts, and those that workers left behind) until SIGTERM or SIGINT.
 
-    Workers do so themselves unless saga_relay is off. Any number of relays share the work.
+    Workers do this themselves unless saga_relay is off. Any number of relays share the work.
     """
     app = app_of(context)
     app.log.setup(loglevel, logfile)
@@ -57,7 +57,7 @@ def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
 
 
 def _prepare(app: Celery) -> None:
-    """Do what a worker does before it consumes."""
+    """Prepare the app as a worker does before it consumes."""
     if app.conf.task_always_eager:
         raise ConfigurationError("there is nothing to relay while task_always_eager is set", "Turn it off")
     app.loader.import_default_modules()
@@ -95,9 +95,9 @@ def _report(tally: Tally) -> None:
 
 @contextmanager
 def _told_to_end() -> Iterator[Callable[[], bool]]:
-    """Note SIGTERM and SIGINT, and yield what tells whether one came.
+    """Note SIGTERM and SIGINT, and yield a function that returns whether one came.
 
-    They raise nothing: an exception in the middle of waiting for a thread leaves Python believing that the thread has ended.
+    They raise nothing: an exception during the wait for a thread makes Python consider the thread ended.
     """
     told: list[int] = []
     before = {each: signal.signal(each, lambda number, frame: told.append(number)) for each in (signal.SIGTERM, signal.SIGINT)}

@@ -12,11 +12,11 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import Renamed
 
-#: Instances that are moved at once.
+#: Instances to move at once.
 _BATCH = 100
-#: Seconds between two lines by which operators see that it works.
+#: Seconds between two lines that show operators that it works.
 _REPORT_S = 1.0
-#: Instances that stay, in a list of them.
+#: The most instances that are listed as left.
 _LISTED = 20
 _COLUMNS = ("SAGA", "FORMERLY", "LEFT")
 
@@ -27,10 +27,10 @@ _COLUMNS = ("SAGA", "FORMERLY", "LEFT")
 @click.option("--json", "as_json", is_flag=True, help="Show what is left as one JSON object in each line.")
 @click.pass_context
 def rename(context: click.Context, names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Move the instances of sagas from their former names (formerly=) to the name that they have now.
+    """Move the instances of sagas from their former names (formerly=) to their present name.
 
-    Without a name it shows how many are left. Move them when every worker runs the code that knows the new name: older code finds
-    them no more. Workers may go on meanwhile; after an interruption, run it again.
+    Without a name, show how many are left. Move them once every worker runs code that knows the new name: older code no longer
+    finds them. Workers may continue meanwhile; after an interruption, run it again.
     """
     if names and everything:
         raise click.UsageError("name sagas, or give --all")
@@ -88,7 +88,7 @@ def _batches(store: SagaStore, name: str, former: str) -> Iterator[Renamed]:
 
 
 def _why(name: str, former: str, conflicts: dict[str, str]) -> str:
-    """Return why instances are left, and what to do about it."""
+    """Return why instances are left, and how to resolve it."""
     if not conflicts:
         return f"workers with older code still make instances under {former}: replace them, and run this again"
     shown = [f"  {tables.line(key)} (id {tables.line(id)})" for id, key in list(conflicts.items())[:_LISTED]]

@@ -1,4 +1,4 @@
-"""Tables for operators, lines of JSON for programs: no stored text forges a row or a line, or is a command to the terminal."""
+"""Tables for operators, and JSON lines for programs. Stored text cannot forge a row or a line, or control the terminal."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-#: Characters of a text that may be long, in a table.
+#: The maximum number of characters of a long text in a table.
 _CELL = 60
 
 Row = tuple[str, ...]
 
 
 def print_table(header: Row, rows: Sequence[Row], nothing: str) -> None:
-    """Print rows below a header, each cell in one line; without any, a sentence."""
+    """Print rows below a header, each cell in one line; without rows, print a sentence."""
     shown = [header, *(tuple(map(line, row)) for row in rows)]
     click.echo("\n".join(_lines(shown)) if rows else nothing)
 
@@ -22,7 +22,7 @@ def print_table(header: Row, rows: Sequence[Row], nothing: str) -> None:
 def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
     """Print one object in each line."""
     for fact in facts:
-        click.echo(json.dumps(fact).replace("\x7f", r"\u007f"))  # the one control character that JSON leaves as it is
+        click.echo(json.dumps(fact).replace("\x7f", r"\u007f"))  # the one control character that JSON does not escape
 
 
 def short(text: str) -> str:
@@ -32,13 +32,13 @@ def short(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """Return text that stays in its line: what ends one, moves the cursor, turns the direction or is no character is escaped."""
+    """Return text that stays in its line: it escapes line ends, cursor and direction controls, and invalid characters."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown or "-"
 
 
 def block(text: str) -> str:
-    """Return text of several lines, each of them as ``line`` has it."""
+    """Return text of several lines, each of them escaped as by ``line``."""
     return "\n".join(line(each) if each else "" for each in text.split("\n"))
 
 
