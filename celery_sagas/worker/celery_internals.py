@@ -1,6 +1,6 @@
-"""What this library needs of Celery beyond its documented interface, in one place.
+"""The parts of Celery beyond its documented interface that this library uses, in one place.
 
-``shared_task`` itself is made of these; their behaviour is pinned in ``tests/assumptions``.
+``shared_task`` itself is built on them; ``tests/assumptions`` pins their behaviour.
 """
 
 import logging
@@ -17,7 +17,7 @@ from kombu import Exchange, Queue
 
 logger = logging.getLogger("celery_sagas")
 
-#: Where a message is published, in values of JSON: the name of a queue; or an exchange, a routing key and the exchange's type.
+#: The destination of a message, as JSON values: the name of a queue; or an exchange, a routing key and the exchange's type.
 Destination: TypeAlias = str | list[str]
 
 
@@ -28,7 +28,7 @@ def current_app() -> Celery:
 
 
 def is_stand_in(app: Any) -> bool:
-    """Whether this is the app that Celery makes for a process, or a thread, that has no current one."""
+    """Return whether this is the app that Celery makes for a process, or a thread, without a current one."""
     state: Any = _state
     return app is state.default_app and app.main == "default" and not app.set_as_current and not app.fixups
 
@@ -39,12 +39,12 @@ def other_apps(app: Celery) -> list[Celery]:
     return [each for each in state._get_active_apps() if each is not app]
 
 
-#: Names of apps that do not tell them apart: of a script's, and of Celery's own stand-in.
+#: Names that do not distinguish apps: that of a script's app, and of Celery's default app.
 _NAMELESS = frozenset({"__main__", "default"})
 
 
 def name_of(app: Celery) -> str:
-    """Return the name of an app; empty if it has none that tells it from others."""
+    """Return the name of an app; empty if it does not distinguish the app from others."""
     return "" if app.main in _NAMELESS else str(app.main or "")
 
 
@@ -60,20 +60,20 @@ def running_requests() -> Iterator[Any]:
 
 
 def time_limit_s(task: Any) -> float | None:
-    """Return after how many seconds the run of a task is ended by force; the soft limit only asks."""
+    """Return the number of seconds after which a task's run is killed; the soft limit only raises."""
     hard = (task.request.timelimit or (None, None))[0] or task.time_limit or task.app.conf.task_time_limit
     return float(hard) if hard else None
 
 
 def declared_options(task: Any) -> dict[str, Any]:
-    """Return the options of publishing with which a task was declared, where they are not those of every task of its app."""
+    """Return the publishing options with which a task was declared, where they differ from those of every task of its app."""
     conf, given = task.app.conf, task._get_exec_options()
     usual = {"serializer": conf.task_serializer, "priority": conf.task_default_priority}
     return {name: value for name, value in given.items() if value is not None and (name not in usual or value != usual[name])}
 
 
 def plain_options(task: Any) -> dict[str, Any]:
-    """Return those of the declared options that can be noted beside a message."""
+    """Return the declared options that can be stored beside a message."""
     known = _plain.get(task)
     if known is None:
         known = _plain[task] = {
@@ -82,17 +82,17 @@ def plain_options(task: Any) -> dict[str, Any]:
     return known
 
 
-#: By task: looking its options up takes longer than encoding a message.
+#: By task: looking up its options takes longer than encoding a message.
 _plain: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def has_own_call(task: Any) -> bool:
-    """Tell whether a task's class, or one that it is derived from, has a ``__call__`` that is not Celery's: workers call that."""
+    """Return whether a task's class, or a base of it, has a ``__call__`` that is not Celery's: workers call that."""
     return not str(task.__class__.__call__.__module__).startswith("celery.")
 
 
 def routing_of(app: Celery, name: str) -> dict[str, Any]:
-    """Return the options by which a message to a task is published as this app would, also by apps that route it otherwise."""
+    """Return the options with which this app would publish a message to a task, for apps that route it otherwise."""
     task: Any = app.tasks.get(name)
     known = _routes.setdefault(app, {})
     if name not in known or known[name][0] is not task:
@@ -100,7 +100,7 @@ def routing_of(app: Celery, name: str) -> dict[str, Any]:
     return known[name][1]
 
 
-#: By app and name: the task, and its options. Routers take as long as all the rest of a message.
+#: By app and name: the task, and its options. Routing takes as long as the rest of publishing a message.
 _routes: WeakKeyDictionary[Celery, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
 
 
@@ -119,33 +119,33 @@ def destination_of(app: Celery, sent: Any, options: Mapping[str, Any]) -> Destin
         return _known_destination(app, sent, options) if _goes_by_name(app.amqp.router) else _destination(app, sent, options)
     except SoftTimeLimitExceeded:
         raise  # which says nothing about the message
-    except Exception as exc:  # of a router of the app's own, or for a queue that is not configured
+    except Exception as exc:  # from a custom router, or for a queue that is not configured
         logger.debug("%s cannot be routed: %r", sent.task, exc)
         return None
 
 
 def options_to(app: Celery, destination: Destination) -> dict[str, Any]:
-    """Return the options by which this app publishes to a destination of another; it declares no queue that it does not know."""
+    """Return the options by which this app publishes to another app's destination; it declares no unknown queue."""
     if isinstance(destination, str):
-        known = app.amqp.queues.get(destination)  # which creates none
+        known = app.amqp.queues.get(destination)  # this creates no queue
         declared: list[Any] = [] if known is None else [known]
         return {"queue": known or Queue(destination), "exchange": "", "exchange_type": "direct", "declare": declared}
     exchange, routing_key, type = destination
     is_amqp = app.connection_for_write().transport.driver_type == "amqp"
-    declared = [] if is_amqp else [Exchange(exchange, type)]  # elsewhere each process finds the queues, by the exchange's type
+    declared = [] if is_amqp else [Exchange(exchange, type)]  # otherwise each process finds the queues by the exchange's type
     return {"queue": None, "exchange": exchange, "routing_key": routing_key, "exchange_type": type, "declare": declared}
 
 
-#: Options by which a message finds its queue.
+#: Options that determine the queue of a message.
 _ROUTING = ("queue", "exchange", "routing_key", "exchange_type")
-#: By router, and by task and options. A router takes as long as all the rest of a message.
+#: By router, and by task and options. Routing takes as long as the rest of publishing a message.
 _destinations: WeakKeyDictionary[Any, dict[tuple[Any, ...], Destination]] = WeakKeyDictionary()
-#: There may be any number of routing keys.
+#: The number of routing keys is unbounded.
 _MOST_DESTINATIONS = 1_000
 
 
 def _goes_by_name(router: Any) -> bool:
-    """Whether the arguments of a message mean nothing to a router: one of the app's own may look at them."""
+    """Return whether a router ignores the arguments of a message: a custom one may use them."""
     routes: Any = router.routes
     return type(router) is Router and all(type(route) is MapRoute for route in routes)
 
@@ -166,7 +166,7 @@ def _destination(app: Celery, sent: Any, options: Mapping[str, Any]) -> Destinat
     given = {**(declared_options(task) if task is not None else {}), **options}
     own = {option: given[option] for option in _ROUTING if given.get(option)}
     routed: dict[str, Any] = app.amqp.router.route(own, sent.task, sent.args, sent.kwargs, task)
-    queue: Any = routed.get("queue")  # there always is one, of the default if not of a route
+    queue: Any = routed.get("queue")  # always present: the default queue if the route names none
     exchange, routing_key, type = (routed.get(option) for option in _ROUTING[1:])
     type = type or queue.exchange.type
     if type == "direct" and not (exchange and routing_key):
@@ -177,10 +177,10 @@ def _destination(app: Celery, sent: Any, options: Mapping[str, Any]) -> Destinat
 
 
 def is_terminating() -> bool:
-    """Whether this process is a worker that a cold shutdown ends.
+    """Return whether this process is a worker in a cold shutdown.
 
-    Celery's handler of the signal raises in the main thread where the pool cannot end its tasks: under ``solo`` that is a task,
-    and the error says nothing about its message.
+    Celery's signal handler raises in the main thread if the pool cannot end its tasks: under ``solo`` that is inside a task, and
+    the error says nothing about its message.
     """
     state = sys.modules.get("celery.worker.state")
     how: object = getattr(state, "should_terminate", None)  # an exit code, which may be 0
@@ -188,7 +188,7 @@ def is_terminating() -> bool:
 
 
 def is_finalised() -> bool:
-    """Whether the current app has registered its tasks; asking neither makes an app nor finalises one."""
+    """Return whether the current app has registered its tasks, without making or finalising an app."""
     state: Any = _state
     app = getattr(state._tls, "current_app", None) or state.default_app
     return app is not None and bool(app.finalized)
@@ -201,12 +201,12 @@ def finalised_apps() -> list[Celery]:
 
 
 def on_finalise(callback: Callable[[Celery], None]) -> None:
-    """Have every app call back when it registers its tasks, in no known order."""
+    """Have every app call back when it registers its tasks, in no particular order."""
     _state.connect_on_app_finalize(callback)
 
 
 def after_all_tasks(app: Any, callback: Callable[[Celery], None]) -> None:
-    """Have an app that is being finalised call back once all its other tasks are registered; errors pass through."""
+    """Have an app that is being finalised call back once all its other tasks are registered; errors propagate."""
     promise: Any = PromiseProxy
     app._pending.append(promise(callback, (app,)))
 

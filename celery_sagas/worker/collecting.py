@@ -1,4 +1,4 @@
-"""A handler that is called as a function, in a test say: what it sends is collected, and nothing leaves the process."""
+"""A handler that is called as a function, for example in a test: its messages are collected, and none leaves the process."""
 
 import functools
 import inspect
@@ -48,7 +48,7 @@ class CollectedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Collected:
-    """What handlers have done beside changing a state, since that was made."""
+    """The effects of handlers beside changes of the state, since the state was made."""
 
     messages: tuple[CollectedMessage, ...]  #: of ``send``, ``gather`` and ``publish``, in the order of the calls
     timeouts: Mapping[str, CollectedMessage]  #: of ``schedule``, by name; one without a name is known by its id
@@ -56,10 +56,10 @@ class Collected:
 
 
 def collected(state: State) -> Collected:
-    """Return what the handlers have sent that a test has called on a state: ``place.handler(order, …); collected(order)``.
+    """Return the messages of the handlers that a test has called on a state: ``place.handler(order, …); collected(order)``.
 
     Raises:
-        MisuseError: None was called on it.
+        MisuseError: No handler was called on it.
     """
     context = state._context
     if context is None or context.sending is None or not context.collects:
@@ -70,7 +70,7 @@ def collected(state: State) -> Collected:
 
 
 def handler_of(step: StepDefinition) -> Callable[..., Any]:
-    """Return the function of a step, which collects what it sends where its state is none of an instance."""
+    """Return the function of a step. It collects messages if its state does not belong to an instance."""
     function = step.function
     signature = inspect.signature(function)
     name = list(signature.parameters)[step.state_position]
@@ -83,7 +83,7 @@ def handler_of(step: StepDefinition) -> Callable[..., Any]:
         if state._context is None or (state._context.collects and not state._context.is_running):
             with _collecting(step, state):
                 return function(*args, **kwargs)
-        if state._context.sending is None:  # what it publishes would really be sent
+        if state._context.sending is None:  # direct publishes would really be sent
             problem = f"the {type(state).__name__} that find() returned is read-only, and no handler can be called on it"
             raise MisuseError(problem, f"Call the handler on a state of the test's own: {type(state).__name__}(…)")
         return function(*args, **kwargs)
@@ -92,7 +92,7 @@ def handler_of(step: StepDefinition) -> Callable[..., Any]:
 
 
 def _argument(signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return an argument of a call; ``None`` if the call does not fit, whose own error names the function."""
+    """Return an argument of a call; ``None`` if the call does not fit: its own error then names the function."""
     try:
         return signature.bind(*args, **kwargs).arguments[name]
     except TypeError:
@@ -101,7 +101,7 @@ def _argument(signature: inspect.Signature, name: str, args: tuple[Any, ...], kw
 
 @contextmanager
 def _collecting(step: StepDefinition, state: State) -> Iterator[None]:
-    """Collect what is sent meanwhile, beside what was collected before."""
+    """Collect the messages sent meanwhile, beside those that were collected before."""
     message_id = str(uuid4())
     context = state._context or _new_context(step, state)
     context.view = context.view._replace(message=MessageView(message_id, step.name), key=_key(step, state))

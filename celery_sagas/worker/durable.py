@@ -1,4 +1,4 @@
-"""The base of all tasks of this library: nothing of them is acknowledged before it is done, and their retries are confirmed."""
+"""The base of all tasks of this library: messages are acknowledged after the work, and retries are confirmed."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -23,25 +23,25 @@ _RETRY = ("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retries")
 
 
 def bearing(sent: Signature[Any], headers: Mapping[str, Any]) -> Signature[Any]:
-    """Put headers on a signature, unless it has them: where it follows another task, any worker may publish it."""
+    """Put headers on a signature, unless it has them: any worker may publish a signature that follows another task."""
     sent.options["headers"] = {**headers, **(sent.options.get("headers") or {})}
     return sent
 
 
 class DurableTask(_Task):
-    """A task in front of the app's own ``Task``, whose names it leaves alone."""
+    """A task in front of the app's own ``Task``, whose names it does not override."""
 
     abstract = True
 
-    # Nothing is acknowledged unless it is committed: not before the run, not when the worker is lost or out of time.
+    # Nothing is acknowledged before it is committed: not before the run, and not when the worker is lost or out of time.
     acks_late = True
     reject_on_worker_lost = True
     acks_on_timeout = False  # Celery 5.7; before it, one flag covers time limits and failures
     ignore_result = True
-    keeps_failures = True  #: a message that fails for good becomes a dead letter
+    keeps_failures = True  #: a permanently failed message becomes a dead letter
 
     def retry(self, *args: Any, **options: Any) -> Any:
-        """Publish the message again, confirmed, and raise ``Retry``; if that fails, the broker keeps it: Celery would lose it."""
+        """Publish the message again, confirmed, and raise ``Retry``; if that fails, requeue the message: Celery would lose it."""
         publisher = runtime_of(self.app).publisher
         if self.request.called_directly or self.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
             return super().retry(*args, **options)
@@ -63,6 +63,6 @@ class DurableTask(_Task):
         return retry
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Have a worker's main process see to what runs into its hard time limit."""
+        """Have a worker's main process handle hard time limits."""
         self.Request = keeping_failures(self.Request)
         return super().start_strategy(app, consumer, **options)

@@ -27,7 +27,7 @@ from celery_sagas.worker.sessions import current_session, new_message_id, sessio
 
 logger = logging.getLogger("celery_sagas")
 
-#: The task that fans events out; every worker with this library has it.
+#: The task that fans out events; every worker with this library registers it.
 PUBLISH = "celery_sagas.publish"
 
 #: A message to a subscriber, and why it was not confirmed.
@@ -37,8 +37,8 @@ Refused = tuple[Signature[Any], PublishError]
 def publish(event: Message) -> str:
     """Publish an event to every step whose one argument is annotated with exactly its class, and to ``saga_subscriptions``.
 
-    Inside a step it joins the step's commit. Elsewhere it is published, and confirmed, at once; no step needs to have been
-    imported here, since a worker does the rest.
+    Inside a step it joins the step's commit. Elsewhere it is published, and confirmed, at once. No step needs to be imported
+    in this process, since a worker does the rest.
 
     Args:
         event: A ``Message``.
@@ -47,7 +47,7 @@ def publish(event: Message) -> str:
         The id of the published message.
 
     Raises:
-        TypeError: It is no ``Message``.
+        TypeError: It is not a ``Message``.
         PublishError: The broker did not confirm it; publish it again.
     """
     if not isinstance(event, Message):
@@ -63,7 +63,7 @@ def publish(event: Message) -> str:
 
 
 def event_name(event: type[Message]) -> str:
-    """Return the name under which an event travels."""
+    """Return the name under which an event is published."""
     return f"{event.__module__}.{event.__qualname__}"
 
 
@@ -73,10 +73,10 @@ def subscribers(event: str) -> list[StepDefinition]:
 
 
 def recipients(event: str, subscriptions: Mapping[str, Sequence[Subscription]]) -> dict[str, dict[str, Any]]:
-    """Return the names of the tasks that get an event, each with the options of its message.
+    """Return the names of the tasks that receive an event, each with the options of its message.
 
-    A subscribing step that the settings name too stands there once, as they name it: each worker that may fan the event out
-    then calls it the same, and so gives its message the same id.
+    A subscribing step that the settings also name is included once, under the name in the settings: every worker that may fan
+    out the event then uses the same name, and so gives its message the same id.
     """
     named = {each.task: _options_of(each) for each in subscriptions.get(event, ())}
     steps = [step.name for step in subscribers(event) if named.keys().isdisjoint(step.names)]
@@ -98,13 +98,13 @@ def _events_of(step: StepDefinition) -> set[str]:
 def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:
     """Send an event to each of its subscribers: one task each, with a retry and a commit of its own.
 
-    While the broker is away, what is left is redelivered later. What it refuses for one subscriber is kept as a dead letter.
+    While the broker is away, the remaining messages are redelivered later. A message that it refuses becomes a dead letter.
 
     Args:
         self: The task.
         event: The event's name.
         data: The event, encoded.
-        left: The tasks that an earlier run did not reach; without it, all. A plain task would not know a repeat.
+        left: The tasks that an earlier run did not reach; without it, all. A plain task does not recognize a repeat.
     """
     runtime, message_id = runtime_of(self.app), str(self.request.id or uuid4())
     tasks = recipients(event, runtime.settings.subscriptions)
@@ -127,7 +127,7 @@ def _message_to(app: Celery, task: str, data: dict[str, Any], message_id: str, o
 
 
 def _send(task: "Task[Any, Any]", publisher: Any, event: str, messages: Sequence[Signature[Any]]) -> list[Refused]:
-    """Publish what goes to the subscribers; return the messages that were not confirmed."""
+    """Publish the messages to the subscribers; return those that were not confirmed."""
     refused: list[Refused] = []
     for sent in messages:
         if publisher.inline and sent.task not in task.app.tasks:
@@ -142,11 +142,11 @@ def _send(task: "Task[Any, Any]", publisher: Any, event: str, messages: Sequence
 
 
 def _keep(task: "Task[Any, Any]", backend: Backend, refused: list[Refused]) -> None:
-    """Turn messages that the broker refused into dead letters, and take them off the list, unless the broker is away.
+    """Turn messages that the broker refused into dead letters, and remove them from the list, unless the broker is away.
 
     Raises:
-        PublishError: It is away, so that nobody knows whether it would refuse them.
-        Exception: They cannot be kept.
+        PublishError: It is away: it is unknown whether it would refuse them.
+        Exception: They cannot be stored.
     """
     for _, error in refused:
         if error.connection:
@@ -162,7 +162,7 @@ def _keep(task: "Task[Any, Any]", backend: Backend, refused: list[Refused]) -> N
 
 
 def _keep_one(task: "Task[Any, Any]", backend: Backend, sent: Signature[Any], error: PublishError) -> None:
-    sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it has when it is published here
+    sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it gets when it is published here
     cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
     dead_letter = dead_letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
@@ -172,7 +172,7 @@ def _keep_one(task: "Task[Any, Any]", backend: Backend, sent: Signature[Any], er
 
 
 def install_fan_out(app: Celery) -> None:
-    """Register the task that fans events out."""
+    """Register the task that fans out events."""
     add_task(
         app,
         fan_out,

@@ -1,4 +1,4 @@
-"""``@aggregator``, and what it returns: a proxy for the aggregator's task in the current app, as ``shared_task`` returns one."""
+"""``@aggregator``, which returns a proxy for the aggregator's task in the current app, as ``shared_task`` does."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -28,7 +28,7 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 KeyValue = str | int | UUID | Enum
-#: What names a group: the value by which its items are grouped, or the values of several fields.
+#: The name of a group: the value by which its items are grouped, or the values of several fields.
 GroupValue = KeyValue | tuple[KeyValue, ...]
 Duration = float | timedelta
 _KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered", "correlate_by")
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         @overload
         def delay(self, **fields: Any) -> "AsyncResult[None]": ...
         def delay(self, *item: Any, **fields: Any) -> "AsyncResult[None]":
-            """Publish an item: a worker buffers it, once for the message's id."""
+            """Publish an item: a worker buffers it, once per message id."""
 
         def apply_async(
             self, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -69,12 +69,12 @@ if TYPE_CHECKING:
             """Return an immutable signature."""
 
         def add(self, item: ItemT, *, id: str | None = None) -> str:
-            """Buffer an item from here, past the broker.
+            """Buffer an item directly from this process, without the broker.
 
             Args:
-                item: What its type takes.
-                id: Under which it is buffered once in its group, and known for ``dedupe_for`` after it was flushed; without it,
-                    each call adds an item, but for calls of a task that is delivered again.
+                item: The item, as its type accepts it.
+                id: The id under which it is buffered once in its group, and remembered for ``dedupe_for`` after its flush.
+                    Without it each call adds an item, except the calls of a redelivered task.
 
             Returns:
                 The id.
@@ -83,18 +83,18 @@ if TYPE_CHECKING:
                 InvalidMessage: It does not fit, is too large, or belongs to no group.
                 BufferFull: Its group has ``max_buffered`` items.
                 MisuseError: A step runs: use ``order.send(aggregator.s(item))``, which is sent if the step commits.
-                StoreUnavailable: The store cannot be reached; to add it again under the same id is safe.
+                StoreUnavailable: The store cannot be reached; it is safe to add the item again under the same id.
             """
 
         def add_many(self, items: Iterable[ItemT], *, ids: Iterable[str] | None = None) -> list[str]:
-            """Buffer items from here, in their order, in as few round trips as can be; return their ids.
+            """Buffer items from this process, in their order, in as few round trips as possible; return their ids.
 
             Raises:
                 ValueError: There are not as many ids as items.
                 BufferFull: At least one group is full: ``refused`` has the ids of the items that were not added.
                 InvalidMessage: One of them does not fit; none was added.
                 MisuseError: A step runs.
-                StoreUnavailable: The store cannot be reached; to add them again under the same ids is safe.
+                StoreUnavailable: The store cannot be reached; it is safe to add the items again under the same ids.
             """
 
         def count(self, group: GroupValue | None = None) -> int:
@@ -109,8 +109,8 @@ if TYPE_CHECKING:
         def items(self, group: GroupValue | None = None) -> Iterator[BufferedItem[ItemT]]:
             """Return the buffered items of a group, or of all, whatever their state: group by group, oldest first.
 
-            They are read from the store a page at a time, each page as it is then: what is buffered or removed meanwhile may be
-            among them or not. ``item`` of one that cannot be read raises ``UnreadableItem``.
+            They are read from the store a page at a time, each page as it is then: items that are buffered or removed meanwhile
+            may be among them or not. ``item`` of one that cannot be read raises ``UnreadableItem``.
             """
 
         def read(self, group: GroupValue | None = None, *, limit: int = 1_000) -> list[ItemT]:
@@ -125,18 +125,18 @@ if TYPE_CHECKING:
 
             Raises:
                 NothingBuffered: The group has no items.
-                ItemNotBuffered: It has items, and none with this id that no flush has at this moment.
+                ItemNotBuffered: It has items, but none with this id outside of a running flush.
             """
 
         def remove_correlated(self, correlation_id: KeyValue, group: GroupValue | None = None) -> int:
             """Remove all items that have a correlation id (``correlate_by``) from a group, or from all; return how many.
 
-            Those that a flush has at this moment are not removed. All items of the group, or of all, are read for it.
+            Items in a running flush are not removed. All items of the group, or of all groups, are read to find them.
 
             Raises:
                 NothingBuffered: The group, or the aggregator, has no items.
-                ItemNotBuffered: It has items, and none with this correlation id that no flush has at this moment.
-                UnreadableItem: One cannot be read, and its JSON does not say its correlation id either; nothing was removed.
+                ItemNotBuffered: It has items, but none with this correlation id outside of a running flush.
+                UnreadableItem: One cannot be read, and its JSON does not show its correlation id either; nothing was removed.
                 MisuseError: The aggregator has no ``correlate_by``.
             """
 
@@ -151,10 +151,10 @@ if TYPE_CHECKING:
             """Remove all items of all groups, whatever their state; return how many there were."""
 
         def flush(self, group: GroupValue | None = None) -> int:
-            """Have a group flushed now, or all groups; return how many there are that have something to flush.
+            """Flush a group now, or all groups; return how many have something to flush.
 
             Raises:
-                PublishError: The broker did not take a message; a relay asks for the flush later.
+                PublishError: The broker did not accept a message; a relay requests the flush later.
             """
 
         @property
@@ -258,22 +258,22 @@ def aggregator(
 ) -> Any:
     """Make a durable aggregator: items are buffered in the backend, and a function handles them in batches.
 
-    ``def store(batch: Batch[Reading])`` gets items of the type that it names: a ``Message``, or anything that pydantic knows. All
-    bounds hold for each group.
+    ``def store(batch: Batch[Reading])`` receives items of the type in its annotation: a ``Message``, or any type that pydantic
+    supports. All bounds apply to each group.
 
     Args:
-        function: Not to be given: an aggregator needs to know when it is flushed.
-        size: A batch is flushed when so many items wait; none is larger. Without it, at most 1,000 go together.
+        function: Not accepted: an aggregator requires a bound that triggers its flushes.
+        size: A batch is flushed when this many items wait; none is larger. Without it, at most 1,000 are flushed together.
         within: The oldest item waits no longer than this: a ``timedelta``, or seconds.
-        idle: What waits is flushed when nothing has come for so long.
+        idle: Waiting items are flushed when none has arrived for this long.
         group_by: What items must share to be in one batch: a field (a dotted path), several, or a function of the item.
-        dedupe_for: For how long the ids of items are known after they were flushed, so that a message that is delivered again is
-            not buffered again; without it as long as the journal, ``saga_journal_retention``. ``None``: they are forgotten then.
-        max_buffered: How many items a group has at most: ``add`` raises ``BufferFull`` then, and messages wait.
+        dedupe_for: How long the ids of items are remembered after their flush, so that a redelivered message is not buffered
+            again. Without it, as long as the journal (``saga_journal_retention``). With ``None`` they are forgotten at the flush.
+        max_buffered: The maximum number of items in a group: beyond it ``add`` raises ``BufferFull``, and messages wait.
         correlate_by: The field (a dotted path) of the items' correlation id, by which ``remove_correlated`` finds them. Several
-            items may have the same one, or none.
-        name: The stored name (default: that of a shared task, module and function). What is buffered is found under it.
-        **options: Celery's task options, for the task that flushes: time limits, retries, ``bind``; both tasks share its queue.
+            items may share one, or have none.
+        name: The stored name (default: that of a shared task, module and function). The buffered items are stored under it.
+        **options: Celery's task options for the flush task: time limits, retries, ``bind``. Both tasks share its queue.
 
     Raises:
         DefinitionError: It is declared wrongly.
@@ -312,7 +312,7 @@ def install_all(app: Celery) -> None:
 
 
 def install_last(app: Celery) -> None:
-    """Have them installed behind all other tasks of an app, so that a clash of names is seen whoever comes first."""
+    """Install them after all other tasks of an app, so that a clash of names is noticed whichever is defined first."""
     after_all_tasks(app, install_all)
 
 

@@ -1,7 +1,7 @@
-"""The batch consumer: messages of an aggregator that wait in a worker together are buffered together, by one process of its pool.
+"""The batch consumer: one process of the pool buffers the messages of an aggregator that wait in a worker together.
 
-Each of them alone would cost what a task costs. Whatever goes wrong, they run one by one, as any task does: there is no second
-way for an item that cannot be read, a full buffer, or a store that is away.
+Each of them alone would cost as much as a task. If anything goes wrong, they run one by one as tasks: an unreadable item, a
+full buffer and an unavailable store have no second code path.
 """
 
 import logging
@@ -25,27 +25,27 @@ from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
-#: Messages that are buffered at once, at most; and the part of what a worker may have unacknowledged, so that it gets more
-#: meanwhile.
+#: The most messages to buffer at once; and their part of the worker's limit of unacknowledged messages, so that it receives
+#: more meanwhile.
 MOST, OF_PREFETCHED = 500, 0.5
 #: Seconds that a message waits for others.
 LINGER_S = 0.05
 
 
 class Arrived(NamedTuple):
-    """A message, as far as buffering it needs it."""
+    """The parts of a message that are needed to buffer it."""
 
     task_id: str
-    named: object  #: the header by which its producer names it, if there is one
+    named: object  #: the header with its producer's id, if there is one
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
 
 class BatchConsumer:
-    """Stands before a worker's consumer, for one aggregator, until the consumer connects anew.
+    """Replaces a worker's consumer for one aggregator, until the consumer connects anew.
 
-    What has waited for its time comes here when it may run. What is limited in its rate, as by a remote control command, runs as
-    a task.
+    Messages with an eta are passed here when they may run. Messages under a rate limit, as by a remote control command, run as
+    tasks.
     """
 
     def __init__(self, consumer: Any, task: Any) -> None:
@@ -55,11 +55,11 @@ class BatchConsumer:
         self._is_timed = False
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the consumer has."""
+        """Return the consumer's attribute."""
         return getattr(self._consumer, name)
 
     def on_task_request(self, request: Any) -> None:
-        """Take a message that may run now; one that others follow runs as a task, which calls them."""
+        """Accept a message that may run now; a message that others follow runs as a task, which calls them."""
         try:
             is_over, runs_alone = request.revoked(), _is_followed(request)  # or expired: then it is acknowledged
         except UNREADABLE:  # it fails again where it runs, and is refused
@@ -78,7 +78,7 @@ class BatchConsumer:
             self._consumer.timer.call_after(LINGER_S, self._end_linger)
 
     def apply_eta_task(self, request: Any) -> None:
-        """Take a message that has waited for its time."""
+        """Accept a message whose eta has passed."""
         task_reserved(request)
         self.on_task_request(request)
         self._consumer.qos.decrement_eventually()
@@ -92,7 +92,7 @@ class BatchConsumer:
         self._send()
 
     def _send(self) -> None:
-        """Have a process of the pool buffer what waits."""
+        """Have a process of the pool buffer the waiting messages."""
         requests = list(_drained(self._waiting))
         if not requests:
             return
@@ -108,7 +108,7 @@ class BatchConsumer:
             self._run_alone(requests, exc)
 
     def _settle(self, requests: Sequence[Any], left: Sequence[int]) -> None:
-        """Acknowledge what was buffered, and have the rest run."""
+        """Acknowledge the buffered messages, and run the rest as tasks."""
         alone = set(left)
         for number, request in enumerate(requests):
             if number in alone:
@@ -124,7 +124,7 @@ class BatchConsumer:
 
 
 def buffer_together(name: str, arrived: Sequence[Arrived]) -> list[int]:
-    """Buffer messages in a process of the pool; return the positions of those that have to run as tasks."""
+    """Buffer messages in a process of the pool; return the positions of those that must run as tasks."""
     app = current_app()
     try:
         return _buffer(runtime_of(app), registry.aggregators[name], arrived)
@@ -163,11 +163,11 @@ def _add(runtime: Runtime, definition: AggregatorDefinition, items: Mapping[int,
 
 
 def _is_followed(request: Any) -> bool:
-    """Whether a link, the next of a chain or a chord waits for the end of a message's task; or nobody can tell."""
+    """Return whether a link, the next of a chain or a chord waits for the end of a message's task, or may do so."""
     try:
         _, _, embedded = request._payload
         return any((embedded or {}).values())
-    except Exception:  # what cannot be decoded fails where it runs, as any task does
+    except Exception:  # what cannot be decoded fails where it runs, as in any task
         return True
 
 

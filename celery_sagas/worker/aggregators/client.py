@@ -1,4 +1,4 @@
-"""An aggregator's buffer, as programs use it: past the broker, from any process."""
+"""The interface to an aggregator's buffer for programs: without the broker, from any process."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,7 @@ from celery_sagas.worker.sessions import current_session, new_message_id, open_s
 
 ItemT = TypeVar("ItemT")
 
-#: Groups, and items, that are read at once: an item may have as many bytes as a state.
+#: Groups, and items, to read at once: an item may be as large as a state.
 _GROUPS = 1_000
 _ITEMS = 100
 
@@ -34,11 +34,11 @@ class BufferedItem(Generic[ItemT]):
     """An item in an aggregator's buffer, as ``Aggregator.items`` returns it."""
 
     group: str  #: the text of its group; empty without ``group_by``
-    id: str  #: under which it is buffered once in its group
-    state: ItemState  #: ``"free"``; ``"leased"``: a batch has it; ``"unresolved"``: a worker could not read it
+    id: str  #: the id under which it is buffered once in its group
+    state: ItemState  #: ``"free"``; ``"leased"``: in a running batch; ``"unresolved"``: a worker could not read it
     attempts: int  #: how many of its flushes have failed
     buffered_at: datetime  #: aware, UTC
-    payload: str = field(repr=False)  #: the item as it is stored, as JSON text
+    payload: str = field(repr=False)  #: the stored item, as JSON text
     _read: Callable[[], ItemT] = field(repr=False, compare=False)
 
     @property
@@ -119,7 +119,7 @@ class AggregatorClient:
         return sum(self._buffers.clear(self._rules, group) for group in self.groups())
 
     def flush(self, group: Any) -> int:
-        """Ask for the flush of one group, or of all."""
+        """Request the flush of one group, or of all."""
         groups = self.groups() if group is None else iter([_text(group)])
         count = 0
         for each in groups:
@@ -147,18 +147,18 @@ class AggregatorClient:
             raise UnreadableItem(self._definition.name, group, stored.id, exc.problems) from exc
 
     def _correlation_of(self, each: BufferedItem[Any]) -> str | None:
-        """Return an item's correlation id; of one that cannot be read, what its JSON has there."""
+        """Return an item's correlation id; for an unreadable item, the value in its JSON."""
         items = self._definition.items
         try:
             return items.correlation_of(each.item)
         except UnreadableItem:
-            with suppress(ValueError, RecursionError):  # it is no JSON, as after a change by hand
+            with suppress(ValueError, RecursionError):  # it is not JSON, as after a manual edit
                 if (text := items.correlation_of(json.loads(each.payload))) is not None:
                     return text
             raise
 
     def _remove_if_free(self, group: str, id: str) -> bool:
-        """Remove an item unless it is gone, or a flush has it; return whether it was removed."""
+        """Remove an item unless it is gone, or in a running flush; return whether it was removed."""
         try:
             self._buffers.remove(self._rules, group, id)
         except NotBuffered:

@@ -1,4 +1,4 @@
-"""What follows from an item that is buffered: the flush of its group is asked for, by a message."""
+"""The flush requests that follow from buffered items, each published as a message."""
 
 import functools
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger("celery_sagas")
 
 
 def add_items(runtime: Runtime, definition: AggregatorDefinition, items: Sequence[tuple[str, NewItem]]) -> int:
-    """Buffer items from here; return how many are new.
+    """Buffer items from this process; return how many are new.
 
     Raises:
         BufferFull: A group is full.
@@ -27,10 +27,10 @@ def add_items(runtime: Runtime, definition: AggregatorDefinition, items: Sequenc
 
 
 def ask(runtime: Runtime, definition: AggregatorDefinition, group: str) -> bool:
-    """Ask for the flush of a group; if the broker is away, a relay does so when the flush request has expired.
+    """Request the flush of a group; if the broker is away, a relay does so when the flush request has expired.
 
     Returns:
-        Whether the broker is there.
+        Whether the broker is available.
     """
     try:
         publish_flush(runtime, definition, group)
@@ -41,7 +41,7 @@ def ask(runtime: Runtime, definition: AggregatorDefinition, group: str) -> bool:
 
 
 def publish_flush(runtime: Runtime, definition: AggregatorDefinition, group: str) -> None:
-    """Publish the message that has a group flushed.
+    """Publish the message that flushes a group.
 
     Raises:
         PublishError: It was not confirmed.
@@ -56,7 +56,7 @@ def publish_flush(runtime: Runtime, definition: AggregatorDefinition, group: str
 
 
 class _Turns(threading.local):
-    """What waits in this thread (or greenlet); ``None`` while nothing runs."""
+    """The work that waits in this thread (or greenlet); ``None`` while nothing runs."""
 
     waiting: deque[Callable[[], None]] | None = None
 
@@ -65,10 +65,10 @@ _turns = _Turns()
 
 
 def _in_turn(work: Callable[[], None]) -> None:
-    """Do work now, and then whatever it asks for; or leave it to whoever is doing that.
+    """Do work now, and then the work that it adds; if other work is being done in this thread, leave it to that call.
 
-    So many flushes of a group come in the order of its items, and not each inside of the one before. An error passes, and what
-    still waits is dropped.
+    Thus many flushes of a group run in the order of its items, and not nested in each other. An error propagates, and the
+    work that still waits is dropped.
     """
     if _turns.waiting is not None:
         _turns.waiting.append(work)

@@ -30,9 +30,9 @@ from celery_sagas.worker.sessions import current_session, direct_session, new_me
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds for which a group pauses whose function has given its message back to the broker, which delivers it again at once.
+#: Seconds that a group pauses if its function has rejected and requeued its message, which the broker redelivers at once.
 _REJECTED_S = 1.0
-#: Task options that say how a message is published: both tasks have them.
+#: Task options for publishing a message: both tasks have them.
 _PUBLISHING = ("queue", "exchange", "routing_key", "priority", "compression", "delivery_mode", "mandatory", "immediate")
 
 
@@ -45,7 +45,7 @@ class BufferTask(DurableTask):
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
     ) -> Any:
-        """Publish an item, encoded by its type; a task that is delivered again publishes it under the same id."""
+        """Publish an item, encoded by its type; a redelivered task publishes it under the same id."""
         refuse_stand_in(self.app)
         headers = options["headers"] = {AGGREGATOR: self.name, **(options.get("headers") or {})}
         args, kwargs = self._encoded(args or (), kwargs or {}, headers)
@@ -56,14 +56,14 @@ class BufferTask(DurableTask):
         return super().apply_async(args, kwargs, task_id, *positional, **options)
 
     def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
-        """Return a signature, its item encoded; without one it is partial: an answer becomes the item."""
+        """Return a signature, its item encoded; without an item it is partial: an answer becomes the item."""
         if args or kwargs:
             args, kwargs = self._encoded(args or (), kwargs or {}, options.get("headers") or {})
         return bearing(super().signature(args, kwargs, *positional, **options), {AGGREGATOR: self.name})
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
-        """Have a worker buffer together what it has received together."""
-        # needs celery.worker, which whoever only sends does without
+        """Have a worker buffer messages together that it has received together."""
+        # imports celery.worker, which a process that only sends does without
         from celery_sagas.worker.aggregators.batch_consumer import BatchConsumer
 
         return super().start_strategy(app, BatchConsumer(consumer, self), **options)
@@ -77,7 +77,7 @@ class BufferTask(DurableTask):
         return self.signature(args, kwargs, immutable=True)
 
     def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Any:
-        """Return the arguments of a message, its item encoded; one that is redelivered goes as it came: other code may read it.
+        """Return the arguments of a message, its item encoded; a redelivered item is passed on as is: other code may read it.
 
         Raises:
             InvalidMessage: The item does not fit, or belongs to no group.
@@ -91,11 +91,11 @@ class BufferTask(DurableTask):
 
 
 class FlushTask(DurableTask):
-    """Flushes one batch of a group; what its function raises is retried, with longer and longer pauses."""
+    """Flushes one batch of a group; errors of its function are retried, with longer and longer pauses."""
 
     abstract = True
     saga_aggregator: ClassVar[AggregatorDefinition]
-    keeps_failures = False  # a flush that fails has nothing to keep: its items are still buffered
+    keeps_failures = False  # a failed flush has nothing to keep: its items are still buffered
 
     max_retries = None
     retry_backoff: bool | float = True
@@ -103,7 +103,7 @@ class FlushTask(DurableTask):
     retry_jitter = False
 
     def delay_s(self, attempts: int) -> float:
-        """Return the seconds until the next attempt, by Celery's options of retries."""
+        """Return the seconds until the next attempt, by Celery's retry options."""
         if not self.retry_backoff:
             return float(self.default_retry_delay)
         factor = max(1, int(self.retry_backoff))
@@ -135,7 +135,7 @@ def _buffer(task: BufferTask, id: str, value: Any) -> None:
 
 
 def flush_group(task: FlushTask, group: str) -> Any:
-    """Flush one batch of a group, if its trigger has fired; return what the function returned."""
+    """Flush one batch of a group, if its trigger has fired; return the function's result."""
     definition, runtime = task.saga_aggregator, runtime_of(task.app)
     flush = Flush(
         store=runtime.batches.aggregates,
@@ -147,7 +147,7 @@ def flush_group(task: FlushTask, group: str) -> Any:
         judge=functools.partial(_judge, task),
         time_limit_s=time_limit_s(task),
     )
-    session_of(task.request).message_id = flush.token  # what it publishes is not that of another batch, if it is delivered again
+    session_of(task.request).message_id = flush.token  # a redelivery may flush another batch, whose messages must have other ids
     try:
         flushed = flush.execute()
     except StoreError as exc:
@@ -169,7 +169,7 @@ def _fail(task: FlushTask, error: Exception, flushed: Flushed) -> None:
 
 
 def _judge(task: FlushTask, error: Exception, attempts: int) -> FlushVerdict:
-    """Say what an error of the function means."""
+    """Return the consequences of an error of the function."""
     if isinstance(error, Ignore):
         return FlushVerdict(is_done=True)
     if isinstance(error, RetryAsked):
@@ -192,7 +192,7 @@ def _caller(task: FlushTask) -> Callable[[Batch[Any]], Any]:
 
 
 def _item_of(definition: AggregatorDefinition, id: str, value: Any, max_bytes: int) -> tuple[str, NewItem]:
-    """Return the group and what is buffered of a message's item; what cannot be read waits for code that can."""
+    """Return the group of a message's item, and the item as it is buffered; an unreadable one waits for code that can read it."""
     try:
         return new_item(definition, id, value, max_bytes)
     except InvalidMessage as exc:
@@ -225,7 +225,7 @@ def _log(task: FlushTask, flushed: Flushed) -> None:
 
 
 def install_aggregator(app: Celery, definition: AggregatorDefinition) -> None:
-    """Register an aggregator's tasks with a finalised app, in the place of its earlier self."""
+    """Register an aggregator's tasks with a finalised app, replacing an earlier definition."""
     for name in definition.names:
         existing = registered(app, name)
         if existing is not None and not isinstance(existing, BufferTask | FlushTask):
@@ -235,7 +235,7 @@ def install_aggregator(app: Celery, definition: AggregatorDefinition) -> None:
     options.pop("bind", None)
     base: Any = options.pop("base", None) or app.Task
     not_retried = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
-    options["dont_autoretry_for"] = (*not_retried, Reject)  # it says what the broker does with the message
+    options["dont_autoretry_for"] = (*not_retried, Reject)  # it decides what the broker does with the message
     publishing = {name: options[name] for name in _PUBLISHING if name in options}
     common = {"bind": True, "saga_aggregator": definition}
     add_task(app, _buffering(definition), name=definition.name, base=_base(BufferTask, app.Task), **publishing, **common)

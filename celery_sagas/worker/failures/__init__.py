@@ -1,1 +1,1 @@
-"""What becomes of messages that fail, cannot be handled now, or cannot be read."""
+"""The treatment of messages that fail, cannot be handled now, or cannot be read."""

@@ -1,18 +1,18 @@
-"""How late and how often a broker delivers a message again, as far as it is known: the journal must remember for longer."""
+"""When and how often a broker redelivers a message, as far as it is known: the journal must be kept for longer."""
 
 from celery import Celery
 
 from celery_sagas.errors import ConfigurationError
 
-#: The brokers that give a message to somebody else after a time, whether its worker lives or not, and kombu's default. Seconds.
+#: The brokers that redeliver a message after a time, whether or not its worker is alive, and kombu's default. Seconds.
 _VISIBILITY_S = {"redis": 3600.0, "sqs": 1800.0}
 
 
 def check_retention(app: Celery, retention_s: float) -> None:
-    """Refuse a journal that forgets a message before the broker delivers it again.
+    """Refuse a journal that expires before the broker redelivers a message.
 
     Raises:
-        ConfigurationError: It does; says what to set.
+        ConfigurationError: It does; the error names the setting to change.
     """
     redelivery_s = longest_redelivery_s(app)
     if redelivery_s is not None and retention_s <= redelivery_s:
@@ -23,10 +23,10 @@ def check_retention(app: Celery, retention_s: float) -> None:
 
 
 def check_delivery_limits(app: Celery, max_deliveries: int) -> None:
-    """Refuse a quorum queue of RabbitMQ that drops a message before it can become a dead letter. A server's policy is not seen.
+    """Refuse a quorum queue of RabbitMQ that drops a message before it can become a dead letter. Policies are not checked.
 
     Raises:
-        ConfigurationError: The worker consumes one; says what to set.
+        ConfigurationError: The worker consumes from one; the error names the setting to change.
     """
     for queue in app.amqp.queues.consume_from.values():
         limit = (queue.queue_arguments or {}).get("x-delivery-limit")
@@ -39,7 +39,7 @@ def check_delivery_limits(app: Celery, max_deliveries: int) -> None:
 
 
 def longest_redelivery_s(app: Celery) -> float | None:
-    """Return after how many seconds the broker delivers a message again that is not acknowledged; ``None`` if it never says."""
+    """Return the seconds until the broker redelivers an unacknowledged message; ``None`` if that is unknown."""
     connection = app.connection_for_read()
     default_s = _VISIBILITY_S.get(str(connection.transport.driver_type))
     if default_s is None:

@@ -1,4 +1,4 @@
-"""Dead letters: what leaves a step's task as an error is kept as one before its message is acknowledged."""
+"""Dead letters: if a step's task ends with an error, its message becomes one before it is acknowledged."""
 
 import contextlib
 import functools
@@ -31,27 +31,27 @@ from celery_sagas.worker.sessions import session_of
 
 logger = logging.getLogger("celery_sagas")
 
-#: Marks an exception whose message was dead-lettered; it goes with the exception to the worker's main process.
+#: Marks an exception whose message was dead-lettered; the mark reaches the worker's main process with the exception.
 _IS_KEPT = "_celery_sagas_is_kept"
 #: Headers that belong to one delivery of a message, not to the message.
 _PASSING = frozenset({REDELIVERIES, "redelivered"})
-#: Of a request whose message cannot be decoded: why not.
+#: On a request: why its message cannot be decoded.
 UNDECODED = "_celery_sagas_undecoded"
-#: Of what the sender says of the arguments, so much is kept of a message that cannot be written; Celery says as much.
+#: How many characters of the sender's representation of the arguments are kept for an unwritable message, as in Celery.
 _REPR_CHARACTERS = 1_024
-#: Modules whose errors end a greenlet, or tell it that its time is over.
+#: Modules whose errors end a greenlet, or signal that its time is over.
 _GREEN = frozenset({"eventlet", "gevent", "greenlet"})
 #: Modules whose frames are above those of a user's function.
 _ABOVE = frozenset({"celery", "celery_sagas", "contextlib"})
 
 
 def keep_failures(task: Any) -> None:
-    """Have a step's task keep the messages that fail for good.
+    """Have a step's task dead-letter the messages that fail permanently.
 
-    Its ``run`` is wrapped outside of Celery's ``autoretry_for``, so that what comes here is not retried; and not its
-    ``__call__``, for which Celery would give up its fast path. What leaves it has a short traceback: a process of the pool writes
-    each frame, some kilobytes, into a pipe of 64 KiB, which a main process that stops may not read any more
-    (``AsynPool.flush``). If the pipe is full then, the process cannot say that it ends, and its worker never does.
+    Its ``run`` is wrapped outside of Celery's ``autoretry_for``, so that errors that arrive here are not retried; not its
+    ``__call__``, for which Celery would give up its fast path. The error that leaves it has a short traceback. A process of the
+    pool writes each frame, some kilobytes, into a pipe of 64 KiB, which a stopping main process may no longer read
+    (``AsynPool.flush``). If the pipe is full then, the process cannot report its end, and its worker never ends.
     """
     inner = task.run
 
@@ -61,7 +61,7 @@ def keep_failures(task: Any) -> None:
         try:
             return _run(task, inner, args, kwargs)
         except (Ignore, Reject) as exc:
-            raise exc.with_traceback(None) from None  # nobody reads it
+            raise exc.with_traceback(None) from None  # the traceback is never read
         except Exception as exc:
             raise exc.with_traceback(_below(exc.__traceback__))  # noqa: B904 - it is the same error
 
@@ -88,7 +88,7 @@ def _run(task: Any, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
     try:
         dead_letter(task, task.request, runtime.backend, error)
-        with contextlib.suppress(AttributeError):  # of an exception with slots: the main process does it once more
+        with contextlib.suppress(AttributeError):  # an exception with slots: the main process does it once more
             setattr(error, _IS_KEPT, True)
     except Exception as exc:
         bug = None if isinstance(exc, StoreError) else exc
@@ -97,18 +97,18 @@ def _keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
 
 
 def is_kept(error: BaseException) -> bool:
-    """Whether the message that failed with this error was dead-lettered, or had no need of it, in the process that ran it."""
+    """Return whether the message of this error was dead-lettered, or did not need it, in the process that ran it."""
     return getattr(error, _IS_KEPT, False) is True
 
 
 def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
-    """Make a dead letter of the message of a request, and log it, send the signal, and notify whoever asked.
+    """Make a dead letter of the message of a request, log it, send the signal, and notify the requester.
 
     Returns:
-        The dead letter, or ``None`` if the message was handled, or dead-lettered, before.
+        The dead letter, or ``None`` if the message was handled or dead-lettered before.
 
     Raises:
-        StoreError: It is not known what was written; doing it again completes it.
+        StoreError: It is unknown what was written; repeating the call completes it.
     """
     step = getattr(task, "saga_step", None)
     message_id = session_of(request).message_id
@@ -118,7 +118,7 @@ def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> 
     if step is None:  # an aggregator's: it has no instance, and no journal
         add_dead_letter(backend, dead_letter)
     else:
-        is_known = dead_letter.message_id == message_id  # else no journal keeps it: what is there under the cut id is another's
+        is_known = dead_letter.message_id == message_id  # else no journal records it: the cut id may be another message's
         kept = dead_lettering.dead_letter(backend, step, dead_letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
         announce(task, kept, error)
@@ -143,7 +143,7 @@ def payload_of(task: str, request: Any) -> str:
 
     Args:
         task: Its name.
-        request: A task's request, or what looks like one.
+        request: A task's request, or an object like one.
     """
     if undecoded := request.__dict__.get(UNDECODED):
         return _unreadable(request, str(undecoded))
@@ -152,14 +152,14 @@ def payload_of(task: str, request: Any) -> str:
         loads(payload)
     except SoftTimeLimitExceeded:
         raise  # which says nothing about the message
-    except Exception as exc:  # whatever a dead letter lacks, there must be one
+    except Exception as exc:  # a dead letter must be made, even if it is incomplete
         logger.warning("%s[%s] cannot be written as JSON, its dead letter cannot be retried: %r", task, request.id, exc)
         return _unreadable(request, repr(exc))
     return payload
 
 
 def _unreadable(request: Any, why: str) -> str:
-    """Return what is kept of a message whose body cannot be: what its sender says of it. It can only be discarded."""
+    """Return the payload for a message whose body cannot be written: the sender's representation. It can only be discarded."""
     shown = {name: str(request.__dict__.get(f"{name}repr") or "")[:_REPR_CHARACTERS] for name in ("args", "kwargs")}
     return json.dumps({"unreadable": why[:_REPR_CHARACTERS], **shown})
 
@@ -173,10 +173,10 @@ def _options_of(request: Any) -> dict[str, Any]:
 
 
 def request_of(app: Celery, dead_letter: DeadLetter) -> Context | None:
-    """Return what the task of a dead letter's message would see of its request; ``None`` if the message cannot be read."""
+    """Return the request that the task of a dead letter's message would see; ``None`` if the message cannot be read."""
     try:
         sent = deserialized(app, dead_letter.payload)
-    except Exception as exc:  # whatever it is, operators have the dead letter
+    except Exception as exc:  # whatever the error, operators have the dead letter
         logger.debug("the message in the dead letter %s cannot be read: %r", dead_letter.id, exc)
         return None
     options = sent.options
@@ -184,7 +184,7 @@ def request_of(app: Celery, dead_letter: DeadLetter) -> Context | None:
 
 
 def lookup_of(step: StepDefinition, request: Any) -> Lookup | None:
-    """Return where the message of a request looks for its instance, or ``None`` if it names none, or fails to."""
+    """Return the lookup of the instance for a request's message, or ``None`` if it names none, or fails to."""
     try:
         check_message_id(step.name, headers_of(request).get(MESSAGE_ID))
         bound = step.arguments.bind(request.args or (), request.kwargs or {})
@@ -193,16 +193,16 @@ def lookup_of(step: StepDefinition, request: Any) -> Lookup | None:
         return None
     except SoftTimeLimitExceeded:
         raise  # which says nothing about the message
-    except Exception as exc:  # of a validator, say: it fails in the same way each time, and has a dead letter all the same
+    except Exception as exc:  # from a validator, say: it fails in the same way each time, and has a dead letter all the same
         logger.warning("%s[%s] cannot be correlated: %r", step.name, request.id, exc)
         return None
 
 
 @contextlib.contextmanager
 def failing() -> Iterator[None]:
-    """Have whatever a user's function raises be an ``Exception``, unless it ends a process, a thread or a greenlet.
+    """Turn every error of a user's function into an ``Exception``, unless it ends a process, a thread or a greenlet.
 
-    ``asyncio.CancelledError`` is none. Celery would take it for the end of the process, and acknowledge the message.
+    ``asyncio.CancelledError`` is not one. Celery would treat it as the end of the process, and acknowledge the message.
     """
     try:
         yield
@@ -218,7 +218,7 @@ def _is_end(error: BaseException) -> bool:
 
 
 def _below(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the user's first frame on; of an error that the library raised itself, the last frame."""
+    """Return a traceback from the user's first frame on; for an error raised by the library itself, the last frame."""
     while traceback is not None and traceback.tb_next is not None and _is_above(traceback):
         traceback = traceback.tb_next
     return traceback

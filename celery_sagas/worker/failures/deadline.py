@@ -1,4 +1,4 @@
-"""Work with a deadline, for a worker's main process, which nobody else may hold up."""
+"""Work with a deadline, for a worker's main process, which must not be blocked."""
 
 import threading
 from collections.abc import Callable
@@ -14,11 +14,11 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     """Do work in a thread of its own, between the forks of this process, and wait for it.
 
     Returns:
-        What it returns.
+        The result of the work.
 
     Raises:
-        TimeoutError: It took longer; it goes on, and nobody learns what becomes of it.
-        Exception: What it raises.
+        TimeoutError: It took longer; it continues, and its result is lost.
+        Exception: Raised by the work.
     """
     done: Future[T] = Future()
 

@@ -1,4 +1,4 @@
-"""Whose fault it is that a worker fails over a message: a check of the message alone, by Celery's own code and nobody else's."""
+"""Deciding whether a worker has failed because of the message: a check of the message alone, with Celery's own code only."""
 
 import pickle
 from importlib import import_module
@@ -8,33 +8,33 @@ from typing import Any
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError
 
-#: What a message of an odd form raises, in Celery or here. Nothing that a broker, a store, a result backend or the process itself
-#: raises is among them: a RuntimeError may say that no thread can be started. Whoever catches them lets an OSError pass first:
-#: some of them, such as those of TLS, are a ValueError, too. A project's own code raises them as well: see ``fault_of``.
+#: The errors that a malformed message raises, in Celery or here. They include none that a broker, a store, a result backend or
+#: the process itself raises: a RuntimeError may mean that no thread can be started. Let an OSError pass before you catch them:
+#: some OSErrors, such as those of TLS, are also a ValueError. A project's own code raises them as well: see ``fault_of``.
 UNREADABLE = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
     *(ContentDisallowed, DecodeError, EncodeError, pickle.PicklingError),
 )
 
-#: Longer than any task runs: some thirty years.
+#: Longer than any task runs: about thirty years.
 _LONGEST_LIMIT_S = 1e9
-#: Whatever the time zone, Celery can count with what lies between. Years.
+#: In any time zone, Celery can calculate with the dates in between. Years.
 _LAST_BEFORE, _FIRST_AFTER = 1970, 9999
-#: By how many levels a message may be nested less here than where it is passed to a pool, which other calls lead to.
+#: How many fewer levels a message may be nested here than in the pool, whose calls start at another depth.
 _SPARE_LEVELS = 100
-#: What is embedded in a body: the messages that follow the task. Each is a signature with these parts.
+#: The parts of a body's embedded messages that follow the task. Each is a signature with these parts.
 _FOLLOWS = frozenset({"callbacks", "errbacks", "chain", "chord"})
 _PARTS: dict[str, Any] = {"args": list | tuple, "kwargs": dict, "options": dict}
-#: In place of those of a project.
+#: Used in place of a project's own.
 _APP = SimpleNamespace(conf=SimpleNamespace(timezone="UTC"))
 _TASK = SimpleNamespace(ignore_result=True)
 
 
 def fault_of(message: Any) -> Exception | None:
-    """Return what is wrong with a message that a worker has failed over; ``None`` if it is the worker that is at fault.
+    """Return the fault of a message that a worker has failed over; ``None`` if the fault is the worker's.
 
-    Nothing of a project runs for that, such as its tasks' own ``Request``; a message without fault makes no worker fail that runs
-    nothing but Celery.
+    No code of the project runs for that, such as its tasks' own ``Request``. A message without fault makes no worker fail that
+    runs only Celery's code.
     """
     try:
         request = _request_of(message)
@@ -48,20 +48,20 @@ def fault_of(message: Any) -> Exception | None:
 
 
 def check_request(request: Any) -> None:
-    """Refuse what would fail in Celery or its pool, where it could not be told from a failure of theirs.
+    """Refuse a request that would fail in Celery or its pool, where the error would look like a failure of theirs.
 
     Raises:
-        Exception: One of those that are unreadable.
+        Exception: One of the errors of an unreadable message.
     """
     _check_body(*request._payload)
     _check_time_limits(*request.time_limits)
-    hash(request.name)  # by which Celery counts tasks, before it acknowledges one
+    hash(request.name)  # Celery counts tasks by it, before it acknowledges one
     hash(request.id)
-    _ = request.stamps  # by which Celery revokes tasks
+    _ = request.stamps  # Celery revokes tasks by them
 
 
 def _request_of(message: Any) -> Any:
-    """Return what a worker's strategy makes of a message, in any of Celery's protocols: see ``celery.worker.strategy``."""
+    """Return the request that a worker's strategy makes of a message, in any Celery protocol: see ``celery.worker.strategy``."""
     strategy, request = import_module("celery.worker.strategy"), import_module("celery.worker.request")
     payload = message.payload
     if "args" in payload:
@@ -74,7 +74,7 @@ def _request_of(message: Any) -> Any:
 
 
 def _check_body(args: Any, kwargs: Any, embedded: Any) -> None:
-    """Refuse a body that Celery would drop without a word, or over which a pool of threads would keep the message.
+    """Refuse a body that Celery would drop silently, or with which a pool of threads would keep the message.
 
     Raises:
         TypeError: It does not hold arguments.
@@ -93,17 +93,17 @@ def _may_follow(name: str, value: Any) -> bool:
 
 
 def _is_signature(value: Any) -> bool:
-    """Whether a value is a signature, or what pickle has read: a task, say. ``link_error`` also takes the name of a task."""
+    """Return whether a value is a signature, or a pickled object such as a task. ``link_error`` also accepts a task's name."""
     if not isinstance(value, dict):
         return not isinstance(value, str | int | float | list | tuple | None)
     return isinstance(value.get("task"), str) and all(isinstance(value.get(name), type | None) for name, type in _PARTS.items())
 
 
 def _check_time_limits(hard: Any, soft: Any) -> None:
-    """Refuse what billiard would fail to count down, long after it has begun the task, in the middle of the worker's loop.
+    """Refuse time limits that billiard would fail to count down, long after the task began, in the middle of the worker's loop.
 
     Raises:
-        ValueError: They are no numbers of seconds.
+        ValueError: They are not numbers of seconds.
     """
     for limit in (hard, soft):
         if limit is not None and not (isinstance(limit, int | float) and 0 <= limit <= _LONGEST_LIMIT_S):
@@ -111,10 +111,10 @@ def _check_time_limits(hard: Any, soft: Any) -> None:
 
 
 def _check_texts(request: Any) -> None:
-    """Refuse what a result backend could not keep, or find.
+    """Refuse values that a result backend could not store, or find.
 
     Raises:
-        ValueError: Some of it is no text, or none that can be written.
+        ValueError: One of them is not text, or cannot be encoded.
     """
     if not (request.type and request.id):
         raise ValueError("it has no name, or no id")

@@ -1,4 +1,4 @@
-"""Messages that a worker's main process can neither handle nor keep now: it holds them, longer each time, while others run."""
+"""Messages that a main process can neither handle nor store now: it holds them, longer each time, while others run."""
 
 import logging
 import time
@@ -9,14 +9,14 @@ from celery_sagas.worker.failures.redelivery import held_s
 
 logger = logging.getLogger("celery_sagas")
 
-#: So many held messages count for no prefetched one.
+#: The number of held messages that do not count as prefetched.
 _MOST_UNCOUNTED = 1_000
 
 
 class Hold:
-    """A pause in which a worker's main process does not ask the store, which has just failed, to keep a message.
+    """A pause in which a worker's main process does not access a store that has just failed.
 
-    It would wait for the store at each of them, with everything else that it does.
+    Otherwise each message would block the process, with all its other work, until the store fails again.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -27,27 +27,27 @@ class Hold:
 
     @property
     def lasts(self) -> bool:
-        """Whether the pause is not over."""
+        """Return whether the pause is not over."""
         return time.monotonic() < self._ends_at_s
 
     def begin(self) -> float:
-        """Begin a pause that is longer than the last one, after a failure; return its seconds."""
+        """Begin a pause after a failure, longer than the last one; return its seconds."""
         seconds = held_s(self._failures, longest_redelivery_s(self._consumer.app))
         self._failures += 1
         self._ends_at_s = time.monotonic() + seconds
         return seconds
 
     def end(self) -> None:
-        """Have the next pause be a short one, after a success."""
+        """Make the next pause a short one again, after a success."""
         self._failures = 0
 
     def hold(self, message: Any) -> None:
-        """Give a message back to the broker when the pause is over; it counts for no prefetched one, as if it had an eta.
+        """Requeue a message when the pause is over; until then it does not count as prefetched, as if it had an eta.
 
-        It would come again at once, before all others. Of more than a bounded number each counts, so that the others wait at the
-        broker.
+        If requeued now, it would be redelivered at once, before all others. Beyond a bounded number each held message counts, so
+        that the others wait at the broker.
         """
-        consumer, qos = self._consumer, self._consumer.qos  # the latter of the connection that the message has come by
+        consumer, qos = self._consumer, self._consumer.qos  # the qos of the connection through which the message has come
         is_counted = self._uncounted >= _MOST_UNCOUNTED
 
         def requeue() -> None:
@@ -65,5 +65,5 @@ class Hold:
             return
         self._uncounted += 1
         qos.increment_eventually()
-        if consumer.hub:  # Celery would look at it once something has come, and nothing might; without a hub it looks at once
+        if consumer.hub:  # Celery would check it only after the next event, which may never come; without a hub it checks at once
             consumer.timer.call_after(0, prefetch)

@@ -1,4 +1,4 @@
-"""Notifications: when a message that asks for an answer has failed for good, the step that was named for that gets a failure."""
+"""Notifications: when a message that requests an answer has failed permanently, the step in ``otherwise=`` receives a failure."""
 
 import functools
 import logging
@@ -30,7 +30,7 @@ from celery_sagas.worker.targets import signature_to
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds that the main process waits for the broker: nothing is consumed meanwhile, and no heartbeat is sent.
+#: Seconds that the main process waits for the broker: it consumes nothing meanwhile, and sends no heartbeat.
 DEADLINE_S = 10.0
 _NAME_CHARACTERS = 255
 
@@ -44,17 +44,17 @@ def notify_requester(
     dead_letter: str = "",
     may_be_answered: bool = False,
 ) -> bool:
-    """Notify whoever waits for the answer to a message that it has failed, if a step was named for that; twice does no harm.
+    """Notify the requester of a message that it has failed, if a step was named for that; a repetition is harmless.
 
-    It takes a bounded time. What cannot be sent is logged, and the deadline of the request remains.
+    It takes a bounded time. If the notification cannot be sent, the error is logged, and the deadline of the request remains.
 
     Args:
         app: The app.
-        request: Of the message's task.
-        error: What was raised, or a text if nothing was.
-        kind: What happened; but for an error, an answer may come all the same. Of an answer it is always "unhandled".
+        request: The request of the message's task.
+        error: The exception, or a text if nothing was raised.
+        kind: The kind of failure; unless it is an error, an answer may still come. For an answer it is always "unhandled".
         dead_letter: The id of the dead letter that the message has become.
-        may_be_answered: Whether one may come after this error, too.
+        may_be_answered: Whether an answer may come after this error, too.
 
     Returns:
         Whether a step was notified.
@@ -64,7 +64,7 @@ def notify_requester(
         return False
     try:
         _notify(app, request, address, address.otherwise, failure_of(request, error, kind, dead_letter), may_be_answered)
-    except Exception as exc:  # whatever it is, the message has failed, and its worker goes on
+    except Exception as exc:  # whatever the error, the message has failed, and its worker continues
         step = address.otherwise.task
         logger.warning("%s[%s] failed, and %s is not notified: %s", task_of(request), request.id, step, exc)
         return False
@@ -72,10 +72,10 @@ def notify_requester(
 
 
 def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | str, dead_letter: str) -> None:
-    """Notify whoever waits for the answer to what has become a dead letter, from where it can be done once more.
+    """Notify the requester of a message that has become a dead letter, where a failed notification can be retried.
 
     Raises:
-        PublishError: The broker is away, or takes no messages.
+        PublishError: The broker is away, or accepts no messages.
     """
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
@@ -93,7 +93,7 @@ def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | 
 def notify_requester_in_time(
     app: Celery, request: Any, error: BaseException | str, kind: FailureKind = "error", **given: Any
 ) -> bool:
-    """Notify of a failure from a worker's main process, which nobody may hold up; see ``notify_requester``."""
+    """Notify of a failure from a worker's main process, which must not be blocked; see ``notify_requester``."""
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
         return False
@@ -115,9 +115,9 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
     """Return the failure of the task of a request.
 
     Args:
-        request: The task's.
-        error: What was raised, or a text if nothing was.
-        kind: What happened, as far as the error does not say it.
+        request: The task's request.
+        error: The exception, or a text if nothing was raised.
+        kind: The kind of failure, if the error does not determine it.
         dead_letter: The id of the dead letter that its message has become.
     """
     if isinstance(error, WorkerLostError | TooManyDeliveries):
@@ -142,5 +142,5 @@ def _notify(app: Celery, request: Any, address: ReturnAddress, to: Target, failu
 
 
 def _class_of(error: BaseException) -> str:
-    """Return the name of an exception's class; where Celery puts something else in its place to pickle it, of what it was."""
+    """Return the name of an exception's class; if Celery has replaced the exception to pickle it, that of the original."""
     return str(getattr(error, "exc_cls_name", None) or type(error).__name__)

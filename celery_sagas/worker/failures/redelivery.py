@@ -1,4 +1,4 @@
-"""Redelivery: a message that cannot be handled now is published again, confirmed, and this delivery of it is given up.
+"""Redelivery: a message that cannot be handled now is published again, confirmed, and this delivery is given up.
 
 Celery's own ``retry()`` is not used: when its publish fails, the message is lost.
 """
@@ -20,14 +20,14 @@ logger = logging.getLogger("celery_sagas")
 
 #: Seconds; well below every broker's consumer time-out.
 _LONGEST_DELAY_S = 30.0
-#: The part of the time after which a broker delivers a message again: it must not come twice because it waits.
+#: The part of the broker's own redelivery time: a waiting message must not be delivered twice.
 _OF_REDELIVERY = 1 / 3
-#: Seconds for which a message is held that can be neither handled nor kept, before it is requeued; at first.
+#: Seconds that a message is held that can be neither handled nor stored, before it is requeued; at first.
 HELD_S = 3.0
 
 
 def redeliver_or_requeue(task: Any, publisher: object, reason: Exception) -> NoReturn:
-    """Redeliver the running message later, or have the broker requeue it, whatever stands in the way.
+    """Redeliver the running message later, or have the broker requeue it if that fails in any way.
 
     Raises:
         Ignore: It was published again.
@@ -38,13 +38,13 @@ def redeliver_or_requeue(task: Any, publisher: object, reason: Exception) -> NoR
             redeliver(task, publisher, reason)
     except (Ignore, Reject):
         raise
-    except Exception as exc:  # such as a message that cannot even be encoded
+    except Exception as exc:  # such as a message that cannot be encoded
         requeue(exc)
     requeue(reason)
 
 
 def requeue(reason: Exception) -> NoReturn:
-    """Have the broker requeue the running message, after a pause: it comes again at once, and would meet the same trouble.
+    """Have the broker requeue the running message, after a pause: it is redelivered at once, and would fail again.
 
     Raises:
         Reject: The broker keeps this delivery.
@@ -55,7 +55,7 @@ def requeue(reason: Exception) -> NoReturn:
 
 
 def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError) -> None:
-    """Redeliver the running message later if there is one, and the same message may succeed then; else return.
+    """Redeliver the running message later if there is one and it may succeed then; else return.
 
     Raises:
         Ignore: It was published again.
@@ -68,7 +68,7 @@ def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError) -> No
 
 
 def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
-    """Publish the running message again: same id, headers and retry count, after a delay that is longer each time.
+    """Publish the running message again with the same id, headers and retry count, after a delay that is longer each time.
 
     Raises:
         Ignore: It was published; this delivery is acknowledged.
@@ -82,7 +82,7 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> No
 
 
 def retry_missing(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
-    """Publish the running message again because its instance is not there yet, counted as a retry.
+    """Publish the running message again because its instance does not exist yet, counted as a retry.
 
     Raises:
         Ignore: It was published; this delivery is acknowledged.
@@ -106,7 +106,7 @@ def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retri
 
 
 def held_s(failures: int, redelivery_s: float | None) -> float:
-    """Return for how long a main process holds a message that it can neither handle nor keep, after some failures. Seconds."""
+    """Return how long a main process holds a message that it can neither handle nor store, after some failures. Seconds."""
     return float(min(_longest_s(redelivery_s), HELD_S * 2.0 ** min(failures, 10)))
 
 

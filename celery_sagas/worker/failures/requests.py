@@ -1,4 +1,4 @@
-"""Requests in a worker's main process, which alone sees each end of a task: a failure is dead-lettered, or notified of."""
+"""Requests in a worker's main process, which alone sees every end of a task: failures are dead-lettered, or notified of."""
 
 import functools
 import logging
@@ -20,9 +20,9 @@ from celery_sagas.worker.sessions import may_be_answered, session_of_failed
 
 logger = logging.getLogger("celery_sagas")
 
-#: They do not end a step's message: a task's own choice, an operator's, or that of the flag ``reject_on_worker_lost``.
+#: Errors that do not end a step's message: caused by the task itself, an operator, or the flag ``reject_on_worker_lost``.
 _NO_FAILURES = (TaskPredicate, Terminated, WorkerLostError)
-#: They are no end of a message, or are notified of as a revocation.
+#: Errors that do not end a message, or are notified of as a revocation.
 _NO_END = (Ignore, Retry, Terminated)
 
 
@@ -32,22 +32,22 @@ def _subclass(request: type) -> type:
 
 
 def keeping_failures(request: Any) -> Any:
-    """Return a request class, given by itself or by its name, with what ``FailingRequest`` adds."""
+    """Return a request class, given as a class or by its name, with the additions of ``FailingRequest``."""
     cls = symbol_by_name(request)
     return cls if issubclass(cls, FailingRequest) else _subclass(cls)
 
 
 class FailingRequest:
-    """A request whose failure is seen to before its message is acknowledged: if the main process dies in between, it comes again.
+    """A request that handles a failure before acknowledging its message: if the main process dies in between, it is redelivered.
 
-    The message of a step, of an aggregator's item or of a gather is dead-lettered where its own process has not done so: after
-    a hard time limit, or an error that does not come from ``run``, such as one of the user's ``before_start``. It is
-    acknowledged then, or requeued if the store cannot serve. Of any other task that was asked for an answer, whoever waits for
-    that is notified: of an exception after the last retry, a time limit, a lost process of the pool, a revocation.
+    The message of a step, of an aggregator's item or of a gather is dead-lettered if its own process has not done so: after
+    a hard time limit, or an error outside of ``run``, such as one of the user's ``before_start``. It is then acknowledged, or
+    requeued if the store is unavailable. For any other task with a request for an answer, the requester is notified of an
+    exception after the last retry, a time limit, a lost process of the pool, or a revocation.
 
     A pool of processes calls ``on_failure`` first, and ``on_timeout`` after it, before it kills the process; pools of greenlets
-    call ``on_timeout`` alone. Celery would acknowledge or requeue in either of them, as the task's flags and its release say:
-    what was settled here, it leaves alone.
+    call ``on_timeout`` alone. Celery would acknowledge or requeue in either of them, depending on the task's flags and on its
+    release. It leaves messages alone that were settled here.
     """
 
     _is_settled = False
@@ -55,7 +55,7 @@ class FailingRequest:
 
     @refusing
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """See to a hard time limit."""
+        """Handle a hard time limit."""
         if not soft:
             self._see_to(TimeLimitExceeded(timeout), may_notify=not is_terminating())
         with session_of_failed(context_of(self)):
@@ -63,10 +63,10 @@ class FailingRequest:
 
     @refusing
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """See to what a task has raised, or to its lost process."""
+        """Handle the exception of a task, or the loss of its process."""
         error = exc_info.exception
         error = error.exc if isinstance(error, ExceptionWithTraceback) else error
-        # an error of Celery's own, such as of its result backend, may come after the answer was sent
+        # an error of Celery's own, such as of its result backend, may follow the answer
         self._see_to(error, may_be_answered=exc_info.internal or may_be_answered(error))
         with session_of_failed(context_of(self)):
             return super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
@@ -78,7 +78,7 @@ class FailingRequest:
         self._notify("it expired before a worker began it" if expired else f"it was {reason}", "revoked")
         try:
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
-        except Exception:  # of the result backend, over the message perhaps: the worker would end, and the next one that gets it
+        except Exception:  # of the result backend, perhaps because of the message: it would end this worker, and the next
             logger.exception("%s[%s] was revoked or has expired, and the result backend cannot say so", request.name, request.id)
             request.acknowledge()
             request._already_revoked = True
@@ -92,11 +92,11 @@ class FailingRequest:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             self._notify_of_exit(error)
         elif not isinstance(error, _NO_END) and not self._goes_on(error):
-            # a time limit may strike when the answer was sent already
+            # a time limit may strike after the answer was sent
             self._notify(error, may_be_answered=may_be_answered or isinstance(error, TimeLimitExceeded))
 
     def _settle(self, error: BaseException) -> None:
-        """Dead-letter the message and acknowledge it, or requeue it if the store cannot serve; once."""
+        """Dead-letter the message and acknowledge it, or requeue it if the store is unavailable; once."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -111,7 +111,7 @@ class FailingRequest:
             request.acknowledge()
 
     def _notify_of_exit(self, error: BaseException) -> None:
-        """Notify of a process that has ended, unless Celery has ended it, or takes that for a loss and requeues the message."""
+        """Notify of an ended process, unless Celery has ended it, or treats that as a loss and requeues the message."""
         request: Any = self
         is_loss = hasattr(request, "_worker_lost_info")  # since Celery 5.7
         if not (
@@ -120,7 +120,7 @@ class FailingRequest:
             self._notify(WorkerLostError(repr(error)))
 
     def _goes_on(self, error: BaseException) -> bool:
-        """Whether the message comes again, or its failure is notified of elsewhere."""
+        """Return whether the message is redelivered, or its failure is notified of elsewhere."""
         task: Any = self.task  # type: ignore[attr-defined]
         if isinstance(error, Reject):
             return bool(error.requeue)  # type: ignore[attr-defined]
@@ -151,6 +151,6 @@ def _dead_letter(request: Any, error: Any) -> None:
 
 
 def _is_acknowledged_on_timeout(task: Any) -> bool:
-    """Whether a hard time limit ends the message; before Celery 5.7 one flag covers time limits and failures."""
+    """Return whether a hard time limit ends the message; before Celery 5.7 one flag covers time limits and failures."""
     flag = getattr(task, "acks_on_timeout", None)
     return bool(task.acks_on_failure_or_timeout if flag is None else flag)

@@ -1,4 +1,4 @@
-"""Messages that a worker cannot take: of an unknown task, which Celery would drop, or unreadable, which would end the worker."""
+"""Messages that a worker cannot accept: of an unknown task (Celery would drop them), or unreadable (they would end it)."""
 
 import functools
 import logging
@@ -39,29 +39,29 @@ from celery_sagas.worker.runtime import default_file, has_backend, main_process_
 
 logger = logging.getLogger("celery_sagas")
 
-#: Messages to what this library has made: to steps, timeouts and answers of requests, items of aggregators.
+#: Messages to this library's tasks: steps, timeouts and answers of requests, items of aggregators.
 _TO_OURS = (STEP, ADDRESS, AGGREGATOR)
-#: Messages to any task, of which sagas know.
+#: Messages to any task that belong to sagas.
 _CAUSED = (CAUSE, CAUSATION, MESSAGE_ID)
 _UNKNOWN = "No worker that got this message knows its task: deploy the code that defines it, then retry."
 
 
 class Fate(Enum):
-    """What becomes of a message that a worker cannot take."""
+    """The fate of a message that a worker cannot accept."""
 
-    HELD = auto()  #: the broker gets it back after a while
+    HELD = auto()  #: requeued after a while
     KEPT = auto()  #: as a dead letter
-    OVER = auto()  #: whoever waits for its answer is notified, or it is not ours
+    OVER = auto()  #: its requester is notified, or it is not ours
 
 
 class KeepUnknownTasks(bootsteps.Step):
-    """Puts itself before the consumer's ``on_unknown_task``, which rejects a message before anybody else sees it.
+    """Wraps the consumer's ``on_unknown_task``, which rejects a message before other code sees it.
 
-    And around all that the consumer does with a message: what cannot be read ends the message, not the worker.
+    It also wraps the consumer's handling of each message: an unreadable message ends, and the worker continues.
     """
 
     def create(self, consumer: Any) -> None:
-        """Have the consumer keep what is ours, or notify whoever waits for an answer."""
+        """Have the consumer keep this library's messages, or notify requesters."""
         consumer.saga_hold = Hold(consumer)
         guard_consumer(consumer, refuse)
         reject = consumer.on_unknown_task
@@ -80,7 +80,7 @@ class KeepUnknownTasks(bootsteps.Step):
 
 
 def _keep_invalid(consumer: Any) -> None:
-    """Put ourselves before what a consumer does with messages that it cannot decode: Celery rejects or acknowledges them."""
+    """Wrap the consumer's callbacks for messages that it cannot decode, which Celery rejects or acknowledges."""
     reject, drop = consumer.on_invalid_task, consumer.on_decode_error
 
     def keeps(message: Any, exc: Exception) -> bool:
@@ -105,7 +105,7 @@ def _keep_invalid(consumer: Any) -> None:
 
 
 def _concerns_us(message: Any) -> bool:
-    """Whether a message that may not be decoded goes to a step, an aggregator or an instance, or asks for an answer."""
+    """Return whether a message that may not be decoded goes to a step, an aggregator or an instance, or requests an answer."""
     headers = message.headers
     if not isinstance(headers, Mapping) or not isinstance(task := headers.get("task"), str):
         return False
@@ -113,12 +113,12 @@ def _concerns_us(message: Any) -> bool:
 
 
 def refuse(consumer: Any, message: Any, error: Exception) -> bool:
-    """Keep a message that has raised an error where it was read, or notify of it, as of an unknown one.
+    """Keep a message that has raised an error while it was read, or notify of it, as of an unknown one.
 
-    If that fails over the message itself, it would fail each time; after any other failure the message comes again.
+    If that fails because of the message itself, it would fail each time; after any other failure the message is requeued.
 
     Returns:
-        Whether it is to be rejected now; else the broker gets it back after a while.
+        Whether to reject it now; else it is requeued after a while.
     """
     task = message.headers.get("task")
     try:
@@ -138,7 +138,7 @@ def refuse(consumer: Any, message: Any, error: Exception) -> bool:
 
 
 def _see_to(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
-    """Keep a message, or notify whoever waits for its answer, if somebody needs it."""
+    """Keep a message, or notify its requester, as needed."""
     if not _is_to_ours(request):
         if notify_requester_in_time(consumer.app, request, error) or not _is_ours(consumer.app, request):
             return Fate.OVER
@@ -153,10 +153,10 @@ def _see_to(consumer: Any, message: Any, request: Any, error: Exception) -> Fate
 
 
 def _reject_kept(consumer: Any, message: Any, request: Any, exc: Exception) -> None:
-    """Do with a message of an unknown task what Celery's ``on_unknown_task`` does, but for saying that it is discarded."""
+    """Handle a message of an unknown task as Celery's ``on_unknown_task`` does, without logging that it is discarded."""
     message.reject_log_error(logger, consumer.connection_errors)
     id, name, properties = request.id, task_of(request), message.properties
-    if is_name(id):  # under another one no result is found
+    if is_name(id):  # under another id no result is found
         reply = {field: properties.get(field) for field in ("correlation_id", "reply_to")}
         failed = Bunch(name=name, chord=None, errbacks=None, root_id=request.root_id, **reply)
         consumer.app.backend.mark_as_failure(id, NotRegistered(name), request=failed)
@@ -166,12 +166,12 @@ def _reject_kept(consumer: Any, message: Any, request: Any, exc: Exception) -> N
 
 
 def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
-    """Keep a message as a dead letter; if the store cannot, or could not a moment ago, requeue it after a while.
+    """Keep a message as a dead letter; if the store fails, or has just failed, requeue it after a while.
 
     Args:
-        consumer: The worker's.
-        message: What it has got.
-        request: The message's.
+        consumer: The worker's consumer.
+        message: The received message.
+        request: The message's request.
         error: Why no task runs.
 
     Returns:
@@ -219,7 +219,7 @@ def _dead_letter_of(request: Any, error: Exception) -> DeadLetter:
 
 
 def _is_ours(app: Any, request: Any) -> bool:
-    """Whether a message to any task is to be kept; without a backend for sure it is not."""
+    """Return whether to keep a message to any task; without a configured backend it is not kept."""
     if _saga_of(task_of(request)) is not None:
         return True
     return has_backend(app) and not headers_of(request).keys().isdisjoint(_CAUSED)
@@ -230,6 +230,6 @@ def _is_to_ours(request: Any) -> bool:
 
 
 def _saga_of(task: str) -> str | None:
-    """Return the stored name of the saga whose step a task must be by its name."""
+    """Return the stored name of the saga whose step a task must be, judged by its name."""
     saga = registry.saga_named(task.rpartition(".")[0])
     return saga.name if saga else None

@@ -1,4 +1,4 @@
-"""Messages that cannot be read: each of them ends, where Celery would end the worker, or hold the message indefinitely."""
+"""Unreadable messages: each of them ends, where Celery would end the worker, or hold the message indefinitely."""
 
 import functools
 import logging
@@ -16,14 +16,14 @@ from celery_sagas.worker.failures.faults import UNREADABLE, check_request, fault
 
 logger = logging.getLogger("celery_sagas")
 
-#: Names by which a header, or what is embedded in a body, would hide what a request can do.
+#: Names by which a header, or a value embedded in a body, would hide a method of the request.
 _METHODS = frozenset(name for name, value in vars(Context).items() if callable(value) or isinstance(value, property))
-#: Is given a consumer, a message, and what that has raised; says whether the message is to be rejected now.
+#: Receives a consumer, a message and its error; returns whether to reject the message.
 Refuse = Callable[[Any, Any, Exception], bool]
 
 
 def guard_consumer(consumer: Any, refuse: Refuse) -> None:
-    """Have a consumer refuse the messages that it fails to read, and go on; what is no fault of theirs passes."""
+    """Have a consumer refuse the messages that it fails to read, and continue; other errors propagate."""
     create = consumer.create_task_handler
 
     def create_task_handler(*args: Any, **kwargs: Any) -> Callable[[Any], None]:
@@ -46,15 +46,15 @@ def guard_consumer(consumer: Any, refuse: Refuse) -> None:
 
 
 def guard_pool(worker: Any, refuse: Refuse) -> None:
-    """Have a worker refuse the messages that it fails to hand over to its pool, which may be long after they came."""
-    process, state = worker._process_task, import_module("celery.worker.state")  # which whoever only sends does without
+    """Have a worker refuse the messages that it fails to hand over to its pool, possibly long after they arrived."""
+    process, state = worker._process_task, import_module("celery.worker.state")  # a process that only sends does without it
 
     def free_place() -> None:
-        with suppress(AttributeError):  # a pool that takes any number, as Celery does for a task that was revoked
+        with suppress(AttributeError):  # a pool without a limit, as Celery does for a revoked task
             worker._quick_release()
 
     def end(request: Any, error: Exception) -> None:
-        with suppress(TypeError):  # of an id that is no key: under such a one Celery has noted nothing
+        with suppress(TypeError):  # an id that cannot be hashed: Celery has noted nothing under it
             state.task_ready(request)
         if request.acknowledged:  # it has ended, or begun: without processes, a task runs here
             logger.error("%s[%s] has ended in a way that cannot be read", request.name, request.id, exc_info=error)
@@ -65,14 +65,14 @@ def guard_pool(worker: Any, refuse: Refuse) -> None:
         try:
             check_request(request)
         except UNREADABLE as exc:
-            if fault_of(request.message) is not None:  # else what a project has put around it fails, and Celery is to see it
+            if fault_of(request.message) is not None:  # else a project's wrapper fails, and Celery must see the error
                 free_place()
                 end(request, exc)
                 return
         try:
             process(request)
         except Exception as exc:
-            free_place()  # of a message with an eta, a timer hands it over, which only logs the error
+            free_place()  # a timer hands over a message with an eta, and only logs the error
             if isinstance(exc, OSError) or not isinstance(exc, UNREADABLE):
                 raise
             _forget_job(worker.pool, request)
@@ -84,9 +84,9 @@ def guard_pool(worker: Any, refuse: Refuse) -> None:
 
 
 def guard_targets(pool: Any) -> None:
-    """Have a pool without processes take what Celery raises around a task for the task's failure, as a pool of processes does.
+    """Have a pool without processes treat Celery's errors around a task as the task's failure, as a pool of processes does.
 
-    It would drop the error, and keep the message.
+    Otherwise it would drop the error, and keep the message.
     """
     apply = pool.on_apply
 
@@ -103,19 +103,19 @@ def _answering(target: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return target(*args, **kwargs)
         except Exception:
-            return 1, ExceptionInfo(), 0.0  # what Celery's tracer returns of a task that has failed
+            return 1, ExceptionInfo(), 0.0  # the result of Celery's tracer for a failed task
 
     return run
 
 
 def _end_worker(consumer: Any, error: Exception) -> NoReturn:
-    """Raise an error that is no message's fault: it ends the worker, as without this library, and the message comes again.
+    """Raise an error that is no message's fault: it ends the worker, as without this library, and the message is redelivered.
 
-    Celery swallows it where a message comes in the moment in which the worker begins, and in a timer: the worker then ends by
-    what its loop looks at in each turn.
+    Celery swallows it in a timer, and if a message arrives just as the worker begins: the worker then ends by the state that its
+    loop checks in each turn.
 
     Raises:
-        Exception: It; or what names it, if a worker would take it for the loss of the connection, and connect again and again: on
+        Exception: The error; or one that names it, if a worker would treat it as a lost connection and reconnect repeatedly: on
             Redis a KeyError.
     """
     logger.critical("the worker ends: it fails over a message that is not at fault", exc_info=error)
@@ -128,17 +128,17 @@ def _end_worker(consumer: Any, error: Exception) -> NoReturn:
 
 
 def _forget_job(pool: Any, request: Any) -> None:
-    """Remove what a pool of processes remembers of a task that it could not send to any: it would wait for that at its end."""
+    """Remove the pool's record of a task that it could not send to any process: at its end it would wait for that task."""
     cache = getattr(getattr(pool, "_pool", None), "_cache", None) or {}
     for job in list(cache.values()):
-        if getattr(job._callback, "__self__", None) is request:  # an id, anybody may have given to several
+        if getattr(job._callback, "__self__", None) is request:  # several messages may have the same id
             job.discard()
 
 
 def refusing(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate what a pool calls of a request: if it fails over the message, the pool would drop the error, and keep the message.
+    """Decorate a request's callback: if it failed because of the message, the pool would drop the error and keep the message.
 
-    What is about the process passes: the message comes again once the worker has ended.
+    Errors about the process propagate: the message is redelivered once the worker has ended.
     """
 
     @functools.wraps(callback)
@@ -155,7 +155,7 @@ def refusing(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def context_of(request: Any) -> Context:
-    """Return what a task sees of its request, in a worker's main process; as far as can be read, where no task could run."""
+    """Return the request that a task sees, in a worker's main process; as far as it can be read if no task could run."""
     try:
         fields = _fields_of(request._context.__dict__)
         return Context({**fields, "args": request.args, "kwargs": request.kwargs, "called_directly": False})
@@ -164,7 +164,7 @@ def context_of(request: Any) -> Context:
 
 
 def request_of(message: Any) -> Context:
-    """Return what a task of this message would have had as its request, in either of Celery's protocols."""
+    """Return the request that a task would have had for this message, in either of Celery's protocols."""
     headers = _fields_of(message.headers)
     own = {"delivery_info": {"priority": message.properties.get("priority")}, "called_directly": False, "is_eager": False}
     if "task" in headers:
@@ -176,11 +176,11 @@ def _body_of(message: Any) -> dict[str, Any]:
     try:
         args, kwargs, embedded = message.payload
         return {**(_fields_of(embedded) if isinstance(embedded, Mapping) else {}), "args": args, "kwargs": kwargs}
-    except Exception as exc:  # what cannot be read is not lost either
+    except Exception as exc:  # an unreadable body is not lost either
         logger.warning("%s[%s] cannot be decoded: %r", message.headers["task"], message.headers.get("id"), exc)
         return {"args": None, "kwargs": None, UNDECODED: repr(exc)}
 
 
 def _fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may stand in a request: nothing that hides one of its methods."""
+    """Return the fields that a request may have: none that hides one of its methods."""
     return {name: value for name, value in given.items() if name not in _METHODS}
