@@ -109,7 +109,7 @@ def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str 
 @click.argument("group", required=False)
 @click.pass_context
 def flush(context: click.Context, name: str, group: str | None) -> None:
-    """Flush a group now, or all groups, whether or not they are due."""
+    """Request an immediate flush of a group, or of all groups, whether or not they are due."""
     app = app_of(context)
     if app.conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")

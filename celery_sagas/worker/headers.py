@@ -1,8 +1,8 @@
-"""The message headers: which instances caused a message, and to which one it is addressed.
+"""The message headers: the instances that caused a message, and the one to which it is addressed.
 
-Plain participants hand the causation on without knowing of sagas. An address goes no further than its message.
+Plain participants pass the causation on without any saga code. An address applies to its message only.
 
-Whoever may publish may put anything into a header. What is not of its form is taken as absent, or fails with ``InvalidMessage``;
+Any publisher may put anything into a header. A malformed header is treated as absent, or fails with ``InvalidMessage``;
 nothing else is raised here.
 """
 
@@ -24,27 +24,27 @@ from celery_sagas.errors import InvalidMessage
 
 #: Saga name to instance id, at most ``MAX_CAUSATION`` of them.
 CAUSATION = "saga_causation"
-#: The id of the message whose task published this one.
+#: The id of the message whose task published this message.
 CAUSE = "saga_cause"
-#: Of a timeout, or of what came of a request: the instance it goes to, and the id of the timeout or request.
+#: On a timeout, or the outcome of a request: the receiving instance, and the id of the timeout or request.
 ADDRESS = "saga_address"
-#: Of a message that asks for an answer: where that goes, as JSON text, since AMQP has types of its own for what is in a header.
+#: On a message that requests an answer: the answer's destination, as JSON text, since AMQP has its own types for header values.
 RETURN_ADDRESS = "saga_return_address"
-#: The id under which a message is remembered, for producers that have one of their own; else the task's id.
+#: The id under which a message is journaled, for producers with an id of their own; else the task's id.
 MESSAGE_ID = "saga_message_id"
-#: The name of the aggregator whose item a message is.
+#: The name of the aggregator of an item's message.
 AGGREGATOR = "saga_aggregator"
-#: Of a message to a step: whoever does not know the step keeps the message all the same.
+#: On a message to a step: a worker that does not know the step keeps the message.
 STEP = "saga_step"
-#: Of a message that an operator has retried: the id of its dead letter.
+#: On a message that an operator has retried: the id of its dead letter.
 RETRY_OF = "saga_retry_of"
-#: Of a message to a plain task: which publication it is. A redelivery and a retry have the same.
+#: On a message to a plain task: its publication. A redelivery and a retry have the same one.
 PUBLICATION = "saga_publication"
-#: How often the library has redelivered this message later, because the store could not serve it.
+#: How often the library has redelivered this message later, because the store was unavailable.
 REDELIVERIES = "saga_redeliveries"
 
 _MAX_CHARACTERS = 255
-#: RabbitMQ takes the headers of a message in one frame, of 128 KiB with everything else that is in them.
+#: RabbitMQ accepts the headers of a message in one frame, of 128 KiB with all other properties in it.
 _RETURN_ADDRESS_BYTES = 32_768
 _CAME = frozenset({"", *ReplyKind})
 #: More retries, or redeliveries, than any message has.
@@ -52,7 +52,7 @@ _MANY = 1_000_000
 
 
 def stamped_causation(request: Any) -> dict[str, str]:
-    """Return the causation that the message bears for which a task runs; what is not of its form is left out."""
+    """Return the causation in the headers of a running task's message; malformed entries are left out."""
     found = _header(request, CAUSATION)
     if not isinstance(found, Mapping):
         return {}
@@ -66,7 +66,7 @@ def address_headers(instance_id: str, timeout: str) -> dict[str, Any]:
 
 
 def read_address(request: Any) -> Addressed | None:
-    """Return where the message of a task is addressed to, if it is a timeout, or came of a request.
+    """Return the address of a task's message, if it is a timeout, or the outcome of a request.
 
     Raises:
         InvalidMessage: It has an address that cannot be read.
@@ -83,23 +83,23 @@ def read_address(request: Any) -> Addressed | None:
 
 
 def answer_headers(instance_id: str, request: str, came: ReplyKind) -> dict[str, Any]:
-    """Return the headers of what came of a request."""
+    """Return the headers of the outcome of a request."""
     return {ADDRESS: {"instance": instance_id, "request": request, "came": came.value}}
 
 
 def is_answer(request: Any) -> bool:
-    """Whether a task's message is the answer to a request."""
+    """Return whether a task's message is the answer to a request."""
     found = _header(request, ADDRESS)
     return isinstance(found, Mapping) and found.get("came") == ReplyKind.ANSWER
 
 
 def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = True) -> dict[str, Any]:
-    """Return the headers of the answer to a request: if it cannot be handled, its failure goes where that of the request goes.
+    """Return the headers of the answer to a request: if it cannot be handled, its failure goes to the step for failures.
 
-    But not that of a member of a gather, which is complete once the answer's dead letter is retried: the first that comes counts.
+    A gather's member is an exception: it is complete once the answer's dead letter is retried, as its first outcome counts.
 
     Raises:
-        InvalidMessage: They are larger than a broker takes.
+        InvalidMessage: They are larger than a broker accepts.
     """
     headers = answer_headers(address.instance, address.request, ReplyKind.ANSWER)
     if not has_value:
@@ -110,10 +110,10 @@ def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = Tr
 
 
 def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
-    """Return the headers of a message that asks for an answer.
+    """Return the headers of a message that requests an answer.
 
     Raises:
-        InvalidMessage: They are larger than a broker takes.
+        InvalidMessage: They are larger than a broker accepts.
     """
     text = to_json(address.to_json())
     if len(text) > _RETURN_ADDRESS_BYTES:
@@ -123,10 +123,10 @@ def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
 
 
 def serialized_target(target: Target) -> Target:
-    """Return a target as it is now, whatever becomes of its arguments.
+    """Return a target as it is now, unaffected by later changes of its arguments.
 
     Raises:
-        InvalidMessage: They cannot be encoded, or are larger than what a message may say of where its answer goes.
+        InvalidMessage: They cannot be encoded, or are larger than a return address may be.
     """
     try:
         text = to_json(target.to_json())
@@ -139,30 +139,30 @@ def serialized_target(target: Target) -> Target:
 
 
 def read_return_address_of(request: Any) -> ReturnAddress | None:
-    """Return where the answer to a task's message goes, if it asks for one; what is not of its form is none."""
+    """Return the return address of a task's message, if it requests an answer; ``None`` if that is malformed."""
     found = _header(request, RETURN_ADDRESS)
     if not isinstance(found, str) or len(found) > _RETURN_ADDRESS_BYTES:
         return None
     try:
         return ReturnAddress.from_json(from_json(found))
-    except (ValueError, TypeError):  # the latter of a lone surrogate
+    except (ValueError, TypeError):  # a TypeError of a lone surrogate
         return None
 
 
 def read_message_id(request: Any) -> str:
-    """Return the id under which a message is remembered: what its producer calls it, else the task's id."""
+    """Return the id under which a message is journaled: the id that its producer set, else the task's id."""
     named = _header(request, MESSAGE_ID)
     return named if isinstance(named, str) and named else id_of(request) or str(uuid4())
 
 
 def read_publication(request: Any) -> str:
-    """Return which publication a task's message is; empty if it does not say so."""
+    """Return the publication of a task's message; empty if the message has none."""
     found = _header(request, PUBLICATION)
     return found if is_name(found) else ""
 
 
 def read_retry_of(request: Any) -> str:
-    """Return the id of the dead letter whose message is retried; empty if it is none."""
+    """Return the id of the dead letter whose message is retried; empty if the message is not a retry of one."""
     found = _header(request, RETRY_OF)
     return found if is_name(found) else ""
 
@@ -171,14 +171,14 @@ def check_message_id(step: str, named: object) -> None:
     """Refuse a producer's message id that no store could keep.
 
     Raises:
-        InvalidMessage: It is no text of 1 to 255 printable characters.
+        InvalidMessage: It is not a text of 1 to 255 printable characters.
     """
     if named is not None and not is_name(named):
         raise InvalidMessage(step, [(MESSAGE_ID, f"the header is no text of 1 to {_MAX_CHARACTERS} printable characters")])
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether every store can keep a value as a name or an id: a text of 1 to 255 printable characters."""
+    """Return whether every store can keep a value as a name or an id: a text of 1 to 255 printable characters."""
     return isinstance(value, str) and 0 < len(value) <= _MAX_CHARACTERS and value.isprintable()
 
 
@@ -199,7 +199,7 @@ def headers_of(request: Any) -> Mapping[str, Any]:
 
 
 def task_of(request: Any) -> str:
-    """Return the name of the task that a message is for; empty if it names none."""
+    """Return the name of a message's task; empty if the message names none."""
     return str(request.__dict__.get("task", ""))
 
 
@@ -220,19 +220,19 @@ def stamp(headers: dict[str, Any], session: Session) -> None:
 
 
 def stamp_publication(headers: dict[str, Any], new: Callable[[str], str]) -> None:
-    """Say which publication a message is, unless it has come from a commit: its task may be sent again under the same id.
+    """Put the publication on a message, unless it comes from a commit: its task may be sent again under the same id.
 
-    To a step the id alone says which message it is, and so does one that a producer names.
+    A message to a step, or one with a producer's id, is identified by the id alone.
     """
     if headers.keys().isdisjoint((PUBLICATION, MESSAGE_ID, STEP, CAUSE, CAUSATION)):
         headers[PUBLICATION] = new(str(headers.get("id")))
 
 
 def hand_over(headers: dict[str, Any], request: Any, publication: str) -> None:
-    """Put what a task's message bears on one that is sent in its place: by ``replace``, which does not; ``retry`` does.
+    """Copy the headers of a task's message to a message that ``replace`` sends in its place; ``retry`` copies them itself.
 
-    To a plain task it is another publication under the same id: what it publishes itself is not what the task had published. What
-    is retried, or is a step's, is the same one.
+    To a plain task it is another publication under the same id: its own publications differ from those of the replaced task. A
+    retry, or a message to a step, keeps the publication.
     """
     is_same = STEP in headers or _count_of(headers.get("retries")) > read_retries(request)
     cause, address = _header(request, CAUSE), _header(request, RETURN_ADDRESS)
@@ -248,12 +248,12 @@ def hand_over(headers: dict[str, Any], request: Any, publication: str) -> None:
 
 
 def is_stamped(headers: Mapping[str, Any]) -> bool:
-    """Whether a message bears what ``stamp`` puts on it."""
+    """Return whether a message has the headers that ``stamp`` sets."""
     return CAUSE in headers or CAUSATION in headers
 
 
 def _header(request: Any, name: str) -> object:
-    """Read a header: Celery merges them into the request, but for eager tasks, where they are in ``headers`` alone.
+    """Read a header. Celery merges headers into the request, except for eager tasks, which have them in ``headers`` alone.
 
     A header may have the name of one of the request's methods, and hide it: they are not called.
     """

@@ -1,4 +1,4 @@
-"""What operators do with dead letters: a message is retried under a new id, a rejected item put back; or either is discarded."""
+"""Operators' actions on dead letters: retry a message under a new id, put back a rejected item, or discard either."""
 
 import logging
 from typing import Any, NamedTuple
@@ -25,28 +25,28 @@ from celery_sagas.worker.serialization import ROUTE, deserialized
 
 logger = logging.getLogger("celery_sagas")
 
-#: What a message that failed has used up, and its retry begins without.
+#: Counters and options that a failed message has used up, and that its retry starts without.
 _SPENT = ("expires", "retries", "task_id")
 
 
 class Retried(NamedTuple):
-    """What became of a dead letter that was to be retried; the dead letter is gone."""
+    """The result of retrying a dead letter; the dead letter is gone."""
 
     id: str = ""  #: under which its message was sent, or its item is buffered; empty if nothing was done
-    reason: str = ""  #: what is known of the message, if nothing was sent
+    reason: str = ""  #: why nothing was sent
 
 
 def retry_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> Retried:
     """Send the message of a dead letter under a new id, confirmed, and remove it; put a rejected item back into its buffer.
 
     The id is the same however often this dead letter is retried: if it cannot be removed, a step drops the repeat. Before the
-    message is sent, the journal says that it has failed under its first id, so that no late delivery of it is handled as well.
+    message is sent, the journal records its failure under its first id, so that no late delivery of it is handled as well.
 
-    Nothing is sent if the message was handled under its first id, or if its instance waits for it no more and never will again.
-    Where the app does not know the saga, it cannot look for the instance, and sends the message.
+    Nothing is sent if the message was handled under its first id, or if its instance no longer waits for it and never will again.
+    If the saga is not defined in the app, the instance cannot be looked up, and the message is sent.
 
     Returns:
-        What became of it.
+        The result.
 
     Raises:
         MisuseError: The dead letter holds no message that can be sent, or an item whose id is buffered again; it is kept.
@@ -83,7 +83,7 @@ def _in_vain(dead_letter: DeadLetter, reason: str) -> Retried:
 
 
 def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
-    """Whether an instance waits for the message of a dead letter, as far as it can be known here; or whether none ever did."""
+    """Return whether an instance waits for a dead letter's message, as far as it can be known here; or whether none ever did."""
     cancellation = cancellation_of(dead_letter)
     if cancellation is None:
         return True
@@ -93,9 +93,9 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
 
 
 def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
-    """Remove a dead letter; if its instance waits for the message, a timeout or what came of a request, it no longer does.
+    """Remove a dead letter; if its instance waits for the message, a timeout or an outcome of a request, it stops waiting.
 
-    The dead letter goes last: whoever dies in between discards it again.
+    The dead letter is removed last: after an interruption, discard it again.
 
     Returns:
         Whether an instance waited for it.
@@ -115,9 +115,9 @@ def new_id_of(dead_letter: DeadLetter) -> str:
 
 
 def retry_of(app: Celery, dead_letter: DeadLetter) -> Signature[Any]:
-    """Return the message of a dead letter as it is retried: with a new id, all of its retries, and no end.
+    """Return the message of a dead letter for its retry: with a new id, its full number of retries, and no expiry.
 
-    A timeout keeps its address, by which its instance knows it. This app routes it: the route that it had may be what was wrong.
+    A timeout keeps its address, by which its instance recognizes it. This app routes it: the old route may have been the fault.
     """
     sent = {name: value for name, value in signature_in(dead_letter).items() if name != ROUTE}
     first = _first_of(sent)
@@ -136,7 +136,7 @@ def signature_in(dead_letter: DeadLetter) -> dict[str, Any]:
     """Return the signature in a dead letter.
 
     Raises:
-        MisuseError: There is none.
+        MisuseError: It has no signature.
     """
     try:
         sent = loads(dead_letter.payload)
@@ -150,10 +150,10 @@ def signature_in(dead_letter: DeadLetter) -> dict[str, Any]:
 
 
 def request_in(dead_letter: DeadLetter, task: str) -> Context:
-    """Return the request of the message in a dead letter, as a task of this name would have it.
+    """Return the request of the message in a dead letter, as a task of this name would see it.
 
     Raises:
-        MisuseError: There is no message.
+        MisuseError: It holds no message.
     """
     sent = _first_of(signature_in(dead_letter))
     headers = dict((sent.get("options") or {}).get("headers") or {})
@@ -162,7 +162,7 @@ def request_in(dead_letter: DeadLetter, task: str) -> Context:
 
 
 def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
-    """Return what takes the message of a dead letter from those that an instance waits for; ``None`` if none ever did."""
+    """Return the cancellation of a dead letter's message for the instance that waits for it; ``None`` if none ever did."""
     if dead_letter.number:
         return None
     try:
@@ -174,7 +174,7 @@ def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
 
 
 def _saga_of(dead_letter: DeadLetter) -> SagaDefinition | None:
-    """Return the saga to whose step a message went, also if nobody knows the step any more; ``None`` if it is not known here."""
+    """Return the saga of a message's step, even if the step no longer exists; ``None`` if the saga is not defined here."""
     step = registry.step_named(dead_letter.task)
     return (
         step.saga if step else registry.saga_named(dead_letter.saga) or registry.saga_named(dead_letter.task.rpartition(".")[0])
@@ -198,13 +198,13 @@ def _check_arguments(app: Celery, dead_letter: DeadLetter, again: Signature[Any]
 
 
 def _close(backend: Backend, step: StepDefinition, dead_letter: DeadLetter) -> bool:
-    """Have the journal say that the message failed; return ``False`` if it was handled."""
+    """Record in the journal that the message failed; return ``False`` if it was handled."""
     lookup, named = lookup_of(step, request_in(dead_letter, step.name)), str(_first_of(signature_in(dead_letter))["task"])
     return lookup is None or close(backend, step, dead_letter, lookup, named=named)
 
 
 def _first_of(sent: dict[str, Any]) -> dict[str, Any]:
-    """Return the signature that is published: of a chain, that of its first task."""
+    """Return the signature that is published: for a chain, that of its first task."""
     while sent.get("subtask_type") == "chain":
         sent = sent["kwargs"]["tasks"][0]
     return sent

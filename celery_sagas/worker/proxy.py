@@ -10,15 +10,15 @@ from celery_sagas.worker.celery_internals import current_app, is_finalised
 if TYPE_CHECKING:
 
     class TaskProxy:
-        """What derives from it says to type checkers what it seems to be."""
+        """Typing only: a subclass declares to type checkers the interface that it proxies."""
 
 else:
 
     class TaskProxy(Proxy):
-        """Stands for a task, and knows its definition without asking any app."""
+        """Stands for a task, and has its definition without any app."""
 
         __slots__ = ("_definition",)
-        #: The class that it seems to be of before the app is finalised.
+        #: The class that it appears to have before the app is finalised.
         _stand_in: type
 
         def __init__(self, definition: Any) -> None:
@@ -30,7 +30,7 @@ else:
 
         @property
         def __class__(self) -> type:
-            """The task's class; before the app is finalised a stand-in: pydantic asks this of whatever it finds in a module."""
+            """The task's class; before the app is finalised a stand-in: pydantic checks the class of every object in a module."""
             return self._get_class() if is_finalised() else type(self)._stand_in
 
         @property

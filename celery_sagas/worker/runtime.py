@@ -1,4 +1,4 @@
-"""What an app needs to handle messages, made once in each process and dropped after a fork."""
+"""The resources of an app for handling messages, made once in each process and dropped after a fork."""
 
 import logging
 import os
@@ -50,22 +50,22 @@ class Runtime:
 
     @property
     def backends(self) -> list[Backend]:
-        """The backend of sagas, and that of aggregators if it is another."""
+        """The backend of sagas, and that of aggregators if it is a different one."""
         return list(dict.fromkeys((self.backend, self.batches)))
 
     def remove_dead_letter(self, id: str) -> None:
-        """Remove a dead letter from the backend that has it."""
+        """Remove a dead letter from its backend."""
         any(backend.dead.remove(id) for backend in self.backends)
 
     def retention_s(self, backend: Backend) -> float:
-        """Return how long a backend remembers what was handled. Seconds."""
+        """Return how long a backend remembers handled messages. Seconds."""
         return self.settings.journal_retention or backend.journal_retention_s
 
     def rules_named(self, name: str) -> Rules:
-        """Return what an aggregator asks of its store, also if this app does not define it.
+        """Return the rules of an aggregator for its store, even if this app does not define it.
 
-        Then nobody knows here when its groups are to be flushed. They become due at once, so that a relay which knows it looks at
-        them by its rules; ids are remembered for as long as they are without ``dedupe_for``.
+        In that case it is unknown here when its groups must be flushed. They become due at once, so that a relay that defines it
+        checks them against its rules; ids are remembered as long as without ``dedupe_for``.
         """
         definition = registry.aggregators.get(name)
         if definition is not None:
@@ -74,7 +74,7 @@ class Runtime:
         return Rules(name, within_ms=1, remember_ms=remember_ms, lease_ms=lease_ms)
 
     def rules_of(self, definition: AggregatorDefinition) -> Rules:
-        """Return what an aggregator asks of its store."""
+        """Return the rules of an aggregator for its store."""
         rules = self._rules.get(definition.name)
         if rules is None or rules[0] is not definition:
             settings = self.settings
@@ -87,10 +87,10 @@ class Runtime:
         return rules[1]
 
     def prepare(self, *, processes: int) -> None:
-        """Make the backend ready: create missing tables, refuse what is unsafe.
+        """Prepare the backend: create missing tables, refuse an unsafe one.
 
         Args:
-            processes: How many processes handle this app's messages on it.
+            processes: The number of processes that handle this app's messages on it.
 
         Raises:
             ConfigurationError: The backend cannot be used, or cannot keep the promise.
@@ -114,7 +114,7 @@ def open_app_backend(app: Celery, settings: Settings) -> Backend:
 
 
 def _open_batches(settings: Settings, backend: Backend) -> Backend:
-    """Return the backend that keeps what aggregators buffer: most often that of sagas."""
+    """Return the backend that stores the items of aggregators: usually that of sagas."""
     url = settings.aggregator_backend
     if url is None or url == settings.backend:
         return backend
@@ -122,7 +122,7 @@ def _open_batches(settings: Settings, backend: Backend) -> Backend:
 
 
 def prepare_backend(backend: Backend, settings: Settings, processes: int) -> None:
-    """Make a backend ready as the settings want it; see ``Runtime.prepare``."""
+    """Prepare a backend according to the settings; see ``Runtime.prepare``."""
     try:
         for warning in backend.prepare(create_schema=settings.create_schema, processes=processes):
             logger.warning("%s: %s", backend.url, warning)
@@ -133,7 +133,7 @@ def prepare_backend(backend: Backend, settings: Settings, processes: int) -> Non
 
 
 def refuse_stand_in(app: Celery) -> None:
-    """Refuse the app that Celery makes where there is none, unless it is configured: it knows neither broker nor backend.
+    """Refuse the app that Celery makes if none exists, unless it is configured: it has neither broker nor backend.
 
     Raises:
         ConfigurationError: It is that app.
@@ -149,19 +149,19 @@ def refuse_stand_in(app: Celery) -> None:
 
 
 def warn_of_default_backend(app: Celery) -> None:
-    """Name the file in which an app keeps its sagas if it names no backend: once, also if the process forks afterwards."""
+    """Log the default file of an app without a configured backend: once, also if the process forks afterwards."""
     if not _told and is_default_backend(app.conf):
         _told.append(True)
         logger.warning("saga_backend is not set: sagas are kept in %s", default_file())
 
 
 def default_file() -> Path:
-    """Return the file in which an app keeps its sagas, or its dead letters, if it names no backend."""
+    """Return the file that stores an app's sagas, or its dead letters, if no backend is configured."""
     return Path(DEFAULT_FILE).resolve()
 
 
 def has_backend(app: Celery) -> bool:
-    """Whether an app has sagas, or names a backend: without either it only keeps dead letters, in the default file."""
+    """Return whether an app has sagas, or a configured backend: otherwise it only stores dead letters, in the default file."""
     return bool(registry) or not is_default_backend(app.conf)
 
 
@@ -179,7 +179,7 @@ def runtime_of(app: Celery) -> Runtime:
 
 
 def publisher_of(app: Celery) -> ConfirmedPublisher | EagerPublisher:
-    """Return the app's publisher in this process: its runtime's, or one alone where there is no saga, which needs no backend."""
+    """Return the app's publisher in this process: its runtime's, or for an app without sagas one that needs no backend."""
     if registry:
         return runtime_of(app).publisher
     publisher = _publishers.get(app)
@@ -200,7 +200,7 @@ def close_runtime(app: Celery) -> None:
 
 @contextmanager
 def main_process_backend(app: Celery) -> Iterator[Backend]:
-    """Open the backend in the main process of a worker: that of its tasks, if they run there; else one that is closed again.
+    """Open the backend in a worker's main process: that of its tasks, if they run there; else one that is closed afterwards.
 
     Connections that are open when the pool forks would be inherited.
     """
@@ -210,7 +210,7 @@ def main_process_backend(app: Celery) -> Iterator[Backend]:
 
 @contextmanager
 def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
-    """Open likewise that of aggregators, too, if it is another."""
+    """Open the backends likewise, including that of aggregators if it is a different one."""
     if (runtime := _runtimes.get(app)) is not None:
         yield runtime.backends
         return
@@ -228,15 +228,15 @@ def _make(app: Celery) -> Runtime:
 
 _lock = threading.Lock()
 _runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
-#: Of apps without sagas.
+#: For apps without sagas.
 _publishers: WeakKeyDictionary[Celery, ConfirmedPublisher | EagerPublisher] = WeakKeyDictionary()
-#: What a parent process made: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
+#: Made by a parent process: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
 _inherited: list[Runtime | ConfirmedPublisher | EagerPublisher] = []
 _told: list[bool] = []
 
 
 def _begin_anew() -> None:
-    """Set aside what the parent made, and replace the lock, which another of its threads may have held at the fork."""
+    """Set aside the parent's runtimes, and replace the lock, which another of its threads may have held at the fork."""
     global _lock, _runtimes, _publishers
     _inherited.extend([*_runtimes.values(), *_publishers.values()])
     _lock, _runtimes, _publishers = threading.Lock(), WeakKeyDictionary(), WeakKeyDictionary()

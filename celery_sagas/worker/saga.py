@@ -1,4 +1,4 @@
-"""``Saga``: the class that users derive from. Its fields are the state, its decorators make the steps."""
+"""``Saga``: the base class of users' sagas. Its fields are the state, and its decorators make the steps."""
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -89,13 +89,13 @@ class Saga(State):
         formerly: Names | None = None,
         **options: Any,
     ) -> Any:
-        """Make a step that creates the instance if there is none.
+        """Make a step that creates the instance if it does not exist.
 
         Args:
-            function: The handler: ``def step(state, …)``; what follows the state is the message.
-            if_exists: ``"handle"`` runs the handler on the instance that is there, ``"ignore"`` does nothing, ``"raise"``
+            function: The handler: ``def step(state, …)``; the parameters after the state are the message.
+            if_exists: ``"handle"`` runs the handler on the existing instance, ``"ignore"`` does nothing, ``"raise"``
                 raises ``SagaAlreadyExists``.
-            by: Where in the message the key stands, if its arguments do not bear the key's name.
+            by: Where in the message the key is, if no argument has the key's name.
             formerly: Earlier task names of the step; messages under them are still handled.
             **options: Celery's task options.
 
@@ -141,10 +141,10 @@ class Saga(State):
         """Make a step that runs on an existing instance only.
 
         Args:
-            function: The handler: ``def step(state, …)``; what follows the state is the message.
+            function: The handler: ``def step(state, …)``; the parameters after the state are the message.
             if_missing: ``"ignore"`` (visibly), ``"raise"`` raises ``SagaNotFound``, ``"retry"`` handles the message again
                 after ``default_retry_delay``, at most ``max_retries`` times. See also ``@step.if_missing``.
-            by: What the message is found by, or where in it the key stands.
+            by: The property that identifies the instance, or where in the message the key is.
             formerly: Earlier task names of the step; messages under them are still handled.
             **options: Celery's task options.
 
@@ -164,30 +164,30 @@ class Saga(State):
     ) -> str:
         """Send a message: stored with this step's commit, published after it, or not at all.
 
-        What is sent is gone: it survives the end of the instance. ``schedule`` is for what is to end with it. What comes of it
-        finds this very instance, or none if it has ended. One outcome is handled once; but an answer that comes after
-        its deadline, when ``otherwise`` has run, still runs ``then``, and ``order.saga.message.late`` is true.
+        A sent message survives the end of the instance; use ``schedule`` for one that ends with it. Its outcome is routed to this
+        very instance, or to none if it has ended. One outcome is handled once; but an answer that comes after its deadline, when
+        ``otherwise`` has run, still runs ``then``, and ``order.saga.message.late`` is true.
 
         Args:
-            signature: Of one task, or a chain. It is encoded now: later changes of its arguments are not seen. A ``countdown``
-                or ``eta`` in its options does what ``after`` does.
-            then: The step that gets the answer, before its other arguments: what the task returns, or the last of the chain. A
+            signature: A signature of one task, or a chain. It is encoded now: later changes of its arguments have no effect. A
+                ``countdown`` or ``eta`` in its options has the effect of ``after``.
+            then: The step that receives the answer, before its other arguments: the result of the task, or of the chain's last. A
                 step, its name, or a signature of it (``quoted.s(provider="ups")``; ``.si()`` takes no answer). From a step
                 that creates an instance the answer is what that instance gives to ``reply``, or ``None`` when it completes.
-            otherwise: The step that gets a ``Failure`` in its place, once the task's own retries are exhausted.
+            otherwise: The step that receives a ``Failure`` instead, once the task's own retries are exhausted.
             within: How long an answer may take: a ``timedelta`` or seconds, from when the message is sent. After that
-                ``otherwise`` gets a failure of the kind ``"deadline"``, and the message expires.
+                ``otherwise`` receives a failure of the kind ``"deadline"``, and the message expires.
             after: How long it waits in the backend, not in the broker; a ``timedelta`` or seconds.
 
         Returns:
-            The message's id; for a chain, its last task's. The same message handled again sends under the same id.
+            The message's id; for a chain, its last task's. If the same message is handled again, it sends under the same id.
 
         Raises:
-            TypeError: It is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
+            TypeError: It is a group or a chord, or not a signature; or ``within`` is given without ``otherwise``.
             ValueError: ``within`` is over before it begins, or beyond all dates.
-            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not take these
-                arguments; or a step has no room for what it gets, or cannot take it.
-            MisuseError: No step runs on this object; or a step is none of this saga.
+            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not accept
+                these arguments; or a step has no parameter for the outcome, or does not accept it.
+            MisuseError: No step runs on this object; or a step does not belong to this saga.
         """
         context = self._in_step("send")
         due_at = None if after is None else waiting(due_time(after))
@@ -204,30 +204,30 @@ class Saga(State):
         at_least: int | None = None,
         within: Delay | None = None,
     ) -> str:
-        """Send many messages, and have one step get a ``Gathered`` of what comes of all of them.
+        """Send many messages, and have one step receive a ``Gathered`` of all outcomes.
 
-        It runs once: when each member has answered or failed, or when ``within`` has passed; what comes after that is dropped.
-        What comes is collected in the backend, beside the instance, so that a thousand answers are one message to it. Of each
-        member the first outcome counts.
+        It runs once: when each member has answered or failed, or when ``within`` has passed; later outcomes are dropped.
+        Outcomes are collected in the backend, beside the instance, so that a thousand answers are one message to it. The first
+        outcome of each member counts.
 
         Args:
-            signatures: The members, 1 to 1,000: each of one task, or a chain, which its last task answers. They are encoded now.
-            then: The step that gets the ``Gathered``, before its other arguments: a step, its name, or a signature of it.
-            otherwise: The step that gets it in the place of ``then`` if fewer than ``at_least`` members have answered. Without
-                it ``then`` gets it in any case.
+            signatures: The members, 1 to 1,000: each of one task, or a chain, whose last task answers. They are encoded now.
+            then: The step that receives the ``Gathered``, before its other arguments: a step, its name, or a signature of it.
+            otherwise: The step that receives it instead of ``then`` if fewer than ``at_least`` members have answered. Without
+                it ``then`` receives it in any case.
             at_least: How many members must answer; all if left out.
-            within: How long it may take: a ``timedelta`` or seconds from now. After that the members expire, and those of which
-                nothing has come are ``silent``.
+            within: How long it may take: a ``timedelta`` or seconds from now. After that the members expire, and those without an
+                outcome are ``silent``.
 
         Returns:
-            The gather's id. The same message handled again sends under the same ids.
+            The gather's id. If the same message is handled again, it sends under the same ids.
 
         Raises:
-            TypeError: A member is a group or a chord, or no signature; or ``within`` is given without ``otherwise``.
-            ValueError: There are too few or too many members, or ``at_least`` is no number of them.
-            InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not take
-                these arguments; or a step has no room for what it gets, or cannot take it.
-            MisuseError: No step runs on this object; or a step is none of this saga.
+            TypeError: A member is a group or a chord, or not a signature; or ``within`` is given without ``otherwise``.
+            ValueError: There are too few or too many members, or ``at_least`` is not between 1 and their number.
+            InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not
+                accept these arguments; or a step has no parameter for the outcomes, or does not accept them.
+            MisuseError: No step runs on this object; or a step does not belong to this saga.
         """
         return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)
 
@@ -240,7 +240,7 @@ class Saga(State):
             answer: Any value that can be encoded as JSON.
 
         Returns:
-            Whether there was somebody to answer: ``False`` if the message that started it asked for no answer, or has one.
+            Whether an answer was awaited: ``False`` if the message that started it requested none, or has one.
 
         Raises:
             InvalidMessage: It cannot be encoded, or is too large.
@@ -267,23 +267,23 @@ class Saga(State):
         Args:
             target: A step of this saga, a signature of one (``remind.s("again")``), or its name.
             after: How long from now: a ``timedelta`` or seconds.
-            at: When: an aware time, in the place of ``after``.
-            name: A timeout with a name takes the place of the one that has it; without one, each call adds a timeout.
+            at: When: an aware time, instead of ``after``.
+            name: A timeout with a name replaces the one with the same name; without a name, each call adds a timeout.
 
         Returns:
-            Its id, by which ``unschedule`` knows it if it has no name.
+            Its id, with which ``unschedule`` cancels it if it has no name.
 
         Raises:
             TypeError: Neither or both of ``after`` and ``at`` are given, or the target is of another type.
             ValueError: The time is naive, or beyond all dates.
             InvalidMessage: The arguments do not fit the step.
-            MisuseError: The target is no step of this saga, or no step runs on this object.
+            MisuseError: The target does not belong to this saga, or no step runs on this object.
         """
         due_at = due_time(after, at)
         return schedule(self._in_step("schedule"), _concrete(type(self)), target, due_at, name)
 
     def unschedule(self, name: str) -> None:
-        """Cancel the timeout that has a name, or this id; if there is none, nothing happens.
+        """Cancel the timeout with a name, or this id; without one, do nothing.
 
         Raises:
             MisuseError: No step runs on this object.
@@ -305,12 +305,12 @@ class Saga(State):
 
         Args:
             key: The correlation key; a tuple of all parts for a composite one.
-            **by: In its place an alternate key, ``tracking="1Z…"``, the parts of the correlation key, or the instance's id,
-                ``id=order.saga.id``. A key of the saga's own that is named ``id`` goes before the instance's id.
+            **by: Instead, an alternate key, ``tracking="1Z…"``, the parts of the correlation key, or the instance's id,
+                ``id=order.saga.id``. A key of the saga's own that is named ``id`` takes precedence over the instance's id.
 
         Raises:
-            DefinitionError: It is looked up by a property that is no key of the saga, or by several at once.
-            CorrelationError: The value is null or is no value of the key's type.
+            DefinitionError: It is looked up by a property that is not a key of the saga, or by several at once.
+            CorrelationError: The value is null, or not a value of the key's type.
             StoreError: The store is unavailable, or the instance cannot be read.
         """
         saga = _concrete(cls)
@@ -327,7 +327,7 @@ class Saga(State):
 
         Raises:
             DefinitionError: The properties are not those of the correlation key.
-            CorrelationError: The value is null or is no value of the key's type.
+            CorrelationError: The value is null, or not a value of the key's type.
             StoreUnavailable: The store cannot be reached.
         """
         saga = _concrete(cls)
@@ -341,29 +341,29 @@ class Saga(State):
     def wait(cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object) -> Outcome: ...
     @classmethod
     def wait(cls, key: object = None, /, *, until: Any, timeout: Delay, **by: object) -> Any:
-        """Wait for what messages make of an instance: in a script, a web handler or a test, never in a task.
+        """Wait for a change that messages make to an instance: in a script, a web handler or a test, never in a task.
 
-        An instance that is not there yet is waited for, too. It is looked at again and again, with pauses of up to half a second.
+        The instance need not exist yet. It is checked repeatedly, with pauses of up to half a second.
 
         Args:
             key: The correlation key; a tuple of all parts for a composite one.
-            until: A function of the state, ``lambda order: order.paid``, which gets a fresh, read-only copy at each look; or
+            until: A function of the state, ``lambda order: order.paid``, which receives a fresh, read-only copy at each check; or
                 ``"completed"``.
-            timeout: How long at most: a ``timedelta`` or seconds; with 0 it is looked at once.
+            timeout: How long at most: a ``timedelta`` or seconds; with 0 it is checked once.
             **by: An alternate key, the parts of the correlation key by name, or the instance's ``id``; with ``"completed"`` the
                 parts of the correlation key alone.
 
         Returns:
-            The copy for which ``until`` is true; with ``"completed"`` what ``outcome`` returns.
+            The copy for which ``until`` is true; with ``"completed"`` the result of ``outcome``.
 
         Raises:
-            WaitTimeout: It did not come in time; it is a ``TimeoutError``.
-            SagaNotFound: The instance was there and has completed, and ``until`` was true at none of the looks.
+            WaitTimeout: The condition was not met in time; it is a ``TimeoutError``.
+            SagaNotFound: The instance existed and has completed, and ``until`` was true at none of the checks.
             MisuseError: It was called inside a task.
             TypeError: ``until`` or ``timeout`` is of another type.
             ValueError: ``timeout`` is negative.
-            DefinitionError: It is looked up by a property that is no key of the saga, or that the journal does not know.
-            CorrelationError: The value is null or is no value of the key's type.
+            DefinitionError: It is looked up by a property that is not a key of the saga, or that the journal does not record.
+            CorrelationError: The value is null, or not a value of the key's type.
             StoreError: The store is unavailable, or the instance cannot be read.
         """
         saga = _concrete(cls)

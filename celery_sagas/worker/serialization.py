@@ -1,4 +1,4 @@
-"""Signatures to text and back: a message is encoded where ``send`` is called, and published from its text."""
+"""Signatures to text and back: a message is encoded when ``send`` is called, and published from its text."""
 
 import logging
 import math
@@ -24,7 +24,7 @@ logger = logging.getLogger("celery_sagas")
 
 
 def serializer(app: Celery, max_bytes: int) -> Serialize:
-    """Return the function that encodes what a step sends."""
+    """Return the function that encodes the messages of a step."""
 
     def serialize(message: object, next_id: Callable[[], str]) -> SerializedMessage:
         return serialized(app, message, next_id, max_bytes)
@@ -37,14 +37,14 @@ def serialized(app: Celery, message: object, next_id: Callable[[], str], max_byt
 
     Raises:
         TypeError: It is neither, or holds a group or chord.
-        InvalidMessage: It cannot be encoded, or is too large; or the task, if it is known here, does not take these arguments, or
-            would not get them whole.
+        InvalidMessage: It cannot be encoded, or is too large; or the task, if it is registered here, does not accept these
+            arguments, or would not receive them unchanged.
     """
     sent = checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
     for member in members:
         _encode_arguments(app, member, are_complete=member is members[0])
-    _check_arguments(app, members[0])  # those of the next of a chain are not complete yet
+    _check_arguments(app, members[0])  # the arguments of a chain's later tasks are not complete yet
     headers, parents = _headers_and_parents(app)
     of_chain = (sent.options.pop("headers", None) or {}) if isinstance(sent, _chain) else {}
     for member in members:
@@ -53,14 +53,14 @@ def serialized(app: Celery, message: object, next_id: Callable[[], str], max_byt
         options["headers"] = {**headers, **of_chain, **(options.get("headers") or {})}
         of_chain = {}  # Celery gives them to the first task alone
     members[0].options.update(parents)
-    due_at = _take_due_time(app, members[0].options)  # the next of a chain counts from the end of the one before it
+    due_at = _take_due_time(app, members[0].options)  # a chain's later tasks count from the end of the one before
     if isinstance(sent, _chain):
         sent["kwargs"] = {**sent.kwargs, "tasks": members}  # Celery 5.5 shares them with the chain that was cloned
         due_at = max(due_at, _take_due_time(app, sent.options))
     task = str(members[0].task)
     ids = [member.options["task_id"] for member in members]
     if due_at and app.conf.task_always_eager:
-        due_at = 0  # as Celery does: nothing waits in eager mode
+        due_at = 0  # as in Celery: nothing waits in eager mode
     noted = {**_declared(app, task), **_routed(app, members[0], sent.options)}
     return SerializedMessage(ids[0], ids[-1], task, _encode(task, {**sent, **noted}, max_bytes), due_at)
 
@@ -71,7 +71,7 @@ def restored(app: Celery, payload: str) -> Signature[Any]:
 
 
 def deserialized(app: Celery, payload: str) -> Signature[Any]:
-    """Return the signature that is published for a payload; of a chain, that of its first task, which bears the others."""
+    """Return the signature that is published for a payload; for a chain, that of its first task, which carries the others."""
     sent, declared, route, committed_by = _read(app, payload)
     started = _started(sent) if isinstance(sent, _chain) else sent
     is_known = started.task in app.tasks
@@ -84,19 +84,19 @@ def deserialized(app: Celery, payload: str) -> Signature[Any]:
 
 
 def _read(app: Celery, payload: str) -> tuple[Signature[Any], dict[str, Any], Destination | None, str]:
-    """Return the signature in a payload, the options of its task, where its own app publishes it, and the name of that app."""
+    """Return the signature in a payload, its task's options, its destination in the app that sent it, and that app's name."""
     described = loads(payload)
     declared, route, name = described.pop(_DECLARED, {}), described.pop(ROUTE, None), described.pop(_APP, "")
     return signature(described, app=app), declared, route, name
 
 
 def _is_of_another(app: Celery, name: str) -> bool:
-    """Whether an app of another name committed a message; of one without a name nobody knows."""
+    """Return whether an app of another name committed a message; for an app without a name this is unknown."""
     return bool(name) and name_of(app) not in ("", name)
 
 
 def _declared(app: Celery, task: str) -> dict[str, Any]:
-    """Return the options with which a task was declared (its queue, say): a relay need not know the task."""
+    """Return the options with which a task was declared (its queue, say): a relay's process need not define the task."""
     known: Any = app.tasks.get(task)
     if known is None:
         return {}
@@ -111,7 +111,7 @@ def _routed(app: Celery, first: Signature[Any], options: Mapping[str, Any]) -> d
 
 
 def _send_to(app: Celery, sent: Signature[Any], route: Destination) -> None:
-    """Have a message go where the app that committed it has routed it, if this app would send it elsewhere."""
+    """Send a message to the destination that its committing app chose, if this app would send it elsewhere."""
     own = destination_of(app, sent, sent.options)
     if own == route:
         return
@@ -127,7 +127,7 @@ def _shown(route: Destination) -> str:
 
 
 def _started(sent: Any) -> Signature[Any]:
-    """Return the message with which a chain begins: Celery's own ``apply_async`` of a chain takes no producer, nor confirms."""
+    """Return the first message of a chain: Celery's own ``apply_async`` of a chain neither accepts a producer nor confirms."""
     first, *others = sent.unchain_tasks()
     own = {name: value for name, value in sent.options.items() if name not in _SPREAD}
     started: Signature[Any] = first
@@ -135,26 +135,26 @@ def _started(sent: Any) -> Signature[Any]:
     return started
 
 
-#: Beside the signature in a payload.
+#: Keys beside the signature in a payload.
 _DECLARED, ROUTE, _APP = "declared_options", "route", "app"
 _OF_ANOTHER_APP = (
     "%s goes to %s, as the app that committed it has routed it; this app would send it to %s. "
     "If several apps use this database, give each a saga_prefix of its own"
 )
-#: By app, the tasks of which that was logged.
+#: By app, the tasks for which that was logged.
 _told: WeakKeyDictionary[Celery, set[str]] = WeakKeyDictionary()
-#: The library's own tasks, which every app has, and which do for each what its sagas need: events reach its subscribers alone.
+#: The library's own tasks, which every app has, and which act for the sagas of that app: events reach its subscribers only.
 _EVERY_APPS = "celery_sagas."
 #: Options of a chain that ``unchain_tasks`` gives to its members.
 _SPREAD = frozenset({"link", "link_error"})
 
 
-#: Options by which a message is not published, or not handled, at any time.
+#: Options that prevent a message from being published, or handled, at any time.
 _TIMES = frozenset({"countdown", "eta", "expires"})
 
 
 def checked(message: object) -> Signature[Any]:
-    """Return a message that can be sent: a signature of one task, or a chain of such.
+    """Return a message that can be sent: a signature of one task, or a chain of these.
 
     Raises:
         TypeError: It is something else.
@@ -172,10 +172,10 @@ def checked(message: object) -> Signature[Any]:
 
 
 def _encode_arguments(app: Celery, sent: Signature[Any], *, are_complete: bool) -> None:
-    """Encode the arguments of a signature that was made by the name of a step or an aggregator, as that does itself.
+    """Encode the arguments of a signature that was made by the name of a step or an aggregator, as its own methods do.
 
     Raises:
-        InvalidMessage: They cannot be encoded, or would not arrive whole.
+        InvalidMessage: They cannot be encoded, or would not arrive unchanged.
     """
     if is_native([*sent["args"], sent["kwargs"]]):
         return
@@ -186,7 +186,7 @@ def _encode_arguments(app: Celery, sent: Signature[Any], *, are_complete: bool) 
 
 
 def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
-    """Refuse what Celery would refuse to publish: nothing is gained by doing so later."""
+    """Refuse arguments that Celery would refuse to publish: a later error has no advantage."""
     known: Any = app.tasks.get(str(sent.task))
     if known is None or not known.typing or not hasattr(known, "__header__") or _may_add_arguments(type(known)):
         return
@@ -196,18 +196,18 @@ def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
         raise InvalidMessage(known.name, [("", str(exc))]) from exc
 
 
-#: Their ``apply_async`` publishes the arguments that it gets.
+#: Their ``apply_async`` publishes the arguments unchanged.
 _PACKAGES = frozenset({"celery", "celery_sagas"})
 
 
 def _may_add_arguments(task: type) -> bool:
-    """Whether a task's class has an ``apply_async`` of the app's own, which sees the arguments before Celery checks them."""
+    """Return whether a task's class has a custom ``apply_async``, which sees the arguments before Celery checks them."""
     owners = (cls.__module__.partition(".")[0] for cls in task.__mro__ if "apply_async" in vars(cls))
     return not _PACKAGES.issuperset(owners)
 
 
 def _headers_and_parents(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what Celery would add while this task runs: the message may be published when it no longer does."""
+    """Return the headers and parents that Celery would add while this task runs: the message may be published after its end."""
     session = current_session()
     headers = {} if session is None else causation_headers(session)
     task = app.current_worker_task
@@ -217,13 +217,13 @@ def _headers_and_parents(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _take_due_time(app: Celery, options: dict[str, Any]) -> int:
-    """Take ``countdown`` and ``eta`` out of options, and make ``expires`` absolute; return when the message is due.
+    """Remove ``countdown`` and ``eta`` from options, and make ``expires`` absolute; return when the message is due.
 
-    A broker is not asked to hold a message back: on Redis, what waits for longer than the visibility timeout is delivered again
-    and again.
+    The broker does not delay messages: on Redis, a message that waits for longer than the visibility timeout is redelivered
+    repeatedly.
 
     Returns:
-        Milliseconds since the epoch; 0 if that is over, or was not asked for.
+        Milliseconds since the epoch; 0 if that is over, or not set.
     """
     if options.keys().isdisjoint(_TIMES):
         return 0
@@ -241,7 +241,7 @@ def _take_due_time(app: Celery, options: dict[str, Any]) -> int:
 def _encode(task: str, sent: dict[str, Any], max_bytes: int) -> str:
     try:
         payload = dumps(sent)
-        loads(payload)  # kombu reads some dictionaries as values of its own, and may not be able to
+        loads(payload)  # kombu decodes some dictionaries as values of its own, and may fail to
     except (TypeError, ValueError, EncodeError) as exc:
         raise InvalidMessage(task, [("", f"it cannot be encoded as JSON and read again: {exc}")]) from exc
     text = payload if isinstance(payload, str) else payload.decode()

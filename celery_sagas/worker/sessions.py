@@ -1,7 +1,7 @@
-"""The sessions of the tasks that run here: each stands with the request that Celery keeps for its task, and ends with it.
+"""The sessions of the running tasks: each is stored on the request that Celery keeps for its task, and ends with it.
 
-So a task costs nothing unless it is a step or publishes something, and sessions nest as tasks do: in eager mode, in direct
-calls.
+So a task has no overhead unless it is a step or publishes something, and sessions nest as tasks do: in eager mode, in
+direct calls.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,24 +28,24 @@ from celery_sagas.worker.headers import (
 )
 
 _SESSION = "_celery_sagas_session"
-#: Marks the request of a task that has returned; a header may have this name, and no such value.
+#: Marks the request of a task that has returned; a header may have this name, but not this value.
 _OVER, _IS_OVER = "_celery_sagas_over", object()
-#: The task of Celery's that publishes what follows a chord, once it was retried often enough.
+#: Celery's task that publishes the messages that follow a chord, after its retries.
 _CHORD_UNLOCK = "celery.chord_unlock"
-#: Mark the error of a task that may have answered before it, or cannot have; they come to the main process with it.
+#: Mark the error of a task that may have answered before it, or cannot have; the main process receives the mark with it.
 _MAY_BE_ANSWERED, _NOT_ANSWERED = "_celery_sagas_may_be_answered", "_celery_sagas_not_answered"
-#: Celery raises them, too, as if the task had, once it has returned: over its result, and over what follows it.
+#: Celery also raises them after a task has returned, as if the task had: over its result, or the messages that follow it.
 _OF_CELERY = (EncodeError, OperationalError)
-#: The request of a task that has failed outside of its process, while Celery does what follows a failure.
+#: The request of a task that has failed outside of its process, while Celery handles the failure.
 _failed: ContextVar[Any] = ContextVar("failed", default=None)
-#: That of a handler which is called as a function, and whose messages are collected.
+#: The session of a handler that is called as a function, and whose messages are collected.
 _collecting: ContextVar[Session | None] = ContextVar("collecting", default=None)
 
 
 def current_session() -> Session | None:
-    """Return the session of the task that runs here, if one does, or of the one whose failure is seen to.
+    """Return the session of the running task, if any, or of the one whose failure is being handled.
 
-    A plain task that is called as a function is a part of what calls it.
+    A plain task that is called as a function is part of its caller.
     """
     if (collecting := _collecting.get()) is not None:
         return collecting
@@ -57,7 +57,7 @@ def current_session() -> Session | None:
 
 @contextmanager
 def session_of_failed(request: Any) -> Iterator[None]:
-    """Have what is published meanwhile, such as a ``link_error``, published in the name of a task that runs no more."""
+    """Have messages that are published meanwhile, such as a ``link_error``, published on behalf of a task that no longer runs."""
     token = _failed.set(request)
     try:
         yield
@@ -76,7 +76,7 @@ def collecting_session(session: Session) -> Iterator[None]:
 
 
 def open_sessions() -> Iterator[Session]:
-    """Yield the sessions of the tasks that run here, the innermost first."""
+    """Yield the sessions of the running tasks, the innermost first."""
     if (collecting := _collecting.get()) is not None:
         yield collecting
     for request in running_requests():
@@ -86,7 +86,7 @@ def open_sessions() -> Iterator[Session]:
 
 
 def session_of(request: Any) -> Session:
-    """Return the session of a task's request; the first time it is opened."""
+    """Return the session of a task's request, opened on first use."""
     session = _session_in(request)
     if session is None:
         session = request.__dict__[_SESSION] = Session(
@@ -101,12 +101,12 @@ def _session_in(request: Any) -> Session | None:
 
 
 def new_message_id(session: Session | None, task: str, arguments: object) -> str:
-    """Return the id of a message that is published; in a task, one that it publishes the same under when it is delivered again.
+    """Return the id of a message to publish; in a task, the same id when the task is redelivered.
 
     Args:
-        session: Of the task that runs here, if one does.
-        task: To which the message goes.
-        arguments: What is in it, encoded.
+        session: The session of the running task, if any.
+        task: The receiving task.
+        arguments: The message's arguments, encoded.
     """
     if session is None:
         return str(uuid4())
@@ -117,9 +117,9 @@ def new_message_id(session: Session | None, task: str, arguments: object) -> str
 
 
 def new_publication(id: str, session: Session | None = None) -> str:
-    """Return what tells a message from others of the same id; in a task, the same each time the task is delivered again.
+    """Return an id that distinguishes messages of the same id; in a task, the same when the task is redelivered.
 
-    Whatever else the task publishes, which may be less then. What follows it is published once, however often it was retried.
+    It does not depend on the task's other publications. Messages that follow the task are published once, despite retries.
     """
     if session is None:
         return uuid4().hex
@@ -129,7 +129,7 @@ def new_publication(id: str, session: Session | None = None) -> str:
 
 
 def mark_over(request: Any) -> None:
-    """Note that a task has returned: what is published from now on follows it, as the next of its chain does, or a ``link``."""
+    """Note that a task has returned: messages published from now on follow it, such as the next of its chain, or a ``link``."""
     request.__dict__[_OVER] = _IS_OVER
 
 
@@ -142,14 +142,14 @@ def _is_over(session: Session) -> bool:
 
 @contextmanager
 def marking_as_unanswered() -> Iterator[None]:
-    """Mark what a task raises itself, of the errors that Celery raises, too, as if the task had, once it has returned."""
+    """Mark errors that the task itself raises, of classes that Celery also raises after a task has returned."""
     with _marking(_NOT_ANSWERED, *_OF_CELERY):
         yield
 
 
 @contextmanager
 def marking_as_perhaps_answered(*errors: type[Exception]) -> Iterator[None]:
-    """Mark what is raised when an answer may be on its way."""
+    """Mark the errors that are raised when an answer may be on its way."""
     with _marking(_MAY_BE_ANSWERED, *errors):
         yield
 
@@ -164,24 +164,24 @@ def _marking(mark: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def may_be_answered(error: BaseException) -> bool:
-    """Whether a task of which a worker's main process gets this error may have answered all the same."""
+    """Return whether a task whose error the worker's main process receives may have answered nevertheless."""
     return hasattr(error, _MAY_BE_ANSWERED) or (isinstance(error, _OF_CELERY) and not hasattr(error, _NOT_ANSWERED))
 
 
 def replacing_publication(session: Session) -> str:
-    """Return which publication a message is that takes the place of a task's; the same each time the task is delivered again."""
+    """Return the publication of a message that replaces a task's; the same each time the task is redelivered."""
     return derived_id(session.message_id + session.publication, "replace")
 
 
 def _retries() -> int:
-    """Return how often the running task was retried: one that retries itself, to poll, publishes anew each time."""
+    """Return how often the running task was retried: a task that retries itself, to poll, publishes anew each time."""
     running = current_app().current_worker_task
     return 0 if running is None else read_retries(running.request)
 
 
 @contextmanager
 def direct_session(request: Any) -> Iterator[Session]:
-    """Have a session for a step that is called as a function; its request may outlive the call."""
+    """Open a session for a step that is called as a function; its request may outlive the call."""
     try:
         yield session_of(request)
     finally:
@@ -189,9 +189,9 @@ def direct_session(request: Any) -> Iterator[Session]:
 
 
 def _causation_of(request: Any) -> dict[str, str]:
-    """Return the causation of the message a task runs for.
+    """Return the causation of a task's message.
 
-    A direct call, or an eager task, was not published, so that nobody could stamp it: it has the causation of the task that
+    A direct call, or an eager task, was not published, and so has no causation headers: it has the causation of the task that
     runs around it.
     """
     if (request.called_directly or request.is_eager) and not is_stamped(headers_of(request)):
@@ -201,9 +201,9 @@ def _causation_of(request: Any) -> dict[str, str]:
 
 
 def _publication_of(request: Any) -> str:
-    """Return which publication a task's message is; of ``apply`` and eager mode, where nothing is published, each call is one.
+    """Return the publication of a task's message; with ``apply`` and in eager mode, without publishing, each call is one.
 
-    But not of what a commit sends: its id is that of no other message.
+    A message of a commit is an exception: its id is unique.
     """
     publication = read_publication(request)
     if not publication and request.is_eager and not is_stamped(headers_of(request)):

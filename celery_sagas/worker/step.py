@@ -1,4 +1,4 @@
-"""What the step decorators return: a proxy for the step's task in the current app, as ``shared_task`` returns one."""
+"""The result of the step decorators: a proxy for the step's task in the current app, as ``shared_task`` returns one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         def __init__(self, definition: StepDefinition) -> None: ...
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-            """Handle the message here and now, under a fresh id. Refused inside a step."""
+            """Handle the message at once, under a fresh id. Refused inside a step."""
 
         def delay(self, *args: P.args, **kwargs: P.kwargs) -> "AsyncResult[R]":
             """Publish a message."""
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         def s(self, *args: Any, **kwargs: Any) -> "Signature[Any]":
             """Return a signature; it may be partial: an answer is put before its arguments.
 
-            Its type does not say what the step returns: one that creates an instance is answered by ``reply``.
+            Its type does not include the step's result: ``reply`` answers a step that creates an instance.
             """
 
         def si(self, *args: P.args, **kwargs: P.kwargs) -> "Signature[Any]":
@@ -56,24 +56,24 @@ if TYPE_CHECKING:
 
         @property
         def handler(self) -> Callable[Concatenate[StateT, P], R]:
-            """The plain function, to be called with a state of one's own, in a test say.
+            """The plain function, to be called with a state of your own, for example in a test.
 
-            Nothing that it sends leaves the process: ``celery_sagas.testing.collected(state)`` returns it. Only a task that
-            it calls by ``delay`` is published as ever.
+            None of its messages leaves the process: ``celery_sagas.testing.collected(state)`` returns them. Only a task that
+            it calls with ``delay`` is published as usual.
             """
 
         def if_missing(self, function: Callable[Concatenate[Missing, P], R2]) -> Callable[Concatenate[Missing, P], R2]:
-            """Register what runs when the instance is missing: it gets a ``Missing``, then the message's arguments."""
+            """Register a function for a missing instance: it receives a ``Missing``, then the message's arguments."""
 
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the Celery task."""
 
     class BoundStep(Step[StateT, P, R]):
-        """A step whose handler gets the task first."""
+        """A step whose handler receives the task first."""
 
         @property
         def handler(self) -> Callable[Concatenate[Any, StateT, P], R]:  # type: ignore[override]
-            """The plain function, to be called with a task and a state of one's own."""
+            """The plain function, to be called with a task and a state of your own."""
 
 else:
 
@@ -95,7 +95,7 @@ else:
 
 
 def register(definition: StepDefinition) -> Step[Any, Any, Any]:
-    """Register a step with every app, now and to come, without touching any that is not finalised yet."""
+    """Register a step with every present and future app, without access to those that are not finalised yet."""
     registry.add_step(definition)
     for app in finalised_apps():
         install(app, definition)
@@ -110,7 +110,7 @@ def install_all(app: Celery) -> None:
 
 
 def install_last(app: Celery) -> None:
-    """Have the steps installed behind all other tasks of an app, so that a clash of names is seen whoever comes first."""
+    """Install the steps after all other tasks of an app, so that a clash of names is noticed whichever is defined first."""
     after_all_tasks(app, install_all)
 
 

@@ -1,4 +1,4 @@
-"""The steps that a request names: what their messages have, and how they are published from wherever that is done."""
+"""The steps that a request names: the contents of their messages, and how any process publishes them."""
 
 import inspect
 import logging
@@ -26,7 +26,7 @@ from celery_sagas.worker.serialization import serialized
 
 logger = logging.getLogger("celery_sagas")
 
-#: A ``Signature``, which is a dictionary: to type checkers that do not know Celery's types, everything would be one.
+#: A ``Signature``, which is a dictionary: to type checkers without Celery's types, every object would be one.
 AnySignature = dict[str, Any]
 R_co = TypeVar("R_co", covariant=True)
 
@@ -50,11 +50,11 @@ class Piped(Protocol):
 
 
 def step_of(saga: SagaDefinition, given: Any, what: str) -> tuple[StepDefinition, "Signature[Any] | None"]:
-    """Return the step that was given by itself, by its name, or by a signature of it.
+    """Return the step that was given as a step, as its name, or as a signature of it.
 
     Raises:
-        TypeError: It is nothing of these.
-        MisuseError: It is no step of this saga.
+        TypeError: It is none of these.
+        MisuseError: It does not belong to this saga.
     """
     if isinstance(given, Signature):
         return step_named(saga, str(given.task), what), given
@@ -65,10 +65,10 @@ def step_of(saga: SagaDefinition, given: Any, what: str) -> tuple[StepDefinition
 
 
 def step_named(saga: SagaDefinition, name: str, what: str) -> StepDefinition:
-    """Return the step of a saga that has a name, with or without the saga's before it.
+    """Return the step of a saga by its name, with or without the saga's name before it.
 
     Raises:
-        MisuseError: There is none.
+        MisuseError: It does not exist.
     """
     steps = [step for step in registry.steps_of(saga) if not step.is_internal]
     for step in steps:
@@ -79,13 +79,13 @@ def step_named(saga: SagaDefinition, name: str, what: str) -> StepDefinition:
 
 
 def target_of(saga: SagaDefinition, step_or_signature: Any, given: Given) -> Target:
-    """Return the target that a step is, with room for what it is given.
+    """Return a step as a target, with a parameter for the value that it is given.
 
     Raises:
-        TypeError: It is no step, signature or name.
-        MisuseError: It is no step of this saga.
-        InvalidMessage: It has no room for what it is given, cannot take it, or lacks an argument; or one cannot be encoded, or
-            would not arrive whole.
+        TypeError: It is not a step, a signature or a name.
+        MisuseError: It does not belong to this saga.
+        InvalidMessage: It has no parameter for the given value, does not accept it, or lacks an argument; or one cannot be
+            encoded, or would not arrive unchanged.
     """
     step, signature = step_of(saga, step_or_signature, given.what)
     if signature is None:
@@ -108,14 +108,14 @@ def target_named(app: Celery, task: str, *args: Any) -> Target:
 def signature_to(
     app: Celery, target: Target, *values: Any, id: str | None = None, headers: Mapping[str, Any] | None = None
 ) -> "Signature[Any]":
-    """Return the message to a target; without values, what comes is put before its arguments when it is published.
+    """Return the message to a target; without values, the outcome is put before its arguments when it is published.
 
     Args:
         app: The app.
-        target: Where it goes.
-        *values: What has come.
-        id: Of the message.
-        headers: Of the message.
+        target: The destination.
+        *values: The outcome.
+        id: The message's id.
+        headers: The message's headers.
     """
     args = (*values, *target.args) if target.takes else target.args
     options = {"serializer": "json", **target.options, "headers": dict(headers or {}), **({"task_id": id} if id else {})}
@@ -123,7 +123,7 @@ def signature_to(
 
 
 def _check_given(step: StepDefinition, target: Target, given: Given) -> None:
-    """Refuse a step that has no room for what it is given, or whose annotation does not take it."""
+    """Refuse a step that has no parameter for the given value, or whose annotation does not accept it."""
     first = step.arguments.first(target.args, target.kwargs)
     if not first:
         problem = f"it is given {given.what} before its arguments, and has no room for it"
@@ -149,7 +149,7 @@ def _check_arguments(step: StepDefinition, target: Target) -> None:
 
 
 def answering(app: Celery, max_bytes: int) -> SerializeAnswer:
-    """Return the function that encodes the answer to a request; ``None`` for one whose address newer code has noted otherwise."""
+    """Return the function that encodes the answer to a request. It returns ``None`` for an address in a newer code's form."""
 
     def answer(noted: Mapping[str, Any], value: object) -> SerializedMessage | None:
         address = ReturnAddress.from_json(noted)
@@ -166,10 +166,10 @@ def answering(app: Celery, max_bytes: int) -> SerializeAnswer:
 
 
 def _encoded(task: str, answer: object) -> Any:
-    """Return an answer in values of JSON.
+    """Return an answer as JSON values.
 
     Raises:
-        InvalidMessage: It has none; or it holds a secret, or an object whose own fields would be left out.
+        InvalidMessage: It cannot be encoded; or it holds a secret, or an object whose own fields would be left out.
     """
     if is_native(answer):
         return answer

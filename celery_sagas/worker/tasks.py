@@ -1,4 +1,4 @@
-"""A step as a Celery task: what its ``run`` does, and how its arguments are encoded."""
+"""Steps as Celery tasks: their ``run``, and the encoding of their arguments."""
 
 import functools
 import inspect
@@ -52,12 +52,12 @@ from celery_sagas.worker.sessions import current_session, direct_session, mark_o
 
 logger = logging.getLogger("celery_sagas")
 
-#: Errors that the same message meets again: ``autoretry_for`` does not retry them.
+#: Errors that recur with the same message: ``autoretry_for`` does not retry them.
 HOPELESS = (MessageError, DefinitionError, ConfigurationError, MisuseError, UnreadableState, KeyTaken)
 
 
 class StepTask(DurableTask):
-    """The base of every step's task, in front of the app's own ``Task``, whose names it leaves alone."""
+    """The base of every step's task, in front of the app's own ``Task``, whose names it does not override."""
 
     abstract = True
     saga_step: ClassVar[StepDefinition]
@@ -67,11 +67,11 @@ class StepTask(DurableTask):
     ) -> Any:
         """Publish a message, its arguments encoded by their annotations.
 
-        A task that is delivered again publishes it under the same id, so that its step drops the repeat.
+        A redelivered task publishes it under the same id, so that its step drops the repeat.
         """
         refuse_stand_in(self.app)
         headers = options["headers"] = {STEP: True, **(options.get("headers") or {})}
-        if ADDRESS not in headers:  # an answer is judged where it is handled, not where it is given
+        if ADDRESS not in headers:  # an answer is validated where it is handled, not where it is given
             args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
         check_message_id(self.name, headers.get(MESSAGE_ID))
         session = current_session()
@@ -96,11 +96,11 @@ class StepTask(DurableTask):
 
 
 def handle_message(task: StepTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Handle the message that a step's task runs for now, or that a direct call makes."""
+    """Handle the message of a step's running task, or of a direct call."""
     step, request = task.saga_step, task.request
     _refuse_inline(step, request)
     if request.called_directly or request.is_eager:
-        args, kwargs = step.arguments.encode(args, kwargs)  # what came through a broker is encoded
+        args, kwargs = step.arguments.encode(args, kwargs)  # arguments that came through a broker are encoded
     if not request.called_directly:
         result = _handle(task, request, session_of(request), step.arguments.bind(args, kwargs))
         mark_over(request)
@@ -115,7 +115,7 @@ def _refuse_inline(step: StepDefinition, request: Any) -> None:
     except MisuseError as exc:
         if request.called_directly or request.is_eager:
             raise
-        # a worker that is being ended runs what it has prefetched inside the handler that it interrupts
+        # during its shutdown, a worker runs prefetched messages inside the handler that it interrupts
         raise Reject(repr(exc), requeue=True) from exc
 
 
@@ -133,19 +133,19 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     if asked_by is not None:
         forget_link(request, asked_by.request)  # the commit answers, or the instance later
     if outcome.kind is Kind.FAILED:
-        # whoever kept it may have died before anybody was notified
+        # the process that kept it may have died before the requester was notified
         dead_letter, text = dead_letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
         notify_requester(task.app, request, text, dead_letter=dead_letter, may_be_answered=True)
-        # what follows a success, ``link`` or the next of a chain, does not follow it; what was gathered is kept for a deadline
+        # after a failure no ``link`` or next task of a chain follows; gathered outcomes are kept for a deadline
         raise Ignore()
-    # what was cancelled may be about another step
+    # a cancelled message may be about another step
     if address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled":
         gathering_of(runtime).forget(step.saga, address.instance_id, address.id)
     return outcome.result
 
 
 def _address_of(task: StepTask, request: Any) -> Addressed | None:
-    """Return where a timeout goes; a direct call handles a message of its own, whatever task it is made in."""
+    """Return the address of a timeout; a direct call handles a message of its own, in whichever task it is made."""
     if request.called_directly:
         return None
     check_message_id(task.name, headers_of(request).get(MESSAGE_ID))
@@ -153,14 +153,14 @@ def _address_of(task: StepTask, request: Any) -> Addressed | None:
 
 
 def _max_deliveries_of(request: Any, runtime: Runtime) -> int | None:
-    """Return how many deliveries are allowed, if the broker has delivered the message before; its headers may say so for long."""
+    """Return the allowed number of deliveries, if the message is a redelivery; its headers may claim that for long."""
     if request.called_directly or not (request.delivery_info or {}).get("redelivered"):
         return None
     return runtime.settings.max_deliveries
 
 
 def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:
-    """Return what calls a handler, which gets the task first if it is bound; an ``if_missing`` function never does."""
+    """Return the function that calls a handler, with the task first if it is bound; an ``if_missing`` function never gets it."""
 
     def call(function: Any, first: Any, /, **arguments: Any) -> Any:
         if step.bind and function is step.function:
@@ -183,7 +183,7 @@ def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | Sag
 
 
 def install(app: Celery, step: StepDefinition) -> None:
-    """Register a step's tasks with a finalised app, under its name and its former ones, in the place of its earlier self."""
+    """Register a step's tasks with a finalised app, under its name and its former ones, replacing an earlier definition."""
     for name in step.names:
         existing = registered(app, name)
         if existing is not None and not isinstance(existing, StepTask):
@@ -203,7 +203,7 @@ def _base(base: "type[Task[Any, Any]]") -> "type[Task[Any, Any]]":
 
 
 def _run_of(step: StepDefinition) -> Any:
-    """Return the function that Celery takes for the step: the message's parameters, without the state."""
+    """Return the function that Celery runs for the step: it has the message's parameters, without the state."""
 
     def run(self: StepTask, /, *args: Any, **kwargs: Any) -> Any:
         return handle_message(self, args, kwargs)
@@ -229,7 +229,7 @@ _IN_VAIN = frozenset({Kind.IGNORED, Kind.DROPPED, Kind.DUPLICATE})
 
 
 def _log(task: StepTask, outcome: Outcome, retry_of: str) -> None:
-    """Make visible what came of the message: in the log, and by signals."""
+    """Report the outcome of the message in the log and by signals."""
     level = logging.INFO if outcome.reason == NO_VALUE_LATE else _LEVELS.get(outcome.kind, logging.DEBUG)
     logger.log(
         level,

@@ -1,4 +1,4 @@
-"""Timeouts: messages that an instance schedules for itself, and that die with it."""
+"""Timeouts: messages that an instance schedules for itself, and that end with it."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ Delay = timedelta | float
 logger = logging.getLogger("celery_sagas")
 
 _NAME_CHARACTERS = 255
-#: The year 9999, beyond which there are no dates. Milliseconds since the epoch.
+#: The year 9999, beyond which no dates exist. Milliseconds since the epoch.
 _LAST_MS = 253_402_300_799_000
 
 
@@ -32,7 +32,7 @@ def due_time(after: Delay | None, at: datetime | None = None, *, since: int | No
     Args:
         after: A ``timedelta`` or seconds.
         at: An aware time.
-        since: From when ``after`` counts, in milliseconds since the epoch; from now if left out.
+        since: The start of ``after``, in milliseconds since the epoch; now if left out.
 
     Raises:
         TypeError: Not exactly one of them is given, or it is of another type.
@@ -48,7 +48,7 @@ def due_time(after: Delay | None, at: datetime | None = None, *, since: int | No
 
 
 def waiting(due_at: int) -> int:
-    """Return a due time that is to come, or 0: what is due is sent at once, and in eager mode everything is."""
+    """Return a future due time, or 0: messages that are due are sent at once, and in eager mode all are."""
     is_due = due_at <= time.time() * 1000 or current_app().conf.task_always_eager
     return 0 if is_due else due_at
 
@@ -57,8 +57,8 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
     """Add a timeout to the instance on which a step runs; return its id.
 
     Raises:
-        TypeError: The target is nothing that can be scheduled.
-        MisuseError: It is no step of this saga.
+        TypeError: The target cannot be scheduled.
+        MisuseError: It does not belong to this saga.
         InvalidMessage: Its arguments do not fit the step.
         CorrelationError: They name another instance.
     """
@@ -83,7 +83,7 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
 
 
 def warn_of_eager_mode(step: str) -> None:
-    """Say, once in a process, that nobody sends timeouts in eager mode."""
+    """Log, once in a process, that timeouts are not sent in eager mode."""
     if not _told:
         _told.append(True)
         logger.warning("%s is due later, and nothing that is scheduled runs while task_always_eager is set", step)
@@ -106,7 +106,7 @@ def seconds_of(name: str, delay: Any) -> float:
     """Return a delay in seconds.
 
     Args:
-        name: Of the argument, for the error.
+        name: The argument's name, for the error.
         delay: A ``timedelta`` or seconds.
 
     Raises:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
             """Buffer an item directly from this process, without the broker.
 
             Args:
-                item: The item, as its type accepts it.
+                item: The item: any value that its type accepts.
                 id: The id under which it is buffered once in its group, and remembered for ``dedupe_for`` after its flush.
                     Without it each call adds an item, except the calls of a redelivered task.
 
@@ -151,7 +151,7 @@ if TYPE_CHECKING:
             """Remove all items of all groups, whatever their state; return how many there were."""
 
         def flush(self, group: GroupValue | None = None) -> int:
-            """Flush a group now, or all groups; return how many have something to flush.
+            """Request an immediate flush of a group, or of all; return how many have something to flush.
 
             Raises:
                 PublishError: The broker did not accept a message; a relay requests the flush later.

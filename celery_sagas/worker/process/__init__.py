@@ -1,1 +1,1 @@
-"""What runs in a process of a worker beside its tasks."""
+"""The parts of a worker process beside its tasks."""

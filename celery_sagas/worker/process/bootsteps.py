@@ -35,9 +35,9 @@ class PrepareBackend(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def create(self, worker: Any) -> None:
-        """Do what must be done before the pool's processes are made.
+        """Prepare the backend before the pool's processes are made.
 
-        They know no time limit of the command line, and each of them would say again where sagas are kept by default.
+        They do not see a time limit of the command line, and each of them would log the default backend again.
         """
         guard_targets(worker.pool)
         if worker.time_limit:
@@ -46,7 +46,7 @@ class PrepareBackend(bootsteps.StartStopStep):
             warn_of_default_backend(worker.app)
 
     def start(self, worker: Any) -> None:
-        """Prepare the backend; an error ends the worker. Connections are not kept for the pool's processes to inherit."""
+        """Prepare the backend; an error ends the worker. Connections are closed: the pool's processes must not inherit them."""
         if not registry:
             return
         processes = _processes(worker)
@@ -58,13 +58,13 @@ class PrepareBackend(bootsteps.StartStopStep):
 
 
 class RunRelay(bootsteps.StartStopStep):
-    """Runs the relay in the worker's main process, from when its pool has started until its pool ends."""
+    """Runs the relay in the worker's main process, from the start of its pool until the pool ends."""
 
     requires = (PrepareBackend,)
     relay: RelayThread | None = None
 
     def start(self, worker: Any) -> None:
-        """Start it, unless there is nothing for it to do."""
+        """Start the relay, unless it has no work."""
         if not registry or worker.app.conf.task_always_eager:
             return
         if not runtime_of(worker.app).settings.relay:
@@ -77,17 +77,17 @@ class RunRelay(bootsteps.StartStopStep):
         self.relay.start()
 
     def stop(self, worker: Any) -> None:
-        """Stop it; the worker waits for a bounded time."""
+        """Stop the relay; the worker waits for a bounded time."""
         if self.relay is not None and not self.relay.stop():
             logger.warning("the relay did not end in time: what it is publishing may be published again")
 
     def terminate(self, worker: Any) -> None:
-        """Stop it."""
+        """Stop the relay."""
         self.stop(worker)
 
 
 def prepare(app: Celery, processes: int) -> None:
-    """Make an app's backend ready for so many processes that handle its messages, and check what it must be able to rely on.
+    """Prepare an app's backend for a number of processes that handle its messages, and check the conditions that it relies on.
 
     Raises:
         DefinitionError: A step is declared wrongly.
@@ -96,20 +96,20 @@ def prepare(app: Celery, processes: int) -> None:
     """
     definitions: list[StepDefinition | AggregatorDefinition] = [*registry.steps.values(), *registry.aggregators.values()]
     for definition in definitions:
-        definition.resolve()  # those that were defined after the app was finalised have not been looked at yet
+        definition.resolve()  # the app's finalisation has not resolved those that were defined after it
     runtime = runtime_of(app)
     check_retention(app, terms_of(runtime).retention_s)
     check_delivery_limits(app, runtime.settings.max_deliveries)
     runtime.prepare(processes=processes)
     warn_of_other_apps(app, runtime)
-    for saga in registry.sagas.values():  # a store of several parts tells whether it would find this one's instances
+    for saga in registry.sagas.values():  # a store of several parts checks whether it would find this saga's instances
         runtime.backend.sagas.find(lookup_in(saga, KEY, ""))
 
 
 def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:
-    """Warn if the app that was the last to start under this prefix is another one: their relays would meet each other's messages.
+    """Warn if another app was the last to start under this prefix: their relays would handle each other's messages.
 
-    Apps are told apart by their names. One without a name is not noted.
+    Apps are distinguished by their names. An app without a name is not noted.
     """
     name = name_of(app)
     if not name:
@@ -125,22 +125,22 @@ def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:
 
 
 def _processes(worker: Any) -> int:
-    """Return how many processes run tasks: more than one if the pool has processes of its own, whatever their number."""
+    """Return the number of processes that run tasks: any number above one stands for a pool with processes of its own."""
     pool = f"{worker.pool_cls.__module__}.{worker.pool_cls.__qualname__}"
     return max(2, worker.concurrency) if "prefork" in pool else 1
 
 
 def add_bootstep(sender: Any = None, **_: object) -> None:
-    """Add the bootsteps to a worker that begins: all task modules are loaded by now, and its blueprint is not built yet.
+    """Add the bootsteps to a starting worker: all task modules are loaded by now, and its blueprint is not built yet.
 
-    Each of its tasks may be asked for an answer: it publishes that before it is acknowledged, and its requests see to failures.
+    An answer may be requested of each of its tasks: it is published before the acknowledgement, and the requests handle failures.
     """
-    import celery_sagas.worker.process.control  # noqa: F401 - it needs celery.worker, which whoever only sends does without
+    import celery_sagas.worker.process.control  # noqa: F401 - imports celery.worker, which mere senders do without
 
     sender.app.steps["worker"].update({PrepareBackend, RunRelay})
     sender.app.steps["consumer"].add(KeepUnknownTasks)
     state: Any = import_module("celery.worker.state")
-    state.should_stop = None  # an earlier worker of this process may have ended by itself; two at once share it anyway
+    state.should_stop = None  # an earlier worker of this process may have ended on its own; two at once share it anyway
     guard_pool(sender, refuse)
     for task in sender.app.tasks.values():
         task.Request = keeping_failures(task.Request)
@@ -148,5 +148,5 @@ def add_bootstep(sender: Any = None, **_: object) -> None:
 
 
 def connect() -> None:
-    """Connect the receiver; again changes nothing."""
+    """Connect the receiver; a repeated call changes nothing."""
     signals.worker_init.connect(add_bootstep, dispatch_uid="celery_sagas.bootstep")

@@ -1,4 +1,4 @@
-"""``celery -A proj inspect sagas_relay``: what the relays of the workers have done, and how many dead letters the store has.
+"""``celery -A proj inspect sagas_relay``: the totals of the workers' relays, and the number of dead letters in the store.
 
 A worker answers in its main process, where its relay runs.
 """
@@ -20,7 +20,7 @@ _COUNT_S = 0.5
 
 @inspect_command()  # type: ignore[untyped-decorator,unused-ignore]
 def sagas_relay(state: Any, **_: Any) -> dict[str, Any]:
-    """What the relay has done, its last sweep, and how many dead letters the store has."""
+    """Return the relay's totals, its last sweep, and the number of dead letters in the store."""
     relay = relay_of(state.app)
     shown = {"running": False} if relay is None else relay.shown()
     may_have_dead_letters = has_backend(state.app) or default_file().exists()
@@ -28,7 +28,7 @@ def sagas_relay(state: Any, **_: Any) -> dict[str, Any]:
 
 
 def _count_dead_letters(app: Celery) -> dict[str, Any]:
-    """Return how many there are; if the store does not say so in time, why not."""
+    """Return the number of dead letters; if the store does not answer in time, the reason."""
     try:
         return {"dead_letters": within(_COUNT_S, partial(_count, app))}
     except SagaError as exc:

@@ -1,7 +1,7 @@
-"""Signal receivers: they look at what is published while a task runs, and close connections when a process ends.
+"""Signal receivers: they inspect messages that a running task publishes, and close connections when a process ends.
 
-Celery swallows a receiver's exceptions, so that none of them decides anything; but for those of ``import_modules``, which its
-loader raises.
+Celery swallows a receiver's exceptions, so that a receiver can enforce nothing. Only those of ``import_modules`` are raised,
+by Celery's loader.
 """
 
 import logging
@@ -23,7 +23,7 @@ from celery_sagas.worker.sessions import current_session, new_publication, repla
 
 logger = logging.getLogger("celery_sagas")
 
-#: Whose frames do not tell who publishes.
+#: Modules whose frames do not identify the publishing code.
 _LIBRARIES = frozenset({"celery", "kombu", "celery_sagas", "vine"})
 
 
@@ -52,7 +52,7 @@ def _hand_over(headers: dict[str, Any], session: Session) -> None:
 
 
 def _log_direct_publish(step: str, task: str) -> None:
-    """Log a warning of a message that a step publishes by itself, once for each place in the code."""
+    """Log a warning about a message that a step publishes directly, once for each place in the code."""
     place = _calling_place()
     if place in _logged or runtime_of(current_app()).settings.direct_publish == "allow":
         return
@@ -71,7 +71,7 @@ _logged: set[tuple[str, int]] = set()
 
 
 def _calling_place() -> tuple[str, int]:
-    """Return the file and line from which Celery was called to publish."""
+    """Return the file and line that called Celery to publish."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
         frame = frame.f_back
@@ -86,7 +86,7 @@ def close_process(sender: Any = None, **_: object) -> None:
 def check_backend_urls(sender: Celery, **_: object) -> None:
     """Refuse a URL with a secret that Celery would show, before ``celery report`` shows it.
 
-    Raises:
+    ConfigurationError: A URL has a secret.
         ConfigurationError: There is one.
     """
     for url in backend_urls(sender.conf):
@@ -94,7 +94,7 @@ def check_backend_urls(sender: Celery, **_: object) -> None:
 
 
 def connect() -> None:
-    """Connect the receivers; again changes nothing."""
+    """Connect the receivers; a repeated call changes nothing."""
     signals.import_modules.connect(check_backend_urls, dispatch_uid="celery_sagas.import_modules")
     signals.before_task_publish.connect(look_at_message, dispatch_uid="celery_sagas.publish")
     signals.task_failure.connect(notify_of_eager_failure, dispatch_uid="celery_sagas.failure")

@@ -26,16 +26,16 @@ from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds that a worker which ends waits for its relay; what it is about to publish is published again if that is not enough.
+#: Seconds that an ending worker waits for its relay; if they do not suffice, its current messages are published again later.
 STOP_S = 5.0
-#: Seconds between two sweeps at most, while they end in errors.
+#: The maximum number of seconds between two sweeps while they end in errors.
 _LONGEST_PAUSE_S = 10.0
 
 
 class RelayThread:
-    """Sweeps until it is stopped, whatever happens: a store or a broker that goes away comes back.
+    """Sweeps until it is stopped, despite all errors: a store or a broker that goes away returns.
 
-    In a child of its process it does not run, and the child uses nothing of it.
+    In a child of its process it does not run, and the child uses none of its resources.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -43,22 +43,22 @@ class RelayThread:
         self._app = app
         self._interval_s = runtime_of(app).settings.relay_interval
         self._relay: Relay | None = None
-        self._failures = 0  #: sweeps that have failed since the last that did not
+        self._failures = 0  #: failed sweeps since the last successful one
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first sweep comes within the interval, so that workers which start together do not sweep together."""
+        """Start the thread; the first sweep comes within the interval, so that workers started together do not sweep together."""
         _started[self._app] = self
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it has not ended."""
         return self._thread.is_alive()
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Have it end after what is at hand; return whether it has, within a time."""
+        """End it after its current work; return whether it ended in time."""
         self._stopping.set()
         _started.pop(self._app, None)
         if self._thread.is_alive():
@@ -66,7 +66,7 @@ class RelayThread:
         return not self._thread.is_alive()
 
     def shown(self) -> dict[str, Any]:
-        """Return what it has done in values of JSON, for operators."""
+        """Return its totals as JSON values, for operators."""
         return {"running": self._thread.is_alive(), **self.tally.shown()}
 
     def _run(self) -> None:
@@ -79,11 +79,11 @@ class RelayThread:
                 logger.critical("the relay has ended by itself, and sends nothing that is due: start this process again")
 
     def _sweep(self) -> float:
-        """Sweep once; return for how many seconds to pause."""
+        """Sweep once; return the seconds to pause."""
         try:
             is_well = not self._relay_of(runtime_of(self._app)).sweep().error
         except Exception:
-            if self._stopping.is_set():  # the worker has not waited for it, and closes what it uses
+            if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
                 return 0
             logger.exception("the relay met with an error, and goes on")
             is_well = False
@@ -115,7 +115,7 @@ class RelayThread:
 
 
 def _notify_requester(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None:
-    """Tell the instance that waits for the answer to a message that could not be published."""
+    """Notify the instance that waits for the answer to a message that could not be published."""
     if (request := request_of(app, dead_letter)) is not None:
         notify_requester_or_raise(app, request, error.__cause__ or error, dead_letter.id)
 
@@ -139,7 +139,7 @@ def groups_of(runtime: Runtime) -> Groups | None:
 
 
 def terms_of(runtime: Runtime) -> Terms:
-    """Return what an app's relay keeps to."""
+    """Return the settings of an app's relay."""
     settings, retention_s = runtime.settings, runtime.retention_s(runtime.backend)
     return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s)
 

@@ -1,4 +1,4 @@
-"""Publishing with confirmations and deadlines, over connections of our own."""
+"""Publishing with confirmations and deadlines, over the library's own connections."""
 
 from celery import Celery
 

@@ -1,4 +1,4 @@
-"""Publishing to RabbitMQ, whose confirmation is a journey of its own: one by one, many at once, or without waiting for it."""
+"""Publishing to RabbitMQ, which confirms asynchronously: one by one, many at once, or without waiting for confirmations."""
 
 import logging
 import sys
@@ -31,24 +31,24 @@ logger = logging.getLogger("celery_sagas")
 
 
 class _Returns:
-    """Notes the last message that no queue has taken: RabbitMQ returns it before it confirms it.
+    """Notes the last unroutable message: RabbitMQ returns it before it confirms it.
 
-    It knows nothing of its producer, which is free for others once nothing refers to it.
+    It holds no reference to its producer, so that the producer is released once it is no longer used.
     """
 
     def __init__(self) -> None:
         self.error: Unroutable | None = None
 
     def __call__(self, error: Exception, exchange: str, routing_key: str, message: object) -> None:
-        """Note a message, as kombu tells of it."""
+        """Note a message, as returned by kombu."""
         self.error = Unroutable(exchange, routing_key)
 
 
 class AmqpPublisher(ConfirmedPublisher):
-    """Publishes in AMQP's confirm mode. What is posted goes over one channel, on a connection that is made when it is needed.
+    """Publishes in AMQP's confirm mode. Posted messages go over one channel, on a connection that is made when needed.
 
-    Whatever goes wrong with that channel ends its connection, and what it has not confirmed by then stays in the outbox. Threads
-    take turns. In a child of its process it posts nothing.
+    Any error of that channel ends its connection, and messages without a confirmation stay in the outbox. Threads take turns.
+    In a child of its process it posts nothing.
     """
 
     transport_options: ClassVar = {"confirm_publish": True, "read_timeout": DEADLINE_S, "write_timeout": DEADLINE_S}
@@ -60,20 +60,20 @@ class AmqpPublisher(ConfirmedPublisher):
         self._lock = threading.Lock()
         self._channel: AsynchronousChannel | None = None
         self._confirmed: list[str] = []  #: over connections that have ended
-        self._failed_at = 0.0  #: when there was no connection to be had, or the broker did not confirm in time
+        self._failed_at = 0.0  #: when no connection could be made, or the broker did not confirm in time
         self._is_closed = False
-        self._poster: int | None = None  #: the thread, or greenlet, that has the lock
+        self._poster: int | None = None  #: the thread, or greenlet, that holds the lock
         self._process = Process()  #: in a child of it the lock may never be free
 
     def _transport_of(self, connection: Any) -> Any:
-        # else each clone looks for librabbitmq, which confirms nothing
+        # else each clone looks for librabbitmq, which does not confirm
         return "pyamqp" if connection.transport_cls == "amqp" else connection.transport_cls
 
     def _options_of(self, sent: Signature[Any]) -> dict[str, Any]:
         return self._options if is_mandatory(sent) else self._options | {"mandatory": False}
 
     def _have_taken(self, connection: Any, name: str) -> None:
-        """Have a message confirmed without a queue, but with a body: RabbitMQ confirms others even while it takes none."""
+        """Have a message confirmed without a queue, but with a body: RabbitMQ confirms others even while it accepts none."""
         Producer(connection).publish("?", routing_key=name, confirm_timeout=DEADLINE_S)
 
     def _new_producer(self) -> Any:
@@ -81,9 +81,9 @@ class AmqpPublisher(ConfirmedPublisher):
         return Producer(self._connection.clone(), on_return=on_return)
 
     def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
-        """Publish messages in order, over a channel of their own, and wait for what the broker says of them.
+        """Publish messages in order, over a channel of their own, and wait for the broker's confirmations.
 
-        What ends the channel ends the publishing; of what was written before, and is not confirmed, nobody knows whether it has
+        If the channel ends, publishing ends: messages that were written before it, and are not confirmed, may or may not have
         arrived.
         """
         confirms = Confirms()
@@ -98,14 +98,14 @@ class AmqpPublisher(ConfirmedPublisher):
             for message in messages:
                 writing.write(message)
         except Exception as exc:
-            is_opened_anew = self.refusal_of(exc) is not None  # and confirms nothing of what was before
+            is_opened_anew = self.refusal_of(exc) is not None  # and confirms none of the messages before
             if not is_opened_anew:
                 writing.wait(DEADLINE_S)
             raise
         writing.wait(DEADLINE_S)
 
     def post(self, message: OutgoingMessage) -> bool:
-        """Write a message behind those that were written before."""
+        """Write a message after those that were written before."""
         asked_at = time.monotonic()
         if self._process.is_child or self._is_posting_here():
             return False
@@ -128,7 +128,7 @@ class AmqpPublisher(ConfirmedPublisher):
                 return False
 
     def _is_posting_here(self) -> bool:
-        """Tell whether a message is handled while one is published: a receiver of Celery's signals may do that."""
+        """Return whether a message is handled while one is published, as a receiver of Celery's signals may do."""
         return self._poster == threading.get_ident()
 
     @contextmanager
@@ -150,14 +150,14 @@ class AmqpPublisher(ConfirmedPublisher):
             return confirmed
 
     def awaited(self) -> Set[str]:
-        """Return the ids of the rows of which the broker has said nothing yet."""
+        """Return the ids of the rows without a response of the broker yet."""
         if self._process.is_child or self._is_posting_here():
             return frozenset()
         with self._lock:
             return self._channel.confirms.unconfirmed if self._channel is not None else frozenset()
 
     def close(self) -> None:
-        """Close the connections; what is awaited stays in the outbox."""
+        """Close the connections; unconfirmed messages stay in the outbox."""
         super().close()
         if self._process.is_child:
             return
@@ -167,7 +167,7 @@ class AmqpPublisher(ConfirmedPublisher):
                 self._end("the process ends")
 
     def _open(self, asked_at: float) -> AsynchronousChannel:
-        """Return a new connection. Whoever has waited while another thread tried in vain does not try again."""
+        """Return a new connection. A caller that has waited while another thread failed to connect does not try again."""
         if self._failed_at > asked_at:
             raise PublishError("the broker cannot be reached, or does not confirm", connection=True)
         try:
@@ -182,7 +182,7 @@ class AmqpPublisher(ConfirmedPublisher):
                 channel.look()
         except SoftTimeLimitExceeded:
             raise
-        except Exception:  # which is told
+        except Exception:  # which is logged
             return
         self._take_confirmed(channel.confirms)
 
@@ -191,7 +191,7 @@ class AmqpPublisher(ConfirmedPublisher):
         return OnFailure(lambda: self._end(repr(sys.exception()), id))
 
     def _end(self, reason: str, id: str = "") -> None:
-        """End the connection, for a reason; tell what is lost with it, but for a message that somebody else tells of."""
+        """End the connection, and log the reason and the lost messages, except one that is reported elsewhere."""
         channel, self._channel = self._channel, None
         if channel is None:
             return

@@ -1,4 +1,4 @@
-"""AMQP's confirm mode: messages are written one after the other, and the broker says later what has become of each."""
+"""AMQP's confirm mode: messages are written one after the other, and the broker confirms or refuses each later."""
 
 import logging
 import select
@@ -20,36 +20,36 @@ from celery_sagas.worker.serialization import deserialized
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds that a message, or the rest of what has begun to come, may take.
+#: Seconds that a message, or the rest of a partly received response, may take.
 MESSAGE_DEADLINE_S = DEADLINE_S / 2
 #: Messages that may wait for their confirmation; the next one waits for those before it.
 MOST_AWAITED = 500
 #: Seconds after which the first message is waited for: the connection may have died while it was idle.
 RESTED_S = 5.0
-#: By which a message is not written: it is encoded as a whole before the first byte is.
+#: Errors before a message is written: it is encoded as a whole before the first byte is.
 _NOT_ENCODED = (FrameSyntaxError, struct.error, AttributeError, TypeError, ValueError)
 
 
 def is_mandatory(sent: Signature[Any]) -> bool:
-    """Tell whether a message must find a queue; its options can say that it need not."""
+    """Return whether a message must find a queue; its options may waive that."""
     return sent.options.get("mandatory", True) is not False
 
 
 class Confirms:
-    """Which messages of one channel the broker has confirmed: it counts them from 1."""
+    """The confirmed messages of one channel, which the broker numbers from 1."""
 
     def __init__(self) -> None:
-        self.expected: dict[int, str] = {}  #: ids of rows by number, in order; none where a message is no row
+        self.expected: dict[int, str] = {}  #: ids of rows by number, in order; empty if a message is not a row
         self.confirmed: set[str] = set()
         self.refused: set[str] = set()
         self.unroutable: dict[str, Unroutable] = {}
-        self._returned: dict[str, Unroutable] = {}  #: what the broker has sent back, and not confirmed yet
-        self._correlations: dict[int, object] = {}  #: by number; by its correlation id a message that comes back is known
+        self._returned: dict[str, Unroutable] = {}  #: messages that the broker has returned, and not confirmed yet
+        self._correlations: dict[int, object] = {}  #: by number; a returned message is recognized by its correlation id
         self._count = 0
 
     @property
     def unconfirmed(self) -> frozenset[str]:
-        """The ids of the rows of which the broker has said nothing."""
+        """The ids of the rows without a response of the broker."""
         return frozenset(filter(None, self.expected.values()))
 
     def expect(self, id: str, correlation: object = None) -> None:
@@ -59,12 +59,12 @@ class Confirms:
         self._correlations[self._count] = correlation
 
     def take_back(self) -> None:
-        """Expect no confirmation of the last message: it was not written."""
+        """Stop expecting the confirmation of the last message: it was not written."""
         del self.expected[self._count], self._correlations[self._count]
         self._count -= 1
 
     def send_back(self, correlation: object, error: Unroutable) -> None:
-        """Note that no queue takes a message: the broker says so before it confirms it."""
+        """Note that a message is unroutable: the broker returns it before it confirms it."""
         for number, each in self._correlations.items():
             if each == correlation:
                 self._returned[self.expected[number]] = error
@@ -90,14 +90,14 @@ class Confirms:
 
 
 class ConfirmChannel:
-    """A channel in confirm mode, for one thread at a time. Whatever it raises is its end: its numbers mean nothing any more."""
+    """A channel in confirm mode, for one thread at a time. Any error ends it: its numbers are meaningless afterwards."""
 
     def __init__(self, app: Celery, publisher: ConfirmedPublisher, channel: Any) -> None:
         self.confirms = Confirms()
         self._app = app
         self._publisher = publisher
         self._channel = channel
-        self._exchanges: set[str] = set()  #: to which a message was confirmed
+        self._exchanges: set[str] = set()  #: for which a message was confirmed
         self._declared: set[tuple[str, str]] = set()  #: queues and exchanges, by class and name
         self._producer = self._make_producer()
         self._is_sound = True
@@ -109,7 +109,7 @@ class ConfirmChannel:
         channel.confirm_select()
 
     def write(self, message: OutgoingMessage) -> bool:
-        """Write a message, and wait for no confirmation; return whether it could be written."""
+        """Write a message without waiting for its confirmation; return whether it could be written."""
         ids = [message.id]
         self._channel.basic_publish = partial(self._write, ids)
         try:
@@ -123,7 +123,7 @@ class ConfirmChannel:
         return not ids
 
     def _write(self, ids: list[str], message: Any, *, exchange: str = "", **options: Any) -> None:
-        """Write a message: the row's first, then what Celery may tell of it (``task_send_sent_event``)."""
+        """Write a message: the row's first, then Celery's event about it, if any (``task_send_sent_event``)."""
         is_known = exchange in self._exchanges
         if not is_known:
             self._settle()
@@ -143,40 +143,40 @@ class ConfirmChannel:
             self._exchanges.add(exchange)
 
     def _return(self, _: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """Note a message that no queue takes, and declare queues anew: one that is known may be gone."""
+        """Note an unroutable message, and declare queues anew: a declared one may be gone."""
         self.confirms.send_back(message.properties.get("correlation_id"), Unroutable(exchange, routing_key))
         self._declared.clear()
         self._channel.connection.client.declared_entities.clear()
 
     def _settle(self) -> None:
-        """Wait for all confirmations, around what may end the channel, as an exchange that is not there does."""
+        """Wait for all confirmations, before an operation that may end the channel, such as the use of a missing exchange."""
         self._is_sound = False
         self.wait(MESSAGE_DEADLINE_S)
         self._is_sound = True
 
     def _is_end(self, error: Exception) -> bool:
-        """Tell whether an error is the end of the channel; an interruption is, since it may strike in the middle of a frame."""
+        """Return whether an error ends the channel; an interruption does, since it may occur in the middle of a frame."""
         return not self._is_sound or isinstance(error, SoftTimeLimitExceeded) or self._publisher.is_about_broker(error)
 
     def read(self) -> None:
-        """Take note of what the broker has said, without waiting for it.
+        """Process the broker's responses so far, without waiting.
 
         Raises:
-            TimeoutError: It has begun to say something, and has not ended.
+            TimeoutError: A response has begun to arrive, and has not ended.
         """
         while self.confirms.expected and self._has_come():
             self._channel.connection.drain_events(timeout=MESSAGE_DEADLINE_S)
 
     def _has_come(self) -> bool:
-        """Tell whether there is anything to read."""
+        """Return whether there is anything to read."""
         sock = self._channel.connection.sock
         return bool(getattr(sock, "pending", int)() or _is_readable(sock))
 
     def wait(self, timeout_s: float, most: int = 0) -> None:
-        """Wait until the broker has confirmed or refused all messages but so many.
+        """Wait until the broker has confirmed or refused all messages except so many.
 
         Raises:
-            TimeoutError: It has not. What has come while this process was held up is read first.
+            TimeoutError: It has not. Responses that arrived while this process was blocked are read first.
         """
         deadline = time.monotonic() + timeout_s
         while len(self.confirms.expected) > most:
@@ -186,7 +186,7 @@ class ConfirmChannel:
             self._channel.connection.drain_events(timeout=left_s if left_s > 0 else MESSAGE_DEADLINE_S)
 
     def _make_producer(self) -> Any:
-        """Return a producer that looks once at each queue which a message wants declared, not with every message."""
+        """Return a producer that checks each queue to be declared once, and not with every message."""
         producer: Any = self._app.amqp.Producer(self._channel)
         declare, declared = producer.maybe_declare, self._declared
 
@@ -195,7 +195,7 @@ class ConfirmChannel:
             if name not in declared:
                 self._settle()
                 declare(entity, *args, **options)
-                if getattr(entity, "can_cache_declaration", False):  # else it may go away at any moment, as kombu knows
+                if getattr(entity, "can_cache_declaration", False):  # else it may go away at any moment, as kombu marks it
                     declared.add(name)
 
         producer.maybe_declare = maybe_declare
@@ -203,15 +203,15 @@ class ConfirmChannel:
 
 
 class AsynchronousChannel(ConfirmChannel):
-    """A channel on a connection of its own, whose confirmations are read now and then."""
+    """A channel on a connection of its own, whose confirmations are read from time to time."""
 
     def __init__(self, app: Celery, publisher: ConfirmedPublisher) -> None:
         self._connection = publisher.connected()
         with OnFailure(self.close):
-            self._connection.connection.sock.settimeout(DEADLINE_S)  # the transport's own deadlines mean nothing to gevent
+            self._connection.connection.sock.settimeout(DEADLINE_S)  # the transport's own deadlines do not work under gevent
             super().__init__(app, publisher, self._connection.channel())
         self._used_at = time.monotonic()
-        self._first, self._first_since = 0, 0.0  #: the first number that is awaited, and since when it is known to be that
+        self._first, self._first_since = 0, 0.0  #: the first awaited number, and since when it is the first
 
     def post(self, message: OutgoingMessage) -> bool:
         """Write a message; return whether it could be written."""
@@ -225,12 +225,12 @@ class AsynchronousChannel(ConfirmChannel):
         return is_written
 
     def look(self) -> None:
-        """Take note of what the broker has said.
+        """Process the broker's responses so far.
 
         Raises:
-            TimeoutError: It has said nothing of the first message for too long.
+            TimeoutError: The first message has had no response for too long.
         """
-        now = time.monotonic()  # what comes later is found by this look, or by the next
+        now = time.monotonic()  # a later response is found by this check, or by the next
         self.read()
         first = next(iter(self.confirms.expected), 0)
         if first != self._first:
@@ -239,12 +239,12 @@ class AsynchronousChannel(ConfirmChannel):
             raise TimeoutError(f"the broker has said nothing for {DEADLINE_S} s")
 
     def close(self) -> None:
-        """Close the connection without a word: the broker may be silent."""
+        """Close the connection without a closing handshake: the broker may be silent."""
         self._connection.collect()
 
 
 def _is_readable(sock: Any) -> bool:
-    """Tell whether a socket has something to read; with ``select`` where there is no ``poll``, as under eventlet."""
+    """Return whether a socket has something to read; with ``select`` where ``poll`` is missing, as under eventlet."""
     if not hasattr(select, "poll"):
         return bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()

@@ -1,4 +1,4 @@
-"""Publishing over any transport of kombu's, and in eager mode."""
+"""Publishing over any transport of kombu, and in eager mode."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -20,25 +20,25 @@ from celery_sagas.worker.serialization import deserialized, restored
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds that the broker may take to answer: to a connection, to a command, to a message.
+#: Seconds that the broker may take to answer: a connection, a command, a message.
 DEADLINE_S = 5
-#: One attempt more than none: the first may meet a connection that died while it was idle.
+#: One attempt more than none: the first may use a connection that died while it was idle.
 RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 #: The broker is away, or ends the connection over the message.
 _CONNECTION_ERRORS = (OSError, OperationalError)
-#: Refusals of one message by an AMQP broker that may pass: a queue is full, or held by another connection.
+#: Temporary refusals of one message by an AMQP broker: a queue is full, or held by another connection.
 PASSING_REFUSALS = (RecoverableChannelError, MessageNacked)
-#: AMQP's classes of what is about a connection, or about nothing in particular.
+#: AMQP's error classes for connections, and for unspecific errors.
 _OF_CONNECTIONS = (0, 10)
 
 
 def _is_about_login(error: BaseException) -> bool:
-    """Whether RabbitMQ refuses this user altogether, in words that are also those by which it refuses one message."""
+    """Return whether RabbitMQ refuses this user altogether, in words with which it also refuses single messages."""
     return isinstance(error, AccessRefused) and error.method_sig is not None and error.method_sig[0] in _OF_CONNECTIONS
 
 
 def take_return(producer: Any) -> Unroutable | None:
-    """Return the error of a message that a producer got back, and have it declare queues anew: one that is known may be gone."""
+    """Return the error of a returned message, and have its producer declare queues anew: a declared one may be gone."""
     returns = producer.on_return
     if returns is None or returns.error is None:
         return None
@@ -49,12 +49,12 @@ def take_return(producer: Any) -> Unroutable | None:
 
 
 class ConfirmedPublisher(Publisher):
-    """Publishes through the broker, and waits for it to confirm."""
+    """Publishes to the broker, and waits for its confirmation."""
 
     inline = False
-    #: How the transport is told of the deadlines; the app's own options come first.
+    #: The options that set the transport's deadlines; the app's own options take precedence.
     transport_options: ClassVar[Mapping[str, Any]] = {}
-    #: Errors by which a broker that is there refuses one message, or the client one that cannot be written.
+    #: Errors with which an available broker refuses one message, or the client one that cannot be written.
     refusals: ClassVar[tuple[type[BaseException], ...]] = ()
 
     def __init__(self, app: Celery) -> None:
@@ -72,7 +72,7 @@ class ConfirmedPublisher(Publisher):
         return connection.transport_cls
 
     def publish(self, message: OutgoingMessage) -> None:
-        """Publish a row of the outbox. A row counts its failures, so that a refusal counts even if it may pass."""
+        """Publish a row of the outbox. A row counts its failures, so that even a temporary refusal counts."""
         try:
             sent = deserialized(self._app, message.payload)
         except Exception as exc:
@@ -89,8 +89,8 @@ class ConfirmedPublisher(Publisher):
 
         Raises:
             PublishError: It was not confirmed.
-            Unconfirmed: Nor is it known whether that is about the broker or about the message, or it may pass.
-            Unroutable: No queue takes it.
+            Unconfirmed: It is also unknown whether the broker or the message is the cause, or the cause may pass.
+            Unroutable: No queue accepts it.
         """
         with self._connected() as producer:
             unroutable = self._publish(producer, sent) and self._publish(producer, sent)
@@ -98,18 +98,18 @@ class ConfirmedPublisher(Publisher):
             raise unroutable
 
     def _publish(self, producer: Any, sent: Signature[Any]) -> Unroutable | None:
-        """Publish a signature; return the error if no queue takes it. The next time its queue is declared anew."""
+        """Publish a signature; return the error if no queue accepts it. Its queue is then declared anew the next time."""
         sent.apply_async(producer=producer, retry=True, retry_policy=RETRY_POLICY, **self._options_of(sent))
         return take_return(producer)
 
     def _options_of(self, sent: Signature[Any]) -> dict[str, Any]:
-        """Return the options with which a signature is published, beside its own."""
+        """Return the options with which a signature is published, in addition to its own."""
         return self._options
 
     def probe(self) -> None:
-        """Have the broker take a message that is for nobody; one that refuses this user just that is there.
+        """Publish a message without a recipient; a broker that refuses this user exactly that is available.
 
-        The connection is a new one, and nothing is tried twice: those that are given up while RabbitMQ does not read them stay
+        The connection is new, and nothing is retried: abandoned connections that RabbitMQ does not read stay open there.
         open there.
         """
         try:
@@ -122,7 +122,7 @@ class ConfirmedPublisher(Publisher):
                 raise PublishError(f"{type(exc).__name__}: {exc}", connection=True) from exc
 
     def _have_taken(self, connection: Any, name: str) -> None:
-        """Have the broker take a message under a name; where kombu knows no such message, a connection must do."""
+        """Publish a message under a name; where kombu has no such message, a connection must suffice."""
 
     def _refuses_probe(self, error: Exception) -> bool:
         return self.refusal_of(error) is not None
@@ -134,12 +134,12 @@ class ConfirmedPublisher(Publisher):
         return Unconfirmed(repr(exc), connection=True) if may_pass else PublishError(repr(exc), connection=False)
 
     def is_about_broker(self, error: BaseException) -> bool:
-        """Tell whether an error is the end of a channel or of its connection, or may be."""
+        """Return whether an error ends a channel or its connection, or may do so."""
         refusal = self.refusal_of(error)
         return isinstance(error, self._connection_errors) if refusal is None else isinstance(refusal, ChannelError)
 
     def refusal_of(self, error: BaseException) -> BaseException | None:
-        """Return a broker's refusal of a message that an error is, or is caused by: kombu wraps those that it would try again."""
+        """Return the broker's refusal of a message in an error or its causes: kombu wraps those that it would retry."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, self.refusals):
             cause = cause.__cause__
@@ -147,10 +147,10 @@ class ConfirmedPublisher(Publisher):
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        """Check out a producer that is connected: what fails before, a login for instance, says nothing about a message.
+        """Check out a connected producer: an earlier error, such as one of the login, says nothing about a message.
 
         Raises:
-            PublishError: What was raised meanwhile, as ``publish_signature`` says it.
+            PublishError: For an error in the block, as in ``publish_signature``.
         """
         is_connected = False
         try:
@@ -166,7 +166,7 @@ class ConfirmedPublisher(Publisher):
         """Check out a producer for many messages: those that an error leaves unconfirmed are published one by one.
 
         Raises:
-            PublishError: There is no connection, or nobody should wait for it any longer.
+            PublishError: There is no connection, or the time to wait for it is over.
         """
         try:
             with self._connected() as producer:
@@ -177,7 +177,7 @@ class ConfirmedPublisher(Publisher):
             logger.debug("a batch was not confirmed as a whole: %r", exc)
 
     def connected(self) -> Any:
-        """Return a new connection to the broker, which is the caller's own."""
+        """Return a new connection to the broker, owned by the caller."""
         connection = self._connection.clone()
         with OnFailure(connection.collect):
             connection.ensure_connection(**RETRY_POLICY)
@@ -187,7 +187,7 @@ class ConfirmedPublisher(Publisher):
     def confirming(self) -> Iterator[dict[str, Any]]:
         """Yield the options with which Celery's own functions publish a message confirmed, within a deadline.
 
-        Whether a queue has taken it is known by ``take_return``.
+        ``take_return`` reports whether a queue has accepted it.
         """
         with self._producer() as producer:
             yield {"producer": producer, "retry": True, "retry_policy": RETRY_POLICY, **self._options}
@@ -197,7 +197,7 @@ class ConfirmedPublisher(Publisher):
 
     @contextmanager
     def _producer(self) -> Iterator[Any]:
-        """Check out a producer, and have it connected; one whose use was interrupted, or has failed, loses its connection."""
+        """Check out a connected producer; after an interruption or an error in its use, its connection is closed."""
         producer = self._producers.check_out() or self._new_producer()
         with OnFailure(producer.connection.collect):
             producer.connection.ensure_connection(**RETRY_POLICY)
@@ -214,7 +214,7 @@ def _disconnect(producer: Any) -> None:
 
 
 class EagerPublisher(Publisher):
-    """Runs the tasks here and now, as ``task_always_eager`` wants it."""
+    """Runs the tasks at once, as ``task_always_eager`` requires."""
 
     inline = True
 
@@ -230,7 +230,7 @@ class EagerPublisher(Publisher):
         sent.apply_async()
 
     def probe(self) -> None:
-        """Ask nobody."""
+        """Do nothing: there is no broker."""
 
     def close(self) -> None:
-        """Close nothing."""
+        """Do nothing: there is no connection."""

@@ -1,4 +1,4 @@
-"""Publishing to Redis: many messages in one round trip, of which Redis answers each."""
+"""Publishing to Redis: many messages in one round trip, with a reply for each."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from celery_sagas.worker.serialization import deserialized
 
 logger = logging.getLogger("celery_sagas")
 
-#: How long a key lasts that was written to see whether it can be. Milliseconds.
+#: The lifetime of a key that is written to check that Redis accepts writes. Milliseconds.
 _PROBED_MS = 1_000
-#: The class of the error by which Redis refuses a user a key.
+#: The class of the error with which Redis refuses a user access to a key.
 _NO_PERMISSION = "NoPermissionError"
-#: How much goes to Redis at once, in characters: it answers when it has got all.
+#: How many characters are sent to Redis at once: it replies when it has received all of them.
 _BATCH_CHARACTERS = 1_000_000
 
 
@@ -32,7 +32,7 @@ class RedisPublisher(ConfirmedPublisher):
         return _batching(connection.get_transport_cls())
 
     def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
-        """Publish messages in few round trips; leave those that Redis refuses to ``publish``."""
+        """Publish messages in few round trips; ``publish`` then handles those that Redis refuses."""
         confirmed, written = set[str](), dict[str, slice]()
         with self._connected_for_many() as producer:
             for batch in _batches(messages):
@@ -40,11 +40,11 @@ class RedisPublisher(ConfirmedPublisher):
                 written = self._write(producer, pipeline, batch)
                 replies = pipeline.execute(raise_on_error=False)
                 confirmed |= {id for id, own in written.items() if not any(isinstance(each, Exception) for each in replies[own])}
-                written = {}  # of all of them Redis has told
+                written = {}  # Redis has replied for all of them
         return Receipt(confirmed, frozenset(written))
 
     def _write(self, producer: Any, pipeline: Any, messages: Sequence[OutgoingMessage]) -> dict[str, slice]:
-        """Write messages into a pipeline; return which commands are those of a row, where it could be written."""
+        """Write messages into a pipeline; return the commands of each row that could be written."""
         written = {}
         for message in messages:
             first, producer.channel.pipeline = len(pipeline), pipeline
@@ -60,7 +60,7 @@ class RedisPublisher(ConfirmedPublisher):
         return written
 
     def is_about_broker(self, error: BaseException) -> bool:
-        """Tell whether an error is the end of a connection; Redis may also have refused a command, such as to declare a queue."""
+        """Return whether an error ends a connection; Redis may also have refused a command, such as to declare a queue."""
         return super().is_about_broker(error) and not isinstance(error.__cause__, self._connection.channel_errors)
 
     def _have_taken(self, connection: Any, name: str) -> None:
@@ -74,7 +74,7 @@ class RedisPublisher(ConfirmedPublisher):
 
 
 def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
-    """Yield messages in batches, of which each but one message has so many characters at most."""
+    """Yield messages in batches of a bounded number of characters, or of one message."""
     batch, characters = list[OutgoingMessage](), 0
     for message in messages:
         characters += len(message.payload)
@@ -86,7 +86,7 @@ def _batches(messages: Sequence[OutgoingMessage]) -> Iterator[list[OutgoingMessa
 
 
 class _Producer(Producer):
-    """A producer that looks at each queue once over a channel: for kombu that takes a tenth of the publishing."""
+    """A producer that checks each queue once per channel: kombu's check takes a tenth of the publishing time."""
 
     def revive(self, channel: Any) -> None:
         """Use another channel."""
@@ -94,12 +94,12 @@ class _Producer(Producer):
         self._declared = set[tuple[str, str]]()
 
     def maybe_declare(self, entity: Any, *arguments: Any, **options: Any) -> Any:
-        """Declare a queue or an exchange unless that was done."""
+        """Declare a queue or an exchange, unless it has been declared."""
         name = (type(entity).__name__, entity.name)
         if name in self._declared:
             return False
         is_new = super().maybe_declare(entity, *arguments, **options)
-        if entity.can_cache_declaration:  # else it may go away at any moment, as kombu knows
+        if entity.can_cache_declaration:  # else it may go away at any moment, as kombu marks it
             self._declared.add(name)
         return is_new
 
@@ -107,10 +107,10 @@ class _Producer(Producer):
 class _Channel:
     """Mixed into kombu's channel: it keeps one client and its connection, or writes into a pipeline.
 
-    Kombu makes a client for each command, and that looks for a connection in its pool: a third of what publishing takes.
+    Kombu makes a client for each command, which takes a connection from its pool: a third of the publishing time.
     """
 
-    pipeline: Any = None  #: into which messages are written, if there is one
+    pipeline: Any = None  #: into which messages are written, if any
     _writing_to: Any = None
 
     @cached_property
@@ -140,6 +140,6 @@ class _Channel:
 
 @cache
 def _batching(transport: Any) -> type:
-    """Return a transport of kombu's with our channel."""
+    """Return a transport of kombu with our channel."""
     channel = type("Channel", (_Channel, transport.Channel), {"__doc__": _Channel.__doc__})
     return type("Transport", (transport,), {"__doc__": transport.__doc__, "Channel": channel})

@@ -1,7 +1,7 @@
-"""What a worker does around a plain task: its answers are published, and confirmed, before their message is acknowledged.
+"""Answers of plain tasks: a worker publishes them, confirmed, before their message is acknowledged.
 
-Celery publishes a ``link`` when the task has ended, and confirms nothing. What fails there cannot give the task's message back to
-the broker; an exception of the task can.
+Celery publishes a ``link`` after the task has ended, without confirmation. A failure there cannot requeue the task's message;
+an exception of the task can.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ from celery_sagas.worker.sessions import mark_over, marking_as_perhaps_answered,
 
 logger = logging.getLogger("celery_sagas")
 
-#: Seconds for which an answer that the broker does not take is published again, before the work is done again.
+#: Seconds for which an answer that the broker does not accept is published again, before the work is done again.
 _TIMEOUT_S = 30.0
-#: Seconds before the first time; each pause is twice as long as the one before.
+#: Seconds before the first retry; each pause is twice as long as the one before.
 _FIRST_PAUSE_S = 1.0
-#: Seconds that are left before a hard time limit: a broker may be silent the last time, and what is requeued is held.
+#: Seconds that are left before a hard time limit: the broker may not respond the last time, and a requeued message is held.
 _BEFORE_LIMIT_S = 15.0
 _TRIES_AGAIN = "%s[%s] cannot answer yet, and tries again in %.1f s: %s"
-#: Marks the request of a task that runs, and may call its own ``run``; a header may have this name, and no such value.
+#: Marks the request of a running task, which may call its own ``run``; a header may have this name, but not this value.
 _RUNNING, _IS_RUNNING = "_celery_sagas_running", object()
-#: Marks what was wrapped.
+#: Marks a wrapped function.
 _WRAPPED = "_celery_sagas_answers"
 
 
 def confirm_answers(task: Any) -> None:
-    """Have a plain task publish its answers before it ends, and note when it has done its work; again changes nothing.
+    """Have a plain task publish its answers before it ends, and note when its work is done; a repeated call changes nothing.
 
-    What a worker calls is wrapped: the task's ``run``, outside of ``autoretry_for``, or the ``__call__`` of its class.
+    The callable that a worker calls is wrapped: the task's ``run``, outside of ``autoretry_for``, or its class's ``__call__``.
     """
     if hasattr(task, "saga_step"):  # its commit answers
         return
@@ -53,7 +53,7 @@ def confirm_answers(task: Any) -> None:
 
 
 def _answering(inner: Callable[..., Any], task: Any) -> Callable[..., Any]:
-    """Wrap what a worker calls; a method that is none of one task's gets its task first."""
+    """Wrap the callable that a worker calls; a method that is not bound to one task receives its task first."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         running = args[0] if task is None else task
@@ -83,16 +83,16 @@ def _run(task: Any, run: Callable[[], Any]) -> Any:
 
 
 def _deadline(task: Any, began: float) -> float:
-    """Return until when a task that has done its work may try to answer."""
+    """Return the time until which a task that has done its work may try to answer."""
     limit_s, ends_at = time_limit_s(task), time.monotonic() + _TIMEOUT_S
     return ends_at if limit_s is None else min(ends_at, began + limit_s - _BEFORE_LIMIT_S)
 
 
 def _answer(task: Any, answer: Signature[Any], until: float) -> None:
-    """Publish an answer, unless it is that of a gather's member and can be collected here.
+    """Publish an answer, unless it belongs to a gather's member and can be collected here.
 
     Raises:
-        Reject: The broker does not confirm it. It keeps the task's message, if that is not acknowledged yet.
+        Reject: The broker does not confirm it. The task's message is requeued, unless it is acknowledged already.
         Exception: The answer cannot be sent; or the task's time is over.
     """
     known = task.app.tasks.get(answer.task)
@@ -110,9 +110,9 @@ def _answer(task: Any, answer: Signature[Any], until: float) -> None:
 
 
 def _publish_again(task: Any, answer: Signature[Any], until: float, error: PublishError) -> PublishError | None:
-    """Publish an answer until the broker takes it, or the time is over; return the last error then.
+    """Publish an answer until the broker accepts it, or the time is over; then return the last error.
 
-    The work is not done again for that. A soft time limit ends it, and is no failure: the work is done.
+    The work is not repeated for that. A soft time limit ends it, and is not a failure: the work is done.
     """
     pause_s = _FIRST_PAUSE_S
     with contextlib.suppress(SoftTimeLimitExceeded):
@@ -129,7 +129,7 @@ def _publish_again(task: Any, answer: Signature[Any], until: float, error: Publi
 
 
 def _refusal(task: Any, answer: Signature[Any]) -> PublishError | None:
-    """Publish an answer; return the error if the broker does not take it now.
+    """Publish an answer; return the error if the broker does not accept it now.
 
     Raises:
         Exception: It cannot be sent; or the task's time is over.
@@ -138,7 +138,7 @@ def _refusal(task: Any, answer: Signature[Any]) -> PublishError | None:
     if error is None:
         return None
     cause = error.__cause__ or error
-    if isinstance(cause, EncodeError) and isinstance(cause.__context__, MessageError):  # which says what to write instead
+    if isinstance(cause, EncodeError) and isinstance(cause.__context__, MessageError):  # its text says what to write instead
         cause = cause.__context__
     if not error.connection or isinstance(cause, SoftTimeLimitExceeded):
         raise cause

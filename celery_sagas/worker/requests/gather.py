@@ -1,4 +1,4 @@
-"""``gather``: many messages are sent, and one step gets what came of all of them."""
+"""``gather``: send many messages, and have one step receive all of their outcomes."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from celery_sagas.worker.requests.requests import asking, deadline_of, members_o
 from celery_sagas.worker.targets import signature_to, target_of
 from celery_sagas.worker.timeouts import Delay, waiting, warn_of_eager_mode
 
-#: How many members a gather may have: one commit sends no more messages.
+#: The maximum number of members of a gather: one commit sends no more messages.
 MEMBERS = 1_000
 
 
@@ -31,13 +31,13 @@ def gather(
     at_least: int | None,
     within: Delay | None,
 ) -> str:
-    """Send messages, and note that the answers to all of them are waited for; return the request's id.
+    """Send messages, and record that their answers are awaited; return the request's id.
 
     Raises:
-        TypeError: A member, or a step, is of a wrong type; or a deadline, or a number of answers, of which nobody is told.
-        ValueError: There are too few or too many members, or ``at_least`` is none of their numbers.
-        MisuseError: A step is none of this saga.
-        InvalidMessage: A step has no room for what it gets, or cannot take it; or a member cannot be sent.
+        TypeError: A member, or a step, has a wrong type; or ``within`` or ``at_least`` is given without ``otherwise``.
+        ValueError: There are too few or too many members, or ``at_least`` is not between 1 and their number.
+        MisuseError: A step does not belong to this saga.
+        InvalidMessage: A step has no parameter for the outcomes, or does not accept them; or a member cannot be sent.
     """
     sending = context.require_sending("gather")
     members = _checked(signatures)
@@ -86,7 +86,7 @@ def _checked(signatures: Iterable[Any]) -> "list[tuple[Signature[Any], list[Sign
 
 
 def _check_times(members: "list[tuple[Signature[Any], list[Signature[Any]]]]") -> None:
-    """Refuse a member that waits before it is sent: the time of all of them counts from now."""
+    """Refuse a member that waits before it is sent: the time of all members counts from now."""
     for position, (message, tasks) in enumerate(members):
         if any(part.options.get(name) is not None for name in ("countdown", "eta") for part in (message, *tasks)):
             raise TypeError(f"the member {position} of gather() has a countdown or eta, which does not go with within=")
@@ -111,7 +111,7 @@ def _member(
     message: "Signature[Any]",
     tasks: "list[Signature[Any]]",
 ) -> SerializedMessage:
-    """Return the message of a member: what comes of it is an answer to its own id, and is collected."""
+    """Return the message of a member: its outcome is an answer to its own id, and is collected."""
     app, sending = current_app(), context.require_sending("gather")
     ids = [sending.next_id() for _ in tasks]
     to = _collector(saga, asked, position, str(tasks[-1].task))
@@ -121,7 +121,7 @@ def _member(
 
 
 def _collector(saga: SagaDefinition, asked: Request, *about: Any) -> Target:
-    """Return the task that collects answers; it is published as the step is that gets them, to workers that know the saga."""
+    """Return the task that collects answers. It is published like the step that receives them, to workers that know the saga."""
     return Target(GATHER, (saga.name, asked.id, *about), options=asked.to_then.options if asked.to_then else {})
 
 

@@ -1,4 +1,4 @@
-"""The task to which the members of gathers answer: it collects what comes, and the last one ends the gather."""
+"""The task that receives the answers of gathers' members: it collects them, and the last one ends the gather."""
 
 import functools
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger("celery_sagas")
 
 
 class GatherTask(DurableTask):
-    """Takes what came of a member: its answer, before the arguments that the gather has given to its ``link``; or a failure."""
+    """Receives the outcome of a member: its answer, before the arguments that the gather put on its ``link``; or a failure."""
 
     abstract = True
 
@@ -36,15 +36,15 @@ class GatherTask(DurableTask):
     ) -> Any:
         """Collect the answer, or publish it.
 
-        Celery calls this when a member has ended. Whatever goes wrong, the message takes the same way as from a worker without
-        this library.
+        Celery calls this when a member has ended. In case of an error, the message is handled as one from a worker without this
+        library.
         """
         if producer is None and not kwargs and self.collects(args or (), options.get("headers") or {}):
             return self.AsyncResult(task_id or "")
         return super().apply_async(args, kwargs, task_id, producer, *rest, **options)
 
     def collects(self, args: Sequence[Any], headers: Mapping[str, Any]) -> bool:
-        """Collect an answer here and now, if this process knows the saga and finds who waits; return whether it has."""
+        """Collect an answer in this process, if the saga is defined here and its instance is found; return whether it did."""
         if self.app.conf.task_always_eager or len(args) != 5:
             return False
         try:
@@ -60,15 +60,15 @@ class GatherTask(DurableTask):
 
 
 def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "", position: int = -1, task: str = "") -> None:
-    """Take what came of a member of a gather, or that its time is over.
+    """Receive the outcome of a member of a gather, or the end of the gather's time.
 
     Args:
         self: The task.
         value: The answer, or the failure.
         saga: The stored name of the saga that gathers.
         request: The id of its request.
-        position: Of the member.
-        task: The member's.
+        position: The member's position.
+        task: The member's task.
     """
     address, definition = read_address(self.request), registry.saga_named(saga)
     if address is None or definition is None:
@@ -87,7 +87,7 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
 
 
 def gather_of(request: Any) -> Gather | None:
-    """Return the gather that the message of a request is about; ``None`` if it is about none, or its saga is not known here."""
+    """Return the gather of a request's message; ``None`` if it has none, or its saga is not defined here."""
     args: Sequence[Any] = request.args or ()
     if task_of(request) != GATHER or len(args) < 3 or (address := read_address(request)) is None:
         return None
@@ -96,12 +96,12 @@ def gather_of(request: Any) -> Gather | None:
 
 
 def _outcome(came: str) -> ReplyKind:
-    """Return what came of a member: the first that comes counts, whatever may come later."""
+    """Return the kind of a member's outcome: the first one counts, whatever follows."""
     return ReplyKind.FAILURE if came == ReplyKind.UNCERTAIN else ReplyKind(came)
 
 
 def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
-    """Collect what came of a member; return whether somebody waits for it."""
+    """Collect the outcome of a member; return whether an instance waits for it."""
     try:
         return gathering_of(runtime).collect(gather, member)
     except PublishError as exc:
@@ -110,7 +110,7 @@ def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
 
 
 def _conclude(task: GatherTask, runtime: Runtime, gather: Gather) -> None:
-    """End a gather whose time is over. Nobody else does that: while the broker is away, the message is redelivered later."""
+    """End a gather whose time is over. No other message does that: while the broker is away, this one is redelivered later."""
     try:
         gathering_of(runtime).conclude(gather, is_over=True)
     except PublishError as exc:
@@ -120,7 +120,7 @@ def _conclude(task: GatherTask, runtime: Runtime, gather: Gather) -> None:
 
 
 def gathering_of(runtime: Runtime) -> Gathering:
-    """Return what collects answers in this process."""
+    """Return the object that collects answers in this process."""
     gathering = _gatherings.get(runtime)
     if gathering is None:
         gathering = _gatherings[runtime] = _make(runtime)
@@ -141,13 +141,13 @@ def _publish(app: Celery, publisher: Any, gather: Gather, target: Target, gather
 
 
 def install_gather(app: Celery) -> None:
-    """Register the task to which members answer."""
+    """Register the task that receives the answers of members."""
     base = type("GatherTask", (GatherTask, app.Task), {"abstract": True, "__module__": __name__})
     add_task(app, take, name=GATHER, bind=True, base=base, serializer="json")
     keep_failures(registered(app, GATHER))
 
 
-#: For each runtime, so that nothing of it outlives its app.
+#: One for each runtime, so that none of them outlives its app.
 _gatherings: WeakKeyDictionary[Runtime, Gathering] = WeakKeyDictionary()
 
 on_finalise(install_gather)

@@ -1,4 +1,4 @@
-"""Requests: a message is sent together with the steps that get what comes of it; and the answer to one."""
+"""Requests: a message is sent together with the steps that receive its outcome; and the answer to one."""
 
 import logging
 from dataclasses import replace
@@ -33,13 +33,13 @@ def request(
     within: Delay | None = None,
     due_at: int | None = None,
 ) -> str:
-    """Send a message, and note that its answer is waited for; return its id.
+    """Send a message, and record that its answer is awaited; return its id.
 
     Raises:
-        TypeError: A deadline that nobody is told of; or the message, or a step, is of a wrong type.
-        ValueError: A deadline that is over before it begins, or beyond all dates.
-        MisuseError: A step is none of this saga.
-        InvalidMessage: A step has no room for what it gets, or cannot take it.
+        TypeError: ``within`` is given without ``otherwise``; or the message, or a step, has a wrong type.
+        ValueError: The deadline is over before it begins, or beyond all dates.
+        MisuseError: A step does not belong to this saga.
+        InvalidMessage: A step has no parameter for the outcome, or does not accept it.
     """
     app, sending = current_app(), context.require_sending("send")
     sent = checked(message)
@@ -58,7 +58,7 @@ def request(
 
 
 def members_of(message: "Signature[Any]") -> list["Signature[Any]"]:
-    """Return the tasks of a chain, or the one of another signature."""
+    """Return the tasks of a chain, or the single task of another signature."""
     checked(message)
     return list(message.tasks) if isinstance(message, _chain) else [message]
 
@@ -73,8 +73,8 @@ def deadline_of(
     """Return when an answer comes too late, in milliseconds since the epoch; 0: never.
 
     Raises:
-        TypeError: Nobody would be told; or the message says by itself when it is sent.
-        ValueError: It is too late at once, or beyond all dates.
+        TypeError: No step would be notified; or the message has a due time of its own.
+        ValueError: It is over before it begins, or beyond all dates.
     """
     if within is None:
         return 0
@@ -89,15 +89,15 @@ def deadline_of(
 
 
 def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answer_id: str, deadline: int) -> "Signature[Any]":
-    """Return a message that tells where its answer goes: by Celery's ``link``, which every worker knows, and by a header.
+    """Return a message with its answer's destination: in Celery's ``link``, which every worker supports, and in a header.
 
-    All of a chain tell of their failures, its last task alone answers.
+    Every task of a chain reports its failure; only the last one answers.
 
     Args:
         app: The app.
-        message: What is sent.
-        address: Where what comes of it goes.
-        answer_id: The id of the message that bears the answer.
+        message: The message to send.
+        address: The destination of its outcome.
+        answer_id: The id of the answer's message.
         deadline: When it need not be begun any more; milliseconds since the epoch, 0: never.
 
     Raises:
@@ -121,7 +121,7 @@ def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answe
 
 
 class _Link(Signature):
-    """What follows a task; nobody changes it, so that it need not be copied with each copy of the task's signature."""
+    """A signature that follows a task. It is never changed, and so need not be copied with each copy of the task's signature."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -133,17 +133,17 @@ def _add_return_address(member: "Signature[Any]", address: ReturnAddress) -> Non
 
 
 def forget_link(request: Any, answered: str) -> None:
-    """Leave out of what follows a step the message that would answer a request: its commit does."""
+    """Remove the answer to a request from the messages that follow a step: its commit sends the answer."""
     request.callbacks = [link for link in request.callbacks or () if _request_of(link) != answered]
 
 
 def is_asked(request: Any) -> bool:
-    """Tell whether what follows a task answers a request."""
+    """Return whether a message that follows a task answers a request."""
     return any(_request_of(link) is not None for link in request.callbacks or ())
 
 
 def take_links(request: Any) -> list[Any]:
-    """Take the messages that answer requests out of what follows a task."""
+    """Remove the messages that answer requests from those that follow a task, and return them."""
     links = [link for link in request.callbacks or () if _request_of(link) is not None]
     request.callbacks = [link for link in request.callbacks or () if _request_of(link) is None]
     return links
@@ -155,7 +155,7 @@ def _request_of(link: Any) -> object:
 
 
 def reply(context: StepContext, answer: SerializeAnswer, value: object) -> bool:
-    """Send the answer to the message that started an instance; return whether it waits for one."""
+    """Send the answer to the message that started an instance; return whether that message waits for one."""
     pending, sending = context.pending, context.require_sending("reply")
     message = answer(pending.requester, value) if pending.requester else None
     if message is None:
@@ -166,7 +166,7 @@ def reply(context: StepContext, answer: SerializeAnswer, value: object) -> bool:
 
 
 def _deadline(context: StepContext, asked: Request, to: Target | None) -> SerializedMessage | None:
-    """Return the message that comes if nothing else has, and ends with its instance; ``None`` if there is no deadline."""
+    """Return the message that reports the deadline, and ends with its instance; ``None`` if there is no deadline."""
     if not asked.at or to is None:
         return None
     failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
