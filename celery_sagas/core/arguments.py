@@ -21,7 +21,7 @@ from celery_sagas.errors import BUGS, DefinitionError, InvalidMessage
 
 _NATIVE: Final = frozenset((str, int, float, bool, type(None)))
 _MUTABLE: Final = (list, dict, set, bytearray, BaseModel)
-#: What pydantic writes for a secret, which is then lost.
+#: The text that pydantic writes in place of a secret, whose value is then lost.
 MASK: Final = "**********"
 
 
@@ -41,7 +41,7 @@ class Arguments:
     _named: Mapping[str, Named]  #: by one argument's annotation
 
     def first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return the parameter that gets a value put before these arguments; empty if there is no room for one."""
+        """Return the parameter that receives a value put before these arguments; empty if there is no room for one."""
         has_room = len(args) < len(self._positional) and self._positional[0] not in kwargs
         return self._positional[0] if has_room else ""
 
@@ -61,7 +61,7 @@ class Arguments:
         return bound
 
     def validate(self, bound: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as their annotations want them: fresh objects with every call, defaults filled in.
+        """Return the arguments converted to their annotations: fresh objects with every call, defaults filled in.
 
         Raises:
             InvalidMessage: An argument is missing, unknown, or does not fit its annotation.
@@ -75,7 +75,7 @@ class Arguments:
         return {name: values[name] if name in values else _fresh(self.defaults.get(name)) for name in self.annotations}
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Turn arguments into what JSON has, by their annotations; what is JSON already stays as it is.
+        """Encode arguments as JSON values, by their annotations; JSON values stay as they are.
 
         Raises:
             InvalidMessage: A value cannot be encoded.
@@ -84,7 +84,7 @@ class Arguments:
         return [self._encode(name, value) for name, value in zip(names, args, strict=False)], self._encode_named(kwargs)
 
     def encode_partial(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Do the same where an answer may still be put before the positional arguments."""
+        """Encode arguments as ``encode`` does, where an answer may still be put before the positional ones."""
         args = [listed(value) for value in args]
         encoded = [self._encode("", value) for value in args]
         for position, value in enumerate(args):
@@ -114,7 +114,7 @@ class Arguments:
         return encoded
 
     def _dump(self, name: str, value: Any) -> Any:
-        """Return a value in values of JSON; where it is not known yet which argument it is, by its own type."""
+        """Return a value as JSON values; by its own type if its parameter is not known yet."""
         if name not in self._serializers:
             return to_jsonable_python(value, by_alias=True, round_trip=True)
         dumped: dict[str, Any] = self._serializers[name].to_python(
@@ -123,7 +123,7 @@ class Arguments:
         return dumped[name]
 
     def _cut_off(self, name: str, value: Any, encoded: Any) -> list[Difference] | None:
-        """Return what of a value would not arrive, since the annotation is a base of its class; ``None`` if it does not fit."""
+        """Return the parts of a value that an annotation with a base of its class would drop; ``None`` if it does not fit."""
         if name not in self._readers:
             return None
         try:
@@ -133,11 +133,11 @@ class Arguments:
         return list(cut_off({name: value}, read, self._named[name]))
 
     def _check_partial(self, names: Sequence[str], value: Any, encoded: Any) -> None:
-        """Refuse what would not arrive whole, whichever of these arguments it is."""
+        """Refuse a value that would lose parts, whichever of these arguments it is."""
         if any(is_exact(value, self._named[name]) for name in names):
             return
         problems = [self._cut_off(name, value, encoded) for name in names]
-        if problems.count(None) == len(names):  # a base that forbids what it does not know
+        if problems.count(None) == len(names):  # a base that forbids unknown fields
             problems = [self._cut_off_by_annotation(name, value) for name in names]
         if [] not in problems and (cut := next(filter(None, problems), None)):
             raise InvalidMessage(self.step, cut)
@@ -156,7 +156,7 @@ def arguments_of(step: str, function: Callable[..., Any], *, leading: int, known
         step: The step's name, for errors.
         function: The handler.
         leading: How many parameters come before the message: the state, and the task with ``bind=True``.
-        known: Names that annotations may use beside those of the handler's module.
+        known: Names that annotations may use besides those of the handler's module.
     """
     parameters = list(inspect.signature(function).parameters.values())[leading:]
     hints = resolve_annotations(step, function, known)
@@ -224,7 +224,7 @@ def _fresh(default: Any) -> Any:
 
 
 def is_native(value: object) -> bool:
-    """Whether JSON has the value as it is; a subclass (an enum of strings) does not count."""
+    """Return whether a value is a JSON value as it is; an object of a subclass (an enum of strings) is not."""
     if type(value) in _NATIVE:
         return True
     if type(value) is list:
@@ -243,12 +243,12 @@ def _not_json(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def holds_secret(value: object) -> bool:
-    """Whether a secret stands anywhere in a value: encoded, it would be asterisks."""
+    """Return whether a value contains a secret, which would be encoded as asterisks."""
     return _has_secret(_ANY.dump_python(value, warnings=False))
 
 
 def _has_secret(plain: object) -> bool:
-    """Whether a secret stands in what models and dataclasses were turned into."""
+    """Return whether the dumped fields of models and dataclasses contain a secret."""
     members = plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list | tuple | set | frozenset) else ()
     return isinstance(plain, SecretStr | SecretBytes) or any(map(_has_secret, members))
 

@@ -1,4 +1,4 @@
-"""State to text and back. What is stored can be loaded: the text is decoded and compared before it is written."""
+"""Encode state as text and decode it. Every stored state can be loaded: its text is decoded and compared before it is written."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from celery_sagas.errors import BUGS, InvalidState, NewerState, UnreadableState
 
 Problems = list[tuple[str, str]]
 
-#: An error names so many problems: a message may have a million.
+#: The most problems that an error names: a message may have a million.
 _MAX_PROBLEMS: Final = 20
 _MAX_PATH_CHARACTERS: Final = 200
 
@@ -23,12 +23,12 @@ def load(definition: SagaDefinition, key: str, data: str, schema_version: int) -
     """Decode a stored state.
 
     Returns:
-        The state, and the stored fields that this code does not know, which are to be written back. (Inside a nested model
-        unknown fields are kept only if the model says ``extra="allow"``.)
+        The state, and the stored fields that this code does not know, for writing them back. (Inside a nested model unknown
+        fields are kept only if the model says ``extra="allow"``.)
 
     Raises:
         NewerState: Newer code wrote it.
-        UnreadableState: It is no JSON object, ``upgrade`` failed, or it does not validate.
+        UnreadableState: It is not a JSON object, ``upgrade`` failed, or it does not validate.
     """
     if schema_version > definition.schema_version:
         raise NewerState(definition.name, key, schema_version, definition.schema_version)
@@ -48,7 +48,7 @@ def load(definition: SagaDefinition, key: str, data: str, schema_version: int) -
 
 
 def dump(definition: SagaDefinition, key: str, state: State, unknown: Mapping[str, Any]) -> str:
-    """Encode a state, having made sure that it can be loaded again.
+    """Encode a state, and check that it can be loaded again.
 
     Raises:
         InvalidState: A field is unset, cannot be encoded, does not validate, or would come back changed.
@@ -118,7 +118,7 @@ def _json(state: State, **selection: Any) -> bytes:
 
 
 def _unencodable(definition: SagaDefinition, state: State) -> Problems:
-    """Return the fields that have no JSON text, or none that can be read."""
+    """Return the fields that cannot be encoded as JSON text, or whose text cannot be parsed."""
     problems: Problems = []
     for name in definition.cls.model_fields:
         try:
@@ -129,7 +129,7 @@ def _unencodable(definition: SagaDefinition, state: State) -> Problems:
 
 
 def _unstorable(path: str, value: object) -> Iterator[tuple[str, str]]:
-    """Yield what JSON text could hold, but databases refuse in it."""
+    """Yield the values that JSON text can hold but databases refuse."""
     if isinstance(value, str) and "\0" in value:
         yield path, "it contains the character U+0000"
     elif isinstance(value, float) and value - value != 0:

@@ -1,4 +1,4 @@
-"""Whether a state comes back equal, and if not, where it differs."""
+"""Compare a state with its reloaded copy, and find where they differ."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -49,14 +49,14 @@ def _equal(left: object, right: object) -> bool:
 
 
 def _same_instant(left: object, right: object) -> bool:
-    """Whether two times are one: in the hour that is repeated in autumn, times of different zones are never equal."""
+    """Return whether two times are one instant: in the hour repeated in autumn, times of different zones never compare equal."""
     if not isinstance(left, datetime) or not isinstance(right, datetime) or left.tzinfo is None or right.tzinfo is None:
         return False
     return left.astimezone(UTC) == right.astimezone(UTC)
 
 
 def parts_of(value: object) -> Mapping[Any, object] | None:
-    """Return what a container, model or dataclass is made of; ``None`` for any other value."""
+    """Return the parts of a container, model or dataclass; ``None`` for any other value."""
     if isinstance(value, BaseModel):
         return {**fields_of(value), **(value.__pydantic_private__ or {})}
     if isinstance(value, Mapping):
@@ -69,7 +69,7 @@ def parts_of(value: object) -> Mapping[Any, object] | None:
 
 
 def fields_of(model: BaseModel) -> dict[str, object]:
-    """Return the fields of a model, and what it has beside them."""
+    """Return the fields of a model, and its extra values."""
     names = type(model).model_fields
     held = {name: value for name, value in model.__dict__.items() if name in names}  # the rest are cached properties
     return {**held, **(model.__pydantic_extra__ or {})}

@@ -1,4 +1,4 @@
-"""What a handler sees beside the state, and what it may do beside changing it."""
+"""The context of a handler: its message, its instance, and the messages that it sends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ class MessageView(NamedTuple):
 
     id: str  #: under which it is remembered: the task's id, unless its producer has named another
     step: str  #: the step's name
-    late: bool = False  #: it answers a request of which a failure was told before, such as that its deadline has passed
+    late: bool = False  #: it answers a request that was reported as failed before, such as when its deadline had passed
 
 
-#: That of a copy that ``find`` returned.
+#: The message of a copy that ``find`` returned.
 NO_MESSAGE: Final = MessageView("", "")
 
 
 class SagaView(NamedTuple):
-    """What the library knows of an instance; ``order.saga`` inside a step and on a copy that ``find`` returned."""
+    """The library's view of an instance: ``order.saga`` inside a step and on a copy that ``find`` returned."""
 
     id: str  #: the instance's id, stable from its first message to its last
     name: str  #: the saga's stored name
@@ -34,11 +34,11 @@ class SagaView(NamedTuple):
     created_at: datetime | None  #: aware, UTC; ``None`` while it is new
     updated_at: datetime | None  #: aware, UTC; ``None`` while it is new
     message: MessageView  #: the one that is handled; on a copy that ``find`` returned, its id and step are empty
-    #: When the timeouts are due that it had when this step began, by name; aware, UTC. The one that is handled is not among them.
+    #: The due times of the timeouts that it had when this step began, by name; aware, UTC; without the one that is handled.
     timeouts: Mapping[str, datetime] = MappingProxyType({})
-    #: The requests that were open when this step began, by id; neither the one that is answered now, nor one that has timed out.
+    #: The requests that were open when this step began, by id; without the one that is answered now, and those timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})
-    requester: str | None = None  #: the id of the message that started it, if that asks for an answer and has none yet
+    requester: str | None = None  #: the id of the message that started it, if that requests an answer and has none yet
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class StepContext:
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler has not ended."""
+        """Return whether the handler is still running."""
         return self.sending is not None and not self.sending.closed
 
     def require_sending(self, what: str) -> Sending:
-        """Return the place where messages go, unless the state is a read-only copy or its step has ended."""
+        """Return the collector of outgoing messages; refuse if the state is a read-only copy or its step has ended."""
         if self.sending is None or self.sending.closed:
             raise MisuseError(f"{what}() was called outside a step", "Call it while a step of the saga runs")
         return self.sending

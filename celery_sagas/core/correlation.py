@@ -26,16 +26,16 @@ Path: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class SagaKeys:
-    """The properties by which a saga's instances are found; by no others."""
+    """The properties by which a saga's instances are found."""
 
     saga: str
     key: tuple[KeyProperty, ...]  #: more than one: a composite key
     alternate_keys: Mapping[str, KeyProperty]  #: in declared order
-    formerly: tuple[str, ...] = ()  #: the saga's earlier names, which messages in flight may still bear
+    formerly: tuple[str, ...] = ()  #: the saga's earlier names, which messages in flight may still carry
 
 
 class Address(NamedTuple):
-    """Where the instance of a message is."""
+    """The address of a message's instance."""
 
     property: str  #: ``CORRELATION_KEY``, ``INSTANCE_ID`` or the name of an alternate key
     text: str  #: the canonical text, or the instance's id
@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where in a message a value stands."""
+    """The place of a value in a message."""
 
     description: str
     read: Reader
@@ -52,12 +52,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentRule:
-    """The instance is found by values that stand in the message."""
+    """A rule that finds the instance by values in the message."""
 
     step: str
     property: str  #: ``CORRELATION_KEY`` or the name of an alternate key
     sources: tuple[tuple[KeyProperty, Source], ...]
-    is_bare_id: bool = False  #: the field ``id`` of the ``Message``, which nearly every message has for itself
+    is_bare_id: bool = False  #: the field ``id`` of the ``Message``, which nearly always is the message's own id
 
     def describe(self) -> str:
         """Return the rule in one line."""
@@ -86,7 +86,7 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True)
 class CausationRule:
-    """The instance is the one of this saga whose step caused the message."""
+    """A rule that finds the instance of this saga whose step caused the message."""
 
     property: ClassVar[str] = INSTANCE_ID
     step: str
@@ -122,22 +122,22 @@ Rule: TypeAlias = ArgumentRule | CausationRule
 
 
 def check_own_key(rule: Rule, arguments: Mapping[str, object], saga: str, key: str) -> None:
-    """Refuse what is addressed to an instance, a timeout or an answer say, and names another one in its arguments.
+    """Refuse a message addressed to one instance, such as a timeout or an answer, whose arguments name another.
 
     Args:
-        rule: Of its step.
-        arguments: Validated.
+        rule: The rule of its step.
+        arguments: The validated arguments.
         saga: The stored name of the instance's saga.
-        key: The instance's.
+        key: The instance's key.
 
     Raises:
-        CorrelationError: They do.
+        CorrelationError: The arguments name another instance.
     """
     if not isinstance(rule, ArgumentRule) or rule.property != CORRELATION_KEY or rule.is_bare_id:
         return
     try:
         named = rule.correlate(arguments, {}).text
-    except CorrelationError:  # null, say: it names no other one
+    except CorrelationError:  # such as null: it names no other instance
         return
     if named != key:
         raise CorrelationError(rule.step, f"it is addressed to {saga} {key!r}, and names {named!r} in its arguments")
@@ -203,7 +203,7 @@ class _Choice:
 
     @cached_property
     def places(self) -> dict[str, Path]:
-        """Where a value stands, by its name: a parameter goes before a field."""
+        """The paths of values, by name: a parameter takes precedence over a field."""
         return self.fields | {name: (name,) for name in self.parameters}
 
     def marked(self) -> ArgumentRule | None:
@@ -276,11 +276,11 @@ class _Choice:
         return _source(path)
 
     def _missing(self, path: Path) -> str:
-        """Return what of a path cannot exist in the message; empty if all of it may."""
+        """Return the part of a path that cannot exist in the message; empty if all of it may."""
         return missing_part(path, self.parameters[path[0]]) if path[0] in self.parameters else f"argument {path[0]!r}"
 
     def _path_alone(self, by: str) -> DefinitionError:
-        """Return the error for a path that does not say which property stands there."""
+        """Return the error for a path that is given without its property."""
         problem = f"by={by!r} is a path, and does not say which property stands there"
         if missing := self._missing(tuple(by.split("."))):
             return self.error(f"{problem}; and there is no {missing}", self.remedy(self.keys.key))
@@ -297,7 +297,7 @@ class _Choice:
         return DefinitionError(self.step, problem, remedy)
 
     def remedy(self, parts: tuple[KeyProperty, ...]) -> str:
-        """Show how this very step could name its instance."""
+        """Show how this step could name its instance."""
         names = [part.field for part in parts]
         arguments = f"Give it the argument{'s' * (len(names) > 1)} {_and(names)}"
         likely = {path[-1]: path for path in _examples(self.parameters)}
@@ -316,7 +316,7 @@ def _is_marked(metadata: Iterable[object]) -> bool:
 
 
 def _examples(parameters: Mapping[str, Any]) -> list[Path]:
-    """Return paths that could lead to a key: parameters, and what stands in those that are models."""
+    """Return paths that could lead to a key: parameters, and the members of those that are models."""
     paths: list[Path] = []
     for name, annotation in parameters.items():
         paths += [(name, member) for member in members_of(annotation) or ()] or [(name,)]

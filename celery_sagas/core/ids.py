@@ -1,11 +1,11 @@
-"""Ids: new ones, in the order of time, and those that are derived from the message that causes something."""
+"""Ids: new ones, ordered by time, and ids derived from the message that causes something."""
 
 import secrets
 import time
 from collections.abc import Callable
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-#: Time is counted in so many bits of a millisecond (244 ns), and the rest of an id is random.
+#: The bits of an id that count fractions of a millisecond (244 ns each); the rest behind them is random.
 _FRACTION_BITS = 12
 _RANDOM_BITS = 62
 _VERSION = 0b0111 << 76
@@ -17,8 +17,8 @@ def time_ordered_id(clock_ns: Callable[[], int] = time.time_ns) -> str:
     """Return a new UUID of version 7: as text, ids sort in the order in which a process has made them.
 
     Its time is that of the clock, or follows the last one if the clock stands still or was set back (RFC 9562, section 6.2,
-    methods 3 and 1). There is no lock, which a time limit or a fork could leave locked: threads that write the last time at
-    once may have the same, and are told apart, like processes, by the random bits.
+    methods 3 and 1). No lock is used, since a time limit or a fork could leave it locked: threads that write the last time at
+    once may share it, and differ, as processes do, in the random bits.
 
     Args:
         clock_ns: Returns nanoseconds since the epoch.
@@ -31,17 +31,17 @@ def time_ordered_id(clock_ns: Callable[[], int] = time.time_ns) -> str:
 
 
 def derived_id(message_id: str, name: str) -> str:
-    """Return the id of what a message causes under a name: handled again, it causes the same.
+    """Return the id of a message's effect under a name: handling the message again derives the same id.
 
     Args:
-        message_id: Of the causing message: a UUID, or any other text.
-        name: Tells apart what one message causes.
+        message_id: The id of the causing message: a UUID, or any other text.
+        name: Distinguishes the effects of one message.
     """
     return str(uuid5(_namespace(message_id), name))
 
 
 def _namespace(message_id: str) -> UUID:
-    """Return a UUID for a message id: another for another text, also where both are forms of one UUID."""
+    """Return a UUID for a message id: each text has its own, even where two texts are forms of one UUID."""
     try:
         namespace = UUID(message_id)
     except ValueError:

@@ -101,16 +101,16 @@ def key_text(parts: Sequence[str]) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return the canonical text of a value whose type nobody has declared.
+    """Return the canonical text of a value without a declared type.
 
     Raises:
-        ValueError: It is null, a bool, or no text, int, UUID or enum of these; or no store can keep its text.
+        ValueError: It is null, a bool, or not a text, int, UUID or enum of these; or no store can keep its text.
     """
     return _storable(_to_str(_plain(value)))
 
 
 def may_have_text(annotation: object) -> bool:
-    """Tell whether a value so annotated may have a canonical text, see ``text_of``; what is not known may."""
+    """Return whether a value with this annotation may have a canonical text (see ``text_of``); true for unknown types."""
     bare, _ = unwrap(annotation)
     kind = get_origin(bare) or bare
     if not isinstance(kind, type):
@@ -124,7 +124,7 @@ def may_have_text(annotation: object) -> bool:
 
 
 def unwrap(annotation: Any) -> tuple[Any, tuple[object, ...]]:
-    """Take ``Annotated``, ``| None``, ``NewType`` and type aliases off an annotation, and collect what annotated it."""
+    """Strip ``Annotated``, ``| None``, ``NewType`` and type aliases from an annotation, and collect its metadata."""
     if get_origin(annotation) is Annotated:
         inner, marks = unwrap(annotation.__origin__)
         return inner, marks + annotation.__metadata__
@@ -234,6 +234,6 @@ def _limited(text: str) -> str:
 _HARMLESS: Final = frozenset(("extra", "hide_input_in_errors", "protected_namespaces", "title"))
 _DECIMAL: Final = re.compile(r"0|-?[1-9][0-9]*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-#: Whose values have no canonical text; nor have those of dataclasses. A str is a sequence too.
+#: Types whose values have no canonical text; dataclasses have none either. A str is a sequence too.
 _WITHOUT_TEXT: Final = (float, Decimal, date, time, timedelta, BaseModel, Sequence, Set, Mapping)
 _CONVERSIONS: Final[Mapping[type, Callable[[object], object]]] = {str: _to_str, int: _to_int, UUID: _to_uuid}

@@ -1,4 +1,4 @@
-"""The base of messages that are models, the mark for a saga's key, and dotted paths to what stands in a message."""
+"""The base of messages that are models, the mark for a saga's key, and dotted paths to values in a message."""
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -22,9 +22,9 @@ class SagaKey:
 
 
 class Message(BaseModel):
-    """A frozen model that Celery can serialise wherever it stands: as an argument, in a list or in a result."""
+    """A frozen model that Celery can serialize wherever it stands: as an argument, in a list or in a result."""
 
-    # Not as class keywords: type checkers would take each subclass that does not repeat ``frozen=True`` for an error.
+    # Not as class keywords: type checkers would report each subclass that does not repeat ``frozen=True``.
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     @classmethod
@@ -51,7 +51,7 @@ _DUMP: Final[dict[str, Any]] = {"mode": "json", "by_alias": True, "round_trip": 
 
 
 def encode_event(event: Message) -> dict[str, Any]:
-    """Return an event in values of JSON, for those who read it by its class.
+    """Return an event as JSON values, for subscribers that read it by its class.
 
     Raises:
         InvalidMessage: A field holds an object of a subclass, which would be left out, or read as its base.
@@ -60,7 +60,7 @@ def encode_event(event: Message) -> dict[str, Any]:
     if not is_exact(event, ANY):
         try:
             read = type(event).model_validate_json(to_json(dumped))
-        except BUGS:  # its readers say so
+        except BUGS:  # its readers report it
             return dumped
         _check_whole(event, read)
     return dumped
@@ -73,7 +73,7 @@ def _check_whole(message: Message, arrived: object) -> None:
 
 
 def read_path(path: tuple[str, ...], arguments: Mapping[str, object]) -> object:
-    """Return what stands at a path: a parameter, then attributes of objects or keys of dictionaries.
+    """Return the value at a path: a parameter, then attributes of objects or keys of dictionaries.
 
     Raises:
         ValueError: A part of the path is missing.
@@ -88,7 +88,7 @@ def read_path(path: tuple[str, ...], arguments: Mapping[str, object]) -> object:
 
 
 def missing_part(path: tuple[str, ...], annotation: Any) -> str:
-    """Return the beginning of a path that cannot exist in a parameter so annotated; empty if all of it may."""
+    """Return the beginning of a path that cannot exist in a parameter with this annotation; empty if all of it may."""
     for depth, part in enumerate(path[1:], start=2):
         members = members_of(annotation)
         if members is None:
@@ -100,14 +100,14 @@ def missing_part(path: tuple[str, ...], annotation: Any) -> str:
 
 
 def type_at(path: tuple[str, ...], annotation: Any) -> Any:
-    """Return the type of what stands at a path in a parameter so annotated; ``Any`` if that is not known."""
+    """Return the type of the value at a path in a parameter with this annotation; ``Any`` if it is unknown."""
     for part in path[1:]:
         annotation = (members_of(annotation) or {}).get(part, Any)
     return annotation
 
 
 def members_of(annotation: Any) -> dict[str, Any] | None:
-    """Return the fields, properties or keys that values of a type have, with their types; None if that is not known."""
+    """Return the fields, properties or keys that values of a type have, with their types; ``None`` if they are unknown."""
     bare, _ = unwrap(annotation)
     kind = get_origin(bare) or bare
     if not isinstance(kind, type) or kind in (Any, object, UnionType):
@@ -133,7 +133,7 @@ def _properties(kind: type) -> dict[str, Any]:
 
 
 def accepted_names(model: type[BaseModel], name: str, info: FieldInfo) -> list[object]:
-    """Return by which names a model reads one of its fields."""
+    """Return the names by which a model reads one of its fields."""
     by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
     alias = info.validation_alias
     accepted: list[object] = list(alias.choices) if isinstance(alias, AliasChoices) else [alias]

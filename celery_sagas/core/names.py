@@ -1,4 +1,4 @@
-"""Stored names, how they are made and what they may be; and text from anywhere, made fit to be stored."""
+"""Stored names: how they are made and what they may contain; and arbitrary text, made storable."""
 
 import re
 
@@ -35,7 +35,7 @@ def checked_names(name: object, formerly: object, *, of: str) -> tuple[str, ...]
 
 
 def as_names(value: object, *, of: str, keyword: str) -> tuple[str, ...]:
-    """Return what a keyword was given, one name or several or none, as a tuple; or raise ``DefinitionError``."""
+    """Return a keyword's value (one name, several or none) as a tuple, or raise ``DefinitionError``."""
     if value is None:
         return ()
     names = (value,) if isinstance(value, str) else value
@@ -45,10 +45,10 @@ def as_names(value: object, *, of: str, keyword: str) -> tuple[str, ...]:
 
 
 def storable(text: str, characters: int) -> str:
-    """Return a text that every store takes: what UTF-8 or PostgreSQL cannot hold is escaped, what is too long is cut off.
+    """Return a text that every store accepts: escape what UTF-8 or PostgreSQL cannot hold, and cut off what is too long.
 
     Args:
-        text: An error's, say, that may quote anything.
-        characters: How many of it are kept.
+        text: Any text, such as an error's, which may quote anything.
+        characters: How many are kept at most.
     """
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\0")[:characters]

@@ -1,7 +1,7 @@
 """The pending map: what an instance waits for, kept with its record and changed only by commits.
 
-A timeout, or what came of a request, is handled only if it is still in the map, and the commit that handles, replaces or
-cancels it takes it out. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
+A timeout, or the outcome of a request, is handled only if it is still in the map, and the commit that handles, replaces or
+cancels it removes it. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
 broker's queue.
 """
 
@@ -20,7 +20,7 @@ Keys = dict[str, str]
 
 #: How many timeouts an instance may have.
 TIMEOUTS = 1_000
-#: The version of the map's form: code that knows a lower one leaves the map alone.
+#: The version of the map's format: code that knows only a lower one leaves the map alone.
 FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
@@ -28,7 +28,7 @@ _NEVER: Mapping[str, datetime] = MappingProxyType({})
 
 
 class NewerFormat(ValueError):
-    """Raised when a map has a form that this code does not know; its argument is the number."""
+    """Raised when a map has a format that this code does not know; its argument is the format's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Timeout:
     row: str  #: of the outbox
     step: str
     at: int  #: when it is due; milliseconds since the epoch
-    more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has noted of it
+    more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
 
     def to_json(self) -> dict[str, Any]:
-        """Return it in values of JSON."""
+        """Return it as JSON values."""
         return {**self.more, "id": self.id, "row": self.row, "step": self.step, "at": self.at}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return the timeout that values of JSON hold.
+        """Return the timeout that JSON values describe.
 
         Raises:
-            KeyError: They are not of its form.
+            KeyError: They do not describe one.
         """
         id, row, step, at = (value.pop(name) for name in ("id", "row", "step", "at"))
         return cls(id, row, step, at, value)
@@ -58,7 +58,7 @@ class Timeout:
 
 @dataclass(slots=True)
 class Pending:
-    """What is kept with a record beside its state; and, while a step runs on the instance, what that changes of it."""
+    """The pending map that is kept with a record; and, while a step runs on the instance, the step's changes to it."""
 
     #: The alternate keys that the store has indexed for it: ``also_by`` may have changed since then.
     keys: Keys = field(default_factory=dict)
@@ -72,10 +72,10 @@ class Pending:
     #: By id, with the deadline's message.
     new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
-    about: dict[str, Any] = field(default_factory=dict)  #: what came that is handled now; for the journal
+    about: dict[str, Any] = field(default_factory=dict)  #: the timeout or outcome that is handled now; for the journal
 
     def schedule(self, name: str, message: SerializedMessage, at: int) -> None:
-        """Add a timeout, in the place of the one with its name."""
+        """Add a timeout, which replaces the one with its name."""
         self.unschedule(name)
         self.new_timeouts[name] = message, at
 
@@ -87,10 +87,10 @@ class Pending:
             self.cancelled.append(timeout.row)
 
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
-        """Take out what is handled.
+        """Remove the timeout or request that is handled.
 
         Args:
-            addressed: The timeout, or what came of a request.
+            addressed: The timeout, or the outcome of a request.
             steps: The names of the step that handles it.
 
         Returns:
@@ -106,15 +106,15 @@ class Pending:
         return name is not None and self.timeouts.pop(name) is not None
 
     def take_request(self, id: str, came: str, steps: Collection[str]) -> Request | None:
-        """Take out the request of which something came; one that may be answered all the same stays for a late answer.
+        """Remove the request that has an outcome; one that may be answered all the same stays for a late answer.
 
         Args:
-            id: Of the request.
-            came: What came of it.
-            steps: The names of the step that handles that.
+            id: The request's id.
+            came: The kind of its outcome.
+            steps: The names of the step that handles the outcome.
 
         Returns:
-            The request as it was; ``None`` if nothing is waited for any more, or not by this step.
+            The request as it was; ``None`` if it is no longer waited for, or not by this step.
         """
         request = self.requests.get(id)
         if request is None or not request.is_handled_by(steps, came):
@@ -134,7 +134,7 @@ class Pending:
             del self.requests[id]
 
     def to_journal(self) -> dict[str, object]:
-        """Return what the journal says of this step: what came, and what it has asked for."""
+        """Return the journal's details of this step: the outcome that it handled, and its requests."""
         asked = [request.to_journal() for request, _ in self.new_requests.values()]
         return {**self.about, "asked": asked} if asked else self.about
 
@@ -157,7 +157,7 @@ def read_pending(text: str) -> Pending:
 
     Raises:
         NewerFormat: Newer code wrote it.
-        ValueError: It holds none.
+        ValueError: It is not a pending map.
     """
     if text == NOTHING:
         return Pending()
@@ -182,7 +182,7 @@ def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
 
 
 class RequestView(NamedTuple):
-    """A request of which nothing has come yet."""
+    """A request that has no outcome yet."""
 
     id: str  #: what ``send`` or ``gather`` has returned
     task: str  #: its name; of a chain that of its last task, empty for a ``gather``
@@ -191,9 +191,9 @@ class RequestView(NamedTuple):
 
 
 class OpenRequests(Mapping[str, RequestView]):
-    """The requests of which nothing has come yet, by their ids; not those whose deadline has.
+    """The requests that have no outcome yet, by their ids; without those whose deadline has passed.
 
-    They are a thousand at most, and few steps look at them: they are made when they are read for the first time.
+    There may be up to a thousand, and few steps read them: they are made when they are read for the first time.
     """
 
     __slots__ = ("_requests", "_views")

@@ -15,22 +15,22 @@ Location: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass
 class Registry:
-    """What was defined, in the order of definition; defining a thing again at the same place replaces it."""
+    """The definitions of a process, in their order; defining something again at the same place replaces it."""
 
     sagas: dict[str, SagaDefinition] = field(default_factory=dict)
     steps: dict[str, StepDefinition] = field(default_factory=dict)
     aggregators: dict[str, AggregatorDefinition] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether anything was defined."""
+        """Return whether anything was defined."""
         return bool(self.sagas or self.aggregators)
 
     def add_saga(self, saga: SagaDefinition) -> None:
-        """Register a saga under its name, and let no other saga have any of its names."""
+        """Register a saga under its name; refuse it if another saga has one of its names."""
         _add(self.sagas, saga, (saga.location,), lambda other: (other.location,), "saga", "Set name=")
 
     def add_step(self, step: StepDefinition) -> None:
-        """Register a step under its name, and let no other step have any of its names.
+        """Register a step under its name; refuse it if another step has one of its names.
 
         One function may be a step of several sagas, so a step is defined again by the same function for the same saga.
         """
@@ -38,7 +38,7 @@ class Registry:
         _add(self.steps, step, location, lambda other: (other.location, other.saga.location), "step", "Rename one of them")
 
     def add_aggregator(self, aggregator: AggregatorDefinition) -> None:
-        """Register an aggregator under its name, and let no other have one of its names."""
+        """Register an aggregator under its name; refuse it if another has one of its names."""
         _add(self.aggregators, aggregator, (aggregator.location,), lambda other: (other.location,), "aggregator", "Set name=")
 
     def saga_named(self, name: str) -> SagaDefinition | None:
@@ -68,7 +68,7 @@ def _add(
             taken = f"{min(shared)!r} is a name of the {kind} {'.'.join(other.location)}"
             raise DefinitionError(".".join(new.location), taken, remedy)
     for name in table.keys() - {other.name for other in others} - {new.name}:
-        del table[name]  # its earlier self had another name
+        del table[name]  # its earlier definition had another name
     table[new.name] = new
 
 

@@ -1,4 +1,4 @@
-"""What a saga class declares: its names, its keys and its schema version."""
+"""The declaration of a saga class: its names, its keys and its schema version."""
 
 from collections.abc import Container, Iterable, KeysView, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.names import as_names, checked_names, snake_case
 from celery_sagas.errors import DefinitionError
 
-#: Names of what the library may come to have on every saga: neither a field nor anything else of it may have them.
+#: Names that the library may come to use on every saga: neither a field nor any other attribute of it may have them.
 RESERVED_FOR_LATER: Final = frozenset({"compensate", "cancel", "ask", "all", "find_async", "wait_async", "outcome_async"})
 #: Names that a saga's fields must leave to the library.
 RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
@@ -45,7 +45,7 @@ class SagaDefinition:
 
     @cached_property
     def fields(self) -> KeysView[str]:
-        """The names of what is stored, in their order."""
+        """The names of the stored fields, in their order."""
         fields: KeysView[str] = self.cls.model_fields.keys()
         return fields
 
@@ -104,7 +104,7 @@ def alternate_keys(
 
 
 def check_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:
-    """Refuse names of what the library or pydantic has on every saga, or may come to have."""
+    """Refuse names that the library or pydantic uses on every saga, or may come to use."""
     for name in names:
         if name in RESERVED_FIELDS or (name in taken and name != "model_config"):
             raise DefinitionError(subject, f"a field or method may not be named {name!r}", "The name is reserved; choose another")

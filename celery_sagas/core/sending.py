@@ -1,4 +1,4 @@
-"""What a run sends: encoded at the call, under ids derived from the message that it handles."""
+"""The messages that a run sends: encoded at the call, under ids derived from the message that it handles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ class Sending:
         Args:
             signature: The message.
             due_at: When it is sent; milliseconds since the epoch, 0: at once. ``None`` leaves it to the signature.
-            ids: That were drawn for its members; else they are drawn now.
+            ids: The ids drawn for its members before; else they are drawn now.
         """
         if self.closed:
             raise MisuseError("send() was called after the step had ended", "Call it while the step runs")

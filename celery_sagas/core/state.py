@@ -57,7 +57,7 @@ class State(BaseModel):
     else:
 
         def __init_subclass__(cls, **keywords: object) -> None:
-            """Check what pydantic would otherwise refuse, or warn of, in words of its own."""
+            """Check keywords that pydantic would otherwise refuse, or warn of, in its own words."""
             super().__init_subclass__()
             for base in cls.__bases__:
                 if getattr(base, "__saga__", None) is not None:
@@ -86,7 +86,7 @@ class State(BaseModel):
             super().__delattr__(name)
 
         def __getattr__(self, name: str) -> Any:
-            """Say that a field is unset, rather than that there is none; outside a step there is no context."""
+            """Report a field as unset, rather than as unknown; outside a step there is no context."""
             if name == "_context":
                 return None
             if name in type(self).model_fields:
@@ -107,7 +107,7 @@ class State(BaseModel):
 
     @property
     def saga(self) -> SagaView:
-        """What the library knows of this instance."""
+        """The library's view of this instance."""
         if self._context is None:
             raise MisuseError(f"this {type(self).__name__} belongs to no instance", "It has .saga inside a step, or from find()")
         return self._context.view
@@ -159,7 +159,7 @@ def _define(
 
 
 def _names(cls: type) -> Iterator[str]:
-    """Yield what a class and its mixins annotate, of which pydantic makes fields, and what they have under names of later."""
+    """Yield the names that a class and its mixins annotate, which become fields, and their names reserved for later."""
     for base in cls.__mro__:
         if base not in State.__mro__:
             yield from get_annotations(base, **_WITHOUT_EVALUATION)

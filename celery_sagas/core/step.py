@@ -1,4 +1,4 @@
-"""What a step declares, and the policies that choose what a message does."""
+"""The declaration of a step, and the policies that decide what to do with a message."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from celery_sagas.errors import DefinitionError
 
 
 class IfExists(StrEnum):
-    """What a starter does when the instance is there already."""
+    """The policy of a starter for an instance that exists already."""
 
     HANDLE = "handle"
     IGNORE = "ignore"
@@ -26,7 +26,7 @@ class IfExists(StrEnum):
 
 
 class IfMissing(StrEnum):
-    """What a handler does when there is no instance."""
+    """The policy of a handler for an instance that does not exist."""
 
     IGNORE = "ignore"
     RAISE = "raise"
@@ -34,7 +34,7 @@ class IfMissing(StrEnum):
 
 
 class Decision(StrEnum):
-    """What becomes of a message, now that it is known whether its instance is there."""
+    """The decision about a message, once it is known whether its instance exists."""
 
     BEGIN = "begin"
     CONTINUE = "continue"
@@ -58,7 +58,7 @@ class StepDefinition:
     by: Any
     options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
     if_missing: Callable[..., Any] | None = None  #: registered with ``@step.if_missing``
-    is_internal: bool = False  #: the library's own: nobody names it
+    is_internal: bool = False  #: the library's own, never named by users
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,11 +83,11 @@ class StepDefinition:
 
     @cached_property
     def rule(self) -> Rule:
-        """How its messages find their instance."""
+        """The rule by which its messages find their instance."""
         return choose_rule(self.saga.keys, step=self.name, parameters=self.arguments.annotations, starter=self.starts, by=self.by)
 
     def resolve(self) -> None:
-        """Check everything that has to wait until annotations can be resolved.
+        """Run the checks that must wait until annotations can be resolved.
 
         Raises:
             DefinitionError: The step, or its saga, is declared wrongly.
@@ -95,7 +95,7 @@ class StepDefinition:
         _ = self.rule
 
     def use_if_missing(self, function: Callable[..., Any]) -> None:
-        """Run a function when the instance is missing, in the place of the policy."""
+        """Run a function when the instance is missing, instead of the policy."""
         if self.starts:
             raise DefinitionError(self.name, "a starter has no if_missing function", "It creates what is missing")
         if self.policy is not IfMissing.IGNORE:
@@ -104,7 +104,7 @@ class StepDefinition:
         self.if_missing = function
 
     def decide(self, exists: bool) -> Decision:
-        """Choose what the message does."""
+        """Decide what to do with a message."""
         if self.starts:
             return _IF_EXISTS[self.policy] if exists else Decision.BEGIN
         if exists:
@@ -114,7 +114,7 @@ class StepDefinition:
         return Decision.IGNORE if self.policy is IfMissing.IGNORE else Decision.NOT_FOUND
 
 
-#: What a starter's policy makes of a message whose instance is there.
+#: A starter's decision about a message whose instance exists, by its policy.
 _IF_EXISTS: Final[Mapping[str, Decision]] = {
     IfExists.HANDLE: Decision.CONTINUE,
     IfExists.IGNORE: Decision.IGNORE,
@@ -155,7 +155,7 @@ def define_step(
 
 
 def answered_step(saga: SagaDefinition) -> StepDefinition:
-    """Return the step that gets an answer for which a request names none: it only takes the request out of the pending map."""
+    """Return the step for answers to requests that name none: it only removes the request from the pending map."""
 
     def answered(state: Any, answer: Any = None) -> None:
         """Note that an answer has come."""
@@ -216,7 +216,7 @@ def qualified_name_of(function: object) -> str:
     """Return module and qualified name of a step's function, for errors, or raise ``DefinitionError``.
 
     Raises:
-        DefinitionError: It is no plain function.
+        DefinitionError: It is not a plain function.
     """
     names = [getattr(function, name, None) for name in ("__module__", "__qualname__", "__name__")]
     if not callable(function) or isinstance(function, type) or not all(isinstance(name, str) for name in names):
@@ -226,7 +226,7 @@ def qualified_name_of(function: object) -> str:
 
 
 def check_handler(subject: str, function: Callable[..., Any], *, bind: bool) -> None:
-    """Refuse what is no synchronous function of a state and the named arguments of a message."""
+    """Refuse anything but a synchronous function of a state and the named arguments of a message."""
     if any(check(function) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
         raise DefinitionError(subject, "a step is a plain function", "Celery tasks are synchronous: use def, without yield")
     parameters = _parameters(subject, function)
@@ -253,14 +253,14 @@ def check_options(subject: str, options: Mapping[str, Any]) -> None:
 
 
 def check_spelling(subject: str, options: Mapping[str, Any], *keywords: str) -> None:
-    """Refuse a task option that is almost one of our keywords: Celery takes whatever it is given."""
+    """Refuse a task option that is almost one of our keywords: Celery accepts any name."""
     for option in options:
         if near := get_close_matches(option, keywords, n=1, cutoff=0.75):
             raise DefinitionError(subject, f"{option}= is no option", f"Do you mean {near[0]}=?")
 
 
 def check_if_missing(step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool) -> None:
-    """Refuse a function that cannot take what it gets: a ``Missing``, then the message's arguments by name."""
+    """Refuse a function that cannot take its arguments: a ``Missing``, then the message's arguments by name."""
     check_handler(step, function, bind=False)
     arguments = _parameters(step, handler)[2 if bind else 1 :]
     try:

@@ -1,4 +1,4 @@
-"""Objects of a subclass of what an annotation names: whether a value may hold one, and what of it would not arrive."""
+"""Objects of a subclass of an annotated class: whether a value may hold one, and which of its fields would be lost."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _MISSING: Final = object()
 
 
 class _Unknown:
-    """Stands for the classes that an annotation may name where it cannot be read."""
+    """A stand-in for the classes that an unreadable part of an annotation may name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +39,17 @@ class Named:
 
     @cached_property
     def exact(self) -> frozenset[type]:
-        """Those whose own objects are sent as what they are: no base of theirs is named beside them."""
+        """The classes whose own objects are sent as they are: none of their bases is named beside them."""
         return frozenset(kind for kind in self.classes if sum(map(kind.__mro__.__contains__, self.classes)) == 1)
 
     @cached_property
     def is_any(self) -> bool:
-        """Whether it names no class, so that every object is sent as what it is."""
+        """Return whether it names no class, so that every object is sent as it is."""
         return self.classes == {object}
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether it names nothing of which a part could be left out: an object in its place is not read at all."""
+        """Return whether it names no class whose objects could lose a part: an object in its place is not read."""
         return all(kind in _FLAT or issubclass(kind, Enum) for kind in self.classes)
 
     def base_of(self, kind: type) -> type | None:
@@ -70,12 +70,12 @@ def named_in(annotation: Any) -> Named:
 
 
 def listed(value: Any) -> Any:
-    """Return a list of what can be read but once."""
+    """Return an iterator's items as a list, since it can be read only once; any other value as it is."""
     return list(value) if isinstance(value, Iterator) else value
 
 
 def is_exact(value: Any, named: Named) -> bool:
-    """Whether all objects in a value are surely of the classes that their annotations name; seldom false without a reason."""
+    """Return whether all objects in a value are surely of the annotated classes; it is rarely false without a reason."""
     kind: Any = type(value)
     if kind is dict or kind in _CONTAINERS:
         return _are_exact(value.values() if kind is dict else value, named)
@@ -98,9 +98,9 @@ def cut_off(given: Any, read: Any, named: Named = ANY, path: str = "") -> Iterat
 
     Args:
         given: A value.
-        read: What arrives: an object where its annotation names a class, what JSON has where it does not.
-        named: What the annotation names.
-        path: Where they stand.
+        read: The value that arrives: an object where its annotation names a class, a JSON value where it does not.
+        named: The classes that the annotation names.
+        path: The path of both.
     """
     if isinstance(given, RootModel) and not isinstance(read, RootModel):
         given, named = given.root, named_in(type(given).model_fields["root"].annotation)
@@ -126,7 +126,7 @@ def cut_off(given: Any, read: Any, named: Named = ANY, path: str = "") -> Iterat
 
 
 def _cut_off_members(given: Iterable[object], read: Iterable[object], named: Named, path: str) -> Iterator[Difference]:
-    """Do the same for the members of a set: which of them has become which is told by their classes alone."""
+    """Do the same for the members of a set, which can be matched only by their classes."""
     of_kind = {type(member): member for member in read}
     for member in given:
         base = next((each for kind, each in of_kind.items() if isinstance(member, kind)), None)
@@ -134,7 +134,7 @@ def _cut_off_members(given: Iterable[object], read: Iterable[object], named: Nam
 
 
 def _is_cut(given: object, read: object, named: Named, lost: Collection[object]) -> bool:
-    """Whether an object that lacks fields lacks them because of its class, and not because it is written so."""
+    """Return whether an object lacks fields because of its class, and not because it is serialized without them."""
     kind = type(given)
     if not isinstance(read, Mapping):
         return type(read) is not kind and type(read) in kind.__mro__
@@ -176,7 +176,7 @@ def _arrived(given: Any, read: Any) -> Mapping[Any, object] | None:
 
 
 def _comparable(given: object, read: object) -> object:
-    """Return what arrives without the model around it, if it was given so, or as a list, if it is validated while it is read."""
+    """Return the value that arrives: without a root model that was not given, as a list if it is validated while it is read."""
     if isinstance(read, RootModel) and not isinstance(given, RootModel):
         return _comparable(given, read.root)
     try:
@@ -201,7 +201,7 @@ def _classes(annotation: Any) -> Iterator[type]:
     if origin is not Literal:
         kinds.update(kind for part in parts for kind in _classes(part))
     yield from kinds
-    if marks and object in kinds:  # they may say what stands there
+    if marks and object in kinds:  # they may define the value's form
         yield _Unknown
 
 
@@ -215,7 +215,7 @@ def _has_fields(kind: type) -> bool:
 
 @lru_cache(maxsize=4096)
 def _open_fields(kind: type, named: Named) -> Sequence[tuple[str, Named]] | None:
-    """Return the fields of a value that may hold objects; ``None`` if it may not be sent as what it is itself."""
+    """Return the fields of a value that may hold objects; ``None`` if the value itself may not be sent as it is."""
     if not _has_fields(kind):
         return None if issubclass(kind, _WITH_PARTS) else ()
     if not _is_own(kind, named):
@@ -224,13 +224,13 @@ def _open_fields(kind: type, named: Named) -> Sequence[tuple[str, Named]] | None
 
 
 def _is_own(kind: type, named: Named) -> bool:
-    """Whether an object of a class is sent as what it is."""
+    """Return whether an object of a class is sent as it is."""
     return named.is_any or kind in named.exact
 
 
 @lru_cache(maxsize=4096)
 def _named_fields(kind: type) -> Mapping[str, Named]:
-    """Return what the annotations of the fields of a model or a dataclass name."""
+    """Return the classes that the annotations of a model's or a dataclass's fields name."""
     if issubclass(kind, BaseModel):
         fields = {name: named_in(_marked(info)) for name, info in kind.model_fields.items()}
         return fields | {"__pydantic_extra__": UNKNOWN} if kind.model_config.get("extra") == "allow" else fields

@@ -1,4 +1,4 @@
-"""``Batch``: what an aggregator's function gets."""
+"""``Batch``: the argument of an aggregator's function."""
 
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar, overload
@@ -14,8 +14,8 @@ REASON_CHARACTERS = 2_000
 class Batch(Sequence[ItemT], Generic[ItemT]):
     """Items of one group, in the order in which they were buffered; never empty.
 
-    When the function returns, they are removed from the buffer, but for those that it has rejected. When it raises, they go back,
-    and come again.
+    When the function returns, the items that it has not rejected are removed from the buffer. When it raises, they go back to the
+    buffer and are flushed again.
     """
 
     def __init__(
@@ -28,9 +28,9 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         reason: Reason = "size",
         unresolved_count: int = 0,
     ) -> None:
-        """Make a batch: for a test of one's own, the items are enough."""
+        """Make a batch; your own tests need to pass only the items."""
         self._items = tuple(items)
-        #: The id of each item, under which it is buffered once: that of its message, or of its producer.
+        #: The id of each item, under which it is buffered once: the message's id, or one given by the producer.
         self.ids: tuple[str, ...] = tuple(ids) or tuple(str(number) for number in range(len(self._items)))
         #: The aggregator's name.
         self.name = name
@@ -38,7 +38,7 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         self.group = group
         #: Why it is flushed: ``"size"``, ``"age"``, ``"idle"``, ``"requested"`` (``flush()``), or ``"again"`` after a failure.
         self.reason = reason
-        #: How many items of the group cannot be read by this code; they are not among these.
+        #: How many items of the group this code cannot read; they are not in the batch.
         self.unresolved_count = unresolved_count
         self._rejected: dict[int, str] = {}
 
@@ -60,16 +60,16 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         return f"<Batch of {len(self)}: name={self.name!r}{group}, reason={self.reason!r}>"
 
     def reject(self, item: ItemT, reason: object = "") -> None:
-        """Reject one item, whatever becomes of the others: it becomes a dead letter.
+        """Reject one item, which becomes a dead letter whatever happens to the others.
 
-        It is done with the batch, when the function returns or raises. To reject an item again changes the reason.
+        The rejection takes effect when the function returns or raises. Rejecting an item again replaces the reason.
 
         Args:
-            item: One of the batch: this very object, else the first that is equal to it and was not rejected.
+            item: An item of the batch: this very object, or else the first equal one that was not rejected.
             reason: For operators: a text, or an exception; the first 2,000 characters of it are kept.
 
         Raises:
-            ValueError: It is none of the batch.
+            ValueError: The item is not in the batch.
         """
         self._rejected[self._position_of(item)] = str(reason)[:REASON_CHARACTERS]
 

@@ -1,4 +1,4 @@
-"""What an aggregator declares."""
+"""The declaration of an aggregator."""
 
 import inspect
 import typing
@@ -19,7 +19,7 @@ from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the task that flushes a group.
 FLUSH: Final = ".flush"
-#: In the place of ``dedupe_for``: as long as the journal.
+#: The value of ``dedupe_for`` that stands for the journal's retention.
 AS_JOURNAL: Final = "journal"
 _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -28,7 +28,7 @@ Duration = float | int | timedelta
 
 @dataclass
 class AggregatorDefinition:
-    """An aggregator, as its decorator declares it. Times are milliseconds; 0 stands for: not at all."""
+    """An aggregator, as its decorator declares it. Times are milliseconds; 0 means that the option is not set."""
 
     name: str
     function: Callable[..., Any]
@@ -44,7 +44,7 @@ class AggregatorDefinition:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its tasks: that which buffers an item, and that which flushes a group."""
+        """The names of its tasks: the one that buffers an item, and the one that flushes a group."""
         return (self.name, self.flush_name)
 
     @property
@@ -63,7 +63,7 @@ class AggregatorDefinition:
         return ItemType(self.name, _item_annotation(self), self.group_by, self.correlate_by)
 
     def resolve(self) -> None:
-        """Check everything that has to wait until annotations can be resolved.
+        """Run the checks that must wait until annotations can be resolved.
 
         Raises:
             DefinitionError: It is declared wrongly.
@@ -71,7 +71,7 @@ class AggregatorDefinition:
         self.items.check()
 
     def rules(self, *, retention_ms: int, max_attempts: int, lease_ms: int) -> Rules:
-        """Return what it asks of its store.
+        """Return the rules that its store applies.
 
         Args:
             retention_ms: How long the journal is kept.
@@ -134,7 +134,7 @@ def define_aggregator(
 
 
 def _item_annotation(definition: AggregatorDefinition) -> Any:
-    """Return the type of the items: what ``Batch[…]`` says; ``Any`` where nothing is said."""
+    """Return the type of the items, from the annotation ``Batch[…]``; ``Any`` if that is missing or names no type."""
     parameter = list(inspect.signature(definition.function).parameters)[1 if definition.bind else 0]
     annotation = resolve_annotations(definition.name, definition.function).get(parameter, Any)
     members = get_args(annotation)
@@ -222,5 +222,5 @@ def _is_path(value: object) -> bool:
     return isinstance(value, str) and all(value.split("."))
 
 
-#: A hundred years: beyond it nobody means a time.
+#: A hundred years: a longer time is surely a mistake.
 _LONGEST_S: Final = 100 * 365 * 86_400

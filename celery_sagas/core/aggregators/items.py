@@ -26,20 +26,20 @@ class Encoded(NamedTuple):
 
     value: Any  #: in values of JSON
     payload: bytes  #: as JSON text
-    item: Any  #: as it is read from that
+    item: Any  #: as it is read from the payload
 
 
 @dataclass(frozen=True)
 class ItemType:
-    """The type of an aggregator's items: any that pydantic knows."""
+    """The type of an aggregator's items: any that pydantic supports."""
 
     aggregator: str
-    annotation: Any  #: resolved; ``Any`` takes what JSON has
+    annotation: Any  #: resolved; ``Any`` accepts every JSON value
     group_by: GroupBy | None
     correlate_by: str | None = None
 
     def check(self) -> None:
-        """Refuse a type that pydantic does not know, and a path that leads nowhere, or to what is no correlation id.
+        """Refuse a type that pydantic does not support, and a path that does not exist or leads to no correlation id.
 
         Raises:
             DefinitionError: One of these.
@@ -51,7 +51,7 @@ class ItemType:
             self._check_correlation_id(type_at(_path(self.correlate_by), self.annotation))
 
     def value_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the item that a message is: its one argument, or its named arguments together.
+        """Return the item of a message: its one argument, or its named arguments together.
 
         Raises:
             InvalidMessage: It has neither, or both.
@@ -64,7 +64,7 @@ class ItemType:
         raise InvalidMessage(self.aggregator, [("", problem)])
 
     def encode(self, value: Any) -> Any:
-        """Return an item in values of JSON, by its type; what is encoded already stays as it is.
+        """Return an item as JSON values, encoded by its type; an encoded item stays as it is.
 
         Raises:
             InvalidMessage: It does not fit the type, cannot be encoded, could not be read again, or holds a secret.
@@ -72,7 +72,7 @@ class ItemType:
         return self.encode_and_read(value).value
 
     def encode_and_read(self, value: Any) -> Encoded:
-        """Encode an item, and return it as it will be read, too.
+        """Encode an item, and also return it as it will be read.
 
         Raises:
             InvalidMessage: See ``encode``.
@@ -93,7 +93,7 @@ class ItemType:
         return Encoded(encoded, payload, item)
 
     def read(self, payload: str | bytes) -> Any:
-        """Return the item that a payload is.
+        """Return the item that a payload encodes.
 
         Raises:
             InvalidMessage: It does not fit the type.
@@ -104,10 +104,10 @@ class ItemType:
         """Return the text of the group that an item belongs to.
 
         Args:
-            item: One that was read; or values of JSON, where it cannot be read.
+            item: An item that was read, or its JSON values if it cannot be read.
 
         Raises:
-            InvalidMessage: It lacks the field, or what stands there is no text, int, UUID or enum.
+            InvalidMessage: The field is missing, or its value is not a text, int, UUID or enum.
         """
         if self.group_by is None:
             return ""
@@ -118,10 +118,10 @@ class ItemType:
             raise InvalidMessage(self.aggregator, [(self._shown_group_by, str(exc).removeprefix(f"{_ITEM}."))]) from exc
 
     def correlation_of(self, item: Any) -> str | None:
-        """Return the text of an item's correlation id; ``None`` if it is missing, or no text, int, UUID or enum.
+        """Return the text of an item's correlation id; ``None`` if it is missing, or not a text, int, UUID or enum.
 
         Args:
-            item: One that was read; or values of JSON, where it cannot be read.
+            item: An item that was read, or its JSON values if it cannot be read.
         """
         if self.correlate_by is None:
             return None
@@ -194,13 +194,13 @@ class ItemType:
         return named_in(self.annotation)
 
     def _check_whole(self, value: Any, payload: bytes) -> None:
-        """Refuse what would not arrive whole, since the annotation is a base of its class."""
+        """Refuse a value that would lose fields because the annotation is a base of its class."""
         if problems := list(cut_off(value, self.read(payload), self._named)):
             raise InvalidMessage(self.aggregator, problems)
 
     def _given(self, value: Any) -> Any:
-        """Return what was given in values of JSON: encoded by the type, unless it has no need to be."""
-        if isinstance(value, BaseModel):  # of another class it may have the same fields by chance
+        """Return the given value as JSON values: encoded by the type, unless it needs no encoding."""
+        if isinstance(value, BaseModel):  # a model of another class may have the same fields by chance
             value = self._validated(self._validator.validate_python, value)
         try:
             return value if is_native(value) else self._dump(value)

@@ -7,13 +7,13 @@ from typing import Final, Literal, NamedTuple
 LARGEST_SIZE: Final = 10_000
 DEFAULT_LIMIT: Final = 1_000
 
-#: Why a group is flushed: it has enough items; the oldest has waited for long enough; none has come for long enough; somebody
-#: asked for it; items have come back from a flush that failed or died, can be read now, or were rejected and put back.
+#: Why a group is flushed: it has enough items; the oldest has waited for long enough; none has come for long enough; it was
+#: requested; items have come back from a flush that failed or died, can be read now, or were rejected and put back.
 Reason = Literal["size", "age", "idle", "requested", "again"]
 
 
 class Rules(NamedTuple):
-    """What an aggregator asks of its store. Times are milliseconds; 0 stands for: not at all."""
+    """The rules by which a store buffers an aggregator's items. Times are milliseconds; 0 means that the rule is not set."""
 
     name: str  #: of the aggregator
     size: int = 0  #: items that fire the trigger, and the most in one batch
@@ -22,7 +22,7 @@ class Rules(NamedTuple):
     max_buffered: int = 0  #: items in one group, whatever their state
     remember_ms: int = 0  #: for how long the ids of removed items are known
     max_attempts: int = 10  #: failed flushes of an item before its batches become smaller
-    lease_ms: int = 60_000  #: for how long a flush has its items, and for how long a flush that was asked for may take to begin
+    lease_ms: int = 60_000  #: how long a flush may keep its items, and how long a requested flush may take to begin
 
     @property
     def limit(self) -> int:
@@ -31,7 +31,7 @@ class Rules(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A group, as far as its trigger looks at it. Times are milliseconds since the epoch."""
+    """The state of a group that its trigger depends on. Times are milliseconds since the epoch."""
 
     free: int = 0  #: items that can be read and are under no lease
     oldest: int = 0  #: the number of the first of them
@@ -57,13 +57,13 @@ def reason_of(rules: Rules, waiting: Waiting, now: int) -> str:
 
 
 def due_at(rules: Rules, waiting: Waiting, now: int, flush_requested_until: int, lease_ends: Sequence[int]) -> int | None:
-    """Return when somebody must look at the group again, or ``None`` if only the next item can fire the trigger.
+    """Return when the group must be checked again, or ``None`` if only the next item can fire the trigger.
 
     Args:
         rules: Of the aggregator.
         waiting: The group.
         now: The store's time.
-        flush_requested_until: When the flush that was asked for counts as lost; 0 if none was asked for.
+        flush_requested_until: When the requested flush counts as lost; 0 if none is requested.
         lease_ends: When the leases on its items end.
     """
     if flush_requested_until > now:
@@ -79,10 +79,10 @@ def due_at(rules: Rules, waiting: Waiting, now: int, flush_requested_until: int,
 
 
 def allowed(rules: Rules, attempts: int) -> int:
-    """Return how many items may be in one batch with an item whose flushes have failed so often.
+    """Return the largest batch that may hold an item whose flushes have failed this many times.
 
-    After ``max_attempts`` the batches become half as large with each failure, down to the item that fails alone. 0: that was
-    its last attempt, it is rejected.
+    After ``max_attempts`` each failure halves the batch, down to a single item. 0: the item has failed alone, its last attempt,
+    and is rejected.
     """
     return rules.limit >> max(attempts - rules.max_attempts + 1, 0)
 

@@ -1,1 +1,1 @@
-"""Requests: what an instance has asked for, and what comes of it."""
+"""The requests of instances, and their outcomes."""

@@ -1,4 +1,4 @@
-"""What comes back to an instance from whom it has asked: answers, failures, and both of many."""
+"""The outcomes of an instance's requests: answers, failures, and the collected ones of a ``gather``."""
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -29,9 +29,9 @@ NO_VALUE: Final = NoValue.NO_VALUE
 
 
 class Failure(Message):
-    """Why there is no answer to what was sent with ``otherwise=``.
+    """The reason why a message sent with ``otherwise=`` has no answer.
 
-    What an exception says goes with it through the broker, and into the state of a saga that keeps it: no secret belongs there.
+    The exception's text travels through the broker, and into the state of a saga that keeps it: do not put secrets into it.
     """
 
     kind: FailureKind
@@ -44,7 +44,7 @@ class Failure(Message):
 
 
 class Gathered(Message, Generic[T_co]):
-    """What came of the members of a ``gather``, each known by its position in the list that was given to it."""
+    """The outcomes of the members of a ``gather``, each known by its position in the list that ``gather`` was given."""
 
     members: int  #: how many there are
     answers: dict[int, T_co] = Field(default_factory=dict)
@@ -62,7 +62,7 @@ class Gathered(Message, Generic[T_co]):
 
 
 class Given(NamedTuple):
-    """What a step is given before its own arguments when something comes of a request."""
+    """The value that a step receives before its own arguments when it handles the outcome of a request."""
 
     what: str
     parameter: str  #: how its parameter is written, for errors
@@ -75,10 +75,10 @@ GATHERED: Final = Given("what was gathered", "gathered: Gathered[Any]", Gathered
 
 
 def may_take(annotation: Any, kind: type[Message]) -> bool:
-    """Whether a parameter so annotated may take a ``Failure`` or a ``Gathered``, which comes as a JSON object.
+    """Return whether a parameter with this annotation may take a ``Failure`` or a ``Gathered``, which comes as a JSON object.
 
     Args:
-        annotation: Of the parameter; where it does not say what it takes, it may.
+        annotation: The parameter's; if it does not say what the parameter takes, the answer is true.
         kind: ``Failure`` or ``Gathered``.
     """
     if isinstance(annotation, type) and issubclass(annotation, kind):  # as nearly all are
@@ -97,9 +97,9 @@ def may_take(annotation: Any, kind: type[Message]) -> bool:
 
 
 def _reads(model: type[BaseModel], kind: type[Message]) -> bool:
-    """Whether a model reads some field of another, and needs none that this does not have; in doubt it does."""
+    """Return whether a model reads some field of another, and requires none that the other lacks; true in doubt."""
     extra, fields = model.model_config.get("extra"), set(kind.model_fields)
-    if extra == "allow" or model.__pydantic_decorators__.model_validators:  # these may make of it what they like
+    if extra == "allow" or model.__pydantic_decorators__.model_validators:  # these may accept anything
         return True
     names = {name: set(_first_names(model, name, info)) for name, info in model.model_fields.items()}
     read = {name for name, accepted in names.items() if accepted & fields}
