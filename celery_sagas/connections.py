@@ -9,21 +9,21 @@ from weakref import WeakSet
 T = TypeVar("T")
 
 
-#: How many connections stay open that are not in use.
+#: The largest number of idle connections that stay open.
 MOST_IDLE = 15
 
 
 class IdleConnections(Generic[T]):
-    """The open connections to one place that are not in use: some, and not all that a burst has opened.
+    """The idle connections to one place: a bounded number, not all that a burst has opened.
 
-    A connection is checked out for each use, and checked in only after one that has ended well: a time limit may strike anywhere,
-    and nobody knows what an interrupted connection would answer next. There is no lock, and no count, that could be left behind.
+    A connection is checked out for each use, and checked in only after a successful one: a time limit may strike anywhere, and
+    the next reply on an interrupted connection is unpredictable. No lock or counter is used, which an interruption could leave.
 
-    They belong to no thread: under gevent and eventlet each task has a greenlet of its own, which would connect for each message.
+    Connections are not bound to threads: under gevent and eventlet each task has its own greenlet, and would connect each time.
 
     Args:
         close: Closes a connection.
-        most: How many there are at most.
+        most: The largest number of idle connections.
     """
 
     def __init__(self, close: Callable[[T], object], most: int = MOST_IDLE) -> None:
@@ -35,11 +35,11 @@ class IdleConnections(Generic[T]):
 
     @property
     def idle(self) -> int:
-        """How many there are."""
+        """The number of idle connections."""
         return len(self._idle)
 
     def check_out(self) -> T | None:
-        """Return the connection that was used last, which nobody else has then; ``None`` if a new one is needed."""
+        """Return the connection that was used last, for exclusive use; ``None`` if a new one is needed."""
         try:
             return self._idle.pop()
         except IndexError:
@@ -55,23 +55,23 @@ class IdleConnections(Generic[T]):
             self.close_idle()
 
     def close_idle(self) -> None:
-        """Close those that are not in use."""
+        """Close the idle connections."""
         while (connection := self.check_out()) is not None:
             self._close(connection)
 
     def close(self) -> None:
-        """Close them, those that are in use when they are checked in."""
+        """Close the idle connections now, and the others when they are checked in."""
         self._is_closed = True
         self.close_idle()
 
     def begin_anew(self) -> None:
-        """Leave the connections to the process that this one was forked from: closing a shared socket would end it there, too."""
+        """Leave the connections to the parent process after a fork: closing a shared socket would end it there, too."""
         _inherited.append(self._idle)
         self._idle = deque()
 
 
 class OnFailure:
-    """A context that undoes something if it is left by an exception of any kind."""
+    """A context manager that undoes something if its block raises any exception."""
 
     __slots__ = ("_undo",)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import ClassVar, Final
 
-#: What broken code of the user's raises: caught around validators, functions of ``by=`` and comparisons. An interruption, such as
-#: a time limit, is none of them.
+#: The exceptions of broken user code: caught around validators, functions of ``by=`` and comparisons. An interruption, such as
+#: a time limit, is not one of them.
 BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -19,7 +19,7 @@ class Retry(StrEnum):
     """When a message that failed with an error may run again."""
 
     NEVER = "never"  #: the same message would fail in the same way
-    AT_ONCE = "at once"  #: somebody else committed first: run again from find
+    AT_ONCE = "at once"  #: another run committed first: run again from find
     LATER = "later"  #: the store cannot serve it now: the same message is published again, delayed
     DONE = "done"  #: another run of the message committed: there is nothing left to do
 
@@ -30,7 +30,7 @@ class SagaError(Exception):
     retry: ClassVar[Retry] = Retry.NEVER
 
     def __post_init__(self) -> None:
-        # Not super(): OSError, of which TimeoutError is a subclass, takes its first arguments for a number and a text.
+        # Not super(): OSError, of which TimeoutError is a subclass, reads its first arguments as a number and a text.
         Exception.__init__(self, *(getattr(self, each.name) for each in fields(self) if each.init))  # type: ignore[arg-type]
 
 
@@ -105,7 +105,7 @@ class InvalidState(MessageError):
 
 @dataclass(eq=False, repr=False)
 class CorrelationError(MessageError):
-    """Raised when a message names no instance, or names it with a value that is no key."""
+    """Raised when a message names no instance, or names it with a value that is not a key."""
 
     step: str
     problem: str
@@ -154,7 +154,7 @@ class WaitTimeout(SagaError, TimeoutError):
     value: str
     seconds: float
     version: int = 0  #: of the instance when it was last seen; 0 if it never was
-    completed: bool = False  #: whether the journal knows of an instance with this key that has completed
+    completed: bool = False  #: whether the journal has a completed instance with this key
 
     def __str__(self) -> str:
         gone = "the journal knows of one that has completed" if self.completed else "none is there"
@@ -201,7 +201,7 @@ class PublishError(SagaError):
 
     retry = Retry.LATER
     reason: str
-    connection: bool = False  #: whether it says nothing about this message: the broker is away
+    connection: bool = False  #: whether the error is not about this message: the broker is away
 
     def __str__(self) -> str:
         return _sentences(f"The broker did not confirm the message: {self.reason}", "It may have arrived all the same")
@@ -239,7 +239,7 @@ class StoreError(SagaError):
 
 @dataclass(eq=False, repr=False)
 class RevisionConflict(StoreError):
-    """Raised when the instance is no longer as it was found, or one of its keys was inserted by somebody else."""
+    """Raised when the instance is no longer as it was found, or another commit has inserted one of its keys."""
 
     retry = Retry.AT_ONCE
     saga: str
@@ -348,7 +348,7 @@ class UnreadableItem(StoreError):
 
 @dataclass(eq=False, repr=False)
 class ItemRejected(SagaError):
-    """The error in the dead letter of an item that an aggregator has rejected; it is raised nowhere."""
+    """The error in the dead letter of an item that an aggregator has rejected; it is never raised."""
 
     aggregator: str
     group: str
@@ -361,7 +361,7 @@ class ItemRejected(SagaError):
 
 @dataclass(eq=False, repr=False)
 class BufferFull(StoreError):
-    """Raised when a group of an aggregator has ``max_buffered`` items: nothing is dropped, the producer has to wait."""
+    """Raised when a group of an aggregator has ``max_buffered`` items: nothing is dropped, the producer must wait."""
 
     retry = Retry.LATER
     aggregator: str
@@ -378,7 +378,7 @@ class BufferFull(StoreError):
 
 @dataclass(eq=False, repr=False)
 class LeaseLost(StoreError):
-    """Raised when a flush took longer than its lease, and another has its items now: nothing of them was removed here."""
+    """Raised when a flush took longer than its lease, and another flush has its items now: this one has removed none."""
 
     retry = Retry.DONE
     aggregator: str
@@ -398,7 +398,7 @@ class NotBuffered(StoreError):
 
 @dataclass(eq=False, repr=False)
 class NothingBuffered(NotBuffered):
-    """Raised when a group, or an aggregator, has no items at all."""
+    """Raised when a group, or an aggregator, has no items."""
 
     aggregator: str
     group: str
@@ -409,7 +409,7 @@ class NothingBuffered(NotBuffered):
 
 @dataclass(eq=False, repr=False)
 class ItemNotBuffered(NotBuffered):
-    """Raised when a group, or an aggregator, has items, and none that has this id, or correlation id, and is under no lease."""
+    """Raised when a group, or an aggregator, has items, but none with this id, or correlation id, that is under no lease."""
 
     aggregator: str  #: the aggregator's name
     group: str  #: the text of the group; empty too if all groups were searched

@@ -15,7 +15,7 @@ class Process:
 
     @property
     def is_child(self) -> bool:
-        """Whether this is a child: threads that are not here may hold locks, and sockets are shared with the parent."""
+        """Return whether this is a child: threads of the parent may hold its locks, and sockets are shared with the parent."""
         return self._id != os.getpid()
 
 
@@ -23,13 +23,13 @@ class HasConnections(Protocol):
     """Something that keeps connections open."""
 
     def close_idle(self) -> None:
-        """Close those that are not in use."""
+        """Close the idle connections."""
 
 
 class ForkGate:
-    """A context for pieces of work: a fork waits until all have ended, and those that begin meanwhile wait for the fork.
+    """A context manager for pieces of work: a fork waits until all have ended, and new ones wait for the fork.
 
-    A thread does one piece at a time, and none that forks.
+    A thread does one piece at a time, and a piece must not fork.
 
     Args:
         timeout_s: Seconds that a fork waits at most; ``None``: until all have ended.
@@ -44,12 +44,12 @@ class ForkGate:
         """Forget the parent's threads, and the lock that one of them may have held."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        # Threads, not a number: an interruption that keeps one from leaving is made good by its next piece of work.
+        # Threads, not a number: a thread that was interrupted while it left is set right by its next piece of work.
         self._working: set[int] = set()
         self._forking: set[int] = set()
 
     def close_before_forks(self, connections: HasConnections) -> None:
-        """Have no connection open while the process forks: those that the work leaves open are closed."""
+        """Close idle connections before each fork, so that none is open while the process forks."""
         self._closed.add(connections)
 
     def __enter__(self) -> None:
@@ -83,8 +83,8 @@ class ForkGate:
 #: for each signal): one that a thread holds at a fork stays locked in the child. Work that takes longer waits for a server, and
 #: holds none of them meanwhile.
 WORK = ForkGate(timeout_s=0.5)
-#: Operations on SQLite's files. SQLite keeps in memory which locks the process holds. A child that inherits this believes to hold
-#: them too, although they are the parent's alone, and the processes overwrite one another's commits, without any error. So no
+#: Operations on SQLite's files. SQLite keeps in memory which locks the process holds. A child inherits this record and acts as
+#: if it held them too, although only the parent does; the processes then overwrite one another's commits without an error. So no
 #: file may be open while a process forks.
 FILES = ForkGate()
 

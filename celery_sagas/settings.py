@@ -21,7 +21,7 @@ def _number(value: object) -> object:
 
 
 class Subscription(BaseModel):
-    """A task that gets an event because the settings say so."""
+    """A task that the settings subscribe to an event."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -84,16 +84,16 @@ class Settings(BaseModel):
     #: Seconds for which handled messages are remembered, longer than the broker takes to deliver one again; without it, as long
     #: as the backend says: 7 days in SQL, one day in Redis.
     journal_retention: Seconds | None = Field(default=None, gt=0)
-    #: Whether a worker sends what is due: timeouts, and what its sender left behind.
+    #: Whether a worker publishes what is due: timeouts, and messages that their sender left behind.
     relay: bool = True
-    #: Seconds between two looks at what is due.
+    #: Seconds between two polls for what is due.
     relay_interval: Seconds = Field(default=1.0, ge=0.01, le=3600)
-    #: Seconds for which what a worker has claimed is its own; it stops publishing at half of them.
+    #: Seconds for which a worker's lease on what it has claimed lasts; it stops publishing at half of them.
     lease_ttl: Seconds = Field(default=60.0, ge=1, le=86_400)
     #: Deliveries of a message that ended its worker each time, or attempts to publish one, before it becomes a dead letter.
-    #: RabbitMQ's quorum queues drop a message, without a word, after 20.
+    #: RabbitMQ's quorum queues silently drop a message after 20.
     max_deliveries: Count = Field(default=10, ge=1, le=19)
-    #: What happens if a step publishes by itself, ``task.delay()``, in the place of ``order.send()``: ``"warn"``, or ``"allow"``.
+    #: What happens if a step publishes directly, with ``task.delay()`` instead of ``order.send()``: ``"warn"``, or ``"allow"``.
     direct_publish: Literal["warn", "allow"] = "warn"
     #: Seconds that the worker which committed a message has to publish what it sends; it stops at half of them.
     dispatch_grace: Seconds = Field(default=30.0, gt=0, le=3600)
@@ -101,7 +101,7 @@ class Settings(BaseModel):
     max_state_bytes: Count = Field(default=1_000_000, ge=1_000, le=100_000_000)
     #: What a worker does on a backend that cannot keep the promise: ``"refuse"`` to start, or ``"warn"``.
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
-    #: Tasks that get an event beside the steps that subscribe to it, those of other services: by the path of the event's class.
+    #: Tasks, of other services, that receive an event besides the steps that subscribe to it: by the path of the event's class.
     subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
 
 
@@ -136,7 +136,7 @@ def read_settings(conf: Configuration) -> Settings:
 
 
 def is_default_backend(conf: Configuration) -> bool:
-    """Whether the app names no backend of its own."""
+    """Return whether the app names no backend."""
     return "backend" not in _given(conf)
 
 

@@ -8,8 +8,8 @@ saga_started = Signal(name="saga_started", providing_args=["outcome"])
 saga_completed = Signal(name="saga_completed", providing_args=["outcome"])
 #: A message was ignored, by policy; ``outcome.reason`` says why. Sender: the step's task. Arguments: ``outcome``.
 step_ignored = Signal(name="step_ignored", providing_args=["outcome"])
-#: A message failed for good, or an item was rejected, and is kept as a dead letter. Sender: the step's task, or its name where no
-#: such task is known; of an item the aggregator's task that flushes.
+#: A message failed permanently, or an item was rejected, and is kept as a dead letter. Sender: the step's task, or its name where
+#: no such task is known; of an item the aggregator's task that flushes.
 #: Arguments: ``dead_letter``, ``exception``. After a hard time limit, and by a relay, it is sent in the worker's main process.
 step_failed = Signal(name="step_failed", providing_args=["dead_letter", "exception"])
 #: A batch was flushed. Sender: the aggregator's task that flushes. Arguments: ``flushed`` (name, group, reason, number of items).
