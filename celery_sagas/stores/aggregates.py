@@ -1,8 +1,8 @@
 """The ports of aggregators. The docstrings are the specification; ``celery_sagas.testing`` tests each sentence.
 
-What ``celery_sagas.stores.ports`` says of all ports holds here too. Every call works on one group, or on one aggregator, and
-nothing that one writes is seen by another: aggregators and groups are compared byte by byte. Nothing needs a round trip of its
-own before the first call, and no call takes longer because others have many items.
+What ``celery_sagas.stores.ports`` says of all ports holds here too. Every call works on one group, or on one aggregator.
+Aggregators and groups do not see one another's items: their names are compared byte by byte. No round trip is needed before the
+first call, and no call takes longer because others have many items.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,10 @@ class AggregateStore(ABC):
     """Buffers of items, flushed in batches under leases.
 
     An item is free, leased, unresolved or removed. Free items can be read, and are under no lease; those alone fire the trigger.
-    An unresolved one is unreadable for the code that has met it; it stays in its place until code that can read it says so.
+    An unresolved one is unreadable for the code that has met it; it stays in its place until code that can read it resolves it.
     Items keep their numbers, which grow in the order of insertion, so that an item which comes back stands where it stood.
 
-    A group has a *flush request* from when a flush is asked for until that begins: nobody else asks then. It expires after
+    A group has a *flush request* from when a flush is asked for until it begins: no other caller asks then. It expires after
     ``lease_ms``, since a message may be lost. A group is *due* when its trigger fires by time, its flush request expires, or a
     lease on its items ends (``core.aggregators.rules.due_at``). Every call that changes a group leaves its due time right. A
     group without items leaves nothing behind.
@@ -30,10 +30,10 @@ class AggregateStore(ABC):
 
     @abstractmethod
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
-        """Buffer items, and say for each addition whether a flush is to be asked for.
+        """Buffer items, and return for each addition whether the caller must ask for a flush.
 
-        One round trip on Redis, a constant number of statements in SQL. An addition without items adds nothing, and has the
-        trigger and the due time looked at by these rules.
+        One round trip on Redis, a constant number of statements in SQL. An addition without items adds nothing, and checks
+        the trigger and the due time by these rules.
 
         An item is skipped if one with its id is buffered in the group, or was removed from it less than the ``remember_ms``
         of its removal ago; of several with one id in one call the first counts. If there are new ones, and they would make
@@ -51,25 +51,25 @@ class AggregateStore(ABC):
         One round trip on Redis, a constant number of statements in SQL. ``None`` while the group pauses (see ``release``).
 
         First the leases of the group that have ended are given up: their items are free again, one attempt is counted on
-        each, and the trigger has fired for them (reason ``"again"``). Then the trigger is looked at, and the flush request
+        each, and the trigger has fired for them (reason ``"again"``). Then the trigger is checked, and the flush request
         removed. ``None``: it has not fired. The snapshot has as many items as ``core.aggregators.rules.taken`` says, at most
         ``rules.limit``.
 
         Where the reason is ``"age"`` or ``"idle"``, the trigger stays fired for everything that was free at this moment. Of
         several reasons the snapshot has the first: size, then what the trigger was fired for, then age, then idle. If it fired
         for what is left, for whatever reason, ``is_more`` is true and a flush is requested anew. Two claims never have an item
-        in common while both leases last. A token is used for one claim only, but for its repeat, which returns the same items.
+        in common while both leases last. Each token is used for one claim only; a repeat of that claim returns the same items.
         """
 
     @abstractmethod
     def renew(self, rules: Rules, group: str, token: str) -> bool:
-        """Begin the time of a lease anew; return ``False`` if it was given up, or ended by removal."""
+        """Restart the time of a lease; return ``False`` if it was given up, or ended by removal."""
 
     @abstractmethod
     def remove(
         self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
     ) -> bool:
-        """End a lease: remove exactly its items, but for the unreadable ones.
+        """End a lease: remove exactly its items, except the unreadable ones.
 
         Their ids are remembered for ``rules.remember_ms``. The lease need not last: only whether it was given up counts.
 
@@ -77,8 +77,8 @@ class AggregateStore(ABC):
             rules: Of the aggregator.
             group: The group.
             token: The lease's.
-            rejected: The dead letters of items of the lease, which their numbers tell. Each is written to the dead letters of
-                this backend in the moment in which its item leaves the buffer; repeated, the call writes it once.
+            rejected: The dead letters of items of the lease, identified by their numbers. Each is written to the dead letters of
+                this backend at the moment its item leaves the buffer; a repeated call writes it once.
             unreadable: The numbers of items of the lease that stay in the buffer as unresolved ones.
 
         Returns:
@@ -100,14 +100,14 @@ class AggregateStore(ABC):
         counted: bool = True,
         delay_ms: int = 0,
     ) -> None:
-        """End a lease: its items are free again at once, but for the rejected and the unreadable ones.
+        """End a lease: its items are free again at once, except the rejected and the unreadable ones.
 
-        What becomes of those says ``remove``. One attempt is counted on each that is free again, if ``counted``. The trigger
+        For those see ``remove``. One attempt is counted on each that is free again, if ``counted``. The trigger
         has fired for them (reason ``"again"``).
 
-        The group pauses for ``delay_ms``: until then no claim gets anything of it, nor changes it, whoever has asked for the
-        flush; a longer pause that somebody else has begun lasts, and ``Buffers.open`` ends it. The caller will ask for a
-        flush after the delay: its request lasts for ``delay_ms`` and ``lease_ms``, or longer if there was one that did.
+        The group pauses for ``delay_ms``: until then no claim takes items of it, nor changes it, whichever caller has asked for
+        the flush. A longer pause that was begun before lasts, and ``Buffers.fire`` ends the pause. The caller must ask for a
+        flush after the delay: its request lasts for ``delay_ms`` plus ``lease_ms``, or longer if an earlier request does.
 
         Raises:
             LeaseLost: The lease was given up, and nothing was changed.
@@ -146,7 +146,7 @@ class AggregateStore(ABC):
 
 
 class Buffers(ABC):
-    """What is buffered, for programs and operators that look at it, or change it by hand."""
+    """The buffered items, for programs and operators that inspect them, or change them by hand."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -154,7 +154,7 @@ class Buffers(ABC):
 
     @abstractmethod
     def count(self, name: str, group: str | None = None) -> Counts:
-        """Count the items of an aggregator, or of one of its groups, without loading any; zeros where nothing is."""
+        """Count the items of an aggregator, or of one of its groups, without loading any; zeros if there are none."""
 
     @abstractmethod
     def groups(self, name: str, limit: int, after: str = "") -> list[Group]:
@@ -188,8 +188,8 @@ class Buffers(ABC):
         """Remove the free or unresolved item with an id, or only if it is unresolved; it is remembered as any that was removed.
 
         Raises:
-            NothingBuffered: The group has no items at all.
-            ItemNotBuffered: It has items, and none with this id that may be removed.
+            NothingBuffered: The group has no items.
+            ItemNotBuffered: It has items, but none with this id that may be removed.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the stores of aggregators receive and return: encoded text and plain values.
+"""The arguments and results of the aggregators' stores: encoded text and plain values.
 
 All times are integer milliseconds since the epoch, of the store's own clock. A group is a text, at most 255 characters long;
 that of an aggregator without ``group_by`` is empty.
@@ -30,7 +30,7 @@ class NewItem(NamedTuple):
 
     id: str  #: the message id, or that of the producer; unique in its group
     payload: str  #: the item, as JSON text; opaque to the store
-    is_unreadable: bool = False  #: whoever inserts it cannot read it: it begins as unresolved
+    is_unreadable: bool = False  #: the code that inserts it cannot read it: it begins as unresolved
 
 
 class Addition(NamedTuple):
@@ -41,10 +41,10 @@ class Addition(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What came of an addition."""
+    """The result of an addition."""
 
     added: int  #: items that are new
-    needs_flush: bool = False  #: a flush is wanted, and nobody has been told before: the caller asks for one
+    needs_flush: bool = False  #: the trigger has fired, and no flush was requested before: the caller asks for one
     is_full: bool = False  #: nothing was added: the group would have more than ``max_buffered`` items
 
 
@@ -64,12 +64,12 @@ class Snapshot(NamedTuple):
 
     items: tuple[Item, ...]
     reason: str  #: see ``celery_sagas.core.aggregators.rules.Reason``
-    unresolved: int  #: how many items of the group nobody can read now
+    unresolved: int  #: how many items of the group are unresolved now
     is_more: bool  #: the trigger has fired for what is left, and the caller asks for another flush
 
 
 class Counts(NamedTuple):
-    """How many items there are."""
+    """The numbers of items."""
 
     groups: int  #: that have a buffered item
     buffered: int  #: free, leased and unresolved ones
@@ -88,7 +88,7 @@ class Group(NamedTuple):
     free: int
     leased: int
     unresolved: int
-    due_at: int  #: when somebody looks at it; 0: when its next item comes
+    due_at: int  #: when it is checked again; 0: when its next item comes
 
 
 class DueGroup(NamedTuple):

@@ -1,6 +1,6 @@
-"""Layouts of what is stored: a version of their own, and the oldest version whose code may still run on them.
+"""Layouts of the stored data: each has a version, and the oldest version whose code may still run on it.
 
-Newer code can so change what is stored in two steps, while workers run: first in a way that older code can live with, under a
+Newer code can thus change the stored data in two steps while workers run: first in a way that older code tolerates, under a
 higher version and the same oldest one; then, when no older worker is left, it raises the oldest one too.
 """
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """What a store says of itself, or what code knows."""
+    """The layout of a store, or the one that code knows."""
 
     version: int
     oldest: int  #: code that knows a lower version must not run on it

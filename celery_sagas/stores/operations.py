@@ -1,4 +1,4 @@
-"""Operations: what a unit of work wants of its backend, each as a value that a driver performs."""
+"""Operations: the calls of a unit of work on its backend, each as a value that a driver performs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -96,6 +96,6 @@ class Write(NamedTuple):
         backend.sagas.record(*self)
 
 
-#: The operations that write: what they are about is committed, or nothing is.
+#: The operations that write: each commits all of its effects, or none.
 Commit: TypeAlias = Insert | Update | Delete | Write
 Operation: TypeAlias = Find | Lock | CountDelivery | OutcomeOf | Commit

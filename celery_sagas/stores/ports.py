@@ -1,6 +1,6 @@
-"""The ports: what every backend must do. The docstrings are the specification; ``celery_sagas.testing`` tests each sentence.
+"""The ports: the interfaces of every backend. The docstrings are the specification; ``celery_sagas.testing`` tests each sentence.
 
-Common to all ports: every error is a ``StoreError``; a driver's error never passes. A store that cannot be reached, or cannot
+Common to all ports: every error is a ``StoreError``, never a driver's error. A store that cannot be reached, or cannot
 serve, raises ``StoreUnavailable``. The backend's prefix partitions everything: what was written under another prefix does not
 exist. Names, keys, values and message ids are compared byte by byte.
 """
@@ -40,9 +40,9 @@ class SagaStore(ABC):
     saga) or ``"deadlock"`` (the database chose it as the victim of a deadlock or a lock time-out). Where a message was already
     committed, that comes first: replay or ``AlreadyHandled``, never ``RevisionConflict``.
 
-    Each ``find`` returns an id that no other has (``Found.new_id``). The attempt that follows has it, and so has an instance that
-    it inserts; the ids of its outgoing rows begin with it. So a store of several parts, between which nothing is atomic, keeps
-    all of it where the find looked, and finds again what it is given the id of.
+    Each ``find`` returns a unique id (``Found.new_id``). It is the id of the attempt that follows, and of an instance that this
+    inserts; the ids of its outgoing rows begin with it. So a store of several parts, between which nothing is atomic, keeps all
+    of these where the find looked, and locates each by its id.
 
     An outgoing row without a due time is written under the lease ``effects.owner`` for ``effects.grace_ms``; one with a due time
     under no lease: it is due when its time comes.
@@ -72,8 +72,8 @@ class SagaStore(ABC):
         """Commit a change of the instance that was found: compare id and version, add one to the version.
 
         Id, saga name, key and ``created_at`` stay; ``updated_at`` is the store's time; a lock of ``effects.lock_owner`` ends.
-        Alternate keys are removed and added as ``change`` says; the outgoing rows that it cancels are removed, whoever has a
-        lease on them, and one that is there no more is passed over.
+        Alternate keys are removed and added as ``change`` says; the outgoing rows that it cancels are removed, also under
+        a lease, and one that no longer exists is passed over.
         """
 
     @abstractmethod
@@ -93,7 +93,7 @@ class SagaStore(ABC):
         """Lock the instance for one owner, for a time on the store's clock; whatever its version.
 
         While it lasts, commits under another lock owner raise ``RevisionConflict`` (``"locked"``). Locking again as the same
-        lock owner begins the time anew. It neither changes the version nor ``updated_at``.
+        lock owner restarts the time. It changes neither the version nor ``updated_at``.
 
         Returns:
             Whether ``lock_owner`` has it now: ``False`` if the lock of another lasts, or the instance is gone, or its saga
@@ -108,7 +108,7 @@ class SagaStore(ABC):
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         """Move at most ``limit`` instances from a former name of their saga to ``name``, each whole or not at all.
 
-        The caller sees to it that these are two different names.
+        The caller makes sure that the two names differ.
 
         An instance takes its key and its alternate keys along. Its id, version, times, state and pending map stay. So do its
         lock, its outgoing rows and its journal: they are known by its id, or by step and message. A commit of what was
@@ -162,13 +162,13 @@ class Outbox(ABC):
 
     @abstractmethod
     def count_leased(self, cause: Entry) -> int:
-        """Count the rows under a lease that the commit of this entry decided, and that somebody may be publishing: their due time
+        """Count the rows under a lease that the commit of this entry decided, and that may be being published: their due time
         has come, and no attempt has failed.
         """
 
 
 class Journal(ABC):
-    """What was handled. Entries are written by commits alone."""
+    """The record of handled messages. Only commits write entries."""
 
     @abstractmethod
     def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
@@ -184,7 +184,7 @@ class Journal(ABC):
 
 
 class Deliveries(ABC):
-    """How often messages were delivered again: one that ends its worker each time is to be found out."""
+    """Counts of redeliveries, which reveal a message that ends its worker each time."""
 
     @abstractmethod
     def count(self, step: str, message_id: str) -> int:
@@ -199,7 +199,7 @@ class Deliveries(ABC):
 
 
 class DeadLetters(ABC):
-    """Messages that failed for good, and rejected items: those are written by ``AggregateStore``."""
+    """Messages that failed permanently, and rejected items, which ``AggregateStore`` writes."""
 
     @abstractmethod
     def add(self, dead_letter: DeadLetter) -> None:
@@ -223,7 +223,7 @@ class DeadLetters(ABC):
 
 
 class Backend(ABC):
-    """One backend, open in one process: its ports, and what happens around them."""
+    """One backend, open in one process: its ports, and the methods that prepare and close it."""
 
     sagas: SagaStore
     outbox: Outbox
@@ -249,12 +249,12 @@ class Backend(ABC):
 
         Raises:
             UnsafeBackend: It cannot keep the promise.
-            ConfigurationError: It cannot be used: says what to set.
+            ConfigurationError: It cannot be used; the text names what to set.
             StoreUnavailable: It cannot be reached.
         """
 
     def note_app(self, name: str) -> str:
-        """Note the name of an app that starts under this prefix, in the place of the one that was noted last; return that one.
+        """Note the name of an app that starts under this prefix; return the name that was noted before it.
 
         The name is empty if none was noted. Of two that are noted at once, one is returned to the other. A call whose reply was
         lost and that is repeated may return its own name. A backend that cannot note anything returns an empty text each time, as

@@ -1,4 +1,4 @@
-"""What stores receive and return: encoded text and plain values, never live objects.
+"""The arguments and results of stores: encoded text and plain values, never live objects.
 
 All times are integer milliseconds since the epoch. Everything but a due time comes from the store's own clock.
 """
@@ -36,7 +36,7 @@ class Lookup(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """What one call of a rename has done."""
+    """The result of one call of a rename."""
 
     moved: int  #: how many instances have the name now
     conflicts: tuple[tuple[str, str], ...]  #: id and key of each that keeps its former name; an empty key could not be read
@@ -78,7 +78,7 @@ class NewRecord(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What an update writes; the alternate keys come as a difference, sorted."""
+    """The changes that an update writes; the alternate keys come as a difference, sorted."""
 
     names: tuple[str, ...]  #: the stored name first, then the former names that must not hold the added keys
     schema_version: int
@@ -90,11 +90,11 @@ class Change(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line of the journal: that a step handled a message, and what came of it."""
+    """One line of the journal: a step handled a message, with this outcome."""
 
     step: str
     message_id: str
-    attempt: str  #: new for every run of the handler, so that a replay of a lost reply is told from a second run
+    attempt: str  #: new for every run of the handler, which distinguishes a replay of a lost reply from a second run
     outcome: str  #: "started", "handled", "completed", "ignored", "missing" or "failed"
     saga: str
     key: str  #: empty where the message named no key
@@ -116,7 +116,7 @@ class Outgoing(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What a commit writes beside the instance."""
+    """The effects of a commit besides the instance."""
 
     entry: Entry
     outgoing: tuple[Outgoing, ...] = ()
@@ -149,7 +149,7 @@ class Found(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that failed for good, or an item that an aggregator has rejected."""
+    """A message that failed permanently, or an item that an aggregator has rejected."""
 
     id: str
     task: str  #: or the aggregator

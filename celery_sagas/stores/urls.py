@@ -1,4 +1,4 @@
-"""Which adapter serves a backend's URL. Adapters, and with them drivers, are imported when they are opened, not before."""
+"""The adapter for a backend's URL. Adapters, and with them drivers, are imported only when they are opened."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ _REGISTERED: dict[str, OpenBackend] = {}
 
 
 def register_backend(scheme: str, open_backend: OpenBackend) -> None:
-    """Have a backend of your own serve the URLs of a scheme, in this process.
+    """Register your own backend for the URLs of a scheme, in this process.
 
     Call it in the module that makes the Celery app: every worker, script and command imports that. Registering a scheme again
     replaces what was registered for it, and goes before an entry point of that name.
@@ -97,7 +97,7 @@ def register_backend(scheme: str, open_backend: OpenBackend) -> None:
         open_backend: A function, or a class, that is called as ``OpenBackend`` says.
 
     Raises:
-        ConfigurationError: It is no scheme, or one of our own; or what is to open the backend cannot be called.
+        ConfigurationError: It is not a scheme, or one of our own; or ``open_backend`` cannot be called.
     """
     if not _SCHEME.fullmatch(scheme):
         raise ConfigurationError(f"{scheme!r} is no scheme of a URL", "Use small letters and digits, a letter first: shelf")

@@ -182,7 +182,7 @@ class MemoryAggregateStore(AggregateStore):
 
 
 class MemoryBuffers(Buffers):
-    """A look at the same dictionaries."""
+    """A view of the same dictionaries."""
 
     def __init__(self, state: MemoryState, clock: Clock) -> None:
         self._state = state

@@ -26,7 +26,7 @@ class MemoryBackend(Backend):
     Args:
         url: ``memory://`` or ``memory://name``.
         prefix: Partitions the data of a shared name.
-        options: None are known.
+        options: There are none.
         clock: Returns the time in milliseconds since the epoch; this machine's if left out.
     """
 

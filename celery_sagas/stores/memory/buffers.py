@@ -1,4 +1,4 @@
-"""The buffers of one backend in memory; whoever reads or writes them holds the lock."""
+"""The buffers of one backend in memory; their readers and writers hold the lock."""
 
 from bisect import insort
 from collections.abc import Iterable, Iterator
@@ -34,8 +34,8 @@ class Buffer:
     fired_to: int = 0
     fired_why: str = ""
     flush_requested_until: int = 0
-    paused_until: int = 0  #: before that, no claim gets anything
-    due: int | None = None  #: when somebody must look at it
+    paused_until: int = 0  #: before that, no claim takes items
+    due: int | None = None  #: when it must be checked
 
     def waiting(self) -> Waiting:
         """Return the group as its trigger sees it."""
@@ -48,7 +48,7 @@ class Buffer:
         return reason_of(rules, self.waiting(), now)
 
     def look(self, rules: Rules, now: int) -> None:
-        """Set the time at which somebody must look at it."""
+        """Set its due time."""
         ends = [lease.until for lease in self.leases.values()]
         self.due = due_at(rules, self.waiting(), now, self.flush_requested_until, ends)
 
@@ -111,7 +111,7 @@ class MemoryGroups:
     numbers: Iterator[int] = field(default_factory=lambda: count(1))  #: of items: none is used again
 
     def settle(self, group_id: GroupId, rules: Rules, now: int) -> None:
-        """Leave a group right after a change: with its due time, or not at all."""
+        """Finish a change of a group: set its due time, or remove it if it is empty."""
         buffer = self.groups[group_id]
         if buffer.items:
             buffer.look(rules, now)

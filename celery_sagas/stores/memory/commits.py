@@ -1,4 +1,4 @@
-"""What every commit in memory writes beside the instance: the journal entry and the outgoing rows.
+"""The effects of a commit in memory besides the instance: the journal entry and the outgoing rows.
 
 The functions expect that their caller holds the lock. Checks come before the first write, and no write can fail.
 """
@@ -10,10 +10,10 @@ from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 
 
 def is_replay(state: MemoryState, entry: Entry) -> bool:
-    """Tell whether this very attempt has committed before.
+    """Return whether this attempt has committed before.
 
     Raises:
-        AlreadyHandled: Another attempt has.
+        AlreadyHandled: Another attempt has committed.
     """
     handled = state.journal.get((entry.step, entry.message_id))
     if handled is not None and handled.attempt != entry.attempt:

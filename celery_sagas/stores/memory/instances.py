@@ -1,4 +1,4 @@
-"""How instances and their keys change in memory: each function makes all of its checks before its first write.
+"""Changes of instances and their keys in memory: each function makes all of its checks before its first write.
 
 The functions expect that their caller holds the lock.
 """
@@ -68,7 +68,7 @@ def _rename(state: MemoryState, record: Record, name: str) -> bool:
 
 
 def _unchanged(state: MemoryState, record: Record, lock_owner: str, now: int) -> Record:
-    """Return the instance, or raise RevisionConflict: it has changed since, or somebody else has locked it."""
+    """Return the instance, or raise RevisionConflict if it has changed since, or another owner has locked it."""
     current = state.instances.get(record.id)
     if current is None or (current.version, current.saga) != (record.version, record.saga):
         raise RevisionConflict(record.saga, record.key, "version")
@@ -78,7 +78,7 @@ def _unchanged(state: MemoryState, record: Record, lock_owner: str, now: int) ->
 
 
 def _taken(state: MemoryState, names: Sequence[str], keys: Sequence[tuple[str, str]]) -> bool:
-    """Tell whether one of the keys is held under any of the names."""
+    """Return whether one of the keys is held under any of the names."""
     paths = ((name, *key) for name in names for key in keys)
     return any(path in state.keys for path in paths)
 

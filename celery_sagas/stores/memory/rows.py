@@ -14,7 +14,7 @@ class Row:
 
     message: OutboxRow
     due_since: int = 0  #: when its due time has come and its lease has ended
-    token: str = ""  #: whose lease is, or was last, on it
+    token: str = ""  #: of the lease that is, or was last, on it
     leased_until: int = 0
     error: str = ""  #: why publishing it failed last
     position: int = 0  #: grows with each row that is added, so that rows of one time stay in their order
@@ -39,7 +39,7 @@ class Rows:
         self.put(replace(row, position=next(self._positions)))
 
     def put(self, row: Row) -> None:
-        """Put a row in the place of the one with its id."""
+        """Replace the row with the same id."""
         self.remove(row.message.id)
         self._by_id[row.message.id] = row
         insort(self._by_time, _order_of(row))

@@ -18,7 +18,7 @@ KeyPath = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class InstanceLock:
-    """Who has locked an instance, and until when."""
+    """A lock on an instance: its owner, and when it ends."""
 
     lock_owner: str
     until: int
@@ -26,7 +26,7 @@ class InstanceLock:
 
 @dataclass(slots=True)
 class MemoryState:
-    """Everything that is stored under one prefix; whoever reads or writes it holds the lock."""
+    """Everything that is stored under one prefix; its readers and writers hold the lock."""
 
     lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
     instances: dict[str, Record] = field(default_factory=dict)  #: by id

@@ -71,7 +71,7 @@ class RedisBackend(Backend):
         return warnings
 
     def _try_rights(self) -> None:
-        """Refuse a user who may not run what the scripts run; that the server is full at this moment is no reason."""
+        """Refuse a user who may not run the scripts' commands; a server that is full at the moment is accepted."""
         try:
             self._placement.try_rights()
         except StoreUnavailable as exc:

@@ -1,4 +1,4 @@
-"""What a server must be and be set to, so that what was committed is kept."""
+"""Checks that a server, by its kind and its settings, keeps what was committed."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -16,11 +16,11 @@ def check_servers(client: Client, kind: Topology, options: Options) -> tuple[lis
     """Look at every master.
 
     Returns:
-        Warnings about what may lose commits, one sentence each; and, if one may throw away what it keeps, the error to raise
-        once nothing else was found: it may be let pass.
+        Warnings about what may lose commits, one sentence each; and, if one may throw away stored data, the error to raise
+        if nothing else was found: a setting may let it pass.
 
     Raises:
-        ConfigurationError: One cannot be used.
+        ConfigurationError: A server cannot be used.
     """
     warnings, unsafe = [], None
     snapshots = _snapshots(client)

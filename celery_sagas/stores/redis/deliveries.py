@@ -1,4 +1,4 @@
-"""How often messages were delivered again, in Redis."""
+"""Counts of redeliveries in Redis."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from celery_sagas.stores.redis.keys import answer_to, new_call
 from celery_sagas.stores.redis.packing import digest_of
 from celery_sagas.stores.redis.placement import Placement
 
-#: How many messages one script forgets: it holds up everybody else.
+#: The most messages that one script forgets: a script blocks all other clients.
 _PURGED_AT_ONCE: Final = 500
 
 _COUNT: Final = load("deliveries_count")

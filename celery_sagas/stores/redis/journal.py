@@ -13,7 +13,7 @@ from celery_sagas.stores.redis.placement import Placement
 
 #: How many entries one script reads.
 _READ_AT_ONCE: Final = 100
-#: How many entries one script removes: it holds up everybody else.
+#: The most entries that one script removes: a script blocks all other clients.
 _PURGED_AT_ONCE: Final = 200
 
 _HISTORY: Final = load("journal_history")

@@ -1,4 +1,4 @@
-"""The catalogue of keys: what stands under which name in Redis. Nothing that is to last expires: what is old is purged."""
+"""The catalogue of keys in Redis. Data that must last never expires: old data is purged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class BufferKeys:
         return [f"{self._tag}:buffer:{kind}:{len(aggregator)}:{aggregator}:{group}" for kind in kinds]
 
     def change(self, aggregator: str, group: str, *, is_usual: bool = False) -> tuple[str, ...]:
-        """Return what the scripts take that change one group.
+        """Return the keys of the scripts that change one group.
 
         Args:
             aggregator: Its name.
@@ -49,20 +49,20 @@ class BufferKeys:
         return keys[:_USUAL] if is_usual else keys
 
     def insertion(self, aggregator: str, groups: Sequence[str], *, has_unreadable: bool) -> tuple[str, ...]:
-        """Return what ``aggregate_insert`` takes.
+        """Return the keys of ``aggregate_insert``.
 
         Args:
             aggregator: Its name.
             groups: In their order.
             has_unreadable: Whether an item is unreadable.
         """
-        if len(groups) == 1 and not has_unreadable:  # others hardly ever come together again
+        if len(groups) == 1 and not has_unreadable:  # other combinations hardly ever recur
             return _of_one_insertion(self, aggregator, groups[0])
         return (*_of_insertion(self, aggregator, groups), *(self.of(aggregator, "unread") if has_unreadable else ()))
 
 
 def _of_all(keys: BufferKeys, aggregator: str) -> list[str]:
-    """Return what each of these scripts takes first."""
+    """Return the keys that each of these scripts takes first."""
     return [*keys.of(aggregator, "groups", "order", "due", "items"), keys.sequence, keys.seen, *keys.of(aggregator, "fresh_ids")]
 
 
@@ -166,12 +166,12 @@ def tag_of(prefix: str, part: str) -> str:
 
 
 def new_call() -> str:
-    """Return a name for a call, by which its repeat is known."""
+    """Return a name for a call, which identifies its repeat."""
     return token_hex(8)
 
 
 def answer_to(call: str, tag: str) -> str:
-    """Return the key of what a call was answered."""
+    """Return the key of a call's answer."""
     return f"{tag}:answer:{call}"
 
 
@@ -181,7 +181,7 @@ class Shard:
     Args:
         prefix: The setting ``saga_prefix``.
         number: From 0.
-        suffix: What ids of what is kept here end in; empty where there is one shard.
+        suffix: The end of the ids that are kept here; empty if there is one shard.
     """
 
     def __init__(self, prefix: str, number: int, suffix: str) -> None:
@@ -201,11 +201,11 @@ class Shard:
         self._of_commits: dict[tuple[str, ...], list[str]] = {}
 
     def id(self, id: str) -> str:
-        """Return an id by which what it is given to is found here."""
+        """Return an id that leads to this shard."""
         return f"{id}.{self.suffix}" if self.suffix else id
 
     def answer(self, call: str) -> str:
-        """Return the key of what a call was answered."""
+        """Return the key of a call's answer."""
         return answer_to(call, self.tag)
 
     def instances(self, saga: str) -> str:

@@ -16,7 +16,7 @@ from celery_sagas.stores.redis.turns import Turns
 
 logger = logging.getLogger("celery_sagas")
 
-#: How many rows one script touches: it holds up everybody else.
+#: The most rows that one script touches: a script blocks all other clients.
 AT_ONCE: Final = 500
 
 _DAMAGED: Final = (

@@ -1,4 +1,4 @@
-"""How records, entries, rows, dead letters and items are kept: a line of numbers and lengths, then the texts one after the other.
+"""The stored form of records, entries, rows, dead letters and items: a line of numbers and lengths, then the texts in order.
 
 The lengths make every text safe, whatever is in it, and a cut or edited value detectable. The scripts read the first line only.
 """
@@ -12,14 +12,14 @@ from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.items import Item, ItemState, NewItem
 from celery_sagas.stores.records import KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
 
-#: The end of the year 9999 in milliseconds: what Python can tell.
+#: The end of the year 9999 in milliseconds: the last that Python can represent.
 _LAST_TIME = 253_402_300_799_999
 #: The kinds of rows that end with their instance.
 _BOUND_KINDS = ("scheduled", "deadline")
 
 
 class Malformed(ValueError):
-    """Raised when what is kept was not packed here, or was changed since."""
+    """Raised when a stored value was not packed here, or was changed since."""
 
 
 def encode(text: str) -> bytes:
@@ -77,7 +77,7 @@ def unpack_record(saga: str, id: str, packed: bytes, locked_by: str) -> Record:
 
 
 def unpack_found(answer: bytes) -> tuple[int, bytes, bytes | None, bytes | None, bytes]:
-    """Return what was found, as a script answers: the number of the name, id, record, entry, lock owner."""
+    """Return the parts of a script's answer: the number of the name, id, record, entry, lock owner."""
     line, _, rest = answer.partition(b"\n")
     number, of_id, of_record, of_entry = line.split(b" ")
     id_ends = int(of_id)
@@ -106,7 +106,7 @@ def unpack_entry(packed: bytes) -> Entry:
 
 
 def pack_row(row: Outgoing, entry: Entry, digest: bytes) -> list[bytes | str | int]:
-    """Return the four arguments that a row is to a script."""
+    """Return the four arguments by which a script takes a row."""
     texts = (entry.instance_id, row.kind, row.message_id, row.task, row.payload, entry.step, entry.message_id)
     ends = int(row.kind in _BOUND_KINDS)
     return [row.id, row.due_at, ends, b"%d %b %d %b" % (row.due_at, digest, ends, _pack(texts))]

@@ -1,4 +1,4 @@
-"""Where things live: which shard keeps a saga's instances, its messages and what they send."""
+"""Placement: the shard that keeps a saga's instances, its messages and what they send."""
 
 import re
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Placement:
         return _text(self._client.run(_NOTE_APP, [self._meta], [new_call(), name]))
 
     def try_rights(self) -> None:
-        """Run each command that the scripts use once, on keys of its own: a right that is missing shows."""
+        """Run each command that the scripts use once, on keys of its own, to reveal missing rights."""
         self._client.run(_TRY_RIGHTS, [f"{self._meta}:{kind}" for kind in ("hash", "zset", "list", "string")], [])
 
     def of_lookup(self, lookup: Lookup) -> Shard:
@@ -80,7 +80,7 @@ class Placement:
         return self._by_suffix[self._number(lookup.value) if suffix == ALL_SHARDS else suffix]
 
     def of_id(self, id: str) -> Shard:
-        """Return the shard that keeps what has an id, or one that begins with it; for a strange id any, but always the same."""
+        """Return the shard of an id, or of one that begins with it; for a foreign id any shard, but always the same."""
         return self._only() or self._by_suffix.get(id.rpartition(".")[2].partition("-")[0]) or self._by_suffix[self._number(id)]
 
     def of_key(self, names: Sequence[str], key: str) -> list[Shard]:
@@ -123,7 +123,7 @@ class Placement:
                 raise
 
     def _misplaced(self, problem: str) -> StoreUnavailable:
-        """Return the error that has a message wait for those who can fix the settings."""
+        """Return the error that makes a message wait until operators have fixed the settings."""
         return StoreUnavailable(self._client.errors.shown, problem)
 
     def _number(self, text: str) -> str:

@@ -29,7 +29,7 @@ from celery_sagas.stores.redis.placement import Placement
 
 _Args = list[str | int | bytes]
 
-#: How much a script gets of what there may be more of.
+#: The numbers of removed keys, added keys and cancelled rows, for a script that has none.
 _NONE: Final = (0, 0, 0)
 
 _FIND: Final = load("saga_find")
@@ -40,7 +40,7 @@ _RECORD: Final = load("saga_record")
 _LOCK: Final = load("saga_lock")
 _COUNT: Final = load("saga_count")
 _RENAME: Final = load("saga_rename")
-#: How many instances one script moves, with their whole states: it holds up everybody else.
+#: How many instances one script moves, with their whole states: a script blocks all other clients.
 _RENAMED_AT_ONCE: Final = 20
 
 

@@ -1,4 +1,4 @@
-"""How something is taken from one shard after the other, so that an unresponsive server does not hold up the others."""
+"""Take from one shard after the other, so that an unresponsive server does not hold up the others."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,14 +20,14 @@ _PASSED_OVER_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Unresponsive:
-    """That a server gave no answer."""
+    """A server's failure to answer."""
 
     error: StoreUnavailable
     until: float  #: when it is asked again
 
 
 class Turns:
-    """Asks shards in turn, and remembers whose server was unresponsive.
+    """Calls shards in turn, and remembers the unresponsive servers.
 
     Args:
         client: Knows the servers.
@@ -43,7 +43,7 @@ class Turns:
     def take(self, shards: Sequence[Shard], limit: int, take: Callable[[Shard, int], Iterable[list[Taken]]]) -> list[Taken]:
         """Take at most ``limit`` things of the shards, which are asked in this order.
 
-        What was taken is returned though a shard failed. It takes little longer than the option ``total_timeout`` says: a lease
+        What was taken is returned even if a shard failed. It takes little longer than the option ``total_timeout`` says: a lease
         that has begun must not be spent on waiting.
 
         Args:
@@ -86,6 +86,6 @@ class Turns:
             self._unresponsive.clear()
 
     def _note(self, server: object, error: StoreError) -> None:
-        """Remember who it was that gave no answer; whoever refuses does so at once."""
+        """Remember a server that gave no answer; a refusal costs no time."""
         if isinstance(error, StoreUnavailable) and isinstance(error.__cause__, LostConnection | NoAnswer):
             self._unresponsive[server] = _Unresponsive(error, self._clock() + _PASSED_OVER_S)

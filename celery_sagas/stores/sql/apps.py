@@ -1,4 +1,4 @@
-"""Which app has started last, in SQL."""
+"""The app that has started last, in SQL."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from celery_sagas.stores.sql.tables import app
 
 
 def note_app(database: Database, name: str) -> str:
-    """Note an app in the place of the one that was noted last; return that one. Without the table nothing is noted."""
+    """Note an app; return the one that was noted before it. Without the table nothing is noted."""
     try:
         return database.run(lambda session: _note(session, name))
     except StoreUnavailable as exc:

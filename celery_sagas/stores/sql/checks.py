@@ -1,4 +1,4 @@
-"""What a server must be set to, so that what was committed is kept."""
+"""Checks that a server, by its settings, keeps what was committed."""
 
 from collections.abc import Callable, Mapping
 
@@ -54,7 +54,7 @@ def _check_mysql_version(connection: Connection) -> None:
 
 
 def check_table_engines(connection: Connection) -> None:
-    """Refuse tables of ours that somebody created with, or converted to, an engine that knows no transactions (MySQL)."""
+    """Refuse tables of ours that were created with, or converted to, an engine without transactions (MySQL)."""
     if connection.dialect.name not in ("mysql", "mariadb"):
         return
     tables = connection.exec_driver_sql(

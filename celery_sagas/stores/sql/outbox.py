@@ -131,7 +131,7 @@ def claim_in_one(session: SqlSession, values: Values, *, has_cause: bool) -> lis
 
 
 def _claim(has_cause: bool) -> Update:
-    """LeaseRow due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
+    """Lease due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
     due = _due(has_cause, outbox.c.id, outbox.c.available_at).cte("due")
     return (
         update(outbox)

@@ -1,4 +1,4 @@
-"""How old rows are removed, the oldest first and a bounded number at once."""
+"""Removal of old rows, the oldest first and a bounded number at once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,8 +60,8 @@ def _purge(name: str, database: str) -> Delete:
 def _mysql_oldest(time: str, names: Sequence[str]) -> TextClause:
     """MySQL has no ``LIMIT`` in a subquery on the table that it deletes from, but in ``DELETE`` itself; SQLAlchemy has not.
 
-    The order is that of the index by time, with the prefix: MariaDB, told less of it or another, sorts and locks all that is
-    old.
+    The order is that of the index by time, with the prefix: given less of it, or another order, MariaDB sorts and locks all
+    that is old.
     """
     order = ", ".join(f"`{name}`" for name in ("prefix", time, *names))
     return text(f"{time} < :before ORDER BY {order} LIMIT :limit").bindparams(_BEFORE, _LIMIT)

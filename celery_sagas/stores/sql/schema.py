@@ -1,4 +1,4 @@
-"""The tables: created by whichever process is first, checked by all, printed for operators."""
+"""The tables: created by the first process, checked by all, printed for operators."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -42,7 +42,7 @@ def prepare_schema(connection: Connection, dialect: SqlDialect, location: SqlLoc
 
 
 def _look_at(connection: Connection) -> tuple[bool, Layout | None]:
-    """Tell whether the tables are there, and of which layout: in this order, since somebody may make them in between."""
+    """Return whether the tables exist, and their layout: in this order, since another process may create them in between."""
     is_complete = _is_complete(connection)
     return is_complete, _stored_layout(connection)
 
@@ -55,7 +55,7 @@ def _stored_layout(connection: Connection) -> Layout | None:
 
 
 def _is_complete(connection: Connection) -> bool:
-    """Tell whether the tables are there: the layout's row is written when all are, and a table may have come to it since."""
+    """Return whether the tables exist: the layout's row is written when all do, and a newer version may have added a table."""
     if _stored_layout(connection) is None:
         return False
     there = inspect(connection)
@@ -63,7 +63,7 @@ def _is_complete(connection: Connection) -> bool:
 
 
 def _create_optional(connection: Connection, dialect: SqlDialect) -> None:
-    """Create the tables that have come to complete ones, if this user may: everything works without them."""
+    """Create the optional tables that are missing, if this user may: everything works without them."""
     there = inspect(connection)
     if missing := [metadata.tables[name] for name in OPTIONAL if not there.has_table(name)]:
         with suppress(DBAPIError), _locked(connection, dialect):
@@ -72,7 +72,7 @@ def _create_optional(connection: Connection, dialect: SqlDialect) -> None:
 
 
 def _create_missing(connection: Connection) -> None:
-    """Create what is missing; the layout's version comes last, so that what was interrupted is taken up again."""
+    """Create what is missing; the layout's version comes last, so that an interrupted run is continued."""
     if _is_complete(connection):
         return
     for table in metadata.sorted_tables:

@@ -68,7 +68,7 @@ def _time(name: str) -> Column[int]:
 
 
 def _digest(name: str) -> Column[str]:
-    """What stands for several names, which together would be too long for an index."""
+    """A digest of several names, which together would be too long for an index."""
     return Column(name, _name(40), nullable=False)
 
 
@@ -138,7 +138,7 @@ journal = _table(
     Index("saga_journal_key", "key", "saga", "prefix", "at"),
 )
 
-#: How often messages came again.
+#: The counts of redeliveries.
 delivery = _table(
     "saga_delivery",
     _text("step"),
@@ -157,7 +157,7 @@ outbox = _table(
     _document("payload"),
     _time("due_at"),
     _time("available_at"),  # from when on the row may be claimed: its due time has come and no lease lasts
-    _time("leased_until"),  # 0: nobody has a lease on it
+    _time("leased_until"),  # 0: there is no lease on it
     _text("token"),
     _number("attempts"),
     _document("error"),
@@ -170,12 +170,12 @@ outbox = _table(
 
 
 def has_time(column: ColumnElement[int]) -> ColumnElement[bool]:
-    """Return what is always true. The indexes by time do begin with the prefix; only statements that name this use them."""
+    """Return a condition that is always true. The indexes by time, which begin with the prefix, serve only statements with it."""
     return column > literal_column("0")
 
 
 def has_unresolved(groups: Any) -> ColumnElement[bool]:
-    """Return the condition of the partial index by unresolved items, as a statement must say it to use that."""
+    """Return the condition of the partial index by unresolved items, as a statement must repeat it to use the index."""
     return cast(ColumnElement[bool], groups.c.unresolved > literal_column("0"))
 
 
@@ -215,7 +215,7 @@ dead = _table(
 #: The aggregators that have ever buffered anything.
 aggregator = _table("saga_aggregator", _text("name"), PrimaryKeyConstraint("name", "prefix"))
 
-#: The groups that have buffered items. Whoever changes anything of a group locks its row first.
+#: The groups that have buffered items. Every change of a group locks its row first.
 group = _table(
     "saga_group",
     _digest("group_digest"),  # of aggregator and group
@@ -230,10 +230,10 @@ group = _table(
     _item_number("fired_to"),
     _word("fired_why"),
     _time("flush_requested_until"),
-    _time("paused_until"),  # before that, no claim gets anything
+    _time("paused_until"),  # before that, no claim takes items
     _time("lease_end"),  # of the lease that ends first; 0: there is none
     _time("due_at"),  # 0: when the next item comes
-    _item_number("removals"),  # how often ids of its items were remembered, for whoever has waited for the row meanwhile
+    _item_number("removals"),  # how often ids of its items were remembered, for calls that have waited for the row meanwhile
     PrimaryKeyConstraint("group_digest", "prefix"),
     Index("saga_group_name", "aggregator", "prefix", "grp"),
 )

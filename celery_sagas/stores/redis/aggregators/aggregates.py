@@ -26,7 +26,7 @@ from celery_sagas.stores.redis.packing import (
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.turns import Turns
 
-#: How many groups one script claims, how many ids one forgets, and how many items one inserts: it holds up everybody else.
+#: The most groups that one script claims, ids that one forgets, and items that one inserts: a script blocks all other clients.
 _AT_ONCE: Final = 500
 _INSERTED_AT_ONCE: Final = 5_000
 
@@ -42,7 +42,7 @@ _PURGE: Final = load("aggregate_purge")
 
 
 class OfGroups:
-    """Runs scripts, those that change a group among them."""
+    """The base of what runs scripts, among them those that change a group."""
 
     def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     whole in one shard, chosen by its name.
 
     Insertions, claims and removals wait for replicas. If a fail-over loses a flush request, a renewal or a release, the time that
-    it was about ends sooner or later than it was meant to.
+    it set ends sooner or later than intended.
     """
 
     def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
@@ -193,13 +193,13 @@ def of_rules(rules: Rules, about: str, now: int | str, call: str) -> list[Word]:
         rules: Of the aggregator.
         about: The group; the aggregator, for an insertion.
         now: The time, or empty.
-        call: By which a repeat is known.
+        call: The name of the call, which identifies a repeat.
     """
     return [call, now, about, rules.size, rules.within_ms, rules.idle_ms, rules.lease_ms]
 
 
 def _is_long(rules: Rules, addition: Addition) -> bool:
-    """Whether one script would hold everybody up; where a group may be full, all of an addition comes in, or nothing."""
+    """Return whether one script would block others too long; an addition to a group that may be full is never split."""
     return len(addition.items) > _INSERTED_AT_ONCE and not rules.max_buffered
 
 
@@ -211,13 +211,13 @@ def _pieces(rules: Rules, addition: Addition) -> list[Addition]:
 
 
 def _together(pieces: Sequence[Added]) -> Added:
-    """Return what is said of an addition, given what is said of its pieces."""
+    """Return the result of an addition, given the results of its pieces."""
     added, needs_flush, is_full = zip(*pieces, strict=True)
     return Added(sum(added), any(needs_flush), any(is_full))
 
 
 def _pack(args: list[Word], name: str, addition: Addition) -> None:
-    """Add what ``aggregate_insert`` takes of an addition."""
+    """Append the arguments of ``aggregate_insert`` for an addition."""
     group, items = addition
     digests = [digest_of_item(name, group, item.id) for item in items]
     args += [group, len(items), *digests]
@@ -225,7 +225,7 @@ def _pack(args: list[Word], name: str, addition: Addition) -> None:
 
 
 def _exceptions(rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> list[Word]:
-    """Return what the end of a lease takes of the items that are neither removed nor released."""
+    """Return the arguments of a lease's end for the items that are neither removed nor released."""
     dead_letters = [
         word for dead_letter in rejected for word in (dead_letter.number, encode(dead_letter.id), pack_dead_letter(dead_letter))
     ]

@@ -1,4 +1,4 @@
-"""A look at the buffers in Redis."""
+"""Buffers in Redis, inspected and changed by hand."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -12,7 +12,7 @@ from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import digest_of_item, encode
 
-#: How many items one script reads, or removes: it holds up everybody else.
+#: The most items that one script reads, or removes: a script blocks all other clients.
 _AT_ONCE: Final = 1_000
 
 #: The states of items, by the script's words for them.
@@ -29,7 +29,7 @@ _CLEAR: Final = load("buffer_clear")
 
 
 class RedisBuffers(OfGroups, Buffers):
-    """A look at what the aggregators have, part by part: of thousands of items, each part is of its own moment."""
+    """A view of the aggregators' items, read part by part: of thousands of items, each part is from its own moment."""
 
     def names(self) -> list[str]:
         answers = [self._client.run(_NAMES, [shard.buffers.names], []) for shard in self._placement.in_turn()]

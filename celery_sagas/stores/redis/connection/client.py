@@ -52,7 +52,7 @@ class Client:
     Nothing is connected before the first call. Threads and greenlets may share it; it survives a fork.
 
     Args:
-        resolve: Tells the server's address, before each new connection.
+        resolve: Returns the server's address, before each new connection.
         location: How to connect.
         options: The limits.
     """
@@ -86,23 +86,23 @@ class Client:
             script: Which one.
             keys: All of its keys, of one hash tag; but for the next one.
             args: Its arguments.
-            usual: Those before them, if other calls have them too; not together with ``answer``.
-            answer: The last of its keys: of what this very call is answered.
-            commits: Whether as many replicas must confirm what it writes as the option ``wait_replicas`` says.
+            usual: The arguments before them, if other calls have them too; not together with ``answer``.
+            answer: The last of its keys, under which this call's answer is kept.
+            commits: Whether its writes must be confirmed by as many replicas as the option ``wait_replicas`` says.
         """
         return self._call(script.name, partial(pack_call, script.sha, keys, args, answer, usual), keys, script, waits=commits)
 
     def wait_for_replicas(self, key: str) -> None:
-        """Wait until as many replicas as the option ``wait_replicas`` says have what was written beside a key until now."""
+        """Wait until as many replicas as the option ``wait_replicas`` says have all earlier writes beside a key."""
         if self._options.wait_replicas:
             self._call("WAIT", partial(pack, _touch(key)), [key], waits=True)
 
     def command(self, *words: Word) -> Any:
-        """Run a command that asks no particular node, and changes nothing."""
+        """Run a read-only command that any node can answer."""
         return self._call(str(words[0]), partial(pack, words))
 
     def on_masters(self, *words: Word) -> dict[str, Any]:
-        """Run a command on every master; return the replies by what the masters may be called."""
+        """Run a command on every master; return the replies by the masters' names, as they may be shown."""
         name = str(words[0])
         with self.errors.translated(name):
             masters = self._masters()
@@ -114,7 +114,7 @@ class Client:
         return self._options.total_timeout
 
     def holder_of(self, key: str) -> object:
-        """Return what stands for the server that has a key: when it is silent, it is so for all of its keys. Nothing is asked."""
+        """Identify the server that has a key, without a request: a server that is silent is silent for all of its keys."""
         return self._server
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Client:
         return replies[len(before)]
 
     def _timeout(self, call: Call) -> float:
-        """Return what is left of the time for a repeat; the first time the options hold, so that the connection can be kept."""
+        """Return the time that is left for a repeat; the first time the options hold, so that the connection can be kept."""
         return max(call.deadline - time.monotonic(), _SHORTEST_TIMEOUT) if call.failures else math.inf
 
     def _before(self, call: Call) -> list[bytes]:
@@ -166,10 +166,10 @@ class Client:
         return [*before, _ASKING] if call.is_asking else before
 
     def _after(self, call: Call) -> list[bytes]:
-        """Return what asks the replicas.
+        """Return the commands that wait for the replicas.
 
-        WAIT is about what its own connection wrote last. A repeat of what was committed writes nothing, and on another
-        connection at that, so something has to be written.
+        WAIT is about what its own connection wrote last. A repeat of a committed call writes nothing, and uses another
+        connection, so something must be written.
         """
         if not call.waits:
             return []

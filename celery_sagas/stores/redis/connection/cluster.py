@@ -91,7 +91,7 @@ class ClusterClient(Client):
         self._look_up_quietly()
 
     def _look_up_quietly(self, *first: Endpoint) -> None:
-        """Look the owners up; whether that worked shows when they are asked."""
+        """Look the owners up, and ignore a failure: it shows when the owners are used."""
         try:
             self._look_up(*first)
         except RedisError:
@@ -101,7 +101,7 @@ class ClusterClient(Client):
         """Ask the first node that answers which node owns which slot.
 
         Args:
-            first: Who is asked before the others.
+            first: The nodes that are asked before the others.
         """
         failure: Exception = LostConnection("no node of the cluster answers")
         for address in dict.fromkeys([*first, *self._owners.values(), *self._location.hosts]):

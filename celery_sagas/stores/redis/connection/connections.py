@@ -1,4 +1,4 @@
-"""The connections of one process to one server, and what is said over them."""
+"""The connections of one process to one server, and the commands sent over them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocatio
 from celery_sagas.stores.redis.connection.options import Options, connection_arguments, uses_tls
 
 Word: TypeAlias = str | int | bytes
-#: Tells where to connect, before each new connection.
+#: Returns where to connect, before each new connection.
 Resolve: TypeAlias = Callable[[], Endpoint]
 
 _TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout")
@@ -51,7 +51,7 @@ def pack_call(sha: str, keys: Sequence[str], args: Sequence[Word], own_key: str 
 
 @lru_cache(maxsize=1024)
 def _beginning(sha: str, number: int, words: tuple[Word, ...]) -> bytes:
-    """Return what is the same for each message of a saga."""
+    """Return the part that is the same for each message of a saga."""
     return _pack(("EVALSHA", sha, number, *words))
 
 
@@ -66,7 +66,7 @@ def _pack(words: Sequence[Word]) -> bytes:
 
 
 def always(address: Endpoint) -> Resolve:
-    """Return what tells one address."""
+    """Return a ``Resolve`` that always returns one address."""
     return lambda: address
 
 
@@ -74,10 +74,10 @@ class Server:
     """One server, as one process sees it.
 
     A connection is used again only once each of its replies has been read. If anything else happens, a time limit that strikes in
-    the middle included, it is closed: nobody knows what it would answer to the next call.
+    the middle included, it is closed: its reply to the next call would be unpredictable.
 
     Args:
-        resolve: Tells the server's address; not called for one behind a socket.
+        resolve: Returns the server's address; not called for one behind a socket.
         location: How to connect.
         options: The limits.
     """

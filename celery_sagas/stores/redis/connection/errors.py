@@ -30,7 +30,7 @@ _CODES: Final[Mapping[str, str]] = {
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
 }
-#: What will fail again however often it is sent: not the server's state, but what was sent.
+#: Errors that repeat however often a call is sent: the cause is not the server's state, but the call.
 _REFUSED: Final = frozenset({"", "ERR", "CROSSSLOT", "EXECABORT", "NOPROTO"})
 _WRONG_TYPE: Final = "WRONGTYPE"
 
@@ -67,7 +67,7 @@ class RedisErrors:
 
     Args:
         shown: The URL as it may be shown.
-        secrets: What no text may repeat.
+        secrets: The values that no text may repeat.
     """
 
     def __init__(self, shown: str, secrets: tuple[str, ...]) -> None:
@@ -117,7 +117,7 @@ class RedisErrors:
 
 
 def code_of(error: Exception) -> str:
-    """Return the code of a server's error; empty where it gave none, or is not to blame."""
+    """Return the code of a server's error; empty if it gave none, or is not the cause."""
     if known := _CODES.get(type(error).__name__):
         return known
     text = str(error)
@@ -126,7 +126,7 @@ def code_of(error: Exception) -> str:
 
 
 def remedy_for(error: Exception) -> str:
-    """Return what to set, if a setting is what is wrong."""
+    """Return what to set, if a setting is wrong."""
     below = error.__context__
     if isinstance(below, ssl.SSLError) and not isinstance(below, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return _TLS

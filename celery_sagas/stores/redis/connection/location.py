@@ -1,4 +1,4 @@
-"""Which server, Sentinel or cluster a URL names, and how the URL may be shown."""
+"""The server, Sentinels or cluster that a URL names, and the URL as it may be shown."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Endpoint: TypeAlias = tuple[str, int]
 
 
 class Topology(StrEnum):
-    """What a URL leads to."""
+    """The kind of server that a URL names."""
 
     SERVER = "server"
     SENTINEL = "sentinel"
@@ -22,7 +22,7 @@ class Topology(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """What a scheme says."""
+    """The meaning of a scheme."""
 
     kind: Topology
     port: int = 6379  #: where the URL names none
@@ -58,7 +58,7 @@ class RedisLocation:
     hosts: tuple[Endpoint, ...]  #: one or more; meaningless for a socket
     path: str  #: of a socket, else empty
     is_tls: bool
-    arguments: Mapping[str, str]  #: what the URL says beside the address, by the name of the option
+    arguments: Mapping[str, str]  #: the URL's options besides the address, by name
     shown: str  #: as it was written, but for secrets
     secrets: tuple[str, ...]
 
@@ -67,7 +67,7 @@ class RedisLocation:
 
 
 def is_secret(argument: str) -> bool:
-    """Whether the value of an argument with this name must not be shown."""
+    """Return whether the value of an argument with this name must not be shown."""
     return any(word in argument.lower() for word in _SECRET_WORDS)
 
 
@@ -84,7 +84,7 @@ def locate(url: str) -> RedisLocation:
     Several are separated by semicolons, each a whole URL (Celery's form), or by commas between the hosts of one URL.
 
     Raises:
-        ConfigurationError: It is no URL, or says two things at once. The text does not repeat the URL, nor does an exception
+        ConfigurationError: It is not a URL, or contradicts itself. The text does not repeat the URL, nor does an exception
             behind it: it may hold a password.
     """
     parts = [_split(part) for part in _BETWEEN_URLS.split(url)]
@@ -153,7 +153,7 @@ def _socket_path(part: SplitResult) -> str:
 
 
 def _arguments(part: SplitResult, *, is_socket: bool) -> dict[str, str]:
-    """Return what a URL says beside its address; where it says it twice, as redis-py decides."""
+    """Return the options in a URL besides its address; of one that is given twice, the value that redis-py uses."""
     query = dict(reversed(parse_qsl(part.query)))  # the first one counts
     arguments = {_ALIASES.get(name, name): value for name, value in query.items()}
     database = "" if is_socket else unquote(part.path).strip("/")

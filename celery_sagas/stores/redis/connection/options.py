@@ -1,4 +1,4 @@
-"""``saga_backend_options`` of a Redis backend, and what a connection is made with."""
+"""``saga_backend_options`` of a Redis backend, and the arguments of its connections."""
 
 from collections.abc import Mapping
 from ssl import TLSVersion, VerifyMode
@@ -91,9 +91,9 @@ class Options(BaseModel):
 
     #: The name under which the Sentinels watch the master.
     master_name: str = ""
-    #: How many other Sentinels one must know to be believed.
+    #: How many other Sentinels a Sentinel must know for its answer to count.
     min_other_sentinels: Count = Field(default=0, ge=0)
-    #: What connections to the Sentinels are made with: their own password, TLS and time-outs.
+    #: The arguments of connections to the Sentinels: their own password, TLS and time-outs.
     sentinel_kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
 
     @model_validator(mode="after")
@@ -136,7 +136,7 @@ def _problems(error: ValidationError) -> str:
 
 
 def _check_fit(options: Options, location: RedisLocation) -> None:
-    """Refuse what the URL's kind cannot take, and what it needs and lacks."""
+    """Refuse options that the URL's kind cannot take, and missing ones that it needs."""
     given, is_sentinel = options.model_fields_set, location.kind is Topology.SENTINEL
     if is_sentinel and not options.master_name:
         raise ConfigurationError(
@@ -154,12 +154,12 @@ def _check_fit(options: Options, location: RedisLocation) -> None:
 
 
 def uses_tls(options: Options, location: RedisLocation) -> bool:
-    """Whether connections to the server are encrypted."""
+    """Return whether connections to the server are encrypted."""
     return location.is_tls or options.ssl
 
 
 def connection_arguments(options: Options, location: RedisLocation) -> dict[str, Any]:
-    """Return what redis-py's connections are made with, but for the address."""
+    """Return the arguments of redis-py's connections, except the address."""
     names = ["socket_timeout", "socket_connect_timeout", "health_check_interval", "db"]
     if not location.path:
         names.append("socket_keepalive")

@@ -1,7 +1,7 @@
 """The Lua scripts: one file for each operation, in the folder of its concept, with the parts that it uses.
 
-Each run of a script makes its functions anew, which takes longer than most commands do: a part that few calls need stands where
-the others have ended.
+Each run of a script defines its functions again, which takes longer than most commands do: a part that few calls need stands
+behind the point where the others have returned.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where the master is that the Sentinels watch."""
+"""The address of the master that the Sentinels watch."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from celery_sagas.stores.redis.connection.options import Options
 
 
 def master_of(location: RedisLocation, options: Options) -> Resolve:
-    """Return what asks the Sentinels for the master: each time anew, over connections of its own, so that a fail-over is seen."""
+    """Return a ``Resolve`` that asks the Sentinels each time, over connections of its own, so that it notices a fail-over."""
     arguments: dict[str, Any] = {
         "socket_timeout": options.socket_connect_timeout,
         "socket_connect_timeout": options.socket_connect_timeout,

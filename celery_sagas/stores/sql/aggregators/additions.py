@@ -1,4 +1,4 @@
-"""How items come into their groups."""
+"""Insertion of items into their groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,9 +32,9 @@ _Keyed = list[tuple[str, NewItem]]
 
 
 def insert(session: SqlSession, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
-    """Buffer items, and say for each addition whether a flush is to be asked for.
+    """Buffer items, and return for each addition whether the caller must ask for a flush.
 
-    All are taken for new at first, as nearly always they are; if any is known nothing is written, and those are left out.
+    All are assumed to be new at first, as they nearly always are; if any is known, nothing is written, and those are left out.
     """
     now, groups = lock_all(session, rules.name, {addition.group for addition in additions})
     keyed = [(addition.group, _with_keys(rules.name, addition)) for addition in additions]
@@ -55,7 +55,7 @@ def _with_keys(name: str, addition: Addition) -> _Keyed:
 
 
 class _Arrivals:
-    """The new items of one call, and what becomes of their groups."""
+    """The new items of one call, and the changes of their groups."""
 
     def __init__(self, rules: Rules, now: int, groups: Mapping[str, GroupRow], known: set[str]) -> None:
         self._rules = rules

@@ -1,4 +1,4 @@
-"""What is buffered in SQL, to be looked at and changed by hand."""
+"""Buffers in SQL, inspected and changed by hand."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _GROUP: list[ColumnElement[Any]] = [group.c[name] for name in ("grp", "free", "l
 
 
 class SqlBuffers(Buffers):
-    """A look at the tables."""
+    """A view of the tables."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""How due groups are claimed, so that two calls at once never get the same one."""
+"""Claims of due groups, such that two calls at once never get the same one."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ def claim_due(session: SqlSession, names: Sequence[str], limit: int, lease_ms: i
 def _due() -> Select[Any]:
     """Select due groups of one aggregator: of several at once the database would sort all that are due.
 
-    Those are passed over that somebody changes now: they will be right when that is done.
+    Groups that another transaction is changing are passed over: it leaves their due times right.
     """
     is_due = [group.c.due_at <= now(), has_time(group.c.due_at)]
     is_ours = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "name")]

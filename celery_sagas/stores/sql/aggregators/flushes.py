@@ -1,4 +1,4 @@
-"""What a flush does with its items: it claims them under a lease, and ends that in one way or another."""
+"""The operations of a flush on its items: it claims them under a lease, and ends the lease in one way or another."""
 
 from collections.abc import Collection, Sequence
 
@@ -65,7 +65,7 @@ class Flushes:
         return Snapshot(as_free, lease.reason, self._row.unresolved, self._row.flush_requested_until > self._now)
 
     def renew(self, token: str) -> bool:
-        """Begin the time of a lease anew, if it is there."""
+        """Restart the time of a lease, if it exists."""
         if token not in self._leases:
             return False
         ends_at = self._now + self._rules.lease_ms
@@ -75,7 +75,7 @@ class Flushes:
         return True
 
     def remove(self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> bool:
-        """End a lease, and remove its items; return whether a flush is to be asked for."""
+        """End a lease, and remove its items; return whether the caller must ask for a flush."""
         self._remove(self._end(token, unreadable), rejected)
         needs_flush = self._row.request_flush(self._rules, self._now)
         self._save()

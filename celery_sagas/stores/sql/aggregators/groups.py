@@ -1,4 +1,4 @@
-"""The row of a group: whoever has locked it has all of the group to itself, until the transaction ends."""
+"""The row of a group: a transaction that has locked it has all of the group to itself, until it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_sagas.stores.sql.tables import aggregator, group
 
 
 def digest(*names: str) -> str:
-    """Return what stands for several names; no two lists of names that anybody finds have the same."""
+    """Return the digest of several names; in practice no two lists of names have the same."""
     text = "".join(f"{len(name)}:{name}" for name in names)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
@@ -73,12 +73,12 @@ class GroupRow:
             self.fired_to, self.fired_why = to, why
 
     def settle(self, rules: Rules, now: int) -> None:
-        """Set the time at which somebody must look at it."""
+        """Set its due time."""
         ends = [self.lease_end] if self.lease_end else []
         self.due_at = due_at(rules, self._waiting(), now, self.flush_requested_until, ends) or 0
 
     def copy(self) -> GroupRow:
-        """Return another one that is the same."""
+        """Return a copy."""
         return GroupRow(*_fields_of(self))
 
     def _waiting(self) -> Waiting:
@@ -97,7 +97,7 @@ def lock(session: SqlSession, name: str, of: str) -> tuple[int, GroupRow | None]
 
 
 def lock_all(session: SqlSession, name: str, groups: Collection[str]) -> tuple[int, dict[str, GroupRow]]:
-    """Lock groups, in the order in which everybody does, whether they have items or not; return the store's time, and them.
+    """Lock groups in the common order, whether they have items or not; return the store's time, and their rows.
 
     A single one that has items, as nearly always, is locked without being written.
     """
@@ -115,13 +115,13 @@ def lock_all(session: SqlSession, name: str, groups: Collection[str]) -> tuple[i
 
 
 def save(session: SqlSession, rules: Rules, now: int, rows: Sequence[GroupRow]) -> None:
-    """Leave locked groups right after a change: with their due times, or not at all."""
+    """Finish a change of locked groups: save them with their due times, or delete those without items."""
     put_rows(session, group, settled(rules, now, rows))
     forget_empty(session, rows)
 
 
 def settled(rules: Rules, now: int, rows: Sequence[GroupRow]) -> list[Values]:
-    """Set the due times of groups; return the values of those that have items, in the order in which everybody locks them."""
+    """Set the due times of groups; return the values of those that have items, in the common order of locking."""
     for row in rows:
         row.settle(rules, now)
     return [_values(row) for row in sorted(rows, key=lambda row: row.group_digest) if row.buffered]

@@ -1,7 +1,7 @@
-"""Items in the table ``saga_buffer``. Those who change any have locked their group.
+"""Items in the table ``saga_buffer``. Callers that change any have locked their group.
 
-Which are changed, or removed, is said by their numbers alone: a condition on the group might have MySQL look through, and wait
-for, the items of others.
+Changes and removals select items by their numbers alone: a condition on the group might make MySQL read, and wait for, the
+items of other groups.
 """
 
 from collections.abc import Collection, Sequence
@@ -47,7 +47,7 @@ _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 def known_keys(session: SqlSession, keys: Sequence[str], now: int) -> set[str]:
     """Return which keys are those of buffered items, or of items that were removed and are remembered.
 
-    Whose time has passed is told here: asked for it, a database might look through all whose time has not.
+    The times are compared here: as a condition, they might make a database read all keys whose time has not passed.
     """
     found: set[str] = set()
     for count, given in in_parts(session.database, "key", keys):
@@ -189,7 +189,7 @@ def lease(session: SqlSession, numbers: Sequence[int], token: str) -> None:
 
 
 def free(session: SqlSession, numbers: Sequence[int], attempts: int) -> None:
-    """End the lease on items; so many attempts are counted on each."""
+    """End the lease on items; this many attempts are counted on each."""
     _change(session, _free, numbers, {"new_state": FREE, "new_token": "", "more": attempts})
 
 
@@ -209,7 +209,7 @@ def set_unresolved(session: SqlSession, numbers: Sequence[int]) -> None:
 
 
 def remove(session: SqlSession, numbers: Sequence[int]) -> None:
-    """Remove items for good."""
+    """Remove items permanently."""
     _change(session, _delete, numbers, {})
 
 

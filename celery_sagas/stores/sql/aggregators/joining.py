@@ -1,8 +1,8 @@
 """An item that joins others and does not fire their trigger, as most items do: on PostgreSQL it takes one statement.
 
-It looks for the item's id before it has locked the group. If another has buffered the id meanwhile, the item cannot be inserted;
-if its item was even removed again, the group says so by ``removals``. Either way nothing is changed, and the item goes the long
-way.
+It looks for the item's id before it has locked the group. If another call has buffered the id meanwhile, the item cannot be
+inserted; if that item was even removed again, the group's ``removals`` shows it. Either way nothing is changed, and the item
+takes the longer way.
 """
 
 from collections import OrderedDict
@@ -26,13 +26,13 @@ _REMEMBERED: Final = 10_000
 
 
 class Joinable:
-    """Groups in which items wait, as far as this process knows: only in these is it worth while to try."""
+    """Groups in which items wait, as far as this process knows: only in these is an attempt worthwhile."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def is_worth_while(self, rules: Rules, additions: Sequence[Addition]) -> bool:
-        """Tell whether the additions are one item, and others wait in its group."""
+        """Return whether the additions are one item, and others wait in its group."""
         return len(additions) == 1 and _is_one(additions[0]) and (rules.name, additions[0].group) in self._groups
 
     def note(self, rules: Rules, additions: Sequence[Addition], added: Sequence[Added]) -> None:

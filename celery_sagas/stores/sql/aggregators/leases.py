@@ -1,4 +1,4 @@
-"""Leases, in the table ``saga_lease``. Those who change any have locked their group."""
+"""Leases, in the table ``saga_lease``. Callers that change any have locked their group."""
 
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from celery_sagas.stores.sql.tables import lease
 
 
 class LeaseRow(NamedTuple):
-    """The time that one run of a flush has, and why it came to be."""
+    """The time that one run of a flush has, and the reason for the flush."""
 
     token: str
     reason: str

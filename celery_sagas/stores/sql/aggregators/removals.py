@@ -1,4 +1,4 @@
-"""What operators do to a group by hand."""
+"""Changes of a group by hand, for operators."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""The connections to a database, and what runs over them."""
+"""The connections to a database, and the statements that run over them."""

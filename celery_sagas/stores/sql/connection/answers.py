@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that do not wait indefinitely: neither its protocol nor TCP tells a silent server from a busy one."""
+"""Connections to PostgreSQL with bounded waits: neither its protocol nor TCP distinguishes a silent server from a busy one."""
 
 import time
 from collections.abc import Callable, Generator
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def bound_answers(engine: Engine, seconds: float) -> None:
-    """Have an engine of PostgreSQL open connections that are closed when the server has been silent for so long.
+    """Make an engine of PostgreSQL open connections that are closed when the server has been silent for this long.
 
-    Whether the statement was run is then unknown, as it is when a connection breaks. Before release 3.2.13 psycopg tells nobody
-    that it is still waiting, and the bound has no effect.
+    Whether the statement was run is then unknown, as it is when a connection breaks. Before release 3.2.13 psycopg does not
+    report that it is still waiting, and the bound has no effect.
     """
     bounded = _bounded(engine.dialect.loaded_dbapi, seconds)
     event.listen(engine, "do_connect", lambda dialect, entry, args, named: bounded.connect(*args, **named))
@@ -31,7 +31,7 @@ def _bounded(driver: Any, seconds: float) -> Any:
                 answer: T = super().wait(_watched(steps, seconds, time_out), *args, **named)
             except driver.OperationalError:
                 if self.pgconn.transaction_status == driver.pq.TransactionStatus.ACTIVE:
-                    self.close()  # the answer may still come: nobody may take it for that to another statement
+                    self.close()  # the answer may still come, and must not be read as that to another statement
                 raise
             return answer
 
@@ -41,8 +41,8 @@ def _bounded(driver: Any, seconds: float) -> Any:
 def _watched(steps: Generator[Any, Any, T], seconds: float, time_out: Callable[[], None]) -> Generator[Any, Any, T]:
     """Pass on what psycopg waits for, and what has become ready: nothing, every tenth of a second.
 
-    The server is silent if a look that began too late has found nothing. After one that began in time, this process may have
-    been held up itself, and the answer has come meanwhile.
+    The server counts as silent if a check that began too late has found nothing. After one that began in time, this process may
+    have been held up itself, and the answer may have come meanwhile.
     """
     ready, last = None, time.monotonic()
     try:

@@ -78,7 +78,7 @@ def _put(name: str, database: str, is_one: bool, common: str, *names: str) -> In
 
 
 def _lock(name: str, database: str, is_one: bool, common: str, *names: str) -> Insert:
-    """A row that is there is changed to what it was: that locks it, on every database."""
+    """Insert rows; one that exists is set to its own value, which locks it on every database."""
     (first, *_) = metadata.tables[name].primary_key
     return or_change(_insert(name, database, is_one, common, *names), name, first.name)
 

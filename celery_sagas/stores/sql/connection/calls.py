@@ -8,7 +8,7 @@ from celery_sagas.stores.sql.connection.database import Database, SqlSession
 
 T = TypeVar("T")
 
-#: How often a call is made again that the database has undone for the sake of another.
+#: How often a call is repeated that the database has undone in favor of another.
 _REPEATS = 2
 
 
@@ -26,7 +26,7 @@ def in_transaction(database: Database, work: Callable[[SqlSession], T]) -> T:
 def _run(database: Database, work: Callable[[SqlSession], T]) -> T:
     """Run work in a transaction, which the database runs once more if the connection was lost.
 
-    Where the first run may have been committed, and the second finds nothing to do, the first one's answer is given.
+    If the first run may have been committed, and the second finds nothing to do, the first one's answer is returned.
     """
     answers: list[T] = []
 

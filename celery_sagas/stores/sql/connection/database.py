@@ -93,7 +93,7 @@ class SqlSession:
         self._is_open = False
 
     def recover(self) -> bool:
-        """Undo what an error left open (MySQL keeps it, to be committed with what comes next); tell whether that worked."""
+        """Undo what an error left open (MySQL keeps it, to be committed with what comes next); return whether that worked."""
         if not self._is_open:
             return True
         try:
@@ -192,7 +192,7 @@ class Database:
         """Run one operation on a connection.
 
         An operation whose connection was lost since the last one (the server was restarted) is run once more, on a new
-        connection. It may have been committed the first time: whoever writes must be able to tell.
+        connection. It may have been committed the first time: an operation that writes must be able to detect that.
 
         Args:
             work: The operation.
@@ -227,10 +227,10 @@ class Database:
             self._check_in(opened, is_sound)
 
     def _check_size(self, session: SqlSession, error: Exception) -> None:
-        """Check whether a statement failed because the server takes none of its size: it would fail each time.
+        """Check whether a statement failed because the server refuses its size: it would fail each time.
 
         Raises:
-            StoreError: So it is; nothing was stored.
+            StoreError: The statement is too large; nothing was stored.
         """
         if not self.dialect.statement_limit or (size := session.measure()) < _SMALL:
             return
@@ -254,15 +254,15 @@ class Database:
             opened.close()
 
     def was_locked_out(self, error: StoreError) -> bool:
-        """Tell whether an operation was undone as the victim of a deadlock or of a lock time-out."""
+        """Return whether an operation was undone as the victim of a deadlock or of a lock time-out."""
         return self._is_about(error, Fault.LOCKED)
 
     def gave_way(self, error: StoreError) -> bool:
-        """Tell whether a statement was undone for the sake of another that was there first."""
+        """Return whether a statement was undone in favor of another that came first."""
         return self._is_about(error, Fault.LOCKED, Fault.UNIQUE)
 
     def lacks_table(self, error: StoreError) -> bool:
-        """Tell whether an operation failed because a table is missing."""
+        """Return whether an operation failed because a table is missing."""
         return self._is_about(error, Fault.NO_TABLE)
 
     def _is_about(self, error: StoreError, *faults: Fault) -> bool:

@@ -1,4 +1,4 @@
-"""What differs between the databases around the statements: connecting, beginning, locking the schema."""
+"""The differences between the databases around the statements: connecting, beginning, locking the schema."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,13 +9,13 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 #: Seconds after which a wait for another worker that creates the tables is given up.
 _SCHEMA_WAIT = 60
-#: Any number that nobody else is likely to use for an advisory lock.
+#: An arbitrary number that is unlikely to be used for another advisory lock.
 _SCHEMA_LOCK = 7_235_423_791
 
 #: Whatever the default of the role or the database is.
 _ISOLATION = "ISOLATION LEVEL READ COMMITTED"
 #: A plan may be made while a table is nearly empty, and stay in use when it has a million rows, until their statistics come:
-#: what reads a whole table, or sorts, is quick then, and slow ever after. All that runs in a transaction has its index.
+#: a table scan, or a sort, is quick at first, and slow afterwards. Every statement in a transaction has its index.
 _BEGIN_POSTGRESQL = "; ".join(
     (
         f"BEGIN {_ISOLATION}",
@@ -36,7 +36,7 @@ class SqlDialect:
     begin: str
     lock_schema: tuple[str, ...]
     unlock_schema: tuple[str, ...]
-    #: Asks from how many bytes on the server refuses a statement, which may look as if the connection was lost.
+    #: Queries the size in bytes from which the server refuses a statement, which may look as if the connection was lost.
     statement_limit: str = ""
 
 
@@ -53,7 +53,7 @@ def _sqlite_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _postgresql_timeouts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Find out soon that the server's machine is gone; ``bound_answers`` does the rest."""
+    """Detect soon that the server's machine is gone; ``bound_answers`` does the rest."""
     keepalives = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
     return {**keepalives, "tcp_user_timeout": int(options["answer_timeout"] * 1000)}
 
@@ -69,7 +69,7 @@ def _no_timeouts(options: Mapping[str, Any]) -> dict[str, Any]:
 def _set_up_postgresql(cursor: Any) -> None:
     """Let each statement see what others have committed, whatever the role's default is; change nothing where it does.
 
-    Nor behind a pooler, which gives the connection to others, too: what is set there is set for them. It shows its clients
+    Nor behind a pooler, which gives the connection to others, too: a setting would apply to them. It shows its clients
     another process id than PostgreSQL does.
     """
     name, wanted, shown = "default_transaction_isolation", "read committed", cursor.connection.pgconn.backend_pid

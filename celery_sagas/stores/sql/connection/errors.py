@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
 
 
 class Fault(Enum):
-    """What a driver's error means."""
+    """The meaning of a driver's error."""
 
     LOCKED = auto()  #: the victim of a deadlock or of a lock time-out
     UNIQUE = auto()  #: something that was to be inserted is there already
     REFUSED = auto()  #: the values themselves: they would be refused again
-    NO_TABLE = auto()  #: nobody has created our tables
+    NO_TABLE = auto()  #: our tables were not created
     UNAVAILABLE = auto()  #: everything else
 
 
@@ -53,7 +53,7 @@ _PATHS = "sqlite:///name is relative to the working directory, sqlite:////name i
 
 
 class Subject(NamedTuple):
-    """What a commit is about, for its ``RevisionConflict``."""
+    """The subject of a commit, for its ``RevisionConflict``."""
 
     saga: str
     key: str
@@ -71,14 +71,14 @@ class SqlErrors:
         """Raise every error of the driver as a ``StoreError``.
 
         Args:
-            subject: What is committed. Without it a conflict is a ``StoreUnavailable``: nobody would run anything again.
+            subject: What is committed. Without it a conflict is a ``StoreUnavailable``: no caller would run it again.
         """
         try:
             yield
         except DBAPIError as exc:
             origin = exc.orig if isinstance(exc.orig, Exception) else exc
             raise self._translate(origin, subject) from origin
-        except StatementError as exc:  # SQLAlchemy's about what interrupts a statement of its own: a time limit, say
+        except StatementError as exc:  # SQLAlchemy's, about an interruption of its own statement, such as a time limit
             raise exc.orig or exc from None
         except (self._driver.Error, *_ENCODING_ERRORS) as exc:
             raise self._translate(exc, subject) from exc
@@ -98,7 +98,7 @@ class SqlErrors:
         return f"the folder {folder} does not exist: create it, or write another path ({_PATHS})" if folder else self._text(error)
 
     def fault_of(self, error: Exception) -> Fault:
-        """Tell what an error means."""
+        """Return the meaning of an error."""
         code = _code(error)
         fault = _FAULTS.get(code) or (_FAULTS.get(code[:2]) if isinstance(code, str) else None)
         if fault is not None:
@@ -116,7 +116,7 @@ class SqlErrors:
 
 
 def _code(error: Exception) -> str | int | None:
-    """Return PyMySQL's number (its SQLSTATE, where it has one, tells less), or psycopg's SQLSTATE."""
+    """Return PyMySQL's number (its SQLSTATE, where it has one, is less precise), or psycopg's SQLSTATE."""
     if error.args and isinstance(error.args[0], int):
         return error.args[0]
     state = getattr(error, "sqlstate", None)

@@ -1,4 +1,4 @@
-"""Which database a URL names, and how the URL may be shown."""
+"""The database that a URL names, and the URL as it may be shown."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class SqlLocation:
 
     @property
     def in_memory(self) -> bool:
-        """Whether this is an SQLite database that lives and dies with its connection."""
+        """True if this is an SQLite database that lives and dies with its connection."""
         database = self.url.database or ":memory:"
         return self.url.get_backend_name() == "sqlite" and (":memory:" in database or self.url.query.get("mode") == "memory")
 
@@ -56,7 +56,7 @@ def locate(url: str) -> SqlLocation:
     """Parse a URL, with or without Celery's ``db+``.
 
     Raises:
-        ConfigurationError: It is no URL, or names a database or a driver that is not supported. The text does not repeat
+        ConfigurationError: It is not a URL, or names a database or a driver that is not supported. The text does not repeat
             the URL, nor does an exception behind it: it may hold a password.
     """
     try:

@@ -79,7 +79,7 @@ def _prepare_nothing_in_a_pool(connection: Any, _: object) -> None:
     """Have psycopg prepare no statement on a connection that ends at a pooler, such as PgBouncer.
 
     A pooler may give each transaction another connection to PostgreSQL, where a statement of that name is missing, or is another
-    one. It gives its clients process ids of its own making, which they need to cancel a statement: PostgreSQL says another one.
+    one. It gives its clients process ids of its own making, which they need to cancel a statement: PostgreSQL has another one.
     """
     cursor = connection.cursor()
     cursor.execute("SELECT pg_backend_pid()")

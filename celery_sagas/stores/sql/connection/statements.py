@@ -74,7 +74,7 @@ class Statement:
 
 
 def compile_statement(build: Build, shape: Shape, dialect: Dialect, *, prefix: str, clock: Callable[[], int] | None) -> Statement:
-    """Compile a statement; without a clock it asks the server's.
+    """Compile a statement; without a clock it reads the server's.
 
     What was compiled once serves all databases of the process that are of the same kind: compiling takes longer than running.
     """

@@ -1,4 +1,4 @@
-"""What a commit writes beside the instance: its line in the journal and its outgoing rows."""
+"""The effects of a commit besides the instance: its line in the journal and its outgoing rows."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def insert_entry() -> Insert:
 
 
 def entry_columns() -> dict[str, ColumnElement[Any]]:
-    """Return what the journal's line consists of."""
+    """Return the columns of the journal's line."""
     return {"prefix": PREFIX, **{name: _of_entry(name) for name in _ENTRY}, "at": now()}
 
 
@@ -46,7 +46,7 @@ def entry_values(entry: Entry) -> Values:
 
 
 def outgoing_columns(own: Callable[[Column[Any]], ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:
-    """Return what an outgoing row consists of; one that waits for its due time is under no lease.
+    """Return the columns of an outgoing row; one that waits for its due time is under no lease.
 
     Args:
         own: Gives the value of a column in which the rows differ.
@@ -103,7 +103,7 @@ def rows_of_instance() -> list[ColumnElement[bool]]:
 
 
 def delete_cancelled(count: int) -> Delete:
-    """Remove so many rows of an instance, which it has cancelled."""
+    """Remove this many rows that an instance has cancelled."""
     return delete(outbox).where(*decided_by_instance(), one_of(outbox.c.id, "cancelled", count))
 
 
@@ -113,6 +113,6 @@ def decided_by_instance() -> list[ColumnElement[bool]]:
 
 
 def in_order(*conditions: ColumnElement[bool]) -> list[ColumnElement[bool]]:
-    """Make PostgreSQL lock the rows in the order of their ids, in which MySQL does by itself: nobody waits in a circle."""
+    """Make PostgreSQL lock the rows in the order of their ids, as MySQL does anyway, to prevent deadlocks."""
     locked = select(outbox.c.id).where(*conditions).order_by(outbox.c.id).with_for_update()
     return [outbox.c.prefix == PREFIX, outbox.c.id.in_(locked)]

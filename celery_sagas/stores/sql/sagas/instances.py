@@ -67,7 +67,7 @@ def _as_found() -> ColumnElement[bool]:
 
 
 def has_found_name() -> ColumnElement[bool]:
-    """The instance has the name of its saga under which it was found."""
+    """Condition: the instance has the name of its saga under which it was found."""
     return instance.c.saga == bound(instance.c.saga, "found_saga")
 
 
@@ -76,7 +76,7 @@ def _is(name: str) -> ColumnElement[bool]:
 
 
 def _may_be_changed() -> ColumnElement[bool]:
-    """Nobody else has locked it."""
+    """Condition: no other owner has locked it."""
     return or_(instance.c.locked_until <= now(), instance.c.locked_by == bound(instance.c.locked_by, "lock_owner"))
 
 

@@ -1,4 +1,4 @@
-"""How instances move to another name of their saga."""
+"""Moves of instances to another name of their saga."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def _is_former() -> list[ColumnElement[bool]]:
 
 
 def _move(database: Database, values: Values, ids: list[str]) -> int | None:
-    """Return how many were moved; ``None``, and none is, if a unique key refused one."""
+    """Move instances and return how many; ``None``, with none moved, if a unique key refused one."""
     try:
         return in_transaction(database, lambda session: _move_in(session, values, ids))
     except StoreUnavailable as exc:

@@ -17,7 +17,7 @@ from celery_sagas.stores.sql.sagas.renames import count_instances, rename
 
 
 class _Commits(Protocol):
-    """How a database commits: the statements, in order."""
+    """The commits of a kind of database: their statements, in order."""
 
     def insert(self, record: NewRecord, effects: Effects) -> list[Execution]: ...
     def update(self, record: Record, change: Change, effects: Effects) -> list[Execution]: ...
@@ -90,7 +90,7 @@ class SqlSagaStore(SagaStore):
 
 
 class _Expected:
-    """What a commit expected to find; nothing, if it was no change."""
+    """The version and lock that a commit expected to find; empty if it was not a change."""
 
     def __init__(self, record: Record | None = None, lock_owner: str = "", *, adds_keys: bool = False) -> None:
         self.id, self.saga = (record.id, record.saga) if record else ("", "")
@@ -101,8 +101,8 @@ class _Expected:
     def compare(self, version: int | None, lock_owner: str) -> str:
         """Return the reason for which a commit changed nothing.
 
-        An instance that is as it was found now, and was not when the commit came, was locked then; unless the commit added
-        keys, of which one is there under a former name.
+        If the instance is as it was found now, but was not when the commit came, it was locked then; unless the commit added
+        keys, one of which exists under a former name.
         """
         if version != self._version:
             return "version"

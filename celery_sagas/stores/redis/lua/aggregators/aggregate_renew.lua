@@ -1,9 +1,9 @@
 -- uses: clock many state trigger group items leases fresh
--- Begin the time of a lease anew.
+-- Restart the time of a lease.
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token
 -- Answers with: 1 if the token has the lease, else 0.
--- A repeat is the same token's: it begins the time anew.
+-- A repeat is the same token's: it restarts the time.
 check_leases()
 local now, token, group = clock(ARGV[2]), ARGV[8], find_group(ARGV[3], fresh, free)
 local lease = redis.call('HGET', leases, token)

@@ -3,7 +3,7 @@
 -- KEYS: groups, order, due, items, sequence, seen, fresh ids, attempts, free, leases, leased, fresh, answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms)
 -- Answers with: 1, or 0 if nothing is free or leased.
--- A repeat opens nothing, and answers as the first call did.
+-- A repeat fires nothing, and answers as the first call did.
 check_leases()
 local now, group = clock(ARGV[2]), find_group(ARGV[3], fresh, free)
 if answered() then return 1 end

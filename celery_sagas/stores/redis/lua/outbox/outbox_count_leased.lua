@@ -1,5 +1,5 @@
 -- uses: clock rows
--- Count the rows of a message that somebody may be publishing. It only reads.
+-- Count the rows of a message that a process may be publishing. It only reads.
 -- KEYS: outbox, due, leases, failures, index
 -- ARGV: now (ms, or empty), digest of each step and message id
 -- Answers with: how many are under a lease, and have never failed.

@@ -1,5 +1,5 @@
 -- uses: clock rows answers
--- End the lease on rows: they are due again after a delay. Their due time has come, or nobody could lease them.
+-- End the lease on rows: they are due again after a delay. Their due time has come, or they could not be leased.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, now (ms, or empty), token, delay (ms), id of each row
 -- Answers with: how many rows were released.

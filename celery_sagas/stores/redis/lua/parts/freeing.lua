@@ -30,7 +30,7 @@ local function put_back(numbers)
   in_parts(members, function(...) redis.call('ZADD', free, ...) end)
 end
 
--- Drop dead items until the last is none.
+-- Drop dead items until the last one is not dead.
 local function drop_dead_tail(group)
   while group.dead > 0 do
     local last = redis.call('LRANGE', fresh, -2, -1)

@@ -1,4 +1,4 @@
--- One item that joins others, and neither fires their trigger nor changes when somebody looks at them: as most items do, so that
+-- One item that joins others, and neither fires their trigger nor changes when they are due: as most items do, so that
 -- it is worth while to do without functions. Expects call, now, most, number_of_groups; the group is kept as parts/state says.
 local is_one = number_of_groups == 1 and ARGV[11] == '1' and #KEYS == 9
 local joined = is_one and ARGV[6] == '0' and redis.call('HGET', KEYS[1], ARGV[10])

@@ -1,4 +1,4 @@
--- What there may be more of than Lua takes as arguments at once.
+-- Lists that may be longer than what Lua takes as arguments at once.
 
 -- Call a function with the items as its arguments; in several calls if there are too many. Pairs stay together.
 local function in_parts(items, act)

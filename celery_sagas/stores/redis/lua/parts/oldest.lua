@@ -1,6 +1,6 @@
--- Which of the free items is the oldest. Expects fresh.
+-- Finds the oldest free item. Expects fresh.
 
--- Drop dead items until the first is none; looks at few, and at more only while they are dead.
+-- Drop dead items until the first one is not dead; reads few, and more only while they are dead.
 local function drop_dead_heads(group)
   local limit = 1
   while group.dead > 0 do

@@ -11,7 +11,7 @@ local function reason_of(group, now)
   if idle > 0 and group.last_at + idle <= now then return 'idle' end
 end
 
--- When somebody must look at the group again; 0: when its next item comes.
+-- When the group must be checked again; 0: when its next item comes.
 local function due_of(group, now)
   if group.requested > now then return group.requested end
   local at = group.lease_end > 0 and group.lease_end or math.huge

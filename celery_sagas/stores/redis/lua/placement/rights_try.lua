@@ -1,4 +1,4 @@
--- Run every command that the scripts use, so that a right that is missing shows before anything is consumed.
+-- Run every command that the scripts use, so that a missing right shows before anything is consumed.
 -- KEYS: a hash, a sorted set, a list and a string that nothing else uses
 -- Answers with: nothing.
 -- A repeat does the same; nothing is left behind.

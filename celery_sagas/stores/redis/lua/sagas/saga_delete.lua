@@ -19,7 +19,7 @@ local said = handled() or changed(id, version, owner) or refused_effects()
 if said then return said end
 local paths, ended, ended_members = held(id), ends_with(id)
 if #ended > 0 then check_rows() end
-redis.call('LLEN', order) -- it is written last: a server whose memory is full lets go what comes after a removal
+redis.call('LLEN', order) -- it is written last: a server whose memory is full allows what comes after a removal
 
 redis.call('HDEL', instances, id)
 if lock then redis.call('HDEL', locks, id) end

@@ -3,7 +3,7 @@
 -- KEYS: instances, locks
 -- ARGV: now (ms, or empty), id, owner, for how long (ms; 0 ends the owner's lock)
 -- Answers with: 1 if the owner has it now, else 0.
--- A repeat is the same owner's: it begins the time anew.
+-- A repeat is the same owner's: it restarts the time.
 local instances, locks = KEYS[1], KEYS[2]
 local now, id, owner, duration = clock(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 

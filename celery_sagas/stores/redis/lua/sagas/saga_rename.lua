@@ -23,7 +23,7 @@ local function held(id, record)
   return key, paths, list
 end
 
--- Whether the instance holds each, and nobody has it under the name.
+-- True if the instance holds each, and no other has it under the name.
 local function are_free(id, paths)
   for _, path in ipairs(paths) do
     if redis.call('HGET', keys, path) ~= id or redis.call('HEXISTS', new_keys, path) == 1 then return false end
