@@ -1,4 +1,4 @@
-"""What tests of sagas need (``collected``), and the published contract of the stores.
+"""Tools for tests of sagas (``collected``), and the published contract of the stores.
 
 A backend's test is a subclass of each class, and one fixture.
 

@@ -1,6 +1,6 @@
 """Sample items for tests of aggregators: an aggregator "store_readings", most often with the one group that has no name.
 
-Every function takes the values that a test is about and fills in the rest. The clock stands still but for the test.
+Every function takes the values that a test is about and fills in the rest. The clock moves only when the test moves it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ def attempts(backend: Backend, group: str = "") -> dict[str, int]:
 
 
 def due_at(backend: Backend, group: str = "") -> int:
-    """Return when somebody looks at a group, which must be there; 0: when its next item comes."""
+    """Return when a group, which must exist, is due; 0: when its next item comes."""
     [found] = [each for each in backend.buffers.groups(NAME, 1_000) if each.group == group]
     return found.due_at
 
@@ -130,7 +130,7 @@ def resolve(backend: Backend, rules: Rules, group: str = "") -> int:
 
 @contextmanager
 def lease_lost(token: str = RUN, group: str = "", name: str = NAME) -> Iterator[None]:
-    """Expect a LeaseLost that tells whose it was."""
+    """Expect a LeaseLost that names the token and the group."""
     with pytest.raises(LeaseLost) as caught:
         yield
     assert (caught.value.aggregator, caught.value.group, caught.value.token) == (name, group, token)
@@ -141,7 +141,7 @@ Sight = tuple[list[Group], list[list[Item]], list[tuple[str, Item]], list[DeadLe
 
 
 def sight(backend: Backend, name: str = NAME) -> Sight:
-    """Look at everything, and change nothing."""
+    """Return everything that can be seen, and change nothing."""
     groups = backend.buffers.groups(name, 1_000)
     items = [backend.buffers.read(name, group.group, 10_000) for group in groups]
     return groups, items, backend.buffers.unresolved(name, 10_000), backend.dead.list(10_000)

@@ -41,7 +41,7 @@ _positions = st.lists(st.integers(0, 7), max_size=3, unique=True)
 
 @dataclass(frozen=True)
 class Game:
-    """What one operation is given."""
+    """The arguments of one operation."""
 
     group: str
     run: str
@@ -67,7 +67,7 @@ _games = st.builds(
 
 
 class Player:
-    """One backend, and the names that it has given to what both have."""
+    """One backend, and its own names for the things that both backends have."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -127,7 +127,7 @@ class Player:
         return self.backend.buffers.clear(self.rules, game.group) if len(game.positions) == 3 else None
 
     def remove_unresolved(self, game: Game) -> object:
-        """Remove items by hand that nobody could read."""
+        """Remove unresolved items by hand."""
         for id in game.ids[:1]:
             self.backend.buffers.remove(self.rules, game.group, id, unresolved=True)
         return None
@@ -200,7 +200,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @initialize(rules=_all_rules)
     def begin(self, rules: Rules) -> None:
-        """Agree on the rules: what one call leaves under some, another may find otherwise under others."""
+        """Choose the rules of the whole match: calls under different rules would leave different results."""
         self.player.rules = self.reference.rules = rules
 
     @rule(operation=st.sampled_from(_OPERATIONS), game=_games)

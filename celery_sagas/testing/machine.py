@@ -45,7 +45,7 @@ BOUNDED = settings(
 
 
 class MachineContract(StoreFixtures):
-    """Any order of operations leads to what the model says."""
+    """Any order of operations gives the model's results."""
 
     #: How many games of how many plays; to look into a failure, override it and add ``Phase.shrink``.
     bounds = BOUNDED
@@ -62,7 +62,7 @@ class MachineContract(StoreFixtures):
 class StoreMachine(RuleBasedStateMachine):
     """One game: a prefix that is new, and a model that is empty.
 
-    It has one rule, since hypothesis leaves out rules at random, and a game without commits tells nothing.
+    It has one rule, since hypothesis leaves out rules at random, and a game without commits tests nothing.
     """
 
     def __init__(self, new_backend: NewBackend) -> None:
@@ -113,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
             self._update(record, play)
 
     def _found(self, subject: Subject) -> Record | None:
-        """Return what is found by the key now, or what was found at an earlier time."""
+        """Return the record that is found by the key now, or one that was found earlier."""
         seen = self.seen[subject.key]
         if subject.age and len(seen) >= subject.age:
             return seen[-subject.age]

@@ -1,4 +1,4 @@
-"""A simple model of the stores: what a backend under test must answer, said as plainly as possible."""
+"""A simple model of the stores: the answers that a backend under test must give, computed as plainly as possible."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ ALREADY_HANDLED = "already handled"
 
 @dataclass
 class Instance:
-    """An instance, its alternate keys and who has locked it."""
+    """An instance, its alternate keys and its lock."""
 
     record: Record
     keys: set[tuple[str, str]]
@@ -36,7 +36,7 @@ class Row:
 
 
 class Model:
-    """Lists and loops. A commit returns all answers that would be right, and does what follows if nothing is wrong."""
+    """Lists and loops. A commit returns all answers that would be right, and takes effect if nothing is wrong."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -197,7 +197,7 @@ class Model:
         names: Sequence[str],
         keys: Iterable[tuple[str, str]],
     ) -> set[str]:
-        """Answer "unique" if somebody holds one of the keys."""
+        """Answer "unique" if an instance holds one of the keys."""
         held = {path for instance in self.instances.values() for path in instance.paths()}
         return {"unique"} if any((name, *key) in held for name in names for key in keys) else set()
 

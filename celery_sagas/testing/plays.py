@@ -1,4 +1,4 @@
-"""What the state machine plays with: few values, so that they meet. It needs hypothesis.
+"""The values that the state machine plays with: few, so that they meet. It needs hypothesis.
 
 Due times, leases and ages end half a second past the full second, and the clock moves by full seconds: nothing is tested at
 the very millisecond at which something ends.
@@ -22,7 +22,7 @@ LOCK_OWNERS = ("me", "you")
 
 @dataclass(frozen=True)
 class Subject:
-    """An instance: the one that is found by the key now, or what was found some time ago."""
+    """An instance: the one that is found by the key now, or one that was found some time ago."""
 
     key: str
     age: int
@@ -30,7 +30,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Message:
-    """A delivery of a message, and what handling it decides."""
+    """A delivery of a message, and the decisions of its handling."""
 
     step: str
     message_id: str
@@ -54,7 +54,7 @@ def _row(number: int, kind: str, delay: int, now: int) -> Outgoing:
 
 @dataclass(frozen=True)
 class Handle:
-    """Insert, update, delete or record, as what was found suggests."""
+    """Insert, update, delete or record, depending on what was found."""
 
     how: str
     subject: Subject

@@ -73,7 +73,7 @@ def change(
     cancelled: tuple[str, ...] = (),
     names: tuple[str, ...] = NAMES,
 ) -> Change:
-    """Make what an update writes."""
+    """Make the change that an update writes."""
     return Change(names, 4, data, '{"request": "row"}', added_keys=added, removed_keys=removed, cancelled=cancelled)
 
 
@@ -112,7 +112,7 @@ def effects(
     grace_ms: int = 0,
     lock_owner: str = "",
 ) -> Effects:
-    """Make what a commit writes beside the instance."""
+    """Make the effects of a commit besides the instance."""
     return Effects(line or entry(record), outgoing, owner, grace_ms, lock_owner)
 
 
@@ -122,7 +122,7 @@ def outgoing(kind: str = "sent", *, due_at: int = 0, payload: str = '{"args": []
 
 
 def dead_letter(id: str = "", *, text: str = "no such order") -> DeadLetter:
-    """Make a message that failed for good."""
+    """Make the dead letter of a message that failed permanently."""
     return DeadLetter(
         id=id or new_id(),
         task=STEP,
@@ -144,7 +144,7 @@ def found(backend: Backend, lookup: Lookup) -> Record:
 
 
 def is_there(backend: Backend, lookup: Lookup) -> bool:
-    """Tell whether an instance is found."""
+    """Return whether an instance is found."""
     return backend.sagas.find(lookup).record is not None
 
 
@@ -195,7 +195,7 @@ def send(backend: Backend, *rows: Outgoing, owner: str = "", grace_ms: int = 0, 
 
 
 def claim(backend: Backend, token: str = RELAY, limit: int = 1_000, lease_ms: int = MINUTE) -> list[OutboxRow]:
-    """Claim what is due."""
+    """Claim the due rows."""
     return backend.outbox.claim_due(token, limit, lease_ms)
 
 

@@ -24,7 +24,7 @@ class View:
 
 
 def view(backend: Backend) -> View:
-    """Look at everything, and change nothing."""
+    """Return everything that can be observed, and change nothing."""
     sagas = (*NAMES, OTHER)
     paths = [(saga, KEY, key) for saga in sagas for key in KEYS if key]
     paths += [(saga, property, value) for saga in NAMES for property in ("tracking", "email") for value in VALUES]

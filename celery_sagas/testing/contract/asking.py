@@ -1,4 +1,4 @@
-"""``AggregateStore.insert``: who asks for a flush, and how often."""
+"""``AggregateStore.insert``: which caller must ask for a flush, and how often."""
 
 from celery_sagas.stores.items import Added
 from celery_sagas.stores.ports import Backend
@@ -9,7 +9,7 @@ from celery_sagas.testing.samples import HOUR
 
 
 class AskingContract(StoreFixtures):
-    """One caller is told that the trigger has fired, and another if the first has died."""
+    """One caller is notified that the trigger has fired, and another if the first has died."""
 
     def test_item_that_fills_a_batch_fires_the_trigger(self, backend: Backend) -> None:
         assert not add(backend, PAIRS, "a").needs_flush
@@ -44,7 +44,7 @@ class AskingContract(StoreFixtures):
         assert add(backend, patient, "d").needs_flush
 
     def test_claim_takes_the_mark_away(self, backend: Backend) -> None:
-        """The flush has begun; the next batch is asked for anew."""
+        """The flush has begun; the next batch needs a new request."""
         assert add(backend, PAIRS, "a", "b").needs_flush
         flush(backend, PAIRS)
         assert not add(backend, PAIRS, "c").needs_flush
@@ -72,7 +72,7 @@ class AskingContract(StoreFixtures):
         assert taken_by(backend, timed) == []
 
     def test_unresolved_item_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """It does not begin the idle time anew."""
+        """It does not restart the idle time."""
         add(backend, IDLE, "a")
         clock.advance(HOUR - 1)
         add(backend, IDLE, "b", is_unreadable=True)

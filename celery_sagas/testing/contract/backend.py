@@ -51,7 +51,7 @@ class BackendContract(StoreFixtures):
         return other
 
     def test_prepare_returns_a_list_of_warnings(self, backend: Backend) -> None:
-        """There may be none: what each of them says is for the store's own tests."""
+        """There may be none: the store's own tests check their texts."""
         warnings = backend.prepare(create_schema=True, processes=1)
         assert isinstance(warnings, Sequence)
         assert not isinstance(warnings, str)
@@ -81,7 +81,7 @@ class BackendContract(StoreFixtures):
         return backend
 
     def test_app_that_was_noted_last_is_returned(self, noting: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """To whichever process comes next."""
+        """It is returned to the next process."""
         assert noting.note_app("shop") == ""
         assert noting.note_app("shop") == "shop"
         assert open_backend(prefix).note_app("Shop") == "shop"
@@ -228,7 +228,7 @@ class BackendContract(StoreFixtures):
         assert backend.dead.get(kept.id) is not None
 
     def test_leases_last_longer_when_the_clock_goes_back(self, backend: Backend, clock: Clock) -> None:
-        """Nothing is leased twice, and who has a lease may end it."""
+        """Nothing is leased twice, and the owner of a lease may end it."""
         first, second = outgoing(), outgoing()
         send(backend, first)
         assert ids(claim(backend, "one")) == [first.id]

@@ -1,4 +1,4 @@
-"""What the two sides of an interleaving do to a buffer: moves in a small world, whose answers can be compared."""
+"""The moves of both sides of an interleaving on a buffer, in a small world whose answers can be compared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ _tags = count()
 class BufferWorld:
     """A buffer that may have seven items, and has five.
 
-    "a" and "b" are leased by the run "one"; the lease has ended, and nobody has given it up. "c" and "d" are free, and open
-    the trigger; "e" is unresolved. "x" was rejected, and "y" removed; both are remembered no more.
+    "a" and "b" are leased by the run "one"; the lease has ended, and was not given up. "c" and "d" are free, and fire
+    the trigger; "e" is unresolved. "x" was rejected, and "y" removed; neither is remembered any more.
     """
 
     rules: Rules = field(
@@ -108,7 +108,7 @@ def insert_again(backend: Backend, world: BufferWorld) -> object:
 
 
 def look_again(backend: Backend, world: BufferWorld) -> object:
-    """Insert nothing: the trigger is looked at."""
+    """Insert nothing: only the trigger is checked."""
     return backend.aggregates.insert(world.rules, [Addition("", ())])
 
 

@@ -1,4 +1,4 @@
-"""``Buffers.open``, ``remove`` and ``clear``: what is buffered, changed by hand."""
+"""``Buffers.fire``, ``remove`` and ``clear``: buffered items, changed by hand."""
 
 import pytest
 
@@ -30,7 +30,7 @@ from celery_sagas.testing.samples import HOUR
 
 
 class OpeningContract(StoreFixtures):
-    """Somebody asks for a flush."""
+    """A flush is requested by hand."""
 
     def test_trigger_is_fired_by_hand(self, backend: Backend) -> None:
         add(backend, CLOSED, *"abc")
@@ -58,7 +58,7 @@ class OpeningContract(StoreFixtures):
         assert snapshots[2].reason == "requested"
 
     def test_caller_asks_for_the_flush_that_it_has_opened(self, backend: Backend, clock: Clock) -> None:
-        """Nobody else asks; the flush request lasts anew."""
+        """No other caller asks; the flush request lasts from now on."""
         add(backend, PAIRS, "a", "b")
         clock.advance(LEASE // 2)
         assert backend.buffers.fire(PAIRS, "") is True
@@ -77,7 +77,7 @@ class OpeningContract(StoreFixtures):
         assert backend.buffers.groups(NAME, 9) == []
 
     def test_trigger_is_fired_up_to_the_last_item_that_is_still_there(self, backend: Backend, clock: Clock) -> None:
-        """What comes back from a lease is the last item then, and fires the trigger anew."""
+        """What comes back from a lease is the last item then, and fires the trigger again."""
         add(backend, CLOSED, *"abc")
         backend.buffers.remove(CLOSED, "", "c")
         backend.buffers.fire(CLOSED, "")
@@ -97,7 +97,7 @@ class OpeningContract(StoreFixtures):
 
 
 class RemovingContract(StoreFixtures):
-    """Somebody removes items, or all of them."""
+    """Items, or all of them, are removed by hand."""
 
     def test_item_is_removed_by_its_id(self, backend: Backend) -> None:
         add(backend, CLOSED, *"abc")
@@ -211,7 +211,7 @@ class RemovingContract(StoreFixtures):
         assert backend.aggregates.purge(9) == 3
 
     def test_rejected_items_of_a_cleared_group_stay(self, backend: Backend) -> None:
-        """They are buffered no more."""
+        """They are no longer buffered."""
         add(backend, PAIRS, *"abc")
         items = flush(backend, PAIRS).items
         backend.aggregates.remove(PAIRS, "", "one", rejected=dead_letters_of(items[0]), unreadable=numbers_of(items[1]))

@@ -41,7 +41,7 @@ class CancelContract(StoreFixtures):
         assert backend.outbox.count() == 1
 
     def test_cancelled_row_is_removed_whoever_has_a_lease_on_it(self, backend: Backend) -> None:
-        """Whoever publishes it at this moment finds nothing to confirm."""
+        """A process that is publishing it finds nothing to confirm."""
         first, claimed = outgoing(), outgoing("scheduled")
         record = start(backend, "42", claimed)
         assert len(claim(backend, "relay")) == 1

@@ -48,7 +48,7 @@ class ClaimContract(StoreFixtures):
         assert len(claim(backend)) == 1
 
     def test_leased_row_is_not_due(self, backend: Backend, clock: Clock) -> None:
-        """It is due for nobody, not even for the token that holds the lease."""
+        """It is not due for any token, not even for the one that holds the lease."""
         send(backend, outgoing())
         claim(backend, "one", lease_ms=1_000)
         clock.advance(999)
@@ -56,7 +56,7 @@ class ClaimContract(StoreFixtures):
         assert claim(backend, "one") == []
 
     def test_row_is_due_again_when_its_lease_has_ended(self, backend: Backend, clock: Clock) -> None:
-        """Whoever claimed it has died."""
+        """The process that claimed it has died."""
         row = outgoing()
         send(backend, row)
         claim(backend, "one", lease_ms=1_000)
@@ -111,7 +111,7 @@ class ClaimContract(StoreFixtures):
         assert ids(claim(backend, limit=1)) == [row.id]
 
     def test_claim_with_a_cause_takes_only_what_this_message_decided(self, backend: Backend) -> None:
-        """Whoever gets a duplicate finishes what the first run left."""
+        """The run of a duplicate finishes what the first run left."""
         send(backend, outgoing())
         row = outgoing()
         line = send(backend, row)
@@ -143,7 +143,7 @@ class ClaimContract(StoreFixtures):
         assert sorted(claimed) == sorted(ids(rows))
 
     def test_rows_under_a_lease_are_counted_by_cause(self, backend: Backend, clock: Clock) -> None:
-        """They are those that somebody may be publishing."""
+        """They are those that a process may be publishing."""
         line = send(backend, outgoing(), outgoing())
         send(backend, outgoing())
         assert backend.outbox.count_leased(line) == 0
@@ -154,7 +154,7 @@ class ClaimContract(StoreFixtures):
         assert backend.outbox.count_leased(line) == 0
 
     def test_row_is_counted_under_its_first_lease(self, backend: Backend, clock: Clock) -> None:
-        """Whoever committed it may be publishing it."""
+        """The process that committed it may be publishing it."""
         line = send(backend, outgoing(), owner="me", grace_ms=1_000)
         assert backend.outbox.count_leased(line) == 1
         clock.advance(1_001)
@@ -162,7 +162,7 @@ class ClaimContract(StoreFixtures):
 
     @pytest.mark.parametrize("wait_ms", [HOUR, -HOUR], ids=["future", "past"])
     def test_row_with_a_due_time_is_counted_while_it_is_claimed(self, backend: Backend, clock: Clock, wait_ms: int) -> None:
-        """Before, nobody publishes it, whether its time has come or not."""
+        """Before the claim it is not being published, whether its time has come or not."""
         line = send(backend, outgoing("scheduled", due_at=clock.now + wait_ms), owner="me", grace_ms=2 * HOUR)
         assert backend.outbox.count_leased(line) == 0
         clock.advance(max(0, wait_ms) + 1)
@@ -173,7 +173,7 @@ class ClaimContract(StoreFixtures):
         assert backend.outbox.count_leased(line) == 0
 
     def test_row_that_failed_is_not_counted_as_leased(self, backend: Backend) -> None:
-        """Nobody waits for it."""
+        """No caller waits for it."""
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.fail("one", row.id, "it is too large", MINUTE)
@@ -181,7 +181,7 @@ class ClaimContract(StoreFixtures):
 
     @pytest.mark.parametrize("delay_ms", [0, MINUTE])
     def test_row_that_was_released_is_not_counted_as_leased(self, backend: Backend, clock: Clock, delay_ms: int) -> None:
-        """Nobody publishes it until somebody claims it again, although it may not be due."""
+        """It is not published until it is claimed again, although it may not be due."""
         line = send(backend, outgoing())
         (row,) = claim(backend, "one")
         backend.outbox.release("one", [row.id], delay_ms)

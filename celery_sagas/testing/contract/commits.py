@@ -1,4 +1,4 @@
-"""What ``insert``, ``update``, ``delete`` and ``record`` have in common."""
+"""The common behavior of ``insert``, ``update``, ``delete`` and ``record``."""
 
 from collections.abc import Callable
 
@@ -162,7 +162,7 @@ class CommitContract(StoreFixtures):
 
     @each_change
     def test_replay_comes_before_a_stale_version(self, backend: Backend, record: Record, commit: Commit) -> None:
-        """It does not matter what has become of the instance since."""
+        """The instance may have changed, or ended, since."""
         made = effects(None, outgoing(), line=_line(commit, record))
         commit(backend, record, made)
         current = backend.sagas.find(by_key()).record or start(backend)
@@ -219,7 +219,7 @@ class CommitContract(StoreFixtures):
     def test_rows_are_leased_to_their_owner_at_first(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit
     ) -> None:
-        """Nobody else publishes them while this process does."""
+        """No other process publishes them while this one does."""
         row = outgoing()
         commit(backend, record, effects(None, row, line=_line(commit, record), owner="me", grace_ms=1_000))
         clock.advance(999)
@@ -239,7 +239,7 @@ class CommitContract(StoreFixtures):
     def test_row_with_a_due_time_is_written_under_no_lease(
         self, backend: Backend, clock: Clock, record: Record, commit: Commit, wait_ms: int
     ) -> None:
-        """Whoever decided it does not publish it, and nothing delays it when its time has come."""
+        """The process that decided it does not publish it, and nothing delays it when its time has come."""
         row = outgoing(due_at=clock.now + wait_ms)
         commit(backend, record, effects(None, row, line=_line(commit, record), owner="me", grace_ms=2 * HOUR))
         assert backend.outbox.confirm("me", [row.id]) == 0

@@ -1,4 +1,4 @@
-"""Many at once: nothing is lost and nothing doubled; and another prefix has nothing to do with it."""
+"""Many callers at once: nothing is lost or doubled, and another prefix is not affected."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain

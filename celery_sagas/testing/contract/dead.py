@@ -46,7 +46,7 @@ class DeadLettersContract(StoreFixtures):
 
     @pytest.mark.parametrize("apart_ms", [1, 0])
     def test_pages_follow_each_other(self, backend: Backend, clock: Clock, apart_ms: int) -> None:
-        """None is left out where dead letters were added at the same time."""
+        """Every dead letter is returned, also of those added at the same time."""
         dead_letters = _add(backend, clock, number=7, apart_ms=apart_ms)
         pages = [backend.dead.list(3)]
         for _ in range(3):

@@ -122,7 +122,7 @@ class DeleteContract(StoreFixtures):
         assert ids(claim(backend)) == [farewell.id]
 
     def test_journal_stays(self, backend: Backend) -> None:
-        """An instance that has completed is told from one that never existed."""
+        """It distinguishes a completed instance from one that never existed."""
         line = complete(backend, start(backend))
         assert handled(backend, line) is not None
         assert backend.journal.outcome_of(["order"], "42") == handled(backend, line)

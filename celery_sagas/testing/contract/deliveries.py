@@ -8,7 +8,7 @@ from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
 from celery_sagas.testing.samples import HOUR, STEP, handled, send
 from celery_sagas.testing.view import nothing_written
 
-#: Pairs of a step and a message id that a store could take for one another.
+#: Pairs of a step and a message id that a store could confuse.
 SIMILAR = (
     (STEP, "message"),
     (STEP, "MESSAGE"),
@@ -33,7 +33,7 @@ class DeliveriesContract(StoreFixtures):
             assert [backend.deliveries.count(*pair) for pair in SIMILAR] == [number] * len(SIMILAR)
 
     def test_processes_count_together(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """It is another process that gets the message the next time."""
+        """Another process receives the message the next time."""
         backend.deliveries.count(STEP, "message")
         assert open_backend(prefix).deliveries.count(STEP, "message") == 2
 

@@ -1,4 +1,4 @@
-"""``AggregateStore.claim_due``: groups that nobody looks at come to somebody's mind."""
+"""``AggregateStore.claim_due``: groups that no caller attends to are found."""
 
 import pytest
 
@@ -60,7 +60,7 @@ class DueGroupsContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_claimed_group_is_marked(self, backend: Backend, clock: Clock) -> None:
-        """Nobody else asks; somebody does if this caller dies."""
+        """No other caller asks, unless this one dies."""
         add(backend, HOURLY, "a")
         clock.advance(HOUR)
         backend.aggregates.claim_due([NAME], 9, 5 * MINUTE)

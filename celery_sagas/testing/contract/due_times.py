@@ -1,4 +1,4 @@
-"""When a group is due, after each call that changes it."""
+"""The due time of a group after each call that changes it."""
 
 import pytest
 
@@ -33,7 +33,7 @@ each_trigger = pytest.mark.parametrize(
 
 
 class DueTimesContract(StoreFixtures):
-    """Somebody looks at a group when there is something to see, and not before."""
+    """A group is due when there is something to do, and not before."""
 
     @each_trigger
     def test_due_time_after_an_insert(self, backend: Backend, clock: Clock, rules: Rules, after: int) -> None:
@@ -83,7 +83,7 @@ class DueTimesContract(StoreFixtures):
         assert due_at(backend) == clock.now + 3 * HOUR + LEASE
 
     def test_due_time_after_a_claim_before_the_trigger_has_fired(self, backend: Backend, clock: Clock) -> None:
-        """The flush request of an earlier flush says nothing any more."""
+        """The request of an earlier flush no longer counts."""
         start = clock.now
         add(backend, TIMED, *"abc")
         backend.buffers.fire(TIMED, "")

@@ -36,7 +36,7 @@ class DuplicatesContract(StoreFixtures):
             assert backend.aggregates.insert(CLOSED, [Addition("", again)]) == [Added(0)]
 
     def test_repeated_items_are_skipped_one_by_one(self, backend: Backend) -> None:
-        """A producer that was not answered adds everything again."""
+        """A producer that received no answer adds everything again."""
         add(backend, CLOSED, "a", "c")
         assert add(backend, CLOSED, "a", "b", "c", "d") == Added(2)
         assert buffered(backend) == ["a", "c", "b", "d"]
@@ -173,7 +173,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, BOUNDED, *ids) == Added(0)
 
     def test_full_group_does_not_stop_the_others(self, backend: Backend) -> None:
-        """Each group is bounded for itself."""
+        """Each group has its own bound."""
         additions = [Addition(group, new_items(ids)) for group, ids in (("a", "1"), ("b", "1234"), ("c", "123"))]
         assert backend.aggregates.insert(BOUNDED, additions) == [Added(1), Added(0, is_full=True), Added(3)]
 
@@ -188,7 +188,7 @@ class DuplicatesContract(StoreFixtures):
         assert add(backend, bounded, "d") == Added(1)
 
     def test_full_buffer_is_due_if_its_flush_was_lost(self, backend: Backend, clock: Clock) -> None:
-        """Nobody is told of the trigger by a refused insert."""
+        """A refused insert notifies no caller of the trigger."""
         bounded = PAIRS._replace(max_buffered=2)
         add(backend, bounded, "a", "b")
         clock.advance(LEASE)

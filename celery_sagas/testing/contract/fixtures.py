@@ -1,4 +1,4 @@
-"""What every test of a store is given."""
+"""The fixtures of every test of a store."""
 
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""``AggregateStore.claim``: which items a flush is given, and why."""
+"""``AggregateStore.claim``: the items that a flush receives, and the reason."""
 
 import pytest
 
@@ -31,7 +31,7 @@ class FlushingContract(StoreFixtures):
     """A flush takes a snapshot under a lease."""
 
     def test_nothing_is_taken_before_the_trigger_has_fired(self, backend: Backend) -> None:
-        """The claim looks at the trigger again, whoever asked for the flush."""
+        """The claim checks the trigger again, whichever caller asked for the flush."""
         add(backend, PAIRS, "a")
         with nothing_changed(backend):
             assert backend.aggregates.claim(PAIRS, "", "one") is None
@@ -102,7 +102,7 @@ class FlushingContract(StoreFixtures):
     def test_time_fires_the_trigger_for_everything_that_was_free(
         self, backend: Backend, clock: Clock, rules: Rules, wait: int
     ) -> None:
-        """What is more than a batch does not wait for a time of its own, whatever comes after it."""
+        """Items beyond one batch do not wait for a time of their own, whatever comes after them."""
         add(backend, CLOSED, "oldest")
         clock.advance(HOUR // 2)
         add(backend, CLOSED, *numbered(1_000))
@@ -133,7 +133,7 @@ class FlushingContract(StoreFixtures):
         assert [flush(backend, rules, token).reason for token in ("one", "two")] == ["size", "age"]
 
     def test_caller_asks_for_another_flush_if_there_is_more(self, backend: Backend, clock: Clock) -> None:
-        """Nobody else does, since a flush is requested."""
+        """No other caller does, since a flush is requested."""
         add(backend, PAIRS, *"abcd")
         assert flush(backend, PAIRS).is_more
         assert due_at(backend) == clock.now + LEASE

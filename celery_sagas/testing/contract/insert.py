@@ -71,7 +71,7 @@ class InsertContract(StoreFixtures):
             backend.sagas.insert(record, effects(record, outgoing()))
 
     def test_instance_without_alternate_keys_takes_none(self, backend: Backend) -> None:
-        """A null one is left out, and is not unique."""
+        """A null key is left out, and is not unique."""
         start(backend, "42")
         start(backend, "43")
 

@@ -1,7 +1,7 @@
 """Atomicity: a rival's committed write is slipped in before each command of an operation.
 
 A race of many threads does not prove atomicity: it catches a broken store in one run of hundreds. Here every gap between two
-commands is tried, one after the other, and what comes out must be what one of the serial orders gives. (Where a lock keeps many
+commands is tried, one after the other, and the outcome must be that of one of the serial orders. (Where a lock keeps many
 rivals out until the end, one of them is tried in every gap: see ``keeps_locks``.) The reference for the serial orders is the
 memory backend, whose operations are atomic by its lock.
 """
@@ -22,7 +22,7 @@ from celery_sagas.testing.contract.buffer_moves import OPERATIONS, RIVALS, Buffe
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
 from celery_sagas.testing.contract.moves import RACES, Move, World
 
-#: The result of a side that wrote nothing because the database made it give way, or that was never run.
+#: The result of a side that wrote nothing because the database undid it for the other, or that was never run.
 GAVE_WAY = "gave way"
 
 #: The operation is side 0, the rival side 1. A rival that comes before the first command meets no lock.
@@ -35,7 +35,7 @@ Outcome = tuple[object, object, object]
 
 
 class Scene(Protocol):
-    """A small world: whatever is done in it can be compared with what is done in another of its kind."""
+    """A small world: the effects of moves in it can be compared with those in another of its kind."""
 
     def arrange(self, backend: Backend, clock: Clock) -> None:
         """Make it."""
@@ -45,7 +45,7 @@ class Scene(Protocol):
 
 
 S = TypeVar("S", bound=Scene)
-#: What one side does: the operation, or the rival's move that is slipped in.
+#: The move of one side: the operation, or the rival's move that is slipped in.
 Side: TypeAlias = Callable[[Backend, S], object]
 
 
@@ -98,7 +98,7 @@ class InterleavingContract(StoreFixtures):
         operation: Side[S],
         moves: Sequence[Side[S]],
     ) -> Iterator[str]:
-        """Tell of each outcome that no serial order has."""
+        """Yield a report of each outcome that no serial order has."""
         kept_out: list[Side[S]] = []  # of the moves, those that gave way before the last command
         for position in count(1):
             gave_way: list[Side[S]] = []
@@ -120,7 +120,7 @@ class InterleavingContract(StoreFixtures):
     def _outcome(
         self, backend: Backend, rival: Backend, clock: Clock, scene: S, sides: tuple[Side[S], Side[S]], position: int
     ) -> tuple[Outcome, list[Outcome]] | None:
-        """Return what comes of the second side before a command, and of the serial orders; None if there is no such command."""
+        """Return the outcomes with the second side before a command, and of the serial orders; None without such a command."""
         now = clock.now
         scene.arrange(backend, clock)
         intruder = _Intruder(position, partial(_result, sides[1], rival, scene))
@@ -162,7 +162,7 @@ def _result(move: Side[S], backend: Backend, scene: S) -> object:
 
 
 def _serial_outcome(scene: S, now: int, sides: tuple[Side[S], Side[S]], order: tuple[int, ...]) -> Outcome:
-    """Return what comes of it if the sides in this order are all that runs."""
+    """Return the outcome if only these sides run, in this order."""
     clock = Clock(now)
     backend = MemoryBackend("memory://", prefix="reference", clock=clock)
     scene.arrange(backend, clock)

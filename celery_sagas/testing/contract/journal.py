@@ -34,7 +34,7 @@ class JournalContract(StoreFixtures):
         assert (outcome.message_id, outcome.outcome, outcome.detail) == (line.message_id, "completed", line.detail)
 
     def test_unknown_key_has_no_outcome(self, backend: Backend) -> None:
-        """A key that never existed is told from one that has completed."""
+        """A key that never existed differs from one that has completed."""
         complete(backend, start(backend))
         assert backend.journal.outcome_of(NAMES, "43") is None
         assert backend.journal.outcome_of((OTHER,), "42") is None

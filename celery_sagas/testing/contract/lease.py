@@ -1,4 +1,4 @@
-"""``Outbox.confirm``, ``release``, ``fail`` and ``count``: what the owner of a lease does."""
+"""``Outbox.confirm``, ``release``, ``fail`` and ``count``: the calls of a lease's owner."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ each_operation = pytest.mark.parametrize("touch", [_confirm, _release, _fail], i
 
 
 class LeaseContract(StoreFixtures):
-    """What happens to a row that was claimed."""
+    """The owner of a lease ends it."""
 
     @pytest.fixture
     def row(self, backend: Backend) -> str:
@@ -46,7 +46,7 @@ class LeaseContract(StoreFixtures):
     def test_holder_touches_its_row_after_the_lease_has_ended(
         self, backend: Backend, clock: Clock, row: str, touch: ByToken
     ) -> None:
-        """It was late, but nobody else has claimed the row since."""
+        """It was late, but no other token has claimed the row since."""
         clock.advance(1_001)
         assert touch(backend, "relay", row)
 
@@ -103,7 +103,7 @@ class LeaseContract(StoreFixtures):
         assert claim(backend)[0].attempts == 0
 
     def test_released_rows_are_due_again_after_the_delay(self, backend: Backend, clock: Clock) -> None:
-        """Their task is not known here, other workers may know it."""
+        """Their task is not registered here, but other workers may have it."""
         rows = [outgoing(), outgoing("scheduled", due_at=clock.now - HOUR)]
         send(backend, *rows)
         claim(backend)
@@ -124,7 +124,7 @@ class LeaseContract(StoreFixtures):
         assert backend.outbox.confirm("relay", [row]) == 1
 
     def test_scheduled_row_cannot_be_hastened(self, backend: Backend, clock: Clock) -> None:
-        """It is due when its due time has come, and nobody has a lease that could be ended."""
+        """It is due when its due time has come, and has no lease that could be ended."""
         row = outgoing("scheduled", due_at=clock.now + HOUR)
         send(backend, row, owner="me", grace_ms=MINUTE)
         assert backend.outbox.release("me", [row.id]) == 0

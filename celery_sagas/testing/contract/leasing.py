@@ -1,4 +1,4 @@
-"""``AggregateStore.release`` and ``renew``, and leases that end by themselves."""
+"""``AggregateStore.release`` and ``renew``, and leases that expire."""
 
 from celery_sagas.stores.items import Added, Counts
 from celery_sagas.stores.ports import Backend
@@ -25,7 +25,7 @@ from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
 
 
 class LeasingContract(StoreFixtures):
-    """What was leased is flushed, or comes back."""
+    """Leased items are flushed, or come back."""
 
     def test_leased_items_come_back_when_the_lease_ends(self, backend: Backend, clock: Clock) -> None:
         """The worker has died; that counts as an attempt."""
@@ -63,7 +63,7 @@ class LeasingContract(StoreFixtures):
         assert attempts(backend) == {"a": 1, "b": 1, "c": 1, "d": 1, "e": 0, "f": 0}
 
     def test_claim_before_the_trigger_has_fired_takes_what_has_come_back(self, backend: Backend, clock: Clock) -> None:
-        """What came back opens it, whatever the size says."""
+        """Returned items fire it, whatever the size says."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         clock.advance(LEASE)
@@ -94,7 +94,7 @@ class LeasingContract(StoreFixtures):
         assert states(backend) == {"a": "free", "b": "free"}
 
     def test_trigger_has_fired_for_what_was_released(self, backend: Backend) -> None:
-        """It does not matter by which rules it is looked at."""
+        """The rules by which it is checked do not matter."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one")
@@ -122,7 +122,7 @@ class LeasingContract(StoreFixtures):
         assert [taken_by(backend, PAIRS, token) for token in ("4", "5", "6")] == [["a", "b"], ["c", "d"], ["e", "f"]]
 
     def test_caller_will_ask_after_a_delay(self, backend: Backend, clock: Clock) -> None:
-        """Nobody else asks until then, and for as long as a flush may take to begin."""
+        """No other caller asks until then, and for as long as a flush may take to begin."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         backend.aggregates.release(PAIRS, "", "one", delay_ms=5_000)
@@ -161,7 +161,7 @@ class LeasingContract(StoreFixtures):
         assert backend.dead.count() == 2
 
     def test_lease_that_was_given_up_is_not_released(self, backend: Backend, clock: Clock) -> None:
-        """The items are those of another run."""
+        """Another run has the items now."""
         add(backend, PAIRS, "a", "b")
         items = flush(backend, PAIRS, "one").items
         clock.advance(LEASE)

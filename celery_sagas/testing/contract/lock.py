@@ -99,7 +99,7 @@ class LockContract(StoreFixtures):
         assert found(backend, by_key()).locked_by == ""
 
     def test_any_version_is_locked(self, backend: Backend) -> None:
-        """A run that has lost a race locks what came of it."""
+        """A run that has lost a race locks the outcome."""
         record = start(backend)
         update(backend, record)
         assert backend.sagas.lock(record, "me", MINUTE)

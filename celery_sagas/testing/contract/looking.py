@@ -1,4 +1,4 @@
-"""``Buffers.names``, ``count``, ``groups`` and ``read``: what is buffered, looked at."""
+"""``Buffers.names``, ``count``, ``groups`` and ``read``: inspecting buffered items."""
 
 from celery_sagas.stores.items import Counts, Group
 from celery_sagas.stores.ports import Backend

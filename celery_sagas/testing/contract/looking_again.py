@@ -1,4 +1,4 @@
-"""``AggregateStore.insert`` without items: a group is looked at by other rules."""
+"""``AggregateStore.insert`` without items: a group is checked by other rules."""
 
 from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.ports import Backend
@@ -21,7 +21,7 @@ class LookingAgainContract(StoreFixtures):
         assert buffered(backend) == ["a"]
 
     def test_trigger_is_looked_at_by_the_rules_of_the_addition(self, backend: Backend) -> None:
-        """One caller is told, as of any other addition."""
+        """One caller is notified, as by any other addition."""
         add(backend, PAIRS._replace(size=3), "a", "b")
         assert add(backend, PAIRS) == Added(0, needs_flush=True)
         assert due_at(backend) > 0
@@ -66,7 +66,7 @@ class LookingAgainContract(StoreFixtures):
         assert due_at(backend) == clock.now + LEASE
 
     def test_addition_without_items_is_not_the_last_to_come(self, backend: Backend, clock: Clock) -> None:
-        """It does not begin the idle time anew."""
+        """It does not restart the idle time."""
         start = clock.now
         add(backend, IDLE, "a")
         clock.advance(MINUTE)

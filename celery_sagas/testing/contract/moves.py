@@ -1,4 +1,4 @@
-"""What the two sides of an interleaving do: moves in a small world whose every id is fixed, so that runs can be compared."""
+"""The moves of both sides of an interleaving, in a small world whose every id is fixed, so that runs can be compared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +169,7 @@ def lock(backend: Backend, world: World) -> bool:
 
 
 def lock_for_another(backend: Backend, world: World) -> bool:
-    """Lock "42" for somebody else."""
+    """Lock "42" for another owner."""
     return backend.sagas.lock(world.record, "two", MINUTE)
 
 
@@ -202,7 +202,7 @@ def claim(backend: Backend, world: World) -> Sequence[str]:
 
 
 def claim_for_another(backend: Backend, world: World) -> Sequence[str]:
-    """Claim both rows for somebody else."""
+    """Claim both rows for another token."""
     return sorted(map(repr, backend.outbox.claim_due("two", 9, LEASE)))
 
 
@@ -255,7 +255,7 @@ RIVALS_OF_COMMITS: tuple[Move, ...] = (
     confirm,
     rename,
 )
-#: An instance that is inserted meanwhile may be missed, so that none takes the place of the one that is moved.
+#: A rename may miss an instance that is inserted meanwhile, so no move inserts one in the place of the moved one.
 RIVALS_OF_RENAMES: tuple[Move, ...] = tuple(move for move in RIVALS_OF_COMMITS if move is not restart)
 READS: tuple[Move, ...] = (find, find_by_tracking, lock)
 RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, lock_for_another, update_by_another_message, rename)

@@ -20,7 +20,7 @@ from celery_sagas.testing.contract.fixtures import StoreFixtures
 from celery_sagas.testing.contract.text import LOOK_ALIKES, ODD_JSON, each_longest
 from celery_sagas.testing.samples import HOUR
 
-#: What a store could take for a part of its own keys, or for another place's.
+#: Texts that a store could confuse with a part of its own keys, or with those of another place.
 ODD = (
     *LOOK_ALIKES,
     "",
@@ -44,7 +44,7 @@ ODD = (
 
 
 class OddNamesContract(StoreFixtures):
-    """What is text, and how it is compared."""
+    """Texts are kept as they are, and compared byte by byte."""
 
     def test_groups_are_compared_byte_by_byte(self, backend: Backend) -> None:
         additions = [Addition(group, new_items([f"{number}"])) for number, group in enumerate(ODD)]

@@ -32,7 +32,7 @@ def pause(backend: Backend, delay_ms: int = MINUTE, run: str = "one") -> None:
 
 
 class PausingContract(StoreFixtures):
-    """What has just failed is not tried again before its time, whoever asks."""
+    """A flush that has just failed is not tried again before its time, whichever caller asks."""
 
     def test_claim_gets_nothing_until_the_delay_has_passed(self, backend: Backend, clock: Clock) -> None:
         add(backend, PAIRS, *"abc")
@@ -57,7 +57,7 @@ class PausingContract(StoreFixtures):
         assert states(backend) == {"b": "free"}
 
     def test_claim_in_a_pause_changes_nothing(self, backend: Backend, clock: Clock) -> None:
-        """The flush request lasts, so that nobody asks before the caller does."""
+        """The flush request lasts, so that no other caller asks before this one does."""
         add(backend, PAIRS, *"abcd")
         pause(backend)
         with nothing_changed(backend):
@@ -68,7 +68,7 @@ class PausingContract(StoreFixtures):
         assert add(backend, PAIRS, "f") == Added(1, needs_flush=True)
 
     def test_claim_in_a_pause_gives_up_no_lease(self, backend: Backend, clock: Clock) -> None:
-        """Whoever has one that has ended may still remove its items."""
+        """The owner of an ended lease may still remove its items."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "two")
         pause(backend)
@@ -106,7 +106,7 @@ class PausingContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_mark_of_the_longest_pause_lasts(self, backend: Backend, clock: Clock) -> None:
-        """Nobody asks in vain while it does."""
+        """No caller asks in vain while it does."""
         start = clock.now
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "two")
@@ -120,7 +120,7 @@ class PausingContract(StoreFixtures):
 
     @pytest.mark.parametrize("delays", [(HOUR, MINUTE), (HOUR, 0), (MINUTE, HOUR)], ids=["shorter", "none", "longer"])
     def test_longest_pause_lasts(self, backend: Backend, clock: Clock, delays: tuple[int, int]) -> None:
-        """It does not matter which was begun first."""
+        """The order in which they began does not matter."""
         add(backend, PAIRS, *"abcd")
         for token in ("one", "two"):
             flush(backend, PAIRS, token)

@@ -27,7 +27,7 @@ from celery_sagas.testing.samples import HOUR
 
 
 class RemovalContract(StoreFixtures):
-    """What was flushed leaves the buffer, and nothing else does."""
+    """Flushed items leave the buffer, and nothing else does."""
 
     def test_items_of_the_lease_are_removed(self, backend: Backend) -> None:
         """They are removed by their ids, never all of the partition."""
@@ -73,7 +73,7 @@ class RemovalContract(StoreFixtures):
         assert add(backend, rules, "c") == Added(1, needs_flush=True)
 
     def test_lease_need_not_last(self, backend: Backend, clock: Clock) -> None:
-        """It was late, but nobody else has had the items since."""
+        """It was late, but no other run has had the items since."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS)
         clock.advance(9 * LEASE)
@@ -130,7 +130,7 @@ class RemovalContract(StoreFixtures):
             backend.aggregates.remove(PAIRS, "", "one")
 
     def test_caller_asks_for_a_flush_if_the_trigger_has_fired(self, backend: Backend, clock: Clock) -> None:
-        """Nobody had asked, or the flush request had expired; there is one now."""
+        """There was no flush request, or it had expired; there is one now."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS)
         clock.advance(LEASE)
@@ -178,7 +178,7 @@ class RemovalContract(StoreFixtures):
         assert sorted(dead_letter.message_id for dead_letter in backend.dead.list(9)) == ["a", "d"]
 
     def test_dead_letter_of_what_is_not_under_the_lease_is_not_kept(self, backend: Backend) -> None:
-        """Nor does an item become unresolved that another has."""
+        """An item of another lease does not become unresolved either."""
         add(backend, PAIRS, *"abcd")
         flush(backend, PAIRS, "one")
         others = flush(backend, PAIRS, "two").items

@@ -158,7 +158,7 @@ class RenameContract(StoreFixtures):
         backend.sagas.delete(record, effects(record, lock_owner="me"))
 
     def test_instance_whose_key_is_taken_keeps_its_former_name(self, backend: Backend) -> None:
-        """Two workers with different code began one each."""
+        """Two workers with different code each started one."""
         mine, other = start(backend, names=FORMER, keys=T1), start(backend, names=NAME)
         start(backend, "43", names=FORMER)
         assert _rename(backend) == (1, [(mine.id, "42")])
@@ -183,7 +183,7 @@ class RenameContract(StoreFixtures):
 
     @pytest.mark.parametrize("limit", [1, 3, 1_000])
     def test_limit_bounds_each_call_and_all_are_moved(self, backend: Backend, limit: int) -> None:
-        """However many keep their former names."""
+        """The number that keep their former names does not matter."""
         records = [start(backend, f"{number}", names=FORMER, keys=(("tracking", f"{number}"),)) for number in range(10)]
         stay = [start(backend, f"{number}", names=NAME).key for number in (0, 4, 9)]
         after, moved, conflicts = "", list[int](), set[tuple[str, str]]()
@@ -199,7 +199,7 @@ class RenameContract(StoreFixtures):
         assert backend.sagas.count(("order", "purchase")) == {"order": 10, "purchase": 3}
 
     def test_rename_that_was_left_begins_again(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """Its process was killed, say."""
+        """Its process may have been killed."""
         for number in range(10):
             start(backend, f"{number}", names=FORMER)
         assert backend.sagas.rename("order", "purchase", 4).moved <= 4

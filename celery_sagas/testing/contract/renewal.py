@@ -52,7 +52,7 @@ class RenewalContract(StoreFixtures):
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
 
     def test_lease_that_has_ended_may_be_renewed(self, backend: Backend, clock: Clock) -> None:
-        """Nobody has given it up."""
+        """It was not given up."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         clock.advance(LEASE)
@@ -107,7 +107,7 @@ class RenewalContract(StoreFixtures):
         assert [_fail(backend, EIGHT, token) for token in "12345"] == [8, 8, 4, 2, 1]
 
     def test_item_that_failed_alone_for_the_last_time_comes_alone(self, backend: Backend) -> None:
-        """Whoever claims it rejects it."""
+        """The run that claims it rejects it."""
         one = PAIRS._replace(size=1, max_attempts=1)
         add(backend, one, "a", "b")
         assert [_fail(backend, one, token) for token in "123"] == [1, 1, 1]

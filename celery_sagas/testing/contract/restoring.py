@@ -58,7 +58,7 @@ class RestoringContract(StoreFixtures):
         assert (ids_of(snapshot.items), snapshot.reason) == (["a"], "again")
 
     def test_group_of_a_rejected_item_that_is_back_is_due_at_once(self, backend: Backend, clock: Clock) -> None:
-        """A flush that was asked for does not delay it."""
+        """A requested flush does not delay it."""
         [rejected] = reject(backend, "a")
         add(backend, PAIRS, "b", "c")
         assert due_at(backend) == clock.now + LEASE

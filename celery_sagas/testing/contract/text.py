@@ -29,7 +29,7 @@ from celery_sagas.testing.samples import (
     start,
 )
 
-#: Texts that a collation, a pattern or a careless encoding takes for one another; no two of them are equal.
+#: Texts that a collation, a pattern or a careless encoding confuses; no two of them are equal.
 LOOK_ALIKES = (
     "abc",
     "ABC",
@@ -81,7 +81,7 @@ each_longest = pytest.mark.parametrize("text", LONGEST, ids=["1 byte", "2 bytes"
 
 
 class TextContract(StoreFixtures):
-    """What is text, and how it is compared."""
+    """Texts are kept as they are, and compared byte by byte."""
 
     def test_keys_are_compared_byte_by_byte(self, backend: Backend) -> None:
         records = {key: start(backend, key) for key in LOOK_ALIKES}

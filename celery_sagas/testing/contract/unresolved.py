@@ -70,7 +70,7 @@ class UnresolvedContract(StoreFixtures):
         assert sorted(item.id for _, item in listed) == sorted(id for group in numbered(5, "group") for id in numbered(3, group))
 
     def test_page_follows_an_item_that_is_gone(self, backend: Backend) -> None:
-        """Whoever pages may make readable, or remove, what was seen."""
+        """The caller may resolve, or remove, items between two pages."""
         add(backend, CLOSED, *"abcd", is_unreadable=True)
         _, (group, second), *_ = backend.buffers.unresolved(NAME, 9)
         backend.buffers.remove(CLOSED, "", "a")
@@ -115,7 +115,7 @@ class ResolvingContract(StoreFixtures):
         assert (ids_of(snapshot.items), snapshot.reason) == (["a"], "again")
 
     def test_group_is_due_at_once(self, backend: Backend, clock: Clock) -> None:
-        """A flush that was asked for does not delay it."""
+        """A requested flush does not delay it."""
         add(backend, CLOSED, "a", is_unreadable=True)
         clock.advance(MINUTE)
         add(backend, PAIRS, "b", "c")
