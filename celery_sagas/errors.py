@@ -16,7 +16,7 @@ BUGS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, Nam
 
 
 class Retry(StrEnum):
-    """When a message that failed with an error may run again."""
+    """The time at which a message that failed with an error may run again."""
 
     NEVER = "never"  #: the same message would fail in the same way
     AT_ONCE = "at once"  #: another run committed first: run again from find

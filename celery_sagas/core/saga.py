@@ -111,7 +111,7 @@ def check_names(subject: str, names: Iterable[str], taken: Container[str]) -> No
 
 
 def check_fields(subject: str, fields: Mapping[str, FieldInfo]) -> None:
-    """Refuse fields that are stored under another name than their own, or not at all."""
+    """Refuse fields that are not stored, or stored under another name than their own."""
     for name, info in fields.items():
         if any(alias is not None for alias in (info.alias, info.validation_alias, info.serialization_alias)):
             raise DefinitionError(subject, f"the field {name!r} has an alias", "Stored fields bear their own names: remove it")

@@ -57,7 +57,7 @@ class AggregateStore(ABC):
 
         Where the reason is ``"age"`` or ``"idle"``, the trigger stays fired for everything that was free at this moment. Of
         several reasons the snapshot has the first: size, then what the trigger was fired for, then age, then idle. If it fired
-        for what is left, for whatever reason, ``is_more`` is true and a flush is requested anew. Two claims never have an item
+        for what is left, for whatever reason, ``is_more`` is true and a flush is requested again. Two claims never have an item
         in common while both leases last. Each token is used for one claim only; a repeat of that claim returns the same items.
         """
 

@@ -26,7 +26,7 @@ ItemState = Literal["free", "leased", "unresolved"]
 
 
 class NewItem(NamedTuple):
-    """An item that is to be buffered."""
+    """A new item to buffer."""
 
     id: str  #: the message id, or that of the producer; unique in its group
     payload: str  #: the item, as JSON text; opaque to the store
@@ -92,7 +92,7 @@ class Group(NamedTuple):
 
 
 class DueGroup(NamedTuple):
-    """A group that is to be flushed."""
+    """A group to flush."""
 
     name: str  #: of the aggregator
     group: str

@@ -162,7 +162,7 @@ class Outbox(ABC):
 
     @abstractmethod
     def count_leased(self, cause: Entry) -> int:
-        """Count the rows under a lease that the commit of this entry decided, and that may be being published: their due time
+        """Count the leased rows that the commit of this entry decided, and that a process may be publishing: their due time
         has come, and no attempt has failed.
         """
 

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Lookup(NamedTuple):
-    """Where to look for an instance."""
+    """A look-up of an instance."""
 
     names: tuple[str, ...]  #: the saga's stored name first, then its former names
     property: str  #: ``KEY``, ``ID`` or the name of an alternate key
@@ -66,7 +66,7 @@ class Record(NamedTuple):
 
 
 class NewRecord(NamedTuple):
-    """An instance that is to be inserted; its version will be 1."""
+    """An instance to insert; its version will be 1."""
 
     id: str
     names: tuple[str, ...]  #: the stored name first, then the former names that must not hold the same keys

@@ -29,7 +29,7 @@ IDLE = Rules(NAME, idle_ms=HOUR, lease_ms=LEASE)
 
 
 def new_items(ids: Iterable[str], is_unreadable: bool = False) -> tuple[NewItem, ...]:
-    """Make items that are to be inserted."""
+    """Make items to insert."""
     return tuple(NewItem(id, f'{{"id": "{id}"}}', is_unreadable) for id in ids)
 
 

@@ -59,7 +59,7 @@ def by_tracking(value: str, names: tuple[str, ...] = NAMES) -> Lookup:
 def new_record(
     key: str = "42", *, names: tuple[str, ...] = NAMES, keys: Keys = (), data: str = '{"total": 1}', id: str = ""
 ) -> NewRecord:
-    """Make an instance that is to be inserted."""
+    """Make an instance to insert."""
     return NewRecord(
         id or new_id(), names, key, schema_version=3, data=data, pending='{"format": 1, "timeout": "row"}', keys=keys
     )

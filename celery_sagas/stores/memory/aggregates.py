@@ -149,7 +149,7 @@ class MemoryAggregateStore(AggregateStore):
             return True
 
     def _free_anew(self, group_id: GroupId, rules: Rules, numbers: set[int]) -> None:
-        """Free items that were under no lease, and have their group looked at."""
+        """Free items that were under no lease, and make their group due."""
         buffer = self._buffers.groups[group_id]
         buffer.unresolved -= numbers
         for number in numbers:

@@ -98,7 +98,7 @@ def _warn_of_loss(name: str, info: Mapping[str, str], has_snapshots: bool | None
 
 
 def _has_saved(info: Mapping[str, str]) -> bool:
-    """Whether a snapshot was taken since the server was started."""
+    """Return whether a snapshot was taken since the server was started."""
     return info.get("rdb_last_bgsave_time_sec", "-1") != "-1"
 
 

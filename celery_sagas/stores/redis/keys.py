@@ -161,7 +161,7 @@ META_KEY: Final = KeyKind(
 
 
 def tag_of(prefix: str, part: str) -> str:
-    """Return the hash tag that all keys of a part have in common: a cluster keeps them on one node."""
+    """Return the common hash tag of all keys of a part: a cluster keeps them on one node."""
     return f"{{{prefix or _NO_PREFIX}:{part}}}"
 
 

@@ -112,7 +112,7 @@ class Placement:
         return self.shards[0] if len(self.shards) == 1 else None
 
     def _register_again(self) -> None:
-        """Compare the layout; where that was done before, another node of a cluster may be away now."""
+        """Compare the layout again; after a first success, ignore a store that is unavailable, such as another node."""
         was_registered = self._registered_at >= 0
         try:
             self.register()

@@ -49,7 +49,7 @@ class Turns:
         Args:
             shards: To be asked.
             limit: How many are taken at most.
-            take: Takes at most so many of one shard, and yields them part by part.
+            take: Takes at most a number of things of one shard, and yields them part by part.
 
         Raises:
             StoreError: A shard failed, or belongs to a server that was unresponsive a moment ago, and the others had nothing.

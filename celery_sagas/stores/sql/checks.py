@@ -69,7 +69,7 @@ def check_table_engines(connection: Connection) -> None:
 
 
 def _check_sqlite(connection: Connection) -> list[str]:
-    """Try to write: SQLite tells no other way."""
+    """Try to write: SQLite has no other check for a read-only file."""
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
         connection.exec_driver_sql("CREATE TABLE saga_probe (probe)")

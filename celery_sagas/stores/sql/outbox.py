@@ -107,7 +107,7 @@ def _count() -> Select[Any]:
     return select(func.count()).select_from(outbox).where(outbox.c.prefix == PREFIX)
 
 
-#: In MySQL's words: beside few rows it may sort all that is due, and lock it. So a claim costs the same beside any number.
+#: An index hint for MySQL, which may sort and lock all due rows if there are few. So a claim costs the same at any number.
 _BY_TIME = "FORCE INDEX (saga_outbox_available)"
 #: In the order of ``OutboxRow``'s fields.
 _ROW: list[ColumnElement[Any]] = [

@@ -24,7 +24,7 @@ from celery_sagas.stores.sql.tables import delivery, has_time, journal, metadata
 
 _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 _BEFORE: BindParameter[int] = bindparam("before", type_=BigInteger())
-#: What can be purged: the time of each, and what tells its rows apart, as in its primary key.
+#: The tables that can be purged: the time column, and the columns that identify a row, as in the primary key.
 _TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     journal.name: ("at", ("message_id", "step")),
     delivery.name: ("at", ("message_id", "step")),

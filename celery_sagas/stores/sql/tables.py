@@ -90,7 +90,7 @@ def _growing(name: str) -> Column[int]:
 _GROWS: Any = {"sqlite_autoincrement": True, "implicit_returning": False}
 
 
-# Indexes begin with the column that tells rows apart, not with the prefix, which they all end with: as long as PostgreSQL has
+# Indexes begin with the column that distinguishes rows, not with the prefix, which they all end with: as long as PostgreSQL has
 # no statistics of a new table, it takes any index that begins with a column of the condition for as good as the right one.
 
 instance = _table(

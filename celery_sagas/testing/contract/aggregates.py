@@ -18,18 +18,18 @@ from celery_sagas.testing.contract.unresolved import ResolvingContract
 
 
 class InsertContract(BufferingContract, DuplicatesContract, AskingContract, LookingAgainContract, OddNamesContract):
-    """How items come in."""
+    """Items come in."""
 
 
 class LeaseOfItemsContract(FlushingContract, RemovalContract, LeasingContract, PausingContract, RenewalContract):
-    """How they go out."""
+    """Items go out."""
 
 
 class ReturnContract(ResolvingContract, RestoringContract):
-    """How they come back."""
+    """Items come back."""
 
 
 class AggregateStoreContract(
     InsertContract, LeaseOfItemsContract, ReturnContract, DueGroupsContract, DueTimesContract, CrowdContract
 ):
-    """What every ``AggregateStore`` must do."""
+    """The requirements on every ``AggregateStore``."""

@@ -41,7 +41,7 @@ TIMED = HOURLY._replace(size=3)
 
 
 class BackendContract(StoreFixtures):
-    """What every ``Backend`` must do."""
+    """The requirements on every ``Backend``."""
 
     @pytest.fixture
     def other(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> Backend:
@@ -130,7 +130,7 @@ class BackendContract(StoreFixtures):
         assert view(open_backend(prefix)) == view(backend)
 
     def test_data_outlives_the_backend(self, backend: Backend, open_backend: OpenBackend, prefix: str) -> None:
-        """What was committed is there when the next process opens the backend."""
+        """Committed data is there when the next process opens the backend."""
         start(backend, keys=T1)
         before = view(backend)
         backend.close()

@@ -6,4 +6,4 @@ from celery_sagas.testing.contract.unresolved import UnresolvedContract
 
 
 class BuffersContract(LookingContract, UnresolvedContract, OpeningContract, RemovingContract):
-    """What every ``Buffers`` must do."""
+    """The requirements on every ``Buffers``."""

@@ -77,7 +77,7 @@ class OpeningContract(StoreFixtures):
         assert backend.buffers.groups(NAME, 9) == []
 
     def test_trigger_is_fired_up_to_the_last_item_that_is_still_there(self, backend: Backend, clock: Clock) -> None:
-        """What comes back from a lease is the last item then, and fires the trigger again."""
+        """An item that comes back from a lease is the last one then, and fires the trigger again."""
         add(backend, CLOSED, *"abc")
         backend.buffers.remove(CLOSED, "", "c")
         backend.buffers.fire(CLOSED, "")

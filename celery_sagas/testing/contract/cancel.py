@@ -70,7 +70,7 @@ class CancelContract(StoreFixtures):
         assert set(ids(claim(backend))) == {others.id, nobodys.id}
 
     def test_update_replaces_a_row(self, backend: Backend, clock: Clock) -> None:
-        """What it cancels and what it sends are one commit."""
+        """The cancelled row and the new one are in one commit."""
         old, new = outgoing("scheduled", due_at=clock.now + 1), outgoing("scheduled", due_at=clock.now + 2)
         update(backend, start(backend, "42", old), new, cancelled=(old.id,))
         clock.advance(MINUTE)

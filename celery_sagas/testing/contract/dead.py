@@ -10,7 +10,7 @@ from celery_sagas.testing.samples import dead_letter
 
 
 class DeadLettersContract(StoreFixtures):
-    """What every ``DeadLetters`` must do."""
+    """The requirements on every ``DeadLetters``."""
 
     def test_dead_letter_is_kept_with_the_stores_time(
         self, backend: Backend, open_backend: OpenBackend, prefix: str, clock: Clock

@@ -23,7 +23,7 @@ SIMILAR = (
 
 
 class DeliveriesContract(StoreFixtures):
-    """What every ``Deliveries`` must do."""
+    """The requirements on every ``Deliveries``."""
 
     def test_deliveries_of_a_message_are_counted(self, backend: Backend) -> None:
         assert [backend.deliveries.count(STEP, "message") for _ in range(4)] == [1, 2, 3, 4]

@@ -161,7 +161,7 @@ class DuplicatesContract(StoreFixtures):
         assert buffered(backend) == ["a"]
 
     def test_duplicates_do_not_count_as_too_much(self, backend: Backend) -> None:
-        """What is there already takes no place."""
+        """Items that are there already take no place."""
         add(backend, BOUNDED, "a", "b")
         assert add(backend, BOUNDED, *"abcc") == Added(1)
 

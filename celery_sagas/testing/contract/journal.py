@@ -24,7 +24,7 @@ from celery_sagas.testing.view import OTHER
 
 
 class JournalContract(StoreFixtures):
-    """What every ``Journal`` must do."""
+    """The requirements on every ``Journal``."""
 
     def test_outcome_is_the_entry_of_the_completion(self, backend: Backend) -> None:
         line = complete(backend, start(backend))

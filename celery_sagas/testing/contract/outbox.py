@@ -5,4 +5,4 @@ from celery_sagas.testing.contract.lease import LeaseContract
 
 
 class OutboxContract(ClaimContract, LeaseContract):
-    """What every ``Outbox`` must do."""
+    """The requirements on every ``Outbox``."""

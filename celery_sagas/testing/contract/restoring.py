@@ -39,7 +39,7 @@ class RestoringContract(StoreFixtures):
         assert backend.dead.list(9) == []
 
     def test_rejected_item_comes_back_with_no_attempt(self, backend: Backend) -> None:
-        """What made it fail was fixed."""
+        """The cause of its failure was fixed."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         backend.aggregates.release(PAIRS, "", "one")

@@ -22,4 +22,4 @@ class SagaStoreContract(
     RenameContract,
     TextContract,
 ):
-    """What every ``SagaStore`` must do."""
+    """The requirements on every ``SagaStore``."""

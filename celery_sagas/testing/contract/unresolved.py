@@ -97,7 +97,7 @@ class ResolvingContract(StoreFixtures):
         assert backend.buffers.count(NAME) == Counts(1, 4, 0)
 
     def test_item_comes_back_with_no_attempt(self, backend: Backend) -> None:
-        """What made it fail was fixed."""
+        """The cause of its failure was fixed."""
         add(backend, PAIRS, "a", "b")
         flush(backend, PAIRS, "one")
         backend.aggregates.release(PAIRS, "", "one")

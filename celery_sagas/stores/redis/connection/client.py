@@ -110,7 +110,7 @@ class Client:
 
     @property
     def total_timeout(self) -> float:
-        """How long one call may take. Seconds."""
+        """The time that one call may take. Seconds."""
         return self._options.total_timeout
 
     def holder_of(self, key: str) -> object:

@@ -54,6 +54,6 @@ def _expanded(line: str) -> str:
 
 @cache
 def _files() -> dict[str, Traversable]:
-    """Return the scripts by their names, which tell them apart in all folders."""
+    """Return the scripts by their names, which are unique in all folders."""
     folders = (folder for folder in _FOLDER.iterdir() if folder.is_dir() and folder.name != _PARTS)
     return {file.name.removesuffix(".lua"): file for folder in folders for file in folder.iterdir() if file.name.endswith(".lua")}

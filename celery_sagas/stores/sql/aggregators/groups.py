@@ -47,7 +47,7 @@ class GroupRow:
 
     @property
     def buffered(self) -> int:
-        """How many items the group has."""
+        """The number of items in the group."""
         return self.free + self.leased + self.unresolved
 
     def reason(self, rules: Rules, now: int) -> str:
@@ -62,7 +62,7 @@ class GroupRow:
         return True
 
     def back(self, numbers: Sequence[int]) -> None:
-        """Count items that are free again after they were unresolved or rejected, and have the group looked at for them."""
+        """Count items that are free again after they were unresolved or rejected, and make the group due for them."""
         self.free += len(numbers)
         self.fire(max(numbers), "again")
         self.flush_requested_until = 0

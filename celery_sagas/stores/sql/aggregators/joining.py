@@ -63,7 +63,7 @@ def join(session: SqlSession, rules: Rules, addition: Addition) -> bool:
 
 
 def _join(has_size: int, has_within: int, has_idle: int, has_most: int) -> Select[tuple[int]]:
-    """Change the group and insert the item, if nothing else is to be done: see ``core/aggregators/rules.py``."""
+    """Change the group and insert the item, if nothing else needs to be done: see ``core/aggregators/rules.py``."""
     known, before = select_known(1).cte("known"), group.alias("before")
     size, within, idle, most = (bindparam(name, type_=BigInteger()) for name in ("size", "within", "idle", "most"))
     of, is_marked, waits_until = group.c, group.c.flush_requested_until > now(), group.c.oldest_at + within

@@ -17,9 +17,9 @@ Shape: TypeAlias = tuple[str | int, ...]
 Values: TypeAlias = Mapping[str, object]
 T = TypeVar("T")
 
-#: How many rows a statement takes that is longer for each: few enough for the cache and for SQLite's 999 parameters.
+#: The most rows of a statement that grows with each: few enough for the cache and for SQLite's 999 parameters.
 _AT_ONCE = 50
-#: With how many values a statement compares that is compiled for few numbers of them.
+#: The numbers of values for which a statement that compares with several is compiled.
 _SIZES = (1, 8, 64, 500)
 
 #: Texts and parameters of compiled statements; the value of a parameter that is not always the same is ``None``.

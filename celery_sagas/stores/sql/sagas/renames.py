@@ -15,7 +15,7 @@ _LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 
 
 def count_instances(names: int) -> Select[Any]:
-    """Count the instances under each of so many names; a name without any has no row."""
+    """Count the instances under each of this many names; a name without any has no row."""
     is_one = [instance.c.prefix == PREFIX, one_of(instance.c.saga, "saga", names)]
     return select(instance.c.saga, func.count()).where(*is_one).group_by(instance.c.saga)
 

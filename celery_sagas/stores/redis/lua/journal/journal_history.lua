@@ -2,7 +2,7 @@
 -- KEYS: journal, heads
 -- ARGV: saga=key, number and digest of the entry to begin with (0: the newest), how many at most
 -- Answers with: number and digest of the entry to go on with (0: that was all), then the entries.
--- The number tells an entry from one that was committed under its digest later, after it had been purged.
+-- The number distinguishes an entry from one that was committed under its digest later, after the first was purged.
 local number, digest, limit = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 if number == 0 then
   local newest, newest_digest = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%d+) (%S+)$')

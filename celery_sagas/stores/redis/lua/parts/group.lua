@@ -3,7 +3,7 @@
 local groups, order, due, items, seen, fresh_ids = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6], KEYS[7]
 
 -- Find a group by its name and the keys of its free items; reads from each key that changes with it. Without the second key it
--- does not, nor is it told how many are dead: see parts/fresh.lua.
+-- reads none of these, nor counts how many items are dead: see parts/fresh.lua.
 local function find_group(name, fresh_items, free_items)
   local text, there = redis.call('HGET', groups, name), redis.call('LLEN', fresh_items) / 2
   local group = read_state(text)
