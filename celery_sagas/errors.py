@@ -201,14 +201,14 @@ class PublishError(SagaError):
 
     retry = Retry.LATER
     reason: str
-    connection: bool = False  #: whether the error is not about this message: the broker is away
+    connection: bool = False  #: whether the error says nothing about this message: the broker may be away
 
     def __str__(self) -> str:
         return _sentences(f"The broker did not confirm the message: {self.reason}", "It may have arrived all the same")
 
 
 class Unconfirmed(PublishError):
-    """Raised when the broker was reached and did not take a message: the cause may be the message, or the broker."""
+    """Raised when the broker was reached and did not confirm a message: the cause may be the message, or the broker."""
 
 
 @dataclass(eq=False, repr=False)

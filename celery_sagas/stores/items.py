@@ -44,7 +44,7 @@ class Added(NamedTuple):
     """The result of an addition."""
 
     added: int  #: items that are new
-    needs_flush: bool = False  #: the trigger has fired, and no flush was requested before: the caller asks for one
+    needs_flush: bool = False  #: the trigger has fired, and no flush is requested: the caller must ask for one
     is_full: bool = False  #: nothing was added: the group would have more than ``max_buffered`` items
 
 

@@ -4,7 +4,7 @@
 --   unread
 -- ARGV: call, now (ms, or empty), aggregator, size, within, idle, lease (ms), most items, number of groups; for each group: its
 --   name, number of items, digest of each, each packed item, after a ! if it is unreadable
--- Answers with: for each group how many items are new, 1 if the caller asks for a flush, 1 if it is full; spaces in between.
+-- Answers with: for each group how many items are new, 1 if the caller must ask for a flush, 1 if it is full; spaces in between.
 -- A repeat finds the items, and its call if no other has inserted since: then it answers as the first call did.
 local call, now, most, number_of_groups = ARGV[1], clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9])
 -- uses: joining many state trigger group

@@ -5,7 +5,7 @@ local unread = KEYS[13]
 --   rejected also unread, dead letters, dead letters by time; answer of the call
 -- ARGV: call, now (ms, or empty), group, size, within, idle, lease (ms), token, for how long the ids are remembered (ms, 0: not
 --   at all), what parts/ending.lua says
--- Answers with: 1 if the caller asks for a flush, 0 if not, -1 if the token has no lease.
+-- Answers with: 1 if the caller must ask for a flush, 0 if not, -1 if the token has no lease.
 -- A repeat changes nothing, and answers as the first call did.
 local now, token, remember_ms = clock(ARGV[2]), ARGV[8], tonumber(ARGV[9])
 local ends_at = remember_ms > 0 and now + remember_ms or 0
