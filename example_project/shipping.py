@@ -65,7 +65,7 @@ def ask_carrier(tracking: str) -> None:
 def _carrier_reports_delivery(tracking: str, after: float) -> None:
     """Do what the carrier does: it knows the name of a task of ours, and the number of the parcel.
 
-    The id of its report becomes the id of the message, so that a report that is repeated is recognised as a repeat.
+    The id of its report becomes the id of the message, so that a report that is repeated is recognized as a repeat.
     """
     current_app.send_task(
         "order.parcel_delivered", kwargs={"tracking": tracking}, task_id=f"delivery-of-{tracking}", countdown=after or None

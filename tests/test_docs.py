@@ -50,7 +50,7 @@ def test_reference_has_every_public_name(name):
 
 def test_reference_shows_what_the_source_says():
     written = runpy.run_path(str(DOCS / "make_reference.py"))["reference"]()
-    assert (DOCS / "reference.md").read_text() == written, "Write the page anew: python docs/make_reference.py"
+    assert (DOCS / "reference.md").read_text() == written, "Write the page again: python docs/make_reference.py"
 
 
 def test_stores_page_lists_every_option_with_its_default():

@@ -56,7 +56,7 @@ class KeyProperty:
         declared = self._declare(_CONVERSIONS[self._base](_plain(value)))
         held = self._validate(declared)
         if held != declared and self._validate(held) != held:
-            raise _no_key(value, f"the validation of {self.field} changes it each time anew")
+            raise _no_key(value, f"the validation of {self.field} changes it again each time")
         self.text(held)
         return held
 

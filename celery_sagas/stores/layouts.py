@@ -22,7 +22,7 @@ class Layout(NamedTuple):
             return "Upgrade the workers: newer code has changed what is stored, and this release must not run on it"
         if known > self.version:
             return (
-                "Use the release that made it, or let every saga complete and begin anew, in another database or under another "
+                "Use the release that made it, or let every saga complete and begin again, in another database or under another "
                 "saga_prefix"
             )
         return ""

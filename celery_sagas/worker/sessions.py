@@ -174,7 +174,7 @@ def replacing_publication(session: Session) -> str:
 
 
 def _retries() -> int:
-    """Return how often the running task was retried: a task that retries itself, to poll, publishes anew each time."""
+    """Return how often the running task was retried: a task that retries itself, to poll, publishes again each time."""
     running = current_app().current_worker_task
     return 0 if running is None else read_retries(running.request)
 

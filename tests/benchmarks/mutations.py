@@ -30,7 +30,7 @@ COMMITS = (
         "engine/unit_of_work.py",
         "Handling(delivery.step.names, delivery.message_id)",
         "Handling((delivery.step.name,), delivery.message_id)",
-        "A message that was handled under a former name of its step is recognised.",
+        "A message that was handled under a former name of its step is recognized.",
     ),
     Mutation(
         "commits",

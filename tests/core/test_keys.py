@@ -327,7 +327,7 @@ def test_validation_of_the_field_is_applied(annotation, value, expected):
         (Annotated[str, Field(max_length=3)] | None, "abcd", "at most 3"),
         (Annotated[int, Field(gt=0)], "-1", "greater than 0"),
         (UUID4, "00000000-0000-1000-8000-000000000000", "version 4"),
-        (Annotated[str, AfterValidator(lambda value: value + "!")], "a", "each time anew"),
+        (Annotated[str, AfterValidator(lambda value: value + "!")], "a", "again each time"),
         (Annotated[str, AfterValidator(lambda value: None)], "a", "valid string"),
         (Annotated[str, AfterValidator(lambda value: value.strip())], "  ", "empty"),
         (Annotated[str, AfterValidator(len)], "abc", "valid string"),

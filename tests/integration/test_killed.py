@@ -238,19 +238,19 @@ def test_no_timeout_is_lost_or_doubled_wherever_the_relay_dies(deploy: Deploy, e
     assert deployment.failures() == []
 
 
-LETTER_POINTS = points("fail", "dead_letter")
+RELAY_DEAD_LETTER_POINTS = points("fail", "dead_letter")
 
 
 def test_what_no_broker_takes_is_one_dead_letter_wherever_the_relay_dies(deploy: Deploy) -> None:
     """The attempt after the first death is the second one, or again the first."""
     deployment = deploy("deadly_relay", "rabbitmq", "postgresql", saga_relay=False, **AT_ONCE, **UNROUTED)
     deployment.start("prefork", 1).wait_ready()
-    for point in LETTER_POINTS:
+    for point in RELAY_DEAD_LETTER_POINTS:
         deployment.send("reminder.write_to_nobody", name=point)
-    deployment.wait_handled("reminder.write_to_nobody", len(LETTER_POINTS))
-    for point in LETTER_POINTS:
+    deployment.wait_handled("reminder.write_to_nobody", len(RELAY_DEAD_LETTER_POINTS))
+    for point in RELAY_DEAD_LETTER_POINTS:
         deployment.start_relay(CELERY_SAGAS_TEST_POINT=point).wait_ended()
         assert (deployment.folder / f"{point}.once").exists()
     deployment.start_relay()
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
-    assert_dead_letters_of_nobody(deployment, LETTER_POINTS)
+    assert_dead_letters_of_nobody(deployment, RELAY_DEAD_LETTER_POINTS)

@@ -57,14 +57,14 @@ class Parcel(BaseModel):
     weight: Decimal
 
 
-class dead_letter(BaseModel):
+class Letter(BaseModel):
     """The other one."""
 
-    kind: Literal["dead_letter"] = "dead_letter"
+    kind: Literal["letter"] = "letter"
     pages: list[int]
 
 
-Item = Annotated[Parcel | dead_letter, Field(discriminator="kind")]
+Item = Annotated[Parcel | Letter, Field(discriminator="kind")]
 
 
 def test_starters_come_to_the_same_in_any_order(app: Celery, worker: Worker) -> None:
@@ -134,7 +134,7 @@ def test_state_is_kept_as_one_document_that_a_person_can_read(app: Celery, worke
         order.addresses["home"] = Address(lines=['Zoë "Z"', "東京"])
         order.items = items
 
-    place.delay("42", [dead_letter(pages=[1, 2]).model_dump()])
+    place.delay("42", [Letter(pages=[1, 2]).model_dump()])
     worker.run()
 
     kept = _kept_data(backend_of(app))
@@ -142,7 +142,7 @@ def test_state_is_kept_as_one_document_that_a_person_can_read(app: Celery, worke
         "order_id": "42",
         "total": "9.50",
         "addresses": {"home": {"lines": ['Zoë "Z"', "東京"]}},
-        "items": [{"kind": "dead_letter", "pages": [1, 2]}],
+        "items": [{"kind": "letter", "pages": [1, 2]}],
         "note": None,
     }
     assert "Zoë" in kept
@@ -196,7 +196,7 @@ def test_state_may_be_nested_and_inherited(app: Celery, worker: Worker) -> None:
         first.weight += number
 
     long = "é" * 300
-    place.delay("42", Address(lines=["here"]), [Parcel(weight=Decimal("1.50")), dead_letter(pages=[1, 2])])
+    place.delay("42", Address(lines=["here"]), [Parcel(weight=Decimal("1.50")), Letter(pages=[1, 2])])
     for number, note in ((7, "a"), (8, long)):
         add.delay("42", number, note)
     worker.run()
@@ -205,7 +205,7 @@ def test_state_may_be_nested_and_inherited(app: Celery, worker: Worker) -> None:
     assert order is not None
     assert (order.notes, order.numbers) == (["a", long], [7, 8])
     assert order.addresses == {"home": Address(lines=["here", "a", long])}
-    assert order.items == [Parcel(weight=Decimal("16.50")), dead_letter(pages=[1, 2])]
+    assert order.items == [Parcel(weight=Decimal("16.50")), Letter(pages=[1, 2])]
 
 
 def test_step_is_not_called_inside_a_step_of_its_own_instance(app: Celery, worker: Worker) -> None:

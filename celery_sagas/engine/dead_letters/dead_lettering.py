@@ -67,7 +67,7 @@ def locate(
     return lookup_in(step.saga, address.property, address.text)
 
 
-def dead_letter(
+def keep_dead_letter(
     backend: Backend, step: StepDefinition, dead_letter: DeadLetter, lookup: Lookup | None, named: str = ""
 ) -> DeadLetter | None:
     """Store a dead letter, and note in the journal that its message failed: a redelivery of the message does nothing.
@@ -96,9 +96,8 @@ def dead_letter(
         return dead_letter
     found = _find(backend, step, dead_letter, lookup)
     if found is not None and found.handled is not None:
-        close(
-            backend, step, dead_letter, lookup, found
-        )  # an interrupted call may have left the dead letter of a message that was handled after all
+        # an interrupted call may have left the dead letter of a message that was handled after all
+        close(backend, step, dead_letter, lookup, found)
         return None
     dead_letter = dead_letter._replace(key=_key_of(lookup, found))
     add_dead_letter(backend, dead_letter)

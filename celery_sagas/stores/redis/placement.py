@@ -146,7 +146,8 @@ class Placement:
         suffix, *others = suffixes
         if others or (suffix != ALL_SHARDS and suffix not in self._by_suffix):
             raise self._misplaced(
-                f"the names of one saga, {', '.join(names)}, are registered in different shards or none: {', '.join(suffixes)}. "
+                f"the names of one saga, {', '.join(names)}, are registered in different shards, or in one that does not "
+                f"exist: {', '.join(suffixes)}. "
                 f"Give the saga a name that was never used, or fix the fields saga:<name> of the Redis hash {self._meta!r}"
             )
         return suffix

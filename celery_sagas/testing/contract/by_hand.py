@@ -86,7 +86,7 @@ class OpeningContract(StoreFixtures):
         snapshot = flush(backend, CLOSED, "two")
         assert (ids_of(snapshot.items), snapshot.reason) == (["a", "b"], "again")
 
-    def test_nothing_is_opened_where_nothing_can_be_flushed(self, backend: Backend) -> None:
+    def test_nothing_is_fired_where_nothing_can_be_flushed(self, backend: Backend) -> None:
         """There are no empty flushes."""
         add(backend, PAIRS, "a", "b", is_unreadable=True)
         with nothing_changed(backend):

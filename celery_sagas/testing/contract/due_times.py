@@ -28,7 +28,7 @@ TIMED = HOURLY._replace(size=4, idle_ms=30 * MINUTE)
 each_trigger = pytest.mark.parametrize(
     ("rules", "after"),
     [(CLOSED, 0), (PAIRS, 0), (HOURLY, HOUR), (IDLE, HOUR), (TIMED, 30 * MINUTE), (PAIRS._replace(size=1), LEASE)],
-    ids=["none", "size", "age", "idle", "all", "open"],
+    ids=["none", "size", "age", "idle", "all", "one"],
 )
 
 

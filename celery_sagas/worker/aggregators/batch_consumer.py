@@ -42,7 +42,7 @@ class Arrived(NamedTuple):
 
 
 class BatchConsumer:
-    """Replaces a worker's consumer for one aggregator, until the consumer connects anew.
+    """Replaces a worker's consumer for one aggregator, until the consumer connects again.
 
     Messages with an eta are passed here when they may run. Messages under a rate limit, as by a remote control command, run as
     tasks.

@@ -16,8 +16,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sagas import signals
 from celery_sagas.core.step import StepDefinition
-from celery_sagas.engine.dead_letters import dead_lettering
-from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of, locate
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of, keep_dead_letter, locate
 from celery_sagas.errors import MessageError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, Lookup
@@ -87,7 +86,7 @@ def _run(task: Any, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 def _keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
     try:
-        dead_letter(task, task.request, runtime.backend, error)
+        keep_as_dead_letter(task, task.request, runtime.backend, error)
         with contextlib.suppress(AttributeError):  # an exception with slots: the main process does it once more
             setattr(error, _IS_KEPT, True)
     except Exception as exc:
@@ -101,7 +100,7 @@ def is_kept(error: BaseException) -> bool:
     return getattr(error, _IS_KEPT, False) is True
 
 
-def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
+def keep_as_dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
     """Make a dead letter of the message of a request, log it, send the signal, and notify the requester.
 
     Returns:
@@ -119,7 +118,7 @@ def dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> 
         add_dead_letter(backend, dead_letter)
     else:
         is_known = dead_letter.message_id == message_id  # else no journal records it: the cut id may be another message's
-        kept = dead_lettering.dead_letter(backend, step, dead_letter, lookup_of(step, request) if is_known else None, task.name)
+        kept = keep_dead_letter(backend, step, dead_letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
         announce(task, kept, error)
         notify_requester(task.app, request, error, dead_letter=kept.id, may_be_answered=True)  # once its dead letter is retried

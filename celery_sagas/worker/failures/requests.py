@@ -10,7 +10,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_sagas.core.requests.answers import FailureKind
 from celery_sagas.worker.celery_internals import is_terminating
-from celery_sagas.worker.failures.dead_letters import dead_letter, is_kept
+from celery_sagas.worker.failures.dead_letters import is_kept, keep_as_dead_letter
 from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
 from celery_sagas.worker.failures.unreadable import context_of, refusing
@@ -147,7 +147,7 @@ class FailingRequest:
 
 def _dead_letter(request: Any, error: Any) -> None:
     with main_process_backend(request.app) as backend:
-        dead_letter(request.task, context_of(request), backend, error)
+        keep_as_dead_letter(request.task, context_of(request), backend, error)
 
 
 def _is_acknowledged_on_timeout(task: Any) -> bool:

@@ -143,7 +143,7 @@ class ConfirmChannel:
             self._exchanges.add(exchange)
 
     def _return(self, _: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """Note an unroutable message, and declare queues anew: a declared one may be gone."""
+        """Note an unroutable message, and declare queues again: a declared one may be gone."""
         self.confirms.send_back(message.properties.get("correlation_id"), Unroutable(exchange, routing_key))
         self._declared.clear()
         self._channel.connection.client.declared_entities.clear()

@@ -38,7 +38,7 @@ def _is_about_login(error: BaseException) -> bool:
 
 
 def take_return(producer: Any) -> Unroutable | None:
-    """Return the error of a returned message, and have its producer declare queues anew: a declared one may be gone."""
+    """Return the error of a returned message, and have its producer declare queues again: a declared one may be gone."""
     returns = producer.on_return
     if returns is None or returns.error is None:
         return None
@@ -98,7 +98,7 @@ class ConfirmedPublisher(Publisher):
             raise unroutable
 
     def _publish(self, producer: Any, sent: Signature[Any]) -> Unroutable | None:
-        """Publish a signature; return the error if no queue accepts it. Its queue is then declared anew the next time."""
+        """Publish a signature; return the error if no queue accepts it. Its queue is then declared again the next time."""
         sent.apply_async(producer=producer, retry=True, retry_policy=RETRY_POLICY, **self._options_of(sent))
         return take_return(producer)
 

@@ -26,7 +26,7 @@ groups = st.builds(
     oldest_at=times,
     last_at=times,
     fired_to=st.integers(0, 20),
-    fired_why=st.sampled_from(["asked", "again", "age", "idle"]),
+    fired_why=st.sampled_from(["requested", "again", "age", "idle"]),
 )
 failures = st.lists(st.integers(0, 16), min_size=1, max_size=30)
 
@@ -50,9 +50,9 @@ def test_trigger_fires_when_none_has_come_for_long_enough(since, reason):
     assert reason_of(TIMED, waiting(last_at=NOW - since), NOW) == reason
 
 
-@pytest.mark.parametrize(("oldest", "reason"), [(4, "asked"), (5, "asked"), (6, "")])
+@pytest.mark.parametrize(("oldest", "reason"), [(4, "requested"), (5, "requested"), (6, "")])
 def test_trigger_stays_fired_up_to_a_number(oldest, reason):
-    assert reason_of(TIMED, waiting(oldest=oldest, fired_to=5, fired_why="asked"), NOW) == reason
+    assert reason_of(TIMED, waiting(oldest=oldest, fired_to=5, fired_why="requested"), NOW) == reason
 
 
 def test_first_of_several_reasons_is_told():

@@ -14,8 +14,8 @@ from celery_sagas.engine.dead_letters.dead_lettering import (
     TEXT_CHARACTERS,
     TRACEBACK_CHARACTERS,
     close,
-    dead_letter,
     dead_letter_of,
+    keep_dead_letter,
     locate,
 )
 from celery_sagas.engine.handling import handle
@@ -51,7 +51,7 @@ PLACE, PAY = starter(place), handler(pay)
 HERE = Lookup(("order",), KEY, "42")
 
 
-def one_dead_letter(message_id: str = "m1", step: StepDefinition = PLACE, error: Exception | None = None) -> DeadLetter:
+def dead_letter(message_id: str = "m1", step: StepDefinition = PLACE, error: Exception | None = None) -> DeadLetter:
     """Return a dead letter."""
     return dead_letter_of(step.name, message_id, "order", error or Boom("no"), "{}")
 
@@ -75,11 +75,9 @@ class TestLetter:
 
     def test_id_is_that_of_the_message_and_its_step(self) -> None:
         """Whatever failed, and however often."""
-        assert one_dead_letter().id == one_dead_letter(error=KeyError("other")).id
-        assert len({one_dead_letter().id, one_dead_letter("m2").id, one_dead_letter(step=PAY).id}) == 3
-        assert (
-            one_dead_letter("x" * 255 + "1").id != one_dead_letter("x" * 255 + "2").id
-        )  # of which the dead letter shows the beginning
+        assert dead_letter().id == dead_letter(error=KeyError("other")).id
+        assert len({dead_letter().id, dead_letter("m2").id, dead_letter(step=PAY).id}) == 3
+        assert dead_letter("x" * 255 + "1").id != dead_letter("x" * 255 + "2").id  # of which the dead letter shows the beginning
 
     def test_error_is_described(self) -> None:
         def fail() -> None:
@@ -87,7 +85,7 @@ class TestLetter:
 
         with pytest.raises(Boom) as caught:
             fail()
-        made = one_dead_letter(error=caught.value)
+        made = dead_letter(error=caught.value)
 
         assert (made.error, made.text) == ("Boom", "it\\0 broke \\ud800")
         assert "in fail" in made.traceback
@@ -95,7 +93,7 @@ class TestLetter:
 
     def test_texts_are_bounded(self) -> None:
         """Of a traceback the end is kept."""
-        made = one_dead_letter(error=Boom("\ud800" * 30_000 + "the end"))
+        made = dead_letter(error=Boom("\ud800" * 30_000 + "the end"))
 
         assert len(made.text) == TEXT_CHARACTERS
         assert len(made.traceback) == TRACEBACK_CHARACTERS
@@ -108,7 +106,7 @@ class TestLetter:
             def __str__(self) -> str:
                 raise KeyError
 
-        made = one_dead_letter(error=Mute())
+        made = dead_letter(error=Mute())
 
         assert (made.error, made.text) == ("Mute", "its text cannot be read: KeyError")
 
@@ -145,7 +143,7 @@ class TestDeadLetter:
     """The dead letter is kept, and the message does nothing any more."""
 
     def test_dead_letter_and_tombstone(self, engine: Engine, backend: MemoryBackend) -> None:
-        kept = dead_letter(backend, PLACE, one_dead_letter(), HERE)
+        kept = keep_dead_letter(backend, PLACE, dead_letter(), HERE)
 
         assert kept is not None
         assert backend.dead.get(kept.id) is not None
@@ -161,7 +159,7 @@ class TestDeadLetter:
         record = engine.record()
         assert record is not None
 
-        kept = dead_letter(backend, PAY, one_dead_letter(step=PAY), Lookup(("order",), ID, record.id))
+        kept = keep_dead_letter(backend, PAY, dead_letter(step=PAY), Lookup(("order",), ID, record.id))
 
         assert kept is not None
         assert kept.key == "42"
@@ -171,7 +169,7 @@ class TestDeadLetter:
         assert engine.record() == record
 
     def test_redelivery_is_told_from_a_success(self, engine: Engine, backend: MemoryBackend) -> None:
-        dead_letter(backend, PLACE, one_dead_letter(), HERE)
+        keep_dead_letter(backend, PLACE, dead_letter(), HERE)
 
         outcome = engine.handle(PLACE, id="m1", order_id="42")
 
@@ -179,24 +177,24 @@ class TestDeadLetter:
         assert engine.record() is None
 
     def test_other_messages_are_handled(self, engine: Engine, backend: MemoryBackend) -> None:
-        dead_letter(backend, PLACE, one_dead_letter(), HERE)
+        keep_dead_letter(backend, PLACE, dead_letter(), HERE)
 
         assert engine.handle(PLACE, id="m2", order_id="42").kind is Kind.STARTED
 
     def test_again_changes_nothing(self, backend: MemoryBackend) -> None:
         """Also once the dead letter was discarded."""
-        kept = dead_letter(backend, PLACE, one_dead_letter(), HERE)
+        kept = keep_dead_letter(backend, PLACE, dead_letter(), HERE)
         assert kept is not None
         backend.dead.remove(kept.id)
 
-        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is None
+        assert keep_dead_letter(backend, PLACE, dead_letter(), HERE) is None
         assert dead_letters(backend) == []
 
     def test_message_that_was_handled(self, engine: Engine, backend: MemoryBackend) -> None:
         """It did not fail."""
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is None
+        assert keep_dead_letter(backend, PLACE, dead_letter(), HERE) is None
         assert dead_letters(backend) == []
 
     def test_run_that_commits_first_wins(self, engine: Engine, rival: Engine) -> None:
@@ -204,26 +202,26 @@ class TestDeadLetter:
         store = engine.interpose()
         store.once_before("record", lambda: rival.handle(PLACE, id="m1", order_id="42"))
 
-        assert dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE) is None
+        assert keep_dead_letter(engine.services.backend, PLACE, dead_letter(), HERE) is None
         assert dead_letters(engine.backend) == []
         assert engine.data()["total"] == 1
 
     def test_run_that_commits_later_does_not(self, engine: Engine, rival: Engine, backend: MemoryBackend) -> None:
         store = engine.interpose()
-        store.once_before("insert", lambda: dead_letter(backend, PLACE, one_dead_letter(), HERE))
+        store.once_before("insert", lambda: keep_dead_letter(backend, PLACE, dead_letter(), HERE))
 
         outcome = engine.handle(PLACE, id="m1", order_id="42")
 
         assert outcome.kind is Kind.FAILED
         assert engine.record() is None
-        assert dead_letters(backend) == [one_dead_letter().id]
+        assert dead_letters(backend) == [dead_letter().id]
 
     def test_rival_that_buries_too(self, engine: Engine, backend: MemoryBackend) -> None:
         store = engine.interpose()
-        store.once_before("record", lambda: dead_letter(backend, PLACE, one_dead_letter(), HERE))
+        store.once_before("record", lambda: keep_dead_letter(backend, PLACE, dead_letter(), HERE))
 
-        assert dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE) is not None
-        assert dead_letters(backend) == [one_dead_letter().id]
+        assert keep_dead_letter(engine.services.backend, PLACE, dead_letter(), HERE) is not None
+        assert dead_letters(backend) == [dead_letter().id]
 
     def test_dead_letter_comes_first(self, engine: Engine, backend: MemoryBackend) -> None:
         """An interrupted dead-lettering is completed by the next one."""
@@ -234,12 +232,12 @@ class TestDeadLetter:
 
         store.once_before("record", fail)
         with pytest.raises(StoreUnavailable):
-            dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE)
-        assert dead_letters(backend) == [one_dead_letter().id]
+            keep_dead_letter(engine.services.backend, PLACE, dead_letter(), HERE)
+        assert dead_letters(backend) == [dead_letter().id]
         assert engine.entry(PLACE, "m1") is None
 
-        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is not None
-        assert dead_letters(backend) == [one_dead_letter().id]
+        assert keep_dead_letter(backend, PLACE, dead_letter(), HERE) is not None
+        assert dead_letters(backend) == [dead_letter().id]
         entry = engine.entry(PLACE, "m1")
         assert entry is not None
         assert entry.outcome == "failed"
@@ -247,24 +245,24 @@ class TestDeadLetter:
     def test_dead_letter_of_an_interrupted_dead_lettering_goes_if_the_message_was_handled(
         self, engine: Engine, backend: MemoryBackend
     ) -> None:
-        backend.dead.add(one_dead_letter())
+        backend.dead.add(dead_letter())
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert dead_letter(backend, PLACE, one_dead_letter(), HERE) is None
+        assert keep_dead_letter(backend, PLACE, dead_letter(), HERE) is None
         assert dead_letters(backend) == []
 
     def test_message_without_an_instance(self, backend: MemoryBackend) -> None:
         """It has a dead letter, and no tombstone: nobody knows where it would look."""
-        assert dead_letter(backend, PLACE, one_dead_letter(), None) == one_dead_letter()
-        assert dead_letters(backend) == [one_dead_letter().id]
+        assert keep_dead_letter(backend, PLACE, dead_letter(), None) == dead_letter()
+        assert dead_letters(backend) == [dead_letter().id]
 
     @pytest.mark.parametrize("damage", [UnreadableState("order", "42", "no JSON"), StoreError("it is no hash")], ids=repr)
     def test_instance_that_is_never_readable(self, engine: Engine, backend: MemoryBackend, damage: StoreError) -> None:
         """It has a dead letter, and no tombstone: where that goes, only the instance could tell."""
         engine.interpose().once_before("find", failing(damage))
 
-        assert dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE) == one_dead_letter()._replace(key="42")
-        assert dead_letters(backend) == [one_dead_letter().id]
+        assert keep_dead_letter(engine.services.backend, PLACE, dead_letter(), HERE) == dead_letter()._replace(key="42")
+        assert dead_letters(backend) == [dead_letter().id]
         assert engine.entry(PLACE, "m1") is None
 
     @pytest.mark.parametrize("error", [StoreUnavailable("memory://", "away"), NewerState("order", "42", 2, 1)], ids=repr)
@@ -272,7 +270,7 @@ class TestDeadLetter:
         engine.interpose().once_before("find", failing(error))
 
         with pytest.raises(type(error)):
-            dead_letter(engine.services.backend, PLACE, one_dead_letter(), HERE)
+            keep_dead_letter(engine.services.backend, PLACE, dead_letter(), HERE)
         assert dead_letters(backend) == []
 
 
@@ -280,31 +278,31 @@ class TestClose:
     """Before a dead letter is retried."""
 
     def test_writes_what_is_missing(self, engine: Engine, backend: MemoryBackend) -> None:
-        backend.dead.add(one_dead_letter())
+        backend.dead.add(dead_letter())
 
-        assert close(backend, PLACE, one_dead_letter(), HERE)
+        assert close(backend, PLACE, dead_letter(), HERE)
         assert engine.handle(PLACE, id="m1", order_id="42").kind is Kind.FAILED
 
     def test_message_that_was_handled_since(self, engine: Engine, backend: MemoryBackend) -> None:
-        backend.dead.add(one_dead_letter())
+        backend.dead.add(dead_letter())
         engine.handle(PLACE, id="m1", order_id="42")
 
-        assert not close(backend, PLACE, one_dead_letter(), HERE)
+        assert not close(backend, PLACE, dead_letter(), HERE)
         assert dead_letters(backend) == []
 
     def test_instance_that_is_never_readable(self, engine: Engine, backend: MemoryBackend) -> None:
         """As far as anybody can tell, the message failed."""
-        backend.dead.add(one_dead_letter())
+        backend.dead.add(dead_letter())
         engine.interpose().once_before("find", failing(UnreadableState("order", "42", "no JSON")))
 
-        assert close(engine.services.backend, PLACE, one_dead_letter(), HERE)
-        assert dead_letters(backend) == [one_dead_letter().id]
+        assert close(engine.services.backend, PLACE, dead_letter(), HERE)
+        assert dead_letters(backend) == [dead_letter().id]
 
     def test_store_that_is_away(self, engine: Engine) -> None:
         engine.interpose().once_before("find", failing(StoreUnavailable("memory://", "away")))
 
         with pytest.raises(StoreUnavailable):
-            close(engine.services.backend, PLACE, one_dead_letter(), HERE)
+            close(engine.services.backend, PLACE, dead_letter(), HERE)
 
 
 class TestRedelivery:
@@ -426,7 +424,7 @@ def test_dead_letter_that_the_store_refuses_is_kept_without_its_message(
 
     monkeypatch.setattr(backend.dead, "add", small)
     made = dead_letter_of("order.add", "m1", "order", ValueError("x"), "x" * 101)
-    kept = dead_letter(backend, starter(add_one), made, None)
+    kept = keep_dead_letter(backend, starter(add_one), made, None)
 
     assert kept is not None
     assert "unreadable" in backend.dead.list(1)[0].payload

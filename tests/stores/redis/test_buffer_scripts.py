@@ -281,8 +281,8 @@ class TestShards:
         return groups
 
     def test_groups_are_spread_and_found_again(self, backend: RedisBackend, groups: list[str]) -> None:
-        places = [backend._placement.of_group("agg", group).suffix for group in groups]
-        assert {places.count(place) > 3 for place in "012"} == {True}
+        shards = [backend._placement.of_group("agg", group).suffix for group in groups]
+        assert {shards.count(shard) > 3 for shard in "012"} == {True}
         assert backend.buffers.names() == ["agg"]
         assert backend.buffers.count("agg")[:2] == (30, 90)
         assert [each.group for each in backend.buffers.groups("agg", 9, after="group 11")] == groups[12:21]

@@ -30,7 +30,7 @@ numbers = st.integers(0, 253_402_300_799_999)
 RECORD = Record("id", "order", "4\n2", 3, 7, '{"é": 1}', "{}", 5, 9)
 ENTRY = Entry("order.place", "message", "attempt", "handled", "order", "4=2", "id", 3, "{}", at=5)
 ROW = Outgoing("row", "deadline", "message", "shop.ship", '{"é": 1}', due_at=-3)
-LETTER = DeadLetter("id", "task", "message", "order", "42", "Error", "té\nxt", "Traceback\n1 2", "{}", at=5)
+DEAD_LETTER = DeadLetter("id", "task", "message", "order", "42", "Error", "té\nxt", "Traceback\n1 2", "{}", at=5)
 
 
 @given(st.builds(Record, *[st.just("id"), st.just("order"), texts, numbers, numbers, texts, texts, numbers, numbers, texts]))
@@ -85,7 +85,7 @@ KEPT: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     ),
     "entry": (b"5 1 - " + pack_entry(ENTRY), unpack_entry),
     "row": (bytes(pack_row(ROW, ENTRY, b"digest")[3]), lambda b: unpack_row("row", b, 0)),  # type: ignore[arg-type]
-    "dead_letter": (b"5 " + pack_dead_letter(LETTER), lambda b: unpack_dead_letter("id", b)),
+    "dead_letter": (b"5 " + pack_dead_letter(DEAD_LETTER), lambda b: unpack_dead_letter("id", b)),
 }
 each_kept = pytest.mark.parametrize(("packed", "unpack"), KEPT.values(), ids=KEPT)
 

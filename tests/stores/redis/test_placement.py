@@ -92,7 +92,7 @@ class TestPrefixes:
 
 
 class TestOneShard:
-    """Everything is in one place, which needs no name."""
+    """Everything is in one shard, which needs no name."""
 
     def test_ids_name_no_shard_and_nothing_is_registered_for_sagas(self, redis_backend: RedisBackend) -> None:
         calls = _calls(redis_backend)
@@ -142,9 +142,9 @@ class TestShards:
         assert _step(sharded) == ["saga_find", "saga_update"]
 
     def test_saga_without_alternate_keys_uses_all_shards(self, sharded: RedisBackend) -> None:
-        places = [_start(sharded, str(number))[0].id.rpartition(".")[2] for number in range(60)]
-        assert set(places) == {"0", "1", "2"}
-        assert max(map(places.count, places)) < 40
+        shards = [_start(sharded, str(number))[0].id.rpartition(".")[2] for number in range(60)]
+        assert set(shards) == {"0", "1", "2"}
+        assert max(map(shards.count, shards)) < 40
 
     def test_saga_with_alternate_keys_lives_in_one_shard(self, sharded: RedisBackend) -> None:
         records = [_start(sharded, str(n), names=WHOLE, keys=(("tracking", f"T{n}"),))[0] for n in range(20)]
@@ -176,7 +176,7 @@ class TestShards:
             assert [line.version for line in sharded.journal.history(names, str(number), 9)] == [0, 2, 3]
         assert sharded.outbox.count() == 12
 
-    def test_strange_id_is_found_nowhere_and_always_in_the_same_place(self, sharded: RedisBackend) -> None:
+    def test_strange_id_is_found_nowhere_and_always_in_the_same_shard(self, sharded: RedisBackend) -> None:
         for id in ("unknown", "unknown.3", "unknown.-1", "unknown.00", ""):
             first, second = (sharded.sagas.find(Lookup(IN_ALL, ID, id)) for _ in range(2))
             assert first.record is None
@@ -268,14 +268,14 @@ class TestRegistered:
     def test_renamed_saga_stays_where_it_lives(self, open_redis: Open) -> None:
         names = [f"saga{number}" for number in range(9)]
         first = open_redis(options={"shards": 3})
-        places = [_start(first, "42", names=(name,), keys=T1)[0].id[-1] for name in names]
-        for name, place in zip(names, places, strict=True):
+        shards = [_start(first, "42", names=(name,), keys=T1)[0].id[-1] for name in names]
+        for name, shard in zip(names, shards, strict=True):
             renamed = open_redis(options={"shards": 3})
             found = renamed.sagas.find(Lookup((f"new_{name}", name), KEY, "42"))
             assert found.record is not None
-            assert _shard_of(found.new_id) == place
+            assert _shard_of(found.new_id) == shard
             later = open_redis(options={"shards": 3})
-            assert _shard_of(later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).new_id) == place
+            assert _shard_of(later.sagas.find(Lookup((f"new_{name}",), KEY, "43")).new_id) == shard
             assert len(later.journal.history((f"new_{name}", name), "42", 9)) == 1
 
     @pytest.mark.parametrize("has_alternate_keys", [True, False])

@@ -85,7 +85,7 @@ ROWS = (outgoing("scheduled"), outgoing("deadline"), outgoing("sent"))
 BIRTH = effects(BORN, *ROWS, line=entry(BORN, outcome="started", version=1))
 CAUSE = BIRTH.entry
 IDS = [row.id for row in ROWS]
-LETTER = dead_letter()
+DEAD_LETTER = dead_letter()
 _RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),)) for key in ("42", "43", "44")]
 FORMER = [(record, effects(record)) for record in (*_RENAMED, new_record("43", names=("order",)))]
 
@@ -147,7 +147,7 @@ def later(backend: Backend) -> RedisBackend:
 
 def kept(backend: Backend) -> None:
     """Let there be a dead letter."""
-    backend.dead.add(LETTER)
+    backend.dead.add(DEAD_LETTER)
 
 
 def _effects(outcome: str, lock_owner: str = "") -> Effects:
@@ -180,8 +180,8 @@ OTHERS = [
     Play("count a delivery", delivered, lambda backend, _: backend.deliveries.count(STEP, "two")),
     Play("forget deliveries", delivered, lambda backend, _: backend.deliveries.purge(-HOUR, 1)),
     Play("note an app", lambda backend: backend.note_app("shop"), lambda backend, _: backend.note_app("billing")),
-    Play("add a dead letter", nothing, lambda backend, _: backend.dead.add(LETTER)),
-    Play("remove a dead letter", kept, lambda backend, _: backend.dead.remove(LETTER.id)),
+    Play("add a dead letter", nothing, lambda backend, _: backend.dead.add(DEAD_LETTER)),
+    Play("remove a dead letter", kept, lambda backend, _: backend.dead.remove(DEAD_LETTER.id)),
 ]
 
 

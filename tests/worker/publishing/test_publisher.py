@@ -185,7 +185,7 @@ def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Ce
 
 @pytest.mark.usefixtures("long_timeouts")
 @pytest.mark.parametrize(
-    ("options", "cause", "doubtful"),
+    ("options", "cause", "unconfirmed"),
     [
         ({"queue": "full"}, "MessageNacked", False),
         ({"queue": "held"}, "ResourceLocked", False),
@@ -195,7 +195,7 @@ def test_time_limit_that_passes_while_a_row_is_read_is_not_charged_to_it(app: Ce
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_rabbitmq_refuses(
-    new_app: NewApp, rabbitmq_url: str, options: dict[str, Any], cause: str, doubtful: bool, monkeypatch: pytest.MonkeyPatch
+    new_app: NewApp, rabbitmq_url: str, options: dict[str, Any], cause: str, unconfirmed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kombu takes some of it for a connection that is lost; only where the broker ends the connection nobody can tell."""
     app = new_app(broker_url=rabbitmq_url)
@@ -217,8 +217,8 @@ def test_what_rabbitmq_refuses(
             channel.queue_delete(name)
 
     assert type(raised.value.__cause__).__name__ == cause
-    assert isinstance(raised.value, Unconfirmed) is doubtful
-    assert raised.value.connection is doubtful
+    assert isinstance(raised.value, Unconfirmed) is unconfirmed
+    assert raised.value.connection is unconfirmed
     assert raised_without_row.value.connection is (
         cause != "FrameSyntaxError"
     )  # who keeps no count redelivers it later while it may pass

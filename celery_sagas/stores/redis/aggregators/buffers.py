@@ -23,7 +23,7 @@ _COUNT: Final = load("buffer_count")
 _GROUPS: Final = load("buffer_groups")
 _READ: Final = load("buffer_read")
 _UNRESOLVED: Final = load("buffer_unresolved")
-_OPEN: Final = load("buffer_fire")
+_FIRE: Final = load("buffer_fire")
 _REMOVE: Final = load("buffer_remove")
 _CLEAR: Final = load("buffer_clear")
 
@@ -78,7 +78,7 @@ class RedisBuffers(OfGroups, Buffers):
             yield group, item._replace(state="unresolved")
 
     def fire(self, rules: Rules, group: str) -> bool:
-        return bool(self._change(_OPEN, rules, group, is_usual=True))
+        return bool(self._change(_FIRE, rules, group, is_usual=True))
 
     def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
         digest = digest_of_item(rules.name, group, id)

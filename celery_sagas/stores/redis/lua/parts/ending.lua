@@ -1,6 +1,6 @@
 -- The end of a lease. Expects attempts and resolving; KEYS[14] dead letters, [15] dead letters by time; the last of ARGV: how
--- many items are unreadable, the number of each, then for each rejected item its number, the id of its dead letter, and that
--- packed.
+-- many items are unreadable, the number of each, then for each rejected item its number, its dead letter's id, and the packed
+-- dead letter.
 local dead_letters, dead_letters_at = KEYS[14], KEYS[15]
 
 -- Read from each key, so that a foreign one is noticed before the first write.

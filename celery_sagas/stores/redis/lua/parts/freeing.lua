@@ -2,7 +2,7 @@
 
 -- Fire the trigger for everything up to a number.
 local function fire_trigger(group, number, why)
-  if number >= group.fired_to then group.fired_to, group.why = number, why end
+  if number >= group.fired_to then group.fired_to, group.fired_why = number, why end
 end
 
 -- Request a flush, for a time.

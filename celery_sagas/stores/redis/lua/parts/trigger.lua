@@ -6,7 +6,7 @@ local size, within, idle, lease_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonum
 local function reason_of(group, now)
   if group.free == 0 then return nil end
   if size > 0 and group.free >= size then return 'size' end
-  if group.oldest <= group.fired_to then return group.why end
+  if group.oldest <= group.fired_to then return group.fired_why end
   if within > 0 and group.oldest_at + within <= now then return 'age' end
   if idle > 0 and group.last_at + idle <= now then return 'idle' end
 end
