@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import kombu
 import pytest
+import redis
+from redis import WatchError
 from sqlalchemy import URL, Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
@@ -18,7 +20,8 @@ from tests import embedded
 
 #: seconds that a server may take to answer: a busy one takes its time, and one that is not there refuses at once
 TIMEOUT = 30
-LEASE_SECONDS = 3600
+#: Says that a Redis database is the tests', and holds the id of the connection that leases it.
+LEASE = "celery-sagas:test-lease"
 
 
 class Missing(Exception):
@@ -189,7 +192,7 @@ def _sql_database(server: str) -> Iterator[str]:
 
 @contextmanager
 def _redis_database(server: str) -> Iterator[str]:
-    """Lease one of the server's empty databases; the highest numbers first, since people use the lowest."""
+    """Lease one of the server's empty databases for as long as a connection lasts; the highest first: people use the lowest."""
     for number in range(15, 0, -1):
         url = urlsplit(server)._replace(path=f"/{number}").geturl()
         with _redis(url) as client:
@@ -203,15 +206,16 @@ def _redis_database(server: str) -> Iterator[str]:
 
 
 def _lease(client: Any) -> bool:
-    """Take a database that is empty, or that a killed test run left behind (marked as ours, its lease expired)."""
-    marker, lease = "celery-sagas:test-database", "celery-sagas:test-lease"
-    if client.dbsize() and not client.exists(marker):
-        return False
-    if not client.set(lease, "", nx=True, ex=LEASE_SECONDS):
-        return False
-    with client.pipeline(transaction=True) as atomically:
-        atomically.flushdb().set(marker, "").set(lease, "", ex=LEASE_SECONDS).execute()
-    return True
+    """Take a database that is empty, or that a test run left behind when it was killed: its connection is gone."""
+    with client.pipeline(transaction=True) as atomically, suppress(WatchError):
+        atomically.watch(LEASE)
+        holder = atomically.get(LEASE)
+        if atomically.dbsize() if holder is None else holder.decode() in {each["id"] for each in client.client_list()}:
+            return False
+        atomically.multi()
+        atomically.flushdb().set(LEASE, client.client_id()).execute()
+        return True
+    return False
 
 
 def driven(url: str) -> URL:
@@ -230,9 +234,7 @@ def _connection(url: URL) -> Iterator[Connection]:
 
 @contextmanager
 def _redis(url: str) -> Iterator[Any]:
-    import redis
-
-    client = redis.Redis.from_url(url, socket_connect_timeout=TIMEOUT, socket_timeout=TIMEOUT)
+    client = redis.Redis.from_url(url, single_connection_client=True, socket_connect_timeout=TIMEOUT, socket_timeout=TIMEOUT)
     try:
         yield client
     finally:

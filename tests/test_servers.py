@@ -131,6 +131,25 @@ def test_redis_database_of_somebody_else_is_left_alone():
         assert client.get("somebody's") == b"key"
 
 
+def test_redis_database_of_a_test_run_that_was_killed_is_free_at_once():
+    code = (
+        "import sys; from tests import servers\nwith servers.database('redis') as url: print(url, flush=True); sys.stdin.read()"
+    )
+    with redis_servers.running() as own:
+        environment = {**os.environ, servers.SERVERS["redis"].variable: own.url}
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as run:
+            url = run.stdout.readline().strip()
+            with servers._redis(url) as client:
+                client.set("left", "behind")
+                assert not servers._lease(client)
+                run.kill()
+                wait_until(lambda: servers._lease(client), "the lease of a database whose test run was killed")
+                assert client.keys() == [servers.LEASE.encode()]
+
+
 def test_own_redis_keeps_what_it_was_told_to_keep_over_a_crash():
     with redis_servers.running(appendonly="yes", appendfsync="always", requirepass="s3cret") as server:
         with server.client() as client:
