@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.saga import SagaDefinition
@@ -10,7 +10,6 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import DefinitionError
 
 DefinitionT = TypeVar("DefinitionT", SagaDefinition, StepDefinition, AggregatorDefinition)
-Location: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass
@@ -27,19 +26,18 @@ class Registry:
 
     def add_saga(self, saga: SagaDefinition) -> None:
         """Register a saga under its name; refuse it if another saga has one of its names."""
-        _add(self.sagas, saga, (saga.location,), lambda other: (other.location,), "saga", "Set name=")
+        _add(self.sagas, saga, lambda each: each.location, "saga", "Set name=")
 
     def add_step(self, step: StepDefinition) -> None:
         """Register a step under its name; refuse it if another step has one of its names.
 
         One function may be a step of several sagas, so a step is defined again by the same function for the same saga.
         """
-        location = (step.location, step.saga.location)
-        _add(self.steps, step, location, lambda other: (other.location, other.saga.location), "step", "Rename one of them")
+        _add(self.steps, step, lambda each: (each.location, each.saga.location), "step", "Rename one of them")
 
     def add_aggregator(self, aggregator: AggregatorDefinition) -> None:
         """Register an aggregator under its name; refuse it if another has one of its names."""
-        _add(self.aggregators, aggregator, (aggregator.location,), lambda other: (other.location,), "aggregator", "Set name=")
+        _add(self.aggregators, aggregator, lambda each: each.location, "aggregator", "Set name=")
 
     def saga_named(self, name: str) -> SagaDefinition | None:
         """Return the saga that has, or had, a stored name."""
@@ -55,14 +53,9 @@ class Registry:
 
 
 def _add(
-    table: dict[str, DefinitionT],
-    new: DefinitionT,
-    location: Location,
-    location_of: Callable[[DefinitionT], Location],
-    kind: str,
-    remedy: str,
+    table: dict[str, DefinitionT], new: DefinitionT, location_of: Callable[[DefinitionT], Any], kind: str, remedy: str
 ) -> None:
-    others = [other for other in table.values() if location_of(other) != location]
+    others = [other for other in table.values() if location_of(other) != location_of(new)]
     for other in others:
         if shared := set(new.names) & set(other.names):
             taken = f"{min(shared)!r} is a name of the {kind} {'.'.join(other.location)}"
