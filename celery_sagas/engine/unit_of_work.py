@@ -114,7 +114,7 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
 def correlate(
     step: StepDefinition, bound: Mapping[str, Any], causation: Mapping[str, str], addressed: Addressed | None = None
 ) -> tuple[Address, dict[str, Any]]:
-    """Return the lookup of a message's instance, and its validated arguments, which an addressed message may lack.
+    """Return the lookup of a message's instance, and its validated arguments: none of an addressed message, which needs none.
 
     Raises:
         MessageError: It does not fit, or names no instance: it fails in the same way each time.

@@ -76,8 +76,8 @@ def _word(name: str) -> Column[str]:
     return Column(name, _name(16), nullable=False)
 
 
-def _item_number(name: str) -> Column[int]:
-    """The number of an item, or one that is compared with it."""
+def _big_number(name: str) -> Column[int]:
+    """A number that grows for as long as the table exists, such as that of an item."""
     return Column(name, BigInteger, nullable=False)
 
 
@@ -206,7 +206,7 @@ dead = _table(
     _document("traceback"),
     _document("payload"),
     _time("at"),
-    _item_number("number"),  # of a rejected item in its buffer; 0: a message
+    _big_number("number"),  # of a rejected item in its buffer; 0: a message
     _time("buffered_at"),
     PrimaryKeyConstraint("id", "prefix"),
     Index("saga_dead_at", "prefix", "at", "id"),
@@ -224,16 +224,16 @@ group = _table(
     _number("free"),
     _number("leased"),
     _number("unresolved"),
-    _item_number("oldest"),  # the first free item
+    _big_number("oldest"),  # the first free item
     _time("oldest_at"),
     _time("last_at"),
-    _item_number("fired_to"),
+    _big_number("fired_to"),
     _word("fired_why"),
     _time("flush_requested_until"),
     _time("paused_until"),  # before that, no claim takes items
     _time("lease_end"),  # of the lease that ends first; 0: there is none
     _time("due_at"),  # 0: when the next item comes
-    _item_number("removals"),  # how often ids of its items were remembered, for calls that have waited for the row meanwhile
+    _big_number("removals"),  # how often ids of its items were remembered, for calls that have waited for the row meanwhile
     PrimaryKeyConstraint("group_digest", "prefix"),
     Index("saga_group_name", "aggregator", "prefix", "grp"),
 )
