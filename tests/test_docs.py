@@ -10,6 +10,7 @@ import pytest
 
 import celery_sagas
 from celery_sagas.settings import PREFIX, Settings
+from celery_sagas.stores.redis.keys import DEAD_KEYS, SHARD_KEYS
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.options import DEFAULTS
 from celery_sagas.stores.sql.tables import metadata
@@ -55,6 +56,16 @@ def test_reference_shows_what_the_source_says():
 
 def test_stores_page_lists_every_option_with_its_default():
     assert defaults_on("stores.md", "## Options") == {name: as_shown(default) for name, default in DEFAULTS.items()}
+
+
+def test_redis_page_lists_every_key_and_no_other():
+    rows = re.findall(
+        r"^\| (`.*?) \|", (DOCS / "redis.md").read_text().partition("## What is stored where")[2], flags=re.MULTILINE
+    )
+    listed = [re.escape(key).replace("…", r"\w+") for row in rows for key in re.findall(r"`(?:\{\S+?\}|…):([^`]+)`", row)]
+    kept = {*SHARD_KEYS, *DEAD_KEYS}
+    assert {key for key in kept if not any(re.fullmatch(pattern, key) for pattern in listed)} == set()
+    assert [pattern for pattern in listed if not any(re.fullmatch(pattern, key) for key in kept)] == []
 
 
 @pytest.mark.parametrize("table", metadata.tables.values(), ids=str)
