@@ -86,8 +86,8 @@ def close_process(sender: Any = None, **_: object) -> None:
 def check_backend_urls(sender: Celery, **_: object) -> None:
     """Refuse a URL with a secret that Celery would show, before ``celery report`` shows it.
 
-    ConfigurationError: A URL has a secret.
-        ConfigurationError: There is one.
+    Raises:
+        ConfigurationError: A URL has a secret.
     """
     for url in backend_urls(sender.conf):
         check_secrets(url)

@@ -110,7 +110,6 @@ class ConfirmedPublisher(Publisher):
         """Publish a message without a recipient; a broker that refuses this user exactly that is available.
 
         The connection is new, and nothing is retried: abandoned connections that RabbitMQ does not read stay open there.
-        open there.
         """
         try:
             connection = self.connected()
