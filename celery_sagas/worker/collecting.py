@@ -20,7 +20,7 @@ from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidState, MisuseError
 from celery_sagas.settings import read_settings
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.serialization import restored, serializer
+from celery_sagas.worker.serialization import restored, serialized
 from celery_sagas.worker.sessions import collecting_session
 
 
@@ -105,7 +105,9 @@ def _collecting(step: StepDefinition, state: State) -> Iterator[None]:
     message_id = str(uuid4())
     context = state._context or _new_context(step, state)
     context.view = context.view._replace(message=MessageView(message_id, step.name), key=_key(step, state))
-    sending = Sending(step.name, message_id, serializer(current_app(), read_settings(current_app().conf).max_state_bytes))
+    app = current_app()
+    serialize = functools.partial(serialized, app, max_bytes=read_settings(app.conf).max_state_bytes)
+    sending = Sending(step.name, message_id, serialize)
     if context.sending is not None:
         sending.messages = context.sending.messages
     context.sending = sending

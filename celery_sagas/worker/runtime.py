@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -23,8 +24,8 @@ from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
 from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
-from celery_sagas.worker.serialization import serializer
-from celery_sagas.worker.targets import answering
+from celery_sagas.worker.serialization import serialized
+from celery_sagas.worker.targets import serialized_answer
 
 logger = logging.getLogger("celery_sagas")
 
@@ -42,7 +43,8 @@ class Runtime:
         self.publisher = open_publisher(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
         dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s)
-        serialize, answer = serializer(app, most_bytes), answering(app, most_bytes)
+        serialize = partial(serialized, app, max_bytes=most_bytes)
+        answer = partial(serialized_answer, app, max_bytes=most_bytes)
         terms = WorkTerms(serialize, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
         if app.conf.task_always_eager:

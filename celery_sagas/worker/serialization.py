@@ -14,22 +14,13 @@ from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.core.arguments import is_native
-from celery_sagas.core.sending import Serialize, SerializedMessage
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.errors import InvalidMessage
 from celery_sagas.worker.celery_internals import Destination, destination_of, name_of, options_to, plain_options
 from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.sessions import current_session
 
 logger = logging.getLogger("celery_sagas")
-
-
-def serializer(app: Celery, max_bytes: int) -> Serialize:
-    """Return the function that encodes the messages of a step."""
-
-    def serialize(message: object, next_id: Callable[[], str]) -> SerializedMessage:
-        return serialized(app, message, next_id, max_bytes)
-
-    return serialize
 
 
 def serialized(app: Celery, message: object, next_id: Callable[[], str], max_bytes: int) -> SerializedMessage:

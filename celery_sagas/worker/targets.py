@@ -18,7 +18,6 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.core.subclasses import ANY, cut_off, is_exact
-from celery_sagas.engine.commit import SerializeAnswer
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.celery_internals import current_app, routing_of
 from celery_sagas.worker.headers import answer_headers_to
@@ -148,21 +147,17 @@ def _check_arguments(step: StepDefinition, target: Target) -> None:
         raise InvalidMessage(step.name, problems)
 
 
-def answering(app: Celery, max_bytes: int) -> SerializeAnswer:
-    """Return the function that encodes the answer to a request. It returns ``None`` for an address in a newer code's form."""
-
-    def answer(noted: Mapping[str, Any], value: object) -> SerializedMessage | None:
-        address = ReturnAddress.from_json(noted)
-        if address is None or address.then is None:
-            logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
-            return None
-        id = derived_id(address.request, ReplyKind.ANSWER)
-        has_value = value is not NO_VALUE
-        headers = answer_headers_to(address.then.task, address, has_value=has_value)
-        sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
-        return serialized(app, sent, lambda: id, max_bytes)
-
-    return answer
+def serialized_answer(app: Celery, noted: Mapping[str, Any], value: object, max_bytes: int) -> SerializedMessage | None:
+    """Encode the answer to a request; return ``None`` for an address in a newer code's form."""
+    address = ReturnAddress.from_json(noted)
+    if address is None or address.then is None:
+        logger.warning("the request %s cannot be answered: its return address cannot be read", noted.get("request"))
+        return None
+    id = derived_id(address.request, ReplyKind.ANSWER)
+    has_value = value is not NO_VALUE
+    headers = answer_headers_to(address.then.task, address, has_value=has_value)
+    sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
+    return serialized(app, sent, lambda: id, max_bytes)
 
 
 def _encoded(task: str, answer: object) -> Any:
