@@ -12,6 +12,7 @@ from celery.canvas import Signature
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import address_headers
@@ -75,14 +76,19 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
         raise TypeError("schedule() was given a signature with a countdown or eta: use after= or at=")
     if signature.options.get("expires") is not None:
         raise TypeError("schedule() was given a signature that expires: a timeout ends with its instance, or by unschedule()")
-    is_eager = current_app().conf.task_always_eager
-    if is_eager:
-        warn_of_eager_mode(step.name)
-    context.pending.schedule(name or id, replace(message, due_at=at if is_eager else waiting(at)), at)
+    context.pending.schedule(name or id, due_later(message, at, step.name), at)
     return id
 
 
-def warn_of_eager_mode(step: str) -> None:
+def due_later(message: SerializedMessage, at: int, step: str) -> SerializedMessage:
+    """Return a message that is sent to a step at a time, or not at all in eager mode."""
+    if not current_app().conf.task_always_eager:
+        return replace(message, due_at=waiting(at))
+    _warn_of_eager_mode(step)
+    return replace(message, due_at=at)
+
+
+def _warn_of_eager_mode(step: str) -> None:
     """Log, once in a process, that timeouts are not sent in eager mode."""
     if not _told:
         _told.append(True)

@@ -1,7 +1,6 @@
 """``gather``: send many messages, and have one step receive all of their outcomes."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from celery.canvas import Signature
@@ -9,14 +8,14 @@ from celery.canvas import Signature
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.requests.answers import GATHERED
-from celery_sagas.core.requests.requests import GATHER, ReplyKind, Request, ReturnAddress, Target
+from celery_sagas.core.requests.requests import GATHER, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.headers import answer_headers, serialized_target
-from celery_sagas.worker.requests.requests import asking, deadline_of, members_of, warn_of_early_acknowledgement
-from celery_sagas.worker.targets import signature_to, target_of
-from celery_sagas.worker.timeouts import Delay, waiting, warn_of_eager_mode
+from celery_sagas.worker.headers import serialized_target
+from celery_sagas.worker.requests.requests import asking, deadline_message, deadline_of, members_of, warn_of_early_acknowledgement
+from celery_sagas.worker.targets import target_of
+from celery_sagas.worker.timeouts import Delay
 
 #: The maximum number of members of a gather: one commit sends no more messages.
 MEMBERS = 1_000
@@ -62,7 +61,7 @@ def gather(
         for _, tasks in members:
             warn_of_early_acknowledgement(current_app(), tasks)
     sent = [_member(context, saga, asked, position, *member) for position, member in enumerate(members)]
-    over = _deadline(context, saga, asked) if deadline else None
+    over = deadline_message(context, asked, _collector(saga, asked), None) if deadline else None
     sending.messages += sent
     context.pending.new_requests[asked.id] = asked, over
     return asked.id
@@ -123,14 +122,3 @@ def _member(
 def _collector(saga: SagaDefinition, asked: Request, *about: Any) -> Target:
     """Return the task that collects answers. It is published like the step that receives them, to workers that know the saga."""
     return Target(GATHER, (saga.name, asked.id, *about), options=asked.to_then.options if asked.to_then else {})
-
-
-def _deadline(context: StepContext, saga: SagaDefinition, asked: Request) -> SerializedMessage:
-    """Return the message that ends the gather if not all members have answered; it ends with its instance."""
-    app = current_app()
-    headers = answer_headers(context.view.id, asked.id, ReplyKind.DEADLINE)
-    to = signature_to(app, _collector(saga, asked), None, headers=headers)
-    message = context.require_sending("gather").serialize(to, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
-    if app.conf.task_always_eager:
-        warn_of_eager_mode(asked.otherwise)
-    return replace(message, due_at=asked.at if app.conf.task_always_eager else waiting(asked.at))

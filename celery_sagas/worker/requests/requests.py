@@ -1,7 +1,6 @@
 """Requests: a message is sent together with the steps that receive its outcome; and the answer to one."""
 
 import logging
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import ADDRESS, answer_headers, answer_headers_to, return_address_headers
 from celery_sagas.worker.serialization import checked
 from celery_sagas.worker.targets import signature_to, target_named, target_of
-from celery_sagas.worker.timeouts import Delay, due_time, seconds_of, waiting, warn_of_eager_mode
+from celery_sagas.worker.timeouts import Delay, due_later, due_time, seconds_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -53,7 +52,11 @@ def request(
         warn_of_early_acknowledgement(app, members)
     asked = Request(ids[-1], str(members[-1].task), to_then.task, to_otherwise.task if to_otherwise else "", at=deadline)
     sending.send(asking(app, sent, address, derived_id(asked.id, ReplyKind.ANSWER), deadline), due_at, ids)
-    context.pending.new_requests[asked.id] = asked, _deadline(context, asked, to_otherwise)
+    over = None
+    if deadline and to_otherwise:
+        failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
+        over = deadline_message(context, asked, to_otherwise, failure.__json__())
+    context.pending.new_requests[asked.id] = asked, over
     return asked.id
 
 
@@ -165,17 +168,12 @@ def reply(context: StepContext, answer: SerializeAnswer, value: object) -> bool:
     return True
 
 
-def _deadline(context: StepContext, asked: Request, to: Target | None) -> SerializedMessage | None:
-    """Return the message that reports the deadline, and ends with its instance; ``None`` if there is no deadline."""
-    if not asked.at or to is None:
-        return None
-    failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
+def deadline_message(context: StepContext, asked: Request, to: Target, outcome: Any) -> SerializedMessage:
+    """Return the message that reports the deadline of a request, and ends with its instance."""
     headers = answer_headers(context.view.id, asked.id, ReplyKind.DEADLINE)
-    sent = signature_to(current_app(), to, failure.__json__(), headers=headers)
+    sent = signature_to(current_app(), to, outcome, headers=headers)
     message = context.require_sending("send").serialize(sent, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
-    if is_eager := bool(current_app().conf.task_always_eager):
-        warn_of_eager_mode(asked.otherwise)
-    return replace(message, due_at=asked.at if is_eager else waiting(asked.at))
+    return due_later(message, asked.at, asked.otherwise)
 
 
 def warn_of_early_acknowledgement(app: Celery, members: "list[Signature[Any]]") -> None:
