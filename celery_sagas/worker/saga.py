@@ -18,8 +18,7 @@ from celery_sagas.engine.query import copy_of, outcome_of
 from celery_sagas.engine.waiting import refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.requests.gather import gather
-from celery_sagas.worker.requests.requests import reply, request
+from celery_sagas.worker.requests.sending import gather, reply, request
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
 from celery_sagas.worker.step import BoundStep, Step, register

@@ -99,9 +99,9 @@ def target_of(saga: SagaDefinition, step_or_signature: Any, given: Given) -> Tar
     return target._replace(options=routing_of(current_app(), step.name))
 
 
-def target_named(app: Celery, task: str, *args: Any) -> Target:
+def target_named(app: Celery, task: str) -> Target:
     """Return a task of the library's own as a target."""
-    return Target(task, args, options=routing_of(app, task))
+    return Target(task, options=routing_of(app, task))
 
 
 def signature_to(

@@ -45,8 +45,8 @@ from celery_sagas.worker.headers import (
     read_return_address_of,
 )
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
+from celery_sagas.worker.requests.answers import forget_link
 from celery_sagas.worker.requests.gather_task import gathering_of
-from celery_sagas.worker.requests.requests import forget_link
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, mark_over, new_message_id, open_sessions, session_of
 

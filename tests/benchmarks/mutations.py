@@ -345,7 +345,7 @@ REQUESTS = (
     ),
     Mutation(
         "requests",
-        "worker/requests/requests.py",
+        "worker/requests/sending.py",
         'if deadline and member.options.get("expires") is None:',
         "if deadline:",
         "A message that is asked keeps an expiry of its own.",

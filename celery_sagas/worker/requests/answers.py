@@ -19,8 +19,8 @@ from kombu.exceptions import EncodeError
 from celery_sagas.errors import MessageError, PublishError
 from celery_sagas.worker.celery_internals import has_own_call, time_limit_s
 from celery_sagas.worker.failures.redelivery import requeue
+from celery_sagas.worker.headers import ADDRESS
 from celery_sagas.worker.requests.gather_task import GatherTask
-from celery_sagas.worker.requests.requests import is_asked, take_links
 from celery_sagas.worker.runtime import publisher_of
 from celery_sagas.worker.sessions import mark_over, marking_as_perhaps_answered, marking_as_unanswered
 
@@ -69,15 +69,37 @@ def _answering(inner: Callable[..., Any], task: Any) -> Callable[..., Any]:
     return functools.update_wrapper(run, inner, updated=())
 
 
+def forget_link(request: Any, answered: str) -> None:
+    """Remove the answer to a request from the messages that follow a step: its commit sends the answer."""
+    request.callbacks = [link for link in request.callbacks or () if _request_of(link) != answered]
+
+
+def _is_asked(request: Any) -> bool:
+    """Return whether a message that follows a task answers a request."""
+    return any(_request_of(link) is not None for link in request.callbacks or ())
+
+
+def _take_links(request: Any) -> list[Any]:
+    """Remove the messages that answer requests from those that follow a task, and return them."""
+    links = [link for link in request.callbacks or () if _request_of(link) is not None]
+    request.callbacks = [link for link in request.callbacks or () if _request_of(link) is None]
+    return links
+
+
+def _request_of(link: Any) -> object:
+    address = ((link.get("options") or {}).get("headers") or {}).get(ADDRESS)
+    return address.get("request") if isinstance(address, dict) else None
+
+
 def _run(task: Any, run: Callable[[], Any]) -> Any:
-    if not is_asked(task.request):
+    if not _is_asked(task.request):
         return run()
     began = time.monotonic()
     with marking_as_unanswered():
         result = run()
         until = _deadline(task, began)
         with marking_as_perhaps_answered(SoftTimeLimitExceeded):  # an answer may be on its way
-            for link in take_links(task.request):
+            for link in _take_links(task.request):
                 _answer(task, signature(link, app=task.app).clone((result,)), until)
     return result
 

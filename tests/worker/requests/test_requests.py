@@ -14,7 +14,7 @@ from celery_sagas.errors import InvalidMessage, InvalidState, MisuseError
 from celery_sagas.worker.failures import dead_letters
 from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRESS
 from celery_sagas.worker.operators import Retried, discard_dead_letter, new_id_of, retry_dead_letter
-from celery_sagas.worker.requests import requests
+from celery_sagas.worker.requests import sending
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.worker.requests.orders import Boom, Shop, define, only, refused, shop
@@ -809,7 +809,7 @@ class TestWarning:
 
     @pytest.fixture(autouse=True)
     def untold(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(requests, "_told", set())
+        monkeypatch.setattr(sending, "_told", set())
 
     def test_once_for_each_task(self, app: Celery, worker: Worker, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
         @app.task(name="careless")
