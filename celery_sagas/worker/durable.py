@@ -1,13 +1,16 @@
 """The base of all tasks of this library: messages are acknowledged after the work, and retries are confirmed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
 from celery.canvas import Signature
 from celery.exceptions import Reject
 
+from celery_sagas.errors import DefinitionError
+from celery_sagas.worker.celery_internals import add_task, registered, unregister
+from celery_sagas.worker.failures.dead_letters import keep_failures
 from celery_sagas.worker.failures.redelivery import requeue
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, take_return
@@ -39,6 +42,8 @@ class DurableTask(_Task):
     acks_on_timeout = False  # Celery 5.7; before it, one flag covers time limits and failures
     ignore_result = True
     keeps_failures = True  #: a permanently failed message becomes a dead letter
+    #: Errors to which ``autoretry_for`` does not apply: Celery's retry would lose what the broker keeps.
+    never_retried: ClassVar[tuple[type[Exception], ...]] = (Reject,)
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Publish the message again, confirmed, and raise ``Retry``; if that fails, requeue the message: Celery would lose it."""
@@ -66,3 +71,38 @@ class DurableTask(_Task):
         """Have a worker's main process handle hard time limits."""
         self.Request = keeping_failures(self.Request)
         return super().start_strategy(app, consumer, **options)
+
+
+def free_name(app: Celery, name: str, own: Any, remedy: str) -> None:
+    """Remove an earlier definition of a task of the library's own classes from a finalised app.
+
+    Raises:
+        DefinitionError: Another task has this name.
+    """
+    existing = registered(app, name)
+    if existing is not None and not isinstance(existing, own):
+        raise DefinitionError(name, "another task of the app has this name", remedy)
+    unregister(app, name)
+
+
+def add_durable_task(
+    app: Celery, own: Any, function: Callable[..., Any], name: str, options: Mapping[str, Any], **attributes: Any
+) -> None:
+    """Register a task with a finalised app.
+
+    Args:
+        app: The app.
+        own: The task's class, in front of the class in the option ``base``, or of the app's own ``Task``.
+        function: The task's function, which receives the task first.
+        name: The task's name.
+        options: Celery's task options.
+        **attributes: Attributes of the task.
+    """
+    options = {**options, "bind": True}
+    base: Any = options.pop("base", None) or app.Task
+    given = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
+    options["dont_autoretry_for"] = (*given, *own.never_retried)
+    made = type(own.__name__, (own, base), {"abstract": True, "__module__": own.__module__})
+    add_task(app, function, name=name, base=made, **options, **attributes)
+    if own.keeps_failures:
+        keep_failures(registered(app, name))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from celery import Celery, Task
+from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 
@@ -28,9 +28,7 @@ from celery_sagas.errors import (
     StoreError,
     UnreadableState,
 )
-from celery_sagas.worker.celery_internals import add_task, registered, unregister
-from celery_sagas.worker.durable import DurableTask, bearing
-from celery_sagas.worker.failures.dead_letters import keep_failures
+from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, retry_missing
 from celery_sagas.worker.headers import (
@@ -52,15 +50,14 @@ from celery_sagas.worker.sessions import current_session, direct_session, mark_o
 
 logger = logging.getLogger("celery_sagas")
 
-#: Errors that recur with the same message: ``autoretry_for`` does not retry them.
-HOPELESS = (MessageError, DefinitionError, ConfigurationError, MisuseError, UnreadableState, KeyTaken)
-
 
 class StepTask(DurableTask):
     """The base of every step's task, in front of the app's own ``Task``, whose names it does not override."""
 
     abstract = True
     saga_step: ClassVar[StepDefinition]
+    #: Errors that recur with the same message.
+    never_retried = (Reject, MessageError, DefinitionError, ConfigurationError, MisuseError, UnreadableState, KeyTaken)
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, task_id: str | None = None, *positional: Any, **options: Any
@@ -177,21 +174,8 @@ def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | Sag
 def install(app: Celery, step: StepDefinition) -> None:
     """Register a step's tasks with a finalised app, under its name and its former ones, replacing an earlier definition."""
     for name in step.names:
-        existing = registered(app, name)
-        if existing is not None and not isinstance(existing, StepTask):
-            raise DefinitionError(name, "another task of the app has this name", "rename the step or the task")
-        unregister(app, name)
-        options = dict(step.options)
-        base: Any = options.pop("base", None) or app.Task
-        not_retried = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
-        options["dont_autoretry_for"] = (*not_retried, *HOPELESS, Reject)  # Celery's retry would lose what the broker keeps
-        options.update(bind=True, name=name, base=_base(base), saga_step=step)
-        add_task(app, _run_of(step), **options)
-        keep_failures(registered(app, name))
-
-
-def _base(base: "type[Task[Any, Any]]") -> "type[Task[Any, Any]]":
-    return type("StepTask", (StepTask, base), {"abstract": True, "__module__": __name__})
+        free_name(app, name, StepTask, "rename the step or the task")
+        add_durable_task(app, StepTask, _run_of(step), name, step.options, saga_step=step)
 
 
 def _run_of(step: StepDefinition) -> Any:

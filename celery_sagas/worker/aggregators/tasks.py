@@ -17,12 +17,12 @@ from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.engine.aggregators.buffering import new_item, unread_item
 from celery_sagas.engine.aggregators.flush import Flush, Flushed, FlushVerdict
 from celery_sagas.engine.session import refuse_inline
-from celery_sagas.errors import DefinitionError, InvalidMessage, StoreError
+from celery_sagas.errors import InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.aggregators.flushes import add_items, ask
-from celery_sagas.worker.celery_internals import add_task, registered, time_limit_s, unregister
-from celery_sagas.worker.durable import DurableTask, bearing
-from celery_sagas.worker.failures.dead_letters import announce, failing, keep_failures
+from celery_sagas.worker.celery_internals import time_limit_s
+from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
+from celery_sagas.worker.failures.dead_letters import announce, failing
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, REDELIVERIES, check_message_id, headers_of
 from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
@@ -219,24 +219,11 @@ def _log(task: FlushTask, flushed: Flushed) -> None:
 def install_aggregator(app: Celery, definition: AggregatorDefinition) -> None:
     """Register an aggregator's tasks with a finalised app, replacing an earlier definition."""
     for name in definition.names:
-        existing = registered(app, name)
-        if existing is not None and not isinstance(existing, BufferTask | FlushTask):
-            raise DefinitionError(name, "another task of the app has this name", "rename one of them, or give name=")
-        unregister(app, name)
-    options = dict(definition.options)
-    options.pop("bind", None)
-    base: Any = options.pop("base", None) or app.Task
-    not_retried = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
-    options["dont_autoretry_for"] = (*not_retried, Reject)  # it decides what the broker does with the message
+        free_name(app, name, BufferTask | FlushTask, "rename one of them, or give name=")
+    options = definition.options
     publishing = {name: options[name] for name in _PUBLISHING if name in options}
-    common = {"bind": True, "saga_aggregator": definition}
-    add_task(app, _buffering(definition), name=definition.name, base=_base(BufferTask, app.Task), **publishing, **common)
-    add_task(app, _flushing(definition), name=definition.flush_name, base=_base(FlushTask, base), **options, **common)
-    keep_failures(registered(app, definition.name))
-
-
-def _base(own: Any, base: Any) -> Any:
-    return type(own.__name__, (own, base), {"abstract": True, "__module__": __name__})
+    add_durable_task(app, BufferTask, _buffering(definition), definition.name, publishing, saga_aggregator=definition)
+    add_durable_task(app, FlushTask, _flushing(definition), definition.flush_name, options, saga_aggregator=definition)
 
 
 def _buffering(definition: AggregatorDefinition) -> Any:

@@ -15,9 +15,8 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import GATHER, ReplyKind, Target
 from celery_sagas.engine.requests.gathering import Gather, Gathering, Member
 from celery_sagas.errors import InvalidMessage, PublishError, StoreError
-from celery_sagas.worker.celery_internals import add_task, on_finalise, registered
-from celery_sagas.worker.durable import DurableTask
-from celery_sagas.worker.failures.dead_letters import keep_failures
+from celery_sagas.worker.celery_internals import on_finalise
+from celery_sagas.worker.durable import DurableTask, add_durable_task
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, redeliver_or_requeue
 from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address, read_retry_of, task_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
@@ -142,9 +141,7 @@ def _publish(app: Celery, publisher: Any, gather: Gather, target: Target, gather
 
 def install_gather(app: Celery) -> None:
     """Register the task that receives the answers of members."""
-    base = type("GatherTask", (GatherTask, app.Task), {"abstract": True, "__module__": __name__})
-    add_task(app, take, name=GATHER, bind=True, base=base, serializer="json")
-    keep_failures(registered(app, GATHER))
+    add_durable_task(app, GatherTask, take, GATHER, {"serializer": "json"})
 
 
 #: One for each runtime, so that none of them outlives its app.
