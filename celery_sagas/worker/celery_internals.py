@@ -205,6 +205,11 @@ def on_finalise(callback: Callable[[Celery], None]) -> None:
     _state.connect_on_app_finalize(callback)
 
 
+def on_finalise_last(callback: Callable[[Celery], None]) -> None:
+    """Have every app call back once its other tasks are registered: a clash of names is noticed whichever is defined first."""
+    on_finalise(lambda app: after_all_tasks(app, callback))
+
+
 def after_all_tasks(app: Any, callback: Callable[[Celery], None]) -> None:
     """Have an app that is being finalised call back once all its other tasks are registered; errors propagate."""
     promise: Any = PromiseProxy

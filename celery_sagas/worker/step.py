@@ -8,7 +8,7 @@ from celery import Celery
 from celery_sagas.core.registry import registry
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Missing
-from celery_sagas.worker.celery_internals import after_all_tasks, finalised_apps, on_finalise
+from celery_sagas.worker.celery_internals import finalised_apps, on_finalise_last
 from celery_sagas.worker.collecting import handler_of
 from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.tasks import StepTask, install
@@ -109,9 +109,4 @@ def install_all(app: Celery) -> None:
         install(app, definition)
 
 
-def install_last(app: Celery) -> None:
-    """Install the steps after all other tasks of an app, so that a clash of names is noticed whichever is defined first."""
-    after_all_tasks(app, install_all)
-
-
-on_finalise(install_last)
+on_finalise_last(install_all)

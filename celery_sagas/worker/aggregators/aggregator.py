@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from celery_sagas.core.step import check_spelling
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.aggregators.client import AggregatorClient, BufferedItem
 from celery_sagas.worker.aggregators.tasks import BufferTask, install_aggregator
-from celery_sagas.worker.celery_internals import after_all_tasks, current_app, finalised_apps, on_finalise
+from celery_sagas.worker.celery_internals import current_app, finalised_apps, on_finalise_last
 from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.runtime import runtime_of
 
@@ -278,30 +279,20 @@ def aggregator(
     Raises:
         DefinitionError: It is declared wrongly.
     """
-
     if function is not None:
         raise DefinitionError("the aggregator", "nothing would ever flush it", "@aggregator(size=100), or within= or idle=")
     check_spelling("the aggregator", options, *_KEYWORDS)
 
-    def decorate(function: Callable[..., Any]) -> Aggregator[Any]:
-        definition = define_aggregator(
-            function,
-            name=name,
-            size=size,
-            within=within,
-            idle=idle,
-            group_by=group_by,
-            dedupe_for=dedupe_for,
-            max_buffered=max_buffered,
-            correlate_by=correlate_by,
-            options=options,
-        )
-        registry.add_aggregator(definition)
-        for app in finalised_apps():
-            install_aggregator(app, definition)
-        return Aggregator(definition)
+    bounds: dict[str, Any] = {"size": size, "within": within, "idle": idle, "group_by": group_by, "max_buffered": max_buffered}
+    return partial(_define, name=name, dedupe_for=dedupe_for, correlate_by=correlate_by, options=options, **bounds)
 
-    return decorate
+
+def _define(function: Callable[..., Any], **declared: Any) -> Aggregator[Any]:
+    definition = define_aggregator(function, **declared)
+    registry.add_aggregator(definition)
+    for app in finalised_apps():
+        install_aggregator(app, definition)
+    return Aggregator(definition)
 
 
 def install_all(app: Celery) -> None:
@@ -311,9 +302,4 @@ def install_all(app: Celery) -> None:
         install_aggregator(app, definition)
 
 
-def install_last(app: Celery) -> None:
-    """Install them after all other tasks of an app, so that a clash of names is noticed whichever is defined first."""
-    after_all_tasks(app, install_all)
-
-
-on_finalise(install_last)
+on_finalise_last(install_all)
