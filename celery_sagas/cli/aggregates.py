@@ -38,7 +38,7 @@ def aggregates() -> None:
 @click.pass_context
 def list_buffers(context: click.Context, name: str | None, limit: int, as_json: bool) -> None:
     """Show every aggregator of the app and of its store, or the groups of one."""
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         if name is None:
             _print_counts(_counts(runtime.batches, limit), as_json=as_json)
         else:
@@ -54,7 +54,7 @@ def list_buffers(context: click.Context, name: str | None, limit: int, as_json: 
 @click.pass_context
 def items(context: click.Context, name: str, group: str | None, limit: int, as_json: bool) -> None:
     """Show the items that an aggregator, or one of its groups, has buffered: group by group, the oldest first."""
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         _check_name(runtime.batches, name)
         found = islice(stored_items(runtime.batches.buffers, name, group, min(limit, _PAGE)), limit)
         if as_json:
@@ -70,7 +70,7 @@ def items(context: click.Context, name: str, group: str | None, limit: int, as_j
 @click.pass_context
 def unreadable(context: click.Context, name: str, limit: int, as_json: bool) -> None:
     """Show the items of an aggregator that could not be read: group by group, the oldest first."""
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         _check_name(runtime.batches, name)
         found = islice(_unreadable(runtime.batches, name, min(limit, _PAGE)), limit)
         if as_json:
@@ -91,7 +91,7 @@ def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str 
     """Remove unreadable items permanently: no batch will contain them."""
     if bool(ids) is everything:
         raise click.UsageError("name the ids of items, or give --all")
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         _check_name(runtime.batches, name)
         found = [(of, item.id) for of, item in _unreadable(runtime.batches, name, _PAGE) if group in (None, of)]
         chosen = [(of, id) for of, id in found if everything or id in ids]
@@ -110,10 +110,9 @@ def discard(context: click.Context, name: str, ids: tuple[str, ...], group: str 
 @click.pass_context
 def flush(context: click.Context, name: str, group: str | None) -> None:
     """Request an immediate flush of a group, or of all groups, whether or not they are due."""
-    app = app_of(context)
-    if app.conf.task_always_eager:
+    if app_of(context).conf.task_always_eager:
         raise click.ClickException("with task_always_eager nothing is sent: the function would run here")
-    with opened(app) as runtime:
+    with opened(context) as runtime:
         count = _flush(runtime, name, group)
     click.echo(f"{count} {'group' if count == 1 else 'groups'} of {name} will be flushed.")
 

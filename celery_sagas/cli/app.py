@@ -26,8 +26,9 @@ def app_of(context: click.Context) -> Celery:
 
 
 @contextmanager
-def opened(app: Celery) -> Iterator[Runtime]:
-    """Open what an app's sagas and aggregators use; report errors in one sentence."""
+def opened(context: click.Context) -> Iterator[Runtime]:
+    """Open what the sagas and aggregators of a command's app use; report errors in one sentence."""
+    app = app_of(context)
     try:
         app.loader.import_default_modules()
         app.finalize()

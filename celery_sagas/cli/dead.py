@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.app import app_of, opened
+from celery_sagas.cli.app import opened
 from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
@@ -36,7 +36,7 @@ def dead() -> None:
 @click.pass_context
 def list_dead_letters(context: click.Context, task: str | None, limit: int, as_json: bool) -> None:
     """Show the dead letters, the newest first."""
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         found = list(islice(_dead_letters(runtime, task, min(limit, _PAGE)), limit))
     if as_json:
         tables.print_json([dead_letter._asdict() for dead_letter in found])
@@ -49,7 +49,7 @@ def list_dead_letters(context: click.Context, task: str | None, limit: int, as_j
 @click.pass_context
 def show(context: click.Context, id: str) -> None:
     """Show all details of one dead letter."""
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         dead_letter = _get(runtime, id)
     click.echo("\n".join(_description(dead_letter)))
 
@@ -61,8 +61,7 @@ def show(context: click.Context, id: str) -> None:
 @click.pass_context
 def retry(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None) -> None:
     """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
-    app = app_of(context)
-    with opened(app) as runtime:
+    with opened(context) as runtime:
         _each(_chosen(runtime, ids, everything, task), lambda id: _retry(runtime, _get(runtime, id)))
 
 
@@ -74,8 +73,7 @@ def retry(context: click.Context, ids: tuple[str, ...], everything: bool, task: 
 @click.pass_context
 def discard(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None, yes: bool) -> None:
     """Remove dead letters; messages are never handled, items never flushed, and no instance waits for timeouts among them."""
-    app = app_of(context)
-    with opened(app) as runtime:
+    with opened(context) as runtime:
         chosen = _chosen(runtime, ids, everything, task)
         if chosen and not ids and not yes:
             click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True)

@@ -47,10 +47,9 @@ def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
         except (ConfigurationError, DefinitionError, StoreError) as exc:
             raise click.ClickException(str(exc)) from exc
         has_ended = _run(RelayThread(app), is_told)
-    if has_ended:
-        close_runtime(app)
     if not has_ended:
         raise click.ClickException("the relay did not end in time: what it is publishing may be published again")
+    close_runtime(app)
     if not is_told():
         raise click.ClickException("the relay has ended by itself: the log says why")
     click.echo("The relay has ended.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.app import app_of, opened
+from celery_sagas.cli.app import opened
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.stores.ports import SagaStore
@@ -36,7 +36,7 @@ def rename(context: click.Context, names: tuple[str, ...], everything: bool, as_
         raise click.UsageError("name sagas, or give --all")
     if as_json and (names or everything):
         raise click.UsageError("--json shows what is left: give it without sagas and --all")
-    with opened(app_of(context)) as runtime:
+    with opened(context) as runtime:
         store, chosen = runtime.backend.sagas, _chosen(names)
         if names or everything:
             left = [_move(store, saga.name, former) for saga in chosen for former in saga.formerly]
