@@ -176,7 +176,7 @@ def runtime_of(app: Celery) -> Runtime:
     runtime = _runtimes.get(app)
     if runtime is None:
         with _lock:
-            return _make(app)
+            runtime = _runtimes.get(app) or _runtimes.setdefault(app, Runtime(app))
     return runtime
 
 
@@ -219,13 +219,6 @@ def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
     settings = read_settings(app.conf)
     with closing(open_app_backend(app, settings)) as backend, closing(_open_batches(settings, backend)) as batches:
         yield list(dict.fromkeys((backend, batches)))
-
-
-def _make(app: Celery) -> Runtime:
-    runtime = _runtimes.get(app)
-    if runtime is None:
-        runtime = _runtimes[app] = Runtime(app)
-    return runtime
 
 
 _lock = threading.Lock()
