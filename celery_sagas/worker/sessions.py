@@ -5,7 +5,7 @@ direct calls.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
@@ -55,24 +55,23 @@ def current_session() -> Session | None:
     return session
 
 
-@contextmanager
-def session_of_failed(request: Any) -> Iterator[None]:
+def session_of_failed(request: Any) -> AbstractContextManager[None]:
     """Have messages that are published meanwhile, such as a ``link_error``, published on behalf of a task that no longer runs."""
-    token = _failed.set(request)
-    try:
-        yield
-    finally:
-        _failed.reset(token)
+    return _setting(_failed, request)
+
+
+def collecting_session(session: Session) -> AbstractContextManager[None]:
+    """Have the messages of a handler that is called as a function belong to a session of its own."""
+    return _setting(_collecting, session)
 
 
 @contextmanager
-def collecting_session(session: Session) -> Iterator[None]:
-    """Have the messages of a handler that is called as a function belong to a session of its own."""
-    token = _collecting.set(session)
+def _setting(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _collecting.reset(token)
+        variable.reset(token)
 
 
 def open_sessions() -> Iterator[Session]:
@@ -140,18 +139,14 @@ def _is_over(session: Session) -> bool:
     return False
 
 
-@contextmanager
-def marking_as_unanswered() -> Iterator[None]:
+def marking_as_unanswered() -> AbstractContextManager[None]:
     """Mark errors that the task itself raises, of classes that Celery also raises after a task has returned."""
-    with _marking(_NOT_ANSWERED, *_OF_CELERY):
-        yield
+    return _marking(_NOT_ANSWERED, *_OF_CELERY)
 
 
-@contextmanager
-def marking_as_perhaps_answered(*errors: type[Exception]) -> Iterator[None]:
+def marking_as_perhaps_answered(*errors: type[Exception]) -> AbstractContextManager[None]:
     """Mark the errors that are raised when an answer may be on its way."""
-    with _marking(_MAY_BE_ANSWERED, *errors):
-        yield
+    return _marking(_MAY_BE_ANSWERED, *errors)
 
 
 @contextmanager
@@ -221,7 +216,6 @@ def _requests_around(inner: Any) -> list[Any]:
 
 def _first_session(requests: Iterable[Any]) -> Session | None:
     for request in requests:
-        session = _session_in(request)
-        if session is not None or not request.called_directly:
-            return session or session_of(request)
+        if not request.called_directly or _session_in(request) is not None:
+            return session_of(request)
     return None
