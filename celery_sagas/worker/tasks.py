@@ -124,7 +124,7 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     if outcome.kind is Kind.FAILED:
         # the process that kept it may have died before the requester was notified
         dead_letter, text = dead_letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
-        notify_requester(task.app, request, text, dead_letter=dead_letter, may_be_answered=True)
+        notify_requester(task.app, request, text, dead_letter=dead_letter)
         # after a failure no ``link`` or next task of a chain follows; gathered outcomes are kept for a deadline
         raise Ignore()
     # a cancelled message may be about another step

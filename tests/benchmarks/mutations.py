@@ -367,8 +367,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "worker/failures/notifications.py",
-        'came = ReplyKind.UNCERTAIN if may_be_answered or failure.kind != "error" else',
-        'came = ReplyKind.UNCERTAIN if failure.kind != "error" else',
+        "is_uncertain = may_be_answered or failure.dead_letter or",
+        "is_uncertain = may_be_answered or",
         "The answer to a dead letter that is retried is handled as a late one.",
     ),
 )

@@ -121,7 +121,7 @@ def keep_as_dead_letter(task: Any, request: Any, backend: Backend, error: Except
         kept = keep_dead_letter(backend, step, dead_letter, lookup_of(step, request) if is_known else None, task.name)
     if kept is not None:
         announce(task, kept, error)
-        notify_requester(task.app, request, error, dead_letter=kept.id, may_be_answered=True)  # once its dead letter is retried
+        notify_requester(task.app, request, error, dead_letter=kept.id)
     return kept
 
 

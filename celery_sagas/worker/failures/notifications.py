@@ -43,6 +43,7 @@ def notify_requester(
     *,
     dead_letter: str = "",
     may_be_answered: bool = False,
+    is_retried: bool = False,
 ) -> bool:
     """Notify the requester of a message that it has failed, if a step was named for that; a repetition is harmless.
 
@@ -53,11 +54,15 @@ def notify_requester(
         request: The request of the message's task.
         error: The exception, or a text if nothing was raised.
         kind: The kind of failure; unless it is an error, an answer may still come. For an answer it is always "unhandled".
-        dead_letter: The id of the dead letter that the message has become.
+        dead_letter: The id of the dead letter that the message has become: an answer may come once it is retried.
         may_be_answered: Whether an answer may come after this error, too.
+        is_retried: Whether the caller tries again after an error of the broker.
 
     Returns:
         Whether a step was notified.
+
+    Raises:
+        PublishError: The broker is away, or accepts no messages, and the caller tries again.
     """
     address = read_return_address_of(request)
     if address is None or address.otherwise is None:
@@ -65,29 +70,16 @@ def notify_requester(
     try:
         _notify(app, request, address, address.otherwise, failure_of(request, error, kind, dead_letter), may_be_answered)
     except Exception as exc:  # whatever the error, the message has failed, and its worker continues
+        if is_retried and _is_about_broker(exc):
+            raise
         step = address.otherwise.task
         logger.warning("%s[%s] failed, and %s is not notified: %s", task_of(request), request.id, step, exc)
         return False
     return True
 
 
-def notify_requester_or_raise(app: Celery, request: Any, error: BaseException | str, dead_letter: str) -> None:
-    """Notify the requester of a message that has become a dead letter, where a failed notification can be retried.
-
-    Raises:
-        PublishError: The broker is away, or accepts no messages.
-    """
-    address = read_return_address_of(request)
-    if address is None or address.otherwise is None:
-        return
-    try:
-        _notify(
-            app, request, address, address.otherwise, failure_of(request, error, dead_letter=dead_letter), may_be_answered=True
-        )
-    except Exception as exc:
-        if isinstance(exc, PublishError) and exc.connection and not isinstance(exc.__cause__, PASSING_REFUSALS):
-            raise
-        logger.warning("%s[%s] failed, and %s is not notified: %s", task_of(request), request.id, address.otherwise.task, exc)
+def _is_about_broker(error: Exception) -> bool:
+    return isinstance(error, PublishError) and error.connection and not isinstance(error.__cause__, PASSING_REFUSALS)
 
 
 def notify_requester_in_time(
@@ -134,7 +126,8 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
 
 
 def _notify(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure, may_be_answered: bool) -> None:
-    came = ReplyKind.UNCERTAIN if may_be_answered or failure.kind != "error" else ReplyKind.FAILURE
+    is_uncertain = may_be_answered or failure.dead_letter or failure.kind != "error"
+    came = ReplyKind.UNCERTAIN if is_uncertain else ReplyKind.FAILURE
     headers = answer_headers(address.instance, address.request, came) | causation_headers(session_of(request))
     id = derived_id(address.request, ReplyKind.FAILURE)
     publisher_of(app).publish_signature(signature_to(app, to, failure.__json__(), id=id, headers=headers))

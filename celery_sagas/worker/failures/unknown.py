@@ -146,9 +146,7 @@ def _see_to(consumer: Any, message: Any, request: Any, error: Exception) -> Fate
     fate = keep(consumer, message, request, error)
     if fate is Fate.KEPT:
         dead_letter = dead_letter_id_of(task_of(request), read_message_id(request))
-        notify_requester_in_time(
-            consumer.app, request, error, dead_letter=dead_letter, may_be_answered=True
-        )  # once it is retried
+        notify_requester_in_time(consumer.app, request, error, dead_letter=dead_letter)
     return fate
 
 

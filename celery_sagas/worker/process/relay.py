@@ -20,7 +20,7 @@ from celery_sagas.forks import WORK
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
-from celery_sagas.worker.failures.notifications import notify_requester_or_raise
+from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
@@ -117,7 +117,7 @@ class RelayThread:
 def _notify_requester(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None:
     """Notify the instance that waits for the answer to a message that could not be published."""
     if (request := request_of(app, dead_letter)) is not None:
-        notify_requester_or_raise(app, request, error.__cause__ or error, dead_letter.id)
+        notify_requester(app, request, error.__cause__ or error, dead_letter=dead_letter.id, is_retried=True)
 
 
 def _announce(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None:

@@ -333,7 +333,7 @@ class TestBrokerAway:
         monkeypatch.setattr(runtime_of(app).publisher, "publish_signature", raising(error))
 
         with pytest.raises(PublishError) if is_raised else nullcontext():
-            notifications.notify_requester_or_raise(app, request, Boom(), "dead_letter")
+            notifications.notify_requester(app, request, Boom(), dead_letter="dead_letter", is_retried=True)
         assert not notifications.notify_requester(app, request, Boom())
 
     def test_silent_broker(

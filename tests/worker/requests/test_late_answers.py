@@ -332,7 +332,7 @@ class TestDoubt:
         ask(shop, worker)
         (asked,) = worker.waiting()
         request = Context(dict(asked.headers), headers=dict(asked.headers), id=asked.id, task="charge")
-        assert notify_requester(worker.app, request, Boom("broken"), may_be_answered=True)
+        assert notify_requester(worker.app, request, Boom("broken"), dead_letter="dead_letter")
         worker.run()
 
         assert shop.seen() == ["unpaid error", "paid receipt late"]
