@@ -1,6 +1,7 @@
 """Every test here gets apps of its own, and nobody waits for a message that is held."""
 
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ __all__ = ["app", "definitions", "eager", "held", "long_timeouts", "new_app", "w
 def held(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which messages are held before the broker gets them back, which are not slept."""
     slept: list[float] = []
-    monkeypatch.setattr(redelivery, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(redelivery, "time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
     return slept
 
 

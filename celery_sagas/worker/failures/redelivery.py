@@ -1,4 +1,4 @@
-"""Redelivery: a message that cannot be handled now is published again, confirmed, and this delivery is given up.
+"""Messages that cannot be handled now: a task publishes its own again, confirmed, and a main process holds those it receives.
 
 Celery's own ``retry()`` is not used: when its publish fails, the message is lost.
 """
@@ -9,10 +9,10 @@ import random
 import time
 from typing import Any, NoReturn
 
+from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas.errors import PublishError, Retry, StoreError
-from celery_sagas.worker.failures.brokers import longest_redelivery_s
 from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 
@@ -24,6 +24,10 @@ _LONGEST_DELAY_S = 30.0
 _OF_REDELIVERY = 1 / 3
 #: Seconds that a message is held that can be neither handled nor stored, before it is requeued; at first.
 HELD_S = 3.0
+#: The brokers that redeliver a message after a time, whether or not its worker is alive, and kombu's default. Seconds.
+_VISIBILITY_S = {"redis": 3600.0, "sqs": 1800.0}
+#: The number of held messages that do not count as prefetched.
+_MOST_UNCOUNTED = 1_000
 
 
 def redeliver_or_requeue(task: Any, publisher: object, reason: Exception) -> NoReturn:
@@ -105,6 +109,62 @@ def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retri
         requeue(exc)
 
 
+class Hold:
+    """A pause in which a worker's main process does not access a store that has just failed.
+
+    Otherwise each message would block the process, with all its other work, until the store fails again.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._failures = 0
+        self._ends_at_s = 0.0
+        self._uncounted = 0
+
+    @property
+    def lasts(self) -> bool:
+        """Return whether the pause is not over."""
+        return time.monotonic() < self._ends_at_s
+
+    def begin(self) -> float:
+        """Begin a pause after a failure, longer than the last one; return its seconds."""
+        seconds = held_s(self._failures, longest_redelivery_s(self._consumer.app))
+        self._failures += 1
+        self._ends_at_s = time.monotonic() + seconds
+        return seconds
+
+    def end(self) -> None:
+        """Make the next pause a short one again, after a success."""
+        self._failures = 0
+
+    def hold(self, message: Any) -> None:
+        """Requeue a message when the pause is over; until then it does not count as prefetched, as if it had an eta.
+
+        If requeued now, it would be redelivered at once, before all others. Beyond a bounded number each held message counts, so
+        that the others wait at the broker.
+        """
+        consumer, qos = self._consumer, self._consumer.qos  # the qos of the connection through which the message has come
+        is_counted = self._uncounted >= _MOST_UNCOUNTED
+
+        def requeue() -> None:
+            message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+            if not is_counted:
+                self._uncounted -= 1
+                qos.decrement_eventually()
+
+        def prefetch() -> None:
+            if qos is consumer.qos and qos.prev != qos.value:
+                qos.update()
+
+        consumer.timer.call_after(self._ends_at_s - time.monotonic(), consumer.call_soon, (requeue,))
+        if is_counted:
+            return
+        self._uncounted += 1
+        qos.increment_eventually()
+        if consumer.hub:  # Celery would check it only after the next event, which may never come; without a hub it checks at once
+            consumer.timer.call_after(0, prefetch)
+
+
 def held_s(failures: int, redelivery_s: float | None) -> float:
     """Return how long a main process holds a message that it can neither handle nor store, after some failures. Seconds."""
     return float(min(_longest_s(redelivery_s), HELD_S * 2.0 ** min(failures, 10)))
@@ -116,3 +176,13 @@ def _delay_s(count: int, redelivery_s: float | None) -> float:
 
 def _longest_s(redelivery_s: float | None) -> float:
     return _LONGEST_DELAY_S if redelivery_s is None else min(_LONGEST_DELAY_S, redelivery_s * _OF_REDELIVERY)
+
+
+def longest_redelivery_s(app: Celery) -> float | None:
+    """Return the seconds until the broker redelivers an unacknowledged message; ``None`` if that is unknown."""
+    connection = app.connection_for_read()
+    default_s = _VISIBILITY_S.get(str(connection.transport.driver_type))
+    if default_s is None:
+        return None
+    options = connection.transport_options or {}
+    return float(options.get("visibility_timeout") or default_s)

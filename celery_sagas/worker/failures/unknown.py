@@ -19,8 +19,8 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import payload_of
 from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.faults import UNREADABLE
-from celery_sagas.worker.failures.holding import Hold
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
+from celery_sagas.worker.failures.redelivery import Hold
 from celery_sagas.worker.failures.unreadable import guard_consumer, request_of
 from celery_sagas.worker.headers import (
     ADDRESS,

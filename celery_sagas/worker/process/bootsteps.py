@@ -10,14 +10,14 @@ from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.registry import registry
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import lookup_in
-from celery_sagas.errors import StoreError
+from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.records import KEY
 from celery_sagas.worker.celery_internals import name_of
-from celery_sagas.worker.failures.brokers import check_delivery_limits, check_retention
+from celery_sagas.worker.failures.redelivery import longest_redelivery_s
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
-from celery_sagas.worker.process.relay import RelayThread, terms_of
+from celery_sagas.worker.process.relay import RelayThread
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, warn_of_default_backend
 
@@ -98,12 +98,42 @@ def prepare(app: Celery, processes: int) -> None:
     for definition in definitions:
         definition.resolve()  # the app's finalisation has not resolved those that were defined after it
     runtime = runtime_of(app)
-    check_retention(app, terms_of(runtime).retention_s)
+    check_retention(app, runtime.retention_s(runtime.backend))
     check_delivery_limits(app, runtime.settings.max_deliveries)
     runtime.prepare(processes=processes)
     warn_of_other_apps(app, runtime)
     for saga in registry.sagas.values():  # a store of several parts checks whether it would find this saga's instances
         runtime.backend.sagas.find(lookup_in(saga, KEY, ""))
+
+
+def check_retention(app: Celery, retention_s: float) -> None:
+    """Refuse a journal that expires before the broker redelivers a message.
+
+    Raises:
+        ConfigurationError: It does; the error names the setting to change.
+    """
+    redelivery_s = longest_redelivery_s(app)
+    if redelivery_s is not None and retention_s <= redelivery_s:
+        raise ConfigurationError(
+            f"the journal keeps a message for {retention_s:g} s, and the broker may deliver it again after {redelivery_s:g} s",
+            f"Set saga_journal_retention to more than {redelivery_s:g}, or the transport's visibility_timeout to less",
+        )
+
+
+def check_delivery_limits(app: Celery, max_deliveries: int) -> None:
+    """Refuse a quorum queue of RabbitMQ that drops a message before it can become a dead letter. Policies are not checked.
+
+    Raises:
+        ConfigurationError: The worker consumes from one; the error names the setting to change.
+    """
+    for queue in app.amqp.queues.consume_from.values():
+        limit = (queue.queue_arguments or {}).get("x-delivery-limit")
+        if isinstance(limit, int) and 0 <= limit <= max_deliveries:
+            raise ConfigurationError(
+                f"the queue {queue.name} drops a message after its x-delivery-limit of {limit}, before saga_max_deliveries "
+                f"({max_deliveries}) has made a dead letter of it",
+                f"Set saga_max_deliveries to less than {limit}, or declare the queue with a larger limit",
+            )
 
 
 def warn_of_other_apps(app: Celery, runtime: Runtime) -> None:

@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 from kombu.common import QoS
 
-from celery_sagas.worker.failures import holding
-from celery_sagas.worker.failures.holding import Hold
+from celery_sagas.worker.failures import redelivery
+from celery_sagas.worker.failures.redelivery import Hold
 
 PREFETCHED = 2
 
@@ -26,7 +26,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(holding, "time", made := Clock())
+    monkeypatch.setattr(redelivery, "time", made := Clock())
     return made
 
 

@@ -13,8 +13,7 @@ from kombu.common import QoS
 from kombu.exceptions import ContentDisallowed
 
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.worker.failures.holding import Hold
-from celery_sagas.worker.failures.redelivery import HELD_S
+from celery_sagas.worker.failures.redelivery import HELD_S, Hold
 from celery_sagas.worker.failures.unknown import refuse
 from celery_sagas.worker.failures.unreadable import context_of, guard_consumer, guard_pool, guard_targets, refusing, request_of
 from celery_sagas.worker.headers import MESSAGE_ID, STEP
