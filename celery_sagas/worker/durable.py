@@ -11,9 +11,9 @@ from celery.exceptions import Reject
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.celery_internals import add_task, registered, unregister
 from celery_sagas.worker.failures.dead_letters import keep_failures
-from celery_sagas.worker.failures.redelivery import requeue
+from celery_sagas.worker.failures.redelivery import may_publish_again, requeue
 from celery_sagas.worker.failures.requests import keeping_failures
-from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, take_return
+from celery_sagas.worker.publishing.publisher import take_return
 from celery_sagas.worker.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class DurableTask(_Task):
     def retry(self, *args: Any, **options: Any) -> Any:
         """Publish the message again, confirmed, and raise ``Retry``; if that fails, requeue the message: Celery would lose it."""
         publisher = runtime_of(self.app).publisher
-        if self.request.called_directly or self.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
+        if not may_publish_again(publisher, self):
             return super().retry(*args, **options)
         options = dict(zip(_RETRY, args, strict=False)) | options
         throw = options.pop("throw", True)

@@ -42,7 +42,6 @@ from celery_sagas.worker.headers import (
     read_retry_of,
     read_return_address_of,
 )
-from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.requests.answers import forget_link
 from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
@@ -164,11 +163,9 @@ def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | Sag
     if not isinstance(exc, SagaNotFound):
         redeliver_if_it_helps(task, runtime.publisher, exc)
         return
-    publisher = runtime.publisher
-    if not request.called_directly and not request.is_eager and isinstance(publisher, ConfirmedPublisher):
-        wanted = task.saga_step.policy is IfMissing.RETRY and exc.saga == task.saga_step.saga.name
-        if wanted and (task.max_retries is None or read_retries(request) < task.max_retries):
-            retry_missing(task, publisher, exc)
+    is_wanted = task.saga_step.policy is IfMissing.RETRY and exc.saga == task.saga_step.saga.name
+    if is_wanted and (task.max_retries is None or read_retries(request) < task.max_retries):
+        retry_missing(task, runtime.publisher, exc)
 
 
 def install(app: Celery, step: StepDefinition) -> None:

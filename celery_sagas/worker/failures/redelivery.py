@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
@@ -58,6 +58,11 @@ def requeue(reason: Exception) -> NoReturn:
     raise Reject(repr(reason), requeue=True) from reason
 
 
+def may_publish_again(publisher: object, task: Any) -> TypeGuard[ConfirmedPublisher]:
+    """Return whether a task runs for a message from a broker, to which its publisher may publish it again."""
+    return not (task.request.called_directly or task.request.is_eager) and isinstance(publisher, ConfirmedPublisher)
+
+
 def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError) -> None:
     """Redeliver the running message later if there is one and it may succeed then; else return.
 
@@ -65,9 +70,7 @@ def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError) -> No
         Ignore: It was published again.
         Reject: The broker keeps this delivery.
     """
-    if task.request.called_directly or task.request.is_eager or not isinstance(publisher, ConfirmedPublisher):
-        return
-    if error.retry in (Retry.AT_ONCE, Retry.LATER):
+    if error.retry in (Retry.AT_ONCE, Retry.LATER) and may_publish_again(publisher, task):
         redeliver(task, publisher, error)
 
 
@@ -82,23 +85,23 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> No
     delay = _delay_s(count, longest_redelivery_s(task.app))
     logger.warning("%s[%s] is redelivered in %.1f s: %s", task.name, task.request.id, delay, reason)
     _publish_again(task, publisher, delay, read_retries(task.request), count + 1)
-    raise Ignore()
 
 
-def retry_missing(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
-    """Publish the running message again because its instance does not exist yet, counted as a retry.
+def retry_missing(task: Any, publisher: object, reason: Exception) -> None:
+    """Publish the running message again, if there is one, because its instance does not exist yet; it counts as a retry.
 
     Raises:
         Ignore: It was published; this delivery is acknowledged.
         Reject: It could not be published; the broker keeps this delivery.
     """
+    if not may_publish_again(publisher, task):
+        return
     delay = float(task.default_retry_delay)
     logger.info("%s[%s] is retried in %.1f s: %s", task.name, task.request.id, delay, reason)
     _publish_again(task, publisher, delay, read_retries(task.request) + 1, read_redeliveries(task.request))
-    raise Ignore()
 
 
-def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retries: int, redeliveries: int) -> None:
+def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retries: int, redeliveries: int) -> NoReturn:
     request = task.request
     headers = {**headers_of(request), REDELIVERIES: redeliveries}
     again = task.signature_from_request(request, countdown=delay, retries=retries, headers=headers)
@@ -107,6 +110,7 @@ def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retri
     except PublishError as exc:
         logger.warning("%s[%s] could not be published again, the broker keeps it: %s", task.name, request.id, exc.reason)
         requeue(exc)
+    raise Ignore()
 
 
 class Hold:
