@@ -156,8 +156,11 @@ def _refusal(task: Any, answer: Signature[Any]) -> PublishError | None:
     Raises:
         Exception: It cannot be sent; or the task's time is over.
     """
-    error = _error_of(task, answer)
-    if error is None:
+    try:
+        publisher_of(task.app).publish_signature(answer)
+    except PublishError as exc:
+        error = exc
+    else:
         return None
     cause = error.__cause__ or error
     if isinstance(cause, EncodeError) and isinstance(cause.__context__, MessageError):  # its text says what to write instead
@@ -165,11 +168,3 @@ def _refusal(task: Any, answer: Signature[Any]) -> PublishError | None:
     if not error.connection or isinstance(cause, SoftTimeLimitExceeded):
         raise cause
     return error
-
-
-def _error_of(task: Any, answer: Signature[Any]) -> PublishError | None:
-    try:
-        publisher_of(task.app).publish_signature(answer)
-    except PublishError as exc:
-        return exc
-    return None
