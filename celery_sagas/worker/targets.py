@@ -49,30 +49,20 @@ class Piped(Protocol):
 
 
 def step_of(saga: SagaDefinition, given: Any, what: str) -> tuple[StepDefinition, "Signature[Any] | None"]:
-    """Return the step that was given as a step, as its name, or as a signature of it.
+    """Return the step that was given as a step, as its name with or without that of the saga, or as a signature of it.
 
     Raises:
         TypeError: It is none of these.
         MisuseError: It does not belong to this saga.
     """
-    if isinstance(given, Signature):
-        return step_named(saga, str(given.task), what), given
-    task = given if isinstance(given, str) else getattr(given, "name", None)
-    if not isinstance(task, str):
+    signature = given if isinstance(given, Signature) else None
+    name = given if isinstance(given, str) else getattr(given, "name" if signature is None else "task", None)
+    if not isinstance(name, str):
         raise TypeError(f"{what} takes a step, its signature or its name, not {type(given).__name__}")
-    return step_named(saga, task, what), None
-
-
-def step_named(saga: SagaDefinition, name: str, what: str) -> StepDefinition:
-    """Return the step of a saga by its name, with or without the saga's name before it.
-
-    Raises:
-        MisuseError: It does not exist.
-    """
     steps = [step for step in registry.steps_of(saga) if not step.is_internal]
     for step in steps:
         if name in step.names or f"{saga.name}.{name}" in step.names:
-            return step
+            return step, signature
     known = ", ".join(step.name for step in steps)
     raise MisuseError(f"{name!r} is no step of the saga {saga.name}, to which {what} goes", f"Known: {known}")
 

@@ -7,13 +7,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from celery.canvas import Signature
-
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
-from celery_sagas.core.step import StepDefinition
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import address_headers
 from celery_sagas.worker.targets import step_of
@@ -65,11 +62,11 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
     """
     _check_name(name)
     sending = context.require_sending("schedule")
-    signature, step = _signature_of(saga, target)
+    step, signature = step_of(saga, target, "a timeout")
+    signature = (current_app().tasks[step.name].si() if signature is None else signature).clone()
     arguments = step.arguments.validate(step.arguments.bind(signature.args or (), signature.kwargs or {}))
     check_own_key(step.rule, arguments, saga.name, context.view.key)
     id = sending.next_id()
-    signature = signature.clone()
     signature.options["headers"] = {**(signature.options.get("headers") or {}), **address_headers(context.view.id, id)}
     message = sending.serialize(signature, lambda: id)
     if message.due_at:
@@ -96,11 +93,6 @@ def _warn_of_eager_mode(step: str) -> None:
 
 
 _told: list[bool] = []
-
-
-def _signature_of(saga: SagaDefinition, target: Any) -> tuple["Signature[Any]", StepDefinition]:
-    step, signature = step_of(saga, target, "a timeout")
-    return (current_app().tasks[step.name].si() if signature is None else signature), step
 
 
 def _check_name(name: str | None) -> None:
