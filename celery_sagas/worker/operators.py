@@ -87,7 +87,7 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
     cancellation = cancellation_of(dead_letter)
     if cancellation is None:
         return True
-    if gather := gather_of(request_in(dead_letter, dead_letter.task)):
+    if gather := gather_of(request_in(dead_letter)):
         return gathering_of(runtime).awaited(gather) is not None
     return _saga_of(dead_letter) is None or cancellation.is_due(runtime.backend.sagas)
 
@@ -149,8 +149,8 @@ def signature_in(dead_letter: DeadLetter) -> dict[str, Any]:
     return sent
 
 
-def request_in(dead_letter: DeadLetter, task: str) -> Context:
-    """Return the request of the message in a dead letter, as a task of this name would see it.
+def request_in(dead_letter: DeadLetter) -> Context:
+    """Return the request of the message in a dead letter, as its task would see it.
 
     Raises:
         MisuseError: It holds no message.
@@ -158,7 +158,7 @@ def request_in(dead_letter: DeadLetter, task: str) -> Context:
     sent = _first_of(signature_in(dead_letter))
     headers = dict((sent.get("options") or {}).get("headers") or {})
     arguments = {"args": sent.get("args"), "kwargs": sent.get("kwargs")}
-    return Context(headers, headers=headers, id=dead_letter.message_id, task=task, called_directly=False, **arguments)
+    return Context(headers, headers=headers, id=dead_letter.message_id, task=dead_letter.task, called_directly=False, **arguments)
 
 
 def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
@@ -166,7 +166,7 @@ def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
     if dead_letter.number:
         return None
     try:
-        addressed = read_address(request_in(dead_letter, dead_letter.task))
+        addressed = read_address(request_in(dead_letter))
     except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
         return None
     saga = _saga_of(dead_letter)
@@ -199,7 +199,7 @@ def _check_arguments(app: Celery, dead_letter: DeadLetter, again: Signature[Any]
 
 def _close(backend: Backend, step: StepDefinition, dead_letter: DeadLetter) -> bool:
     """Record in the journal that the message failed; return ``False`` if it was handled."""
-    lookup, named = lookup_of(step, request_in(dead_letter, step.name)), str(_first_of(signature_in(dead_letter))["task"])
+    lookup, named = lookup_of(step, request_in(dead_letter)), str(_first_of(signature_in(dead_letter))["task"])
     return lookup is None or close(backend, step, dead_letter, lookup, named=named)
 
 

@@ -13,7 +13,6 @@ from uuid import uuid4
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.keys import key_text, text_of
 from celery_sagas.engine.aggregators.buffering import encoded_item
-from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidMessage, ItemNotBuffered, MisuseError, NotBuffered, NothingBuffered, UnreadableItem
 from celery_sagas.stores.aggregates import Buffers
 from celery_sagas.stores.items import Item, ItemState
@@ -62,7 +61,7 @@ class AggregatorClient:
 
     def add(self, items: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
         """Buffer items; return their ids."""
-        _refuse_in_step(self._definition.name, open_sessions())
+        _refuse_in_step(self._definition.name)
         if ids is not None and len(ids) != len(items):
             raise ValueError(f"{len(ids)} ids were given for {len(items)} items")
         encoded = [self._definition.items.encode_and_read(item) for item in items]
@@ -204,7 +203,7 @@ def _text(group: Any) -> str:
     return "" if group == "" else key_text([text_of(part) for part in (group if isinstance(group, tuple) else (group,))])
 
 
-def _refuse_in_step(name: str, around: Iterator[Session]) -> None:
-    for session in around:
+def _refuse_in_step(name: str) -> None:
+    for session in open_sessions():
         if session.sending is not None:
             raise MisuseError(f"{name}.add() was called inside {session.sending.step}", f"send it: order.send({name}.s(…))")
