@@ -245,10 +245,7 @@ class Saga(State):
             InvalidMessage: It cannot be encoded, or is too large.
             MisuseError: No step runs on this object.
         """
-        context = self._in_step("reply")
-        if context.pending.requester is None:
-            return False
-        return reply(context, runtime_of(current_app()).services.terms.answer, answer)
+        return reply(self._in_step("reply"), answer)
 
     def schedule(
         self,

@@ -14,9 +14,9 @@ from celery_sagas.core.requests.answers import ANSWER, FAILURE, GATHERED, Failur
 from celery_sagas.core.requests.requests import ANSWERED, GATHER, ReplyKind, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
-from celery_sagas.engine.commit import SerializeAnswer
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import answer_headers, answer_headers_to, return_address_headers, serialized_target
+from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import checked
 from celery_sagas.worker.targets import signature_to, target_named, target_of
 from celery_sagas.worker.timeouts import Delay, due_later, due_time, seconds_of
@@ -112,10 +112,12 @@ def gather(
     return asked.id
 
 
-def reply(context: StepContext, answer: SerializeAnswer, value: object) -> bool:
+def reply(context: StepContext, value: object) -> bool:
     """Send the answer to the message that started an instance; return whether that message waits for one."""
     pending, sending = context.pending, context.require_sending("reply")
-    message = answer(pending.requester, value) if pending.requester else None
+    if not pending.requester:
+        return False
+    message = runtime_of(current_app()).services.terms.answer(pending.requester, value)
     if message is None:
         return False
     sending.messages.append(message)
