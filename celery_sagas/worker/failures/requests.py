@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate, Terminated, TimeLimitExceeded, WorkerLostError
@@ -53,6 +53,11 @@ class FailingRequest:
     _is_settled = False
     _is_notified = False
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of Celery's request."""
+
     @refusing
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Handle a hard time limit."""
@@ -74,18 +79,17 @@ class FailingRequest:
     @refusing
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Notify of a revocation, or of a message that expired, before Celery acknowledges it."""
-        request: Any = self
         self._notify("it expired before a worker began it" if expired else f"it was {reason}", "revoked")
         try:
             super()._announce_revoked(reason, terminated, signum, expired)  # type: ignore[misc]
         except Exception:  # of the result backend, perhaps because of the message: it would end this worker, and the next
-            logger.exception("%s[%s] was revoked or has expired, and the result backend cannot say so", request.name, request.id)
-            request.acknowledge()
-            request._already_revoked = True
+            logger.exception("%s[%s] was revoked or has expired, and the result backend cannot say so", self.name, self.id)
+            self.acknowledge()
+            self._already_revoked = True
 
     def _see_to(self, error: BaseException, *, may_be_answered: bool = False, may_notify: bool = True) -> None:
         is_failure = isinstance(error, Exception) and not isinstance(error, _NO_FAILURES)
-        if is_failure and getattr(self.task, "keeps_failures", False) and not is_kept(error):  # type: ignore[attr-defined]
+        if is_failure and getattr(self.task, "keeps_failures", False) and not is_kept(error):
             self._settle(error)
         if not may_notify:
             return
@@ -100,49 +104,44 @@ class FailingRequest:
         if self._is_settled:
             return
         self._is_settled = True
-        request: Any = self
         try:
-            within(DEADLINE_S, functools.partial(_dead_letter, request, error))
+            within(DEADLINE_S, functools.partial(_dead_letter, self, error))
         except Exception as exc:
-            fate = "is lost: it was acknowledged early" if request.acknowledged else "is requeued"
-            logger.warning("%s[%s] cannot be kept as a dead letter and %s: %r", request.task.name, request.id, fate, exc)
-            request.reject(requeue=True)
+            fate = "is lost: it was acknowledged early" if self.acknowledged else "is requeued"
+            logger.warning("%s[%s] cannot be kept as a dead letter and %s: %r", self.task.name, self.id, fate, exc)
+            self.reject(requeue=True)
         else:
-            request.acknowledge()
+            self.acknowledge()
 
     def _notify_of_exit(self, error: BaseException) -> None:
         """Notify of an ended process, unless Celery has ended it, or treats that as a loss and requeues the message."""
-        request: Any = self
-        is_loss = hasattr(request, "_worker_lost_info")  # since Celery 5.7
-        if not (
-            request._already_cancelled or request._already_revoked or (is_loss and self._comes_again_when_lost(request.task))
-        ):
+        is_loss = hasattr(self, "_worker_lost_info")  # since Celery 5.7
+        if not (self._already_cancelled or self._already_revoked or (is_loss and self._comes_again_when_lost())):
             self._notify(WorkerLostError(repr(error)))
 
     def _goes_on(self, error: BaseException) -> bool:
         """Return whether the message is redelivered, or its failure is notified of elsewhere."""
-        task: Any = self.task  # type: ignore[attr-defined]
+        task = self.task
         if isinstance(error, Reject):
             return bool(error.requeue)  # type: ignore[attr-defined]
         if isinstance(error, WorkerLostError):
-            return self._comes_again_when_lost(task)
+            return self._comes_again_when_lost()
         if hasattr(task, "saga_step") or hasattr(task, "saga_aggregator"):
             return True  # as a dead letter
         if isinstance(error, TimeLimitExceeded):
             return bool(task.acks_late and not _is_acknowledged_on_timeout(task))
         return isinstance(error, MemoryError) and bool(task.acks_late)  # it ends the worker
 
-    def _comes_again_when_lost(self, task: Any) -> bool:
-        request: Any = self
+    def _comes_again_when_lost(self) -> bool:
+        task = self.task
         if getattr(task, "retry_on_worker_lost", False):  # since Celery 5.7
-            return task.max_retries is None or read_retries(request._context) < task.max_retries
+            return task.max_retries is None or read_retries(self._context) < task.max_retries
         return bool(task.acks_late and task.reject_on_worker_lost)
 
     def _notify(self, error: BaseException | str, kind: FailureKind = "error", *, may_be_answered: bool = False) -> None:
-        request: Any = self
         if not self._is_notified:  # a time limit is met twice
             self._is_notified = True
-            notify_requester_in_time(request.app, context_of(self), error, kind, may_be_answered=may_be_answered)
+            notify_requester_in_time(self.app, context_of(self), error, kind, may_be_answered=may_be_answered)
 
 
 def _dead_letter(request: Any, error: Any) -> None:
