@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from uuid import UUID
 
 from celery import Celery
@@ -34,11 +34,11 @@ GroupValue = KeyValue | tuple[KeyValue, ...]
 Duration = float | timedelta
 _KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered", "correlate_by")
 
-if TYPE_CHECKING:
 
-    class Aggregator(Generic[ItemT]):
-        """A durable buffer of items that are handled in batches, and the Celery task that fills it."""
+class Aggregator(TaskProxy[ItemT]):
+    """A durable buffer of items that are handled in batches, and the Celery task that fills it."""
 
+    if TYPE_CHECKING:
         name: str
 
         def __init__(self, definition: AggregatorDefinition) -> None: ...
@@ -69,94 +69,111 @@ if TYPE_CHECKING:
         def si(self, *item: Any, **fields: Any) -> "Signature[None]":
             """Return an immutable signature."""
 
-        def add(self, item: ItemT, *, id: str | None = None) -> str:
-            """Buffer an item directly from this process, without the broker.
+    else:
+        __slots__ = ()
+        _stand_in = BufferTask
 
-            Args:
-                item: The item: any value that its type accepts.
-                id: The id under which it is buffered once in its group, and remembered for ``dedupe_for`` after its flush.
-                    Without it each call adds an item, except the calls of a redelivered task.
+    def add(self, item: ItemT, *, id: str | None = None) -> str:
+        """Buffer an item directly from this process, without the broker.
 
-            Returns:
-                The id.
+        Args:
+            item: The item: any value that its type accepts.
+            id: The id under which it is buffered once in its group, and remembered for ``dedupe_for`` after its flush.
+                Without it each call adds an item, except the calls of a redelivered task.
 
-            Raises:
-                InvalidMessage: It does not fit, is too large, or belongs to no group.
-                BufferFull: Its group has ``max_buffered`` items.
-                MisuseError: A step runs: use ``order.send(aggregator.s(item))``, which is sent if the step commits.
-                StoreUnavailable: The store cannot be reached; it is safe to add the item again under the same id.
-            """
+        Returns:
+            The id.
 
-        def add_many(self, items: Iterable[ItemT], *, ids: Iterable[str] | None = None) -> list[str]:
-            """Buffer items from this process, in their order, in as few round trips as possible; return their ids.
+        Raises:
+            InvalidMessage: It does not fit, is too large, or belongs to no group.
+            BufferFull: Its group has ``max_buffered`` items.
+            MisuseError: A step runs: use ``order.send(aggregator.s(item))``, which is sent if the step commits.
+            StoreUnavailable: The store cannot be reached; it is safe to add the item again under the same id.
+        """
+        return _buffered(self).add([item], None if id is None else [id])[0]
 
-            Raises:
-                ValueError: There are not as many ids as items.
-                BufferFull: At least one group is full: ``refused`` has the ids of the items that were not added.
-                InvalidMessage: One of them does not fit; none was added.
-                MisuseError: A step runs.
-                StoreUnavailable: The store cannot be reached; it is safe to add the items again under the same ids.
-            """
+    def add_many(self, items: Iterable[ItemT], *, ids: Iterable[str] | None = None) -> list[str]:
+        """Buffer items from this process, in their order, in as few round trips as possible; return their ids.
 
-        def count(self, group: GroupValue | None = None) -> int:
-            """Return how many items are buffered, whatever their state, in a group or in all."""
+        Raises:
+            ValueError: There are not as many ids as items.
+            BufferFull: At least one group is full: ``refused`` has the ids of the items that were not added.
+            InvalidMessage: One of them does not fit; none was added.
+            MisuseError: A step runs.
+            StoreUnavailable: The store cannot be reached; it is safe to add the items again under the same ids.
+        """
+        return _buffered(self).add(list(items), None if ids is None else list(ids))
 
-        def groups(self) -> Iterator[str]:
-            """Return the groups that have buffered items, as text (see ``Batch.group``), in the order of their names.
+    def count(self, group: GroupValue | None = None) -> int:
+        """Return how many items are buffered, whatever their state, in a group or in all."""
+        return _buffered(self).count(group)
 
-            They are read from the store a page at a time. ``group`` of the other methods takes such a text, too.
-            """
+    def groups(self) -> Iterator[str]:
+        """Return the groups that have buffered items, as text (see ``Batch.group``), in the order of their names.
 
-        def items(self, group: GroupValue | None = None) -> Iterator[BufferedItem[ItemT]]:
-            """Return the buffered items of a group, or of all, whatever their state: group by group, oldest first.
+        They are read from the store a page at a time. ``group`` of the other methods takes such a text, too.
+        """
+        return _buffered(self).groups()
 
-            They are read from the store a page at a time, each page as it is then: items that are buffered or removed meanwhile
-            may be among them or not. ``item`` of one that cannot be read raises ``UnreadableItem``.
-            """
+    def items(self, group: GroupValue | None = None) -> Iterator[BufferedItem[ItemT]]:
+        """Return the buffered items of a group, or of all, whatever their state: group by group, oldest first.
 
-        def read(self, group: GroupValue | None = None, *, limit: int = 1_000) -> list[ItemT]:
-            """Return the first buffered items of a group, or of all, whatever their state: group by group, oldest first.
+        They are read from the store a page at a time, each page as it is then: items that are buffered or removed meanwhile
+        may be among them or not. ``item`` of one that cannot be read raises ``UnreadableItem``.
+        """
+        return _buffered(self).items(group)
 
-            Raises:
-                UnreadableItem: One of them cannot be read; ``items`` has the others.
-            """
+    def read(self, group: GroupValue | None = None, *, limit: int = 1_000) -> list[ItemT]:
+        """Return the first buffered items of a group, or of all, whatever their state: group by group, oldest first.
 
-        def remove(self, id: str, group: GroupValue | None = None) -> None:
-            """Remove the item that has an id from a group's buffer.
+        Raises:
+            UnreadableItem: One of them cannot be read; ``items`` has the others.
+        """
+        return _buffered(self).read(group, limit)
 
-            Raises:
-                NothingBuffered: The group has no items.
-                ItemNotBuffered: It has items, but none with this id outside of a running flush.
-            """
+    def remove(self, id: str, group: GroupValue | None = None) -> None:
+        """Remove the item that has an id from a group's buffer.
 
-        def remove_correlated(self, correlation_id: KeyValue, group: GroupValue | None = None) -> int:
-            """Remove all items that have a correlation id (``correlate_by``) from a group, or from all; return how many.
+        Raises:
+            NothingBuffered: The group has no items.
+            ItemNotBuffered: It has items, but none with this id outside of a running flush.
+        """
+        _buffered(self).remove(id, group)
 
-            Items in a running flush are not removed. All items of the group, or of all groups, are read to find them.
+    def remove_correlated(self, correlation_id: KeyValue, group: GroupValue | None = None) -> int:
+        """Remove all items that have a correlation id (``correlate_by``) from a group, or from all; return how many.
 
-            Raises:
-                NothingBuffered: The group, or the aggregator, has no items.
-                ItemNotBuffered: It has items, but none with this correlation id outside of a running flush.
-                UnreadableItem: One cannot be read, and its JSON does not show its correlation id either; nothing was removed.
-                MisuseError: The aggregator has no ``correlate_by``.
-            """
+        Items in a running flush are not removed. All items of the group, or of all groups, are read to find them.
 
-        def clear(self, group: GroupValue | None = None) -> int:
-            """Remove all items of a group, whatever their state; return how many there were.
+        Raises:
+            NothingBuffered: The group, or the aggregator, has no items.
+            ItemNotBuffered: It has items, but none with this correlation id outside of a running flush.
+            UnreadableItem: One cannot be read, and its JSON does not show its correlation id either; nothing was removed.
+            MisuseError: The aggregator has no ``correlate_by``.
+        """
+        return _buffered(self).remove_correlated(correlation_id, group)
 
-            Raises:
-                ValueError: The aggregator has ``group_by``, and no group is named: see ``clear_all``.
-            """
+    def clear(self, group: GroupValue | None = None) -> int:
+        """Remove all items of a group, whatever their state; return how many there were.
 
-        def clear_all(self) -> int:
-            """Remove all items of all groups, whatever their state; return how many there were."""
+        Raises:
+            ValueError: The aggregator has ``group_by``, and no group is named: see ``clear_all``.
+        """
+        return _buffered(self).clear(group)
 
-        def flush(self, group: GroupValue | None = None) -> int:
-            """Request an immediate flush of a group, or of all; return how many have something to flush.
+    def clear_all(self) -> int:
+        """Remove all items of all groups, whatever their state; return how many there were."""
+        return _buffered(self).clear_all()
 
-            Raises:
-                PublishError: The broker did not accept a message; a relay requests the flush later.
-            """
+    def flush(self, group: GroupValue | None = None) -> int:
+        """Request an immediate flush of a group, or of all; return how many have something to flush.
+
+        Raises:
+            PublishError: The broker did not accept a message; a relay requests the flush later.
+        """
+        return _buffered(self).flush(group)
+
+    if TYPE_CHECKING:
 
         @property
         def handler(self) -> Callable[..., Any]:
@@ -165,51 +182,11 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the Celery task."""
 
-else:
 
-    class Aggregator(TaskProxy):
-        """A durable buffer of items that are handled in batches: stands for its task in the current app."""
-
-        __slots__ = ()
-        _stand_in = BufferTask
-
-        def add(self, item: Any, *, id: str | None = None) -> str:
-            return _buffered(self).add([item], None if id is None else [id])[0]
-
-        def add_many(self, items: Iterable[Any], *, ids: Iterable[str] | None = None) -> list[str]:
-            return _buffered(self).add(list(items), None if ids is None else list(ids))
-
-        def count(self, group: Any = None) -> int:
-            return _buffered(self).count(group)
-
-        def groups(self) -> Iterator[str]:
-            return _buffered(self).groups()
-
-        def items(self, group: Any = None) -> Iterator[BufferedItem[Any]]:
-            return _buffered(self).items(group)
-
-        def read(self, group: Any = None, *, limit: int = 1_000) -> list[Any]:
-            return _buffered(self).read(group, limit)
-
-        def remove(self, id: str, group: Any = None) -> None:
-            _buffered(self).remove(id, group)
-
-        def remove_correlated(self, correlation_id: Any, group: Any = None) -> int:
-            return _buffered(self).remove_correlated(correlation_id, group)
-
-        def clear(self, group: Any = None) -> int:
-            return _buffered(self).clear(group)
-
-        def clear_all(self) -> int:
-            return _buffered(self).clear_all()
-
-        def flush(self, group: Any = None) -> int:
-            return _buffered(self).flush(group)
-
-    def _buffered(proxy: Aggregator) -> AggregatorClient:
-        app = current_app()
-        app.finalize(auto=True)
-        return AggregatorClient(runtime_of(app), object.__getattribute__(proxy, "_definition"))
+def _buffered(proxy: Aggregator[Any]) -> AggregatorClient:
+    app = current_app()
+    app.finalize(auto=True)
+    return AggregatorClient(runtime_of(app), object.__getattribute__(proxy, "_definition"))
 
 
 @overload
