@@ -3,10 +3,12 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import Celery
@@ -18,6 +20,7 @@ from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.forks import WORK
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.urls import open_backend
@@ -28,6 +31,8 @@ from celery_sagas.worker.serialization import serialized
 from celery_sagas.worker.targets import serialized_answer
 
 logger = logging.getLogger("celery_sagas")
+
+T = TypeVar("T")
 
 
 class Runtime:
@@ -198,6 +203,30 @@ def close_runtime(app: Celery) -> None:
     for made in kept:
         if made is not None:
             made.close()
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """Do work of a worker's main process in a thread of its own, between the process's forks, and wait for it: it must not block.
+
+    Returns:
+        The result of the work.
+
+    Raises:
+        TimeoutError: It took longer; it continues, and its result is lost.
+        Exception: Raised by the work.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with WORK:
+                result = work()
+            done.set_result(result)
+        except Exception as exc:
+            done.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True, name="celery-sagas-deadline").start()
+    return done.result(seconds)
 
 
 @contextmanager

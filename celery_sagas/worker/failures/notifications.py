@@ -13,7 +13,6 @@ from celery_sagas.core.requests.answers import Failure, FailureKind
 from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, text_of
 from celery_sagas.errors import PublishError, TooManyDeliveries
-from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.headers import (
     answer_headers,
     causation_headers,
@@ -24,7 +23,7 @@ from celery_sagas.worker.headers import (
     task_of,
 )
 from celery_sagas.worker.publishing.publisher import PASSING_REFUSALS
-from celery_sagas.worker.runtime import publisher_of
+from celery_sagas.worker.runtime import publisher_of, within
 from celery_sagas.worker.sessions import session_of
 from celery_sagas.worker.targets import signature_to
 

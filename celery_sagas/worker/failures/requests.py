@@ -11,11 +11,10 @@ from celery.utils.imports import symbol_by_name
 from celery_sagas.core.requests.answers import FailureKind
 from celery_sagas.worker.celery_internals import is_terminating
 from celery_sagas.worker.failures.dead_letters import is_kept, keep_as_dead_letter
-from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
 from celery_sagas.worker.failures.unreadable import context_of, refusing
 from celery_sagas.worker.headers import read_retries
-from celery_sagas.worker.runtime import main_process_backend
+from celery_sagas.worker.runtime import main_process_backend, within
 from celery_sagas.worker.sessions import may_be_answered, session_of_failed
 
 logger = logging.getLogger("celery_sagas")

@@ -17,7 +17,6 @@ from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dea
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import payload_of
-from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.faults import UNREADABLE
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
 from celery_sagas.worker.failures.redelivery import Hold
@@ -35,7 +34,7 @@ from celery_sagas.worker.headers import (
     read_message_id,
     task_of,
 )
-from celery_sagas.worker.runtime import default_file, has_backend, main_process_backend, prepare_backend
+from celery_sagas.worker.runtime import default_file, has_backend, main_process_backend, prepare_backend, within
 
 logger = logging.getLogger("celery_sagas")
 

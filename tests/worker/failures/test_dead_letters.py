@@ -34,7 +34,6 @@ from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, 
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import runtime
 from celery_sagas.worker.failures import dead_letters, requests
-from celery_sagas.worker.failures.deadline import within
 from celery_sagas.worker.failures.redelivery import HELD_S
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks
@@ -50,7 +49,7 @@ from celery_sagas.worker.headers import (
 )
 from celery_sagas.worker.operators import Retried, new_id_of, retry_dead_letter
 from celery_sagas.worker.process import control
-from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.runtime import runtime_of, within
 from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
 from tests.servers import unique
 from tests.waiting import DEADLINE_S
