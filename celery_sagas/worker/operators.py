@@ -19,7 +19,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import lookup_of
 from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, read_address
-from celery_sagas.worker.requests.gather_task import gather_of, gathering_of
+from celery_sagas.worker.requests.gather_task import gather_of
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import ROUTE, deserialized
 
@@ -88,7 +88,7 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
     if cancellation is None:
         return True
     if gather := gather_of(request_in(dead_letter)):
-        return gathering_of(runtime).awaited(gather) is not None
+        return runtime.gathering.awaited(gather) is not None
     return _saga_of(dead_letter) is None or cancellation.is_due(runtime.backend.sagas)
 
 

@@ -19,6 +19,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
+from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.forks import WORK
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
@@ -28,7 +29,7 @@ from celery_sagas.worker.celery_internals import is_stand_in, other_apps
 from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.serialization import serialized
-from celery_sagas.worker.targets import serialized_answer
+from celery_sagas.worker.targets import publish_gathered, serialized_answer
 
 logger = logging.getLogger("celery_sagas")
 
@@ -52,6 +53,9 @@ class Runtime:
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
         terms = WorkTerms(serialize, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
+        lease_ms, retention_ms = int(self.settings.lease_ttl * 1000), int(self.retention_s(self.backend) * 1000)
+        end = partial(publish_gathered, app, self.publisher)
+        self.gathering = Gathering(self.backend, end, lease_ms, retention_ms, most_bytes)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 

@@ -18,9 +18,10 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.core.subclasses import ANY, cut_off, is_exact
+from celery_sagas.engine.requests.gathering import Gather
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.celery_internals import current_app, routing_of
-from celery_sagas.worker.headers import answer_headers_to
+from celery_sagas.worker.headers import answer_headers, answer_headers_to
 from celery_sagas.worker.serialization import serialized
 
 logger = logging.getLogger("celery_sagas")
@@ -148,6 +149,13 @@ def serialized_answer(app: Celery, noted: Mapping[str, Any], value: object, max_
     headers = answer_headers_to(address.then.task, address, has_value=has_value)
     sent = signature_to(app, address.then, _encoded(address.then.task, value) if has_value else None, headers=headers)
     return serialized(app, sent, lambda: id, max_bytes)
+
+
+def publish_gathered(app: Celery, publisher: Any, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
+    """Publish the message that ends a gather."""
+    headers = answer_headers(gather.instance_id, gather.request, ReplyKind.GATHERED)
+    sent = signature_to(app, target, gathered, id=derived_id(gather.request, ReplyKind.GATHERED), headers=headers)
+    publisher.publish_signature(sent)
 
 
 def _encoded(task: str, answer: object) -> Any:

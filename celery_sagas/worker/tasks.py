@@ -43,7 +43,6 @@ from celery_sagas.worker.headers import (
     read_return_address_of,
 )
 from celery_sagas.worker.requests.answers import forget_link
-from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, mark_over, new_message_id, open_sessions, session_of
 
@@ -128,7 +127,7 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
         raise Ignore()
     # a cancelled message may be about another step
     if address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled":
-        gathering_of(runtime).forget(step.saga, address.instance_id, address.id)
+        runtime.gathering.forget(step.saga, address.instance_id, address.id)
     return outcome.result
 
 

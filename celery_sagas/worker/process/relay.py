@@ -21,7 +21,6 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
 from celery_sagas.worker.failures.notifications import notify_requester
-from celery_sagas.worker.requests.gather_task import gathering_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")
@@ -102,7 +101,7 @@ class RelayThread:
                 is_stopping=self._stopping.is_set,
                 tally=self.tally,
                 groups=groups_of(runtime),
-                gathers=Gathers(gathering_of(runtime), registry.sagas.values),
+                gathers=Gathers(runtime.gathering, registry.sagas.values),
                 notify_requester=partial(_notify_requester, self._app),
                 announce=partial(_announce, self._app),
             )

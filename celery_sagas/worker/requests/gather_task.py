@@ -1,26 +1,22 @@
 """The task that receives the answers of gathers' members: it collects them, and the last one ends the gather."""
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Celery
 from celery.app.task import Context
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import GATHER, ReplyKind, Target
-from celery_sagas.engine.requests.gathering import Gather, Gathering, Member
+from celery_sagas.core.requests.requests import GATHER, ReplyKind
+from celery_sagas.engine.requests.gathering import Gather, Member
 from celery_sagas.errors import InvalidMessage, PublishError, StoreError
 from celery_sagas.worker.celery_internals import on_finalise
 from celery_sagas.worker.durable import DurableTask, add_durable_task
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, redeliver_or_requeue
-from celery_sagas.worker.headers import ADDRESS, answer_headers, read_address, read_retry_of, task_of
+from celery_sagas.worker.headers import ADDRESS, read_address, read_retry_of, task_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
-from celery_sagas.worker.targets import signature_to
 
 logger = logging.getLogger("celery_sagas")
 
@@ -102,7 +98,7 @@ def _outcome(came: str) -> ReplyKind:
 def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
     """Collect the outcome of a member; return whether an instance waits for it."""
     try:
-        return gathering_of(runtime).collect(gather, member)
+        return runtime.gathering.collect(gather, member)
     except PublishError as exc:
         logger.warning("the gather %s of %s is complete, and is ended by a relay later: %s", gather.request, gather.name, exc)
         return True
@@ -111,40 +107,16 @@ def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
 def _conclude(task: GatherTask, runtime: Runtime, gather: Gather) -> None:
     """End a gather whose time is over. No other message does that: while the broker is away, this one is redelivered later."""
     try:
-        gathering_of(runtime).conclude(gather, is_over=True)
+        runtime.gathering.conclude(gather, is_over=True)
     except PublishError as exc:
         if exc.connection:
             redeliver_or_requeue(task, runtime.publisher, exc)
         raise
 
 
-def gathering_of(runtime: Runtime) -> Gathering:
-    """Return the object that collects answers in this process."""
-    gathering = _gatherings.get(runtime)
-    if gathering is None:
-        gathering = _gatherings[runtime] = _make(runtime)
-    return gathering
-
-
-def _make(runtime: Runtime) -> Gathering:
-    settings, backend = runtime.settings, runtime.backend
-    lease_ms, retention_ms = int(settings.lease_ttl * 1000), int(runtime.retention_s(backend) * 1000)
-    publish = functools.partial(_publish, runtime.app, runtime.publisher)
-    return Gathering(backend, publish, lease_ms, retention_ms, settings.max_state_bytes)
-
-
-def _publish(app: Celery, publisher: Any, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
-    headers = answer_headers(gather.instance_id, gather.request, ReplyKind.GATHERED)
-    sent = signature_to(app, target, gathered, id=derived_id(gather.request, ReplyKind.GATHERED), headers=headers)
-    publisher.publish_signature(sent)
-
-
 def install_gather(app: Celery) -> None:
     """Register the task that receives the answers of members."""
     add_durable_task(app, GatherTask, take, GATHER, {"serializer": "json"})
 
-
-#: One for each runtime, so that none of them outlives its app.
-_gatherings: WeakKeyDictionary[Runtime, Gathering] = WeakKeyDictionary()
 
 on_finalise(install_gather)

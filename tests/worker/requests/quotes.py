@@ -16,7 +16,7 @@ from celery_sagas.stores.memory.state import wall_clock
 from celery_sagas.stores.records import KEY, Lookup, OutboxRow, Record
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import ADDRESS
-from celery_sagas.worker.requests.gather_task import GATHER, GatherTask, gathering_of
+from celery_sagas.worker.requests.gather_task import GATHER, GatherTask
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, Worker, backend_of
 
@@ -227,5 +227,5 @@ def clock(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Clock:
     for part in (backend.aggregates, backend.buffers):
         monkeypatch.setattr(part, "_clock", clock)
     for name in ("clock", "wall_clock"):
-        monkeypatch.setattr(gathering_of(runtime_of(app)), name, lambda: clock.now / 1000)
+        monkeypatch.setattr(runtime_of(app).gathering, name, lambda: clock.now / 1000)
     return clock

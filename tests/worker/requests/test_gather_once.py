@@ -19,7 +19,7 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.operators import discard_dead_letter
 from celery_sagas.worker.process.relay import RelayThread
-from celery_sagas.worker.requests.gather_task import GATHER, gathering_of
+from celery_sagas.worker.requests.gather_task import GATHER
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
 from tests.worker.moments import Moment
@@ -252,7 +252,7 @@ class TestDeadline:
         fire(app, *rows(app))
         worker.one()
         for position in (0, 1):
-            gathering_of(runtime_of(app)).collect(gather, Member(position, ReplyKind.ANSWER, 3, "quote", "of the member"))
+            runtime_of(app).gathering.collect(gather, Member(position, ReplyKind.ANSWER, 3, "quote", "of the member"))
         worker.run()
 
         assert {"order.quoted", "order.too_few"} <= set(tasks_of(worker.done))
@@ -461,7 +461,7 @@ class TestLeftovers:
 
     def test_late_answers_are_cleared_away(self, app: Celery, shop: Any, worker: Worker, clock: Clock) -> None:
         begin(shop, worker, [3, 1])
-        gather, elsewhere = gather_of(app, shop), replace(gathering_of(runtime_of(app)))
+        gather, elsewhere = gather_of(app, shop), replace(runtime_of(app).gathering)
         elsewhere.collect(gather, Member(0, ReplyKind.ANSWER, 3, "quote", "of the member"))
         worker.run()
         elsewhere.collect(
