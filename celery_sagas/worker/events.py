@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_origin
 from uuid import uuid4
 
-from celery import Celery, Task
+from celery import Celery
 from celery.canvas import Signature
 from kombu.utils.json import dumps
 
@@ -19,7 +19,8 @@ from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dea
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.settings import Subscription
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.celery_internals import add_task, current_app, on_finalise
+from celery_sagas.worker.celery_internals import current_app, on_finalise
+from celery_sagas.worker.durable import DurableTask, add_durable_task
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.runtime import runtime_of
@@ -95,7 +96,14 @@ def _events_of(step: StepDefinition) -> set[str]:
     return {event_name(kind)} if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Message) else set()
 
 
-def fan_out(self: "Task[Any, Any]", event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:
+class FanOutTask(DurableTask):
+    """Sends an event to its subscribers."""
+
+    abstract = True
+    keeps_failures = False  # what a subscriber is not sent becomes a dead letter of its own
+
+
+def fan_out(self: FanOutTask, event: str, data: dict[str, Any], left: Sequence[str] | None = None) -> None:
     """Send an event to each of its subscribers: one task each, with a retry and a commit of its own.
 
     While the broker is away, the remaining messages are redelivered later. A message that it refuses becomes a dead letter.
@@ -126,7 +134,7 @@ def _message_to(app: Celery, task: str, data: dict[str, Any], message_id: str, o
     return app.signature(task, (data,), immutable=True, task_id=derived_id(message_id, task), **options)
 
 
-def _send(task: "Task[Any, Any]", publisher: Any, event: str, messages: Sequence[Signature[Any]]) -> list[Refused]:
+def _send(task: FanOutTask, publisher: Any, event: str, messages: Sequence[Signature[Any]]) -> list[Refused]:
     """Publish the messages to the subscribers; return those that were not confirmed."""
     refused: list[Refused] = []
     for sent in messages:
@@ -141,7 +149,7 @@ def _send(task: "Task[Any, Any]", publisher: Any, event: str, messages: Sequence
     return refused
 
 
-def _keep(task: "Task[Any, Any]", backend: Backend, refused: list[Refused]) -> None:
+def _keep(task: FanOutTask, backend: Backend, refused: list[Refused]) -> None:
     """Turn messages that the broker refused into dead letters, and remove them from the list, unless the broker is away.
 
     Raises:
@@ -161,7 +169,7 @@ def _keep(task: "Task[Any, Any]", backend: Backend, refused: list[Refused]) -> N
         raise
 
 
-def _keep_one(task: "Task[Any, Any]", backend: Backend, sent: Signature[Any], error: PublishError) -> None:
+def _keep_one(task: FanOutTask, backend: Backend, sent: Signature[Any], error: PublishError) -> None:
     sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it gets when it is published here
     cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
@@ -173,17 +181,7 @@ def _keep_one(task: "Task[Any, Any]", backend: Backend, sent: Signature[Any], er
 
 def install_fan_out(app: Celery) -> None:
     """Register the task that fans out events."""
-    add_task(
-        app,
-        fan_out,
-        name=PUBLISH,
-        bind=True,
-        acks_late=True,
-        reject_on_worker_lost=True,
-        acks_on_timeout=False,
-        ignore_result=True,
-        serializer="json",
-    )
+    add_durable_task(app, FanOutTask, fan_out, PUBLISH, {"serializer": "json"})
 
 
 on_finalise(install_fan_out)
