@@ -62,7 +62,7 @@ def show(context: click.Context, id: str) -> None:
 def retry(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None) -> None:
     """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
     with opened(context) as runtime:
-        _each(_chosen(runtime, ids, everything, task), lambda id: _retry(runtime, _get(runtime, id)))
+        _each(runtime, _chosen(runtime, ids, everything, task), _retry)
 
 
 @dead.command()
@@ -77,7 +77,7 @@ def discard(context: click.Context, ids: tuple[str, ...], everything: bool, task
         chosen = _chosen(runtime, ids, everything, task)
         if chosen and not ids and not yes:
             click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True)
-        _each(chosen, lambda id: _discard(runtime, _get(runtime, id)))
+        _each(runtime, chosen, _discard)
 
 
 def _chosen(runtime: Runtime, ids: Sequence[str], everything: bool, task: str | None) -> Sequence[str]:
@@ -87,12 +87,12 @@ def _chosen(runtime: Runtime, ids: Sequence[str], everything: bool, task: str | 
     return ids or [dead_letter.id for dead_letter in _dead_letters(runtime, task, _PAGE)][::-1]
 
 
-def _each(ids: Sequence[str], act: Callable[[str], str]) -> None:
+def _each(runtime: Runtime, ids: Sequence[str], act: Callable[[Runtime, DeadLetter], str]) -> None:
     """Act on each dead letter, whatever the outcome of the others; exit with status 1 if one of them fails."""
     failed = 0
     for id in ids:
         try:
-            click.echo(tables.line(act(id)))
+            click.echo(tables.line(act(runtime, _get(runtime, id))))
         except (SagaError, click.ClickException) as exc:
             failed += 1
             text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)

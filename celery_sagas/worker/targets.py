@@ -96,7 +96,7 @@ def target_named(app: Celery, task: str) -> Target:
 
 
 def signature_to(
-    app: Celery, target: Target, *values: Any, id: str | None = None, headers: Mapping[str, Any] | None = None
+    app: Celery, target: Target, *values: Any, headers: Mapping[str, Any], id: str | None = None
 ) -> "Signature[Any]":
     """Return the message to a target; without values, the outcome is put before its arguments when it is published.
 
@@ -104,11 +104,11 @@ def signature_to(
         app: The app.
         target: The destination.
         *values: The outcome.
-        id: The message's id.
         headers: The message's headers.
+        id: The message's id.
     """
     args = (*values, *target.args) if target.takes else target.args
-    options = {"serializer": "json", **target.options, "headers": dict(headers or {}), **({"task_id": id} if id else {})}
+    options = {"serializer": "json", **target.options, "headers": dict(headers), **({"task_id": id} if id else {})}
     return Signature(target.task, args, dict(target.kwargs), options, app=app, immutable=not target.takes)
 
 

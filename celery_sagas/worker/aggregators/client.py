@@ -188,7 +188,7 @@ def group_names(buffers: Buffers, name: str) -> Iterator[str]:
         after = page[-1].group
 
 
-def stored_items(buffers: Buffers, name: str, group: str | None, at_once: int = _ITEMS) -> Iterator[tuple[str, Item]]:
+def stored_items(buffers: Buffers, name: str, group: str | None, at_once: int) -> Iterator[tuple[str, Item]]:
     """Return the buffered items of a group, or of all groups, each with its group, reading a page at a time."""
     for each in group_names(buffers, name) if group is None else [group]:
         after = 0

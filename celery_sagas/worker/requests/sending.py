@@ -33,8 +33,8 @@ def request(
     message: object,
     then: Any | None,
     otherwise: Any | None,
-    within: Delay | None = None,
-    due_at: int | None = None,
+    within: Delay | None,
+    due_at: int | None,
 ) -> str:
     """Send a message, and record that its answer is awaited; return its id.
 
