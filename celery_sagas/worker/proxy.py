@@ -1,17 +1,15 @@
 """A proxy for the task of a definition in the current app, as ``shared_task`` returns one."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from celery.local import Proxy
 
 from celery_sagas.worker.celery_internals import current_app, is_finalised
 
-T = TypeVar("T")
-
 if TYPE_CHECKING:
 
-    class TaskProxy(Generic[T]):
+    class TaskProxy:
         """Typing only: a subclass declares to type checkers the interface that it proxies."""
 
 else:

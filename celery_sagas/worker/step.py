@@ -22,11 +22,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R2 = TypeVar("R2")
 
-if TYPE_CHECKING:
 
-    class Step(Generic[StateT, P, R]):
-        """A step of a saga: a Celery task whose message has the handler's parameters, without the state."""
+class Step(TaskProxy, Generic[StateT, P, R]):
+    """A step of a saga: a Celery task whose message has the handler's parameters, without the state."""
 
+    if TYPE_CHECKING:
         name: str
 
         def __init__(self, definition: StepDefinition) -> None: ...
@@ -54,19 +54,31 @@ if TYPE_CHECKING:
         def signature(self, args: Any = None, *positional: Any, **options: Any) -> "Signature[Any]":
             """Return a signature with Celery's options."""
 
-        @property
-        def handler(self) -> Callable[Concatenate[StateT, P], R]:
-            """The plain function, to be called with a state of your own, for example in a test.
+    else:
+        __slots__ = ()
+        _stand_in = StepTask
 
-            None of its messages leaves the process: ``celery_sagas.testing.collected(state)`` returns them. Only a task that
-            it calls with ``delay`` is published as usual.
-            """
+    @property
+    def handler(self) -> Callable[Concatenate[StateT, P], R]:
+        """The plain function, to be called with a state of your own, for example in a test.
 
-        def if_missing(self, function: Callable[Concatenate[Missing, P], R2]) -> Callable[Concatenate[Missing, P], R2]:
-            """Register a function for a missing instance: it receives a ``Missing``, then the message's arguments."""
+        None of its messages leaves the process: ``celery_sagas.testing.collected(state)`` returns them. Only a task that
+        it calls with ``delay`` is published as usual.
+        """
+        return handler_of(object.__getattribute__(self, "_definition"))
+
+    def if_missing(self, function: Callable[Concatenate[Missing, P], R2]) -> Callable[Concatenate[Missing, P], R2]:
+        """Register a function for a missing instance: it receives a ``Missing``, then the message's arguments."""
+        object.__getattribute__(self, "_definition").use_if_missing(function)
+        return function
+
+    if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the Celery task."""
+
+
+if TYPE_CHECKING:
 
     class BoundStep(Step[StateT, P, R]):
         """A step whose handler receives the task first."""
@@ -76,21 +88,6 @@ if TYPE_CHECKING:
             """The plain function, to be called with a task and a state of your own."""
 
 else:
-
-    class Step(TaskProxy):
-        """A step of a saga: stands for its task in the current app."""
-
-        __slots__ = ()
-        _stand_in = StepTask
-
-        @property
-        def handler(self) -> Callable[..., Any]:
-            return handler_of(object.__getattribute__(self, "_definition"))
-
-        def if_missing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-            object.__getattribute__(self, "_definition").use_if_missing(function)
-            return function
-
     BoundStep = Step
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
 
 from celery import Celery
@@ -35,7 +35,7 @@ Duration = float | timedelta
 _KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered", "correlate_by")
 
 
-class Aggregator(TaskProxy[ItemT]):
+class Aggregator(TaskProxy, Generic[ItemT]):
     """A durable buffer of items that are handled in batches, and the Celery task that fills it."""
 
     if TYPE_CHECKING:
