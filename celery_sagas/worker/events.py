@@ -79,13 +79,9 @@ def recipients(event: str, subscriptions: Mapping[str, Sequence[Subscription]]) 
     A subscribing step that the settings also name is included once, under the name in the settings: every worker that may fan
     out the event then uses the same name, and so gives its message the same id.
     """
-    named = {each.task: _options_of(each) for each in subscriptions.get(event, ())}
+    named = {each.task: {} if each.queue is None else {"queue": each.queue} for each in subscriptions.get(event, ())}
     steps = [step.name for step in subscribers(event) if named.keys().isdisjoint(step.names)]
     return {**{step: {} for step in steps}, **named}
-
-
-def _options_of(subscription: Subscription) -> dict[str, Any]:
-    return {} if subscription.queue is None else {"queue": subscription.queue}
 
 
 def _events_of(step: StepDefinition) -> set[str]:
