@@ -13,7 +13,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.errors import InvalidState, NewerState, UnreadableState
-from celery_sagas.stores.records import Lookup, Record
+from celery_sagas.stores.records import ID, KEY, Lookup, Record
 
 
 def create(
@@ -93,6 +93,11 @@ def pending_of(record: Record) -> Pending:
 def lookup_in(saga: SagaDefinition, property: str, value: str) -> Lookup:
     """Return the lookup for an instance of a saga."""
     return Lookup(saga.names, property, value, has_alternate_keys=bool(saga.also_by))
+
+
+def shown_property(saga: SagaDefinition, lookup: Lookup) -> str:
+    """Return the properties of a lookup, as the user writes them."""
+    return {KEY: ", ".join(saga.correlate_by), ID: "id"}.get(lookup.property, lookup.property)
 
 
 def key_of(saga: SagaDefinition, key: str, state: State) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.instance import load_instance, lookup_in
+from celery_sagas.engine.instance import load_instance, lookup_in, shown_property
 from celery_sagas.engine.outcomes import Outcome, read_entry
 from celery_sagas.errors import CorrelationError, DefinitionError
 from celery_sagas.stores.ports import Backend
@@ -34,11 +34,6 @@ def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:
         remedy = f"once it has completed it is found by {' and '.join(saga.correlate_by)} alone"
         raise DefinitionError(saga.cls.__qualname__, f"the journal knows no {shown_property(saga, lookup)}", remedy)
     return lookup.value
-
-
-def shown_property(saga: SagaDefinition, lookup: Lookup) -> str:
-    """Return the properties of a lookup, as the user writes them."""
-    return {KEY: ", ".join(saga.correlate_by), ID: "id"}.get(lookup.property, lookup.property)
 
 
 def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lookup:

@@ -18,7 +18,16 @@ from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.step import Decision, StepDefinition
 from celery_sagas.engine.commit import Run, WorkTerms, commit_of, write_of
-from celery_sagas.engine.instance import alternate_keys_of, context_of, create, difference, load_instance, lookup_in, pending_of
+from celery_sagas.engine.instance import (
+    alternate_keys_of,
+    context_of,
+    create,
+    difference,
+    load_instance,
+    lookup_in,
+    pending_of,
+    shown_property,
+)
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import (
@@ -280,7 +289,8 @@ def _without_instance(
     run: Run, delivery: Delivery, decision: Decision, record: Record | None, lookup: Lookup, arguments: Mapping[str, Any]
 ) -> Steps[Handled]:
     """Apply the step's policy for an instance that is missing, or that exists already."""
-    saga, shown = run.step.saga, (lookup_property(delivery.step, lookup), lookup.value)
+    saga = run.step.saga
+    shown = (shown_property(saga, lookup), lookup.value)
     if record is not None:
         if decision is Decision.ALREADY_EXISTS:
             raise SagaAlreadyExists(saga.name, *shown, record.id)
@@ -315,8 +325,3 @@ def _handled(run: Run, commit: Commit, result: Any = None, reason: str = "", *, 
     kind, name = Kind(entry.outcome), run.step.name
     about = (entry.message_id, entry.key, entry.instance_id, entry.version)
     return Handled(Outcome(kind, entry.saga, name, *about, is_new, reason, result), commit.effects.outgoing)
-
-
-def lookup_property(step: StepDefinition, lookup: Lookup) -> str:
-    """Return the properties by which the message was correlated, as the user wrote them."""
-    return {KEY: ", ".join(step.saga.correlate_by), ID: "id"}.get(lookup.property, lookup.property)

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.instance import load_instance
+from celery_sagas.engine.instance import load_instance, shown_property
 from celery_sagas.engine.outcomes import Outcome, read_entry
-from celery_sagas.engine.query import journal_key, lookup_of, shown_property
+from celery_sagas.engine.query import journal_key, lookup_of
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import MisuseError, SagaNotFound, WaitTimeout
 from celery_sagas.stores.ports import Backend
