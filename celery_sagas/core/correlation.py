@@ -15,9 +15,9 @@ from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.errors import BUGS, CorrelationError, DefinitionError
 
 #: The property of an address that holds the correlation key.
-CORRELATION_KEY: Final = "$key"
+KEY: Final = "$key"
 #: The property of an address that holds an instance's id.
-INSTANCE_ID: Final = "$id"
+ID: Final = "$id"
 
 Reader: TypeAlias = Callable[[Mapping[str, Any]], object]
 By: TypeAlias = str | Sequence[str] | Mapping[str, str | Reader]
@@ -37,7 +37,7 @@ class SagaKeys:
 class Address(NamedTuple):
     """The address of a message's instance."""
 
-    property: str  #: ``CORRELATION_KEY``, ``INSTANCE_ID`` or the name of an alternate key
+    property: str  #: ``KEY``, ``ID`` or the name of an alternate key
     text: str  #: the canonical text, or the instance's id
     values: Mapping[str, object]  #: property to converted value; empty for an instance's id
 
@@ -55,7 +55,7 @@ class ArgumentRule:
     """A rule that finds the instance by values in the message."""
 
     step: str
-    property: str  #: ``CORRELATION_KEY`` or the name of an alternate key
+    property: str  #: ``KEY`` or the name of an alternate key
     sources: tuple[tuple[KeyProperty, Source], ...]
     is_bare_id: bool = False  #: the field ``id`` of the ``Message``, which nearly always is the message's own id
 
@@ -88,7 +88,7 @@ class ArgumentRule:
 class CausationRule:
     """A rule that finds the instance of this saga whose step caused the message."""
 
-    property: ClassVar[str] = INSTANCE_ID
+    property: ClassVar[str] = ID
     step: str
     keys: SagaKeys
 
@@ -104,7 +104,7 @@ class CausationRule:
         """
         for name in (self.keys.saga, *self.keys.formerly):
             if name in causation:
-                return Address(INSTANCE_ID, causation[name], {})
+                return Address(ID, causation[name], {})
         raise CorrelationError(self.step, self._ways())
 
     def _ways(self) -> str:
@@ -133,7 +133,7 @@ def check_own_key(rule: Rule, arguments: Mapping[str, object], saga: str, key: s
     Raises:
         CorrelationError: The arguments name another instance.
     """
-    if not isinstance(rule, ArgumentRule) or rule.property != CORRELATION_KEY or rule.is_bare_id:
+    if not isinstance(rule, ArgumentRule) or rule.property != KEY or rule.is_bare_id:
         return
     try:
         named = rule.correlate(arguments, {}).text
@@ -222,7 +222,7 @@ class _Choice:
 
     def named(self) -> ArgumentRule | None:
         if all(part.field in self.places for part in self.keys.key):
-            return self._rule(CORRELATION_KEY, self.keys.key)
+            return self._rule(KEY, self.keys.key)
         if self.starter:
             return None
         return next((self._rule(name, (part,)) for name, part in self.keys.alternate_keys.items() if name in self.places), None)
@@ -247,7 +247,7 @@ class _Choice:
             return ArgumentRule(self.step, name, tuple((part, self._given(by[part.field], part, parts)) for part in parts))
         if all(part.field in self.places for part in parts):
             return self._rule(name, parts)
-        elsewhere = (self.marked() or self.saga_id() or self.bare_id()) if name == CORRELATION_KEY else None
+        elsewhere = (self.marked() or self.saga_id() or self.bare_id()) if name == KEY else None
         if elsewhere is None:
             raise self.error(f"by= names {_and(names)}, and none of its arguments says where that stands", self.remedy(parts))
         return elsewhere
@@ -257,7 +257,7 @@ class _Choice:
         key = tuple(part.field for part in self.keys.key)
         alternate = self.keys.alternate_keys.get(names[0]) if len(names) == 1 else None
         if set(names) == set(key):
-            return CORRELATION_KEY, self.keys.key
+            return KEY, self.keys.key
         if set(names) < set(key):
             raise self.error(f"by= names only {_and(names)} of the key {_and(key)}", self.remedy(self.keys.key))
         if alternate is None:
@@ -291,7 +291,7 @@ class _Choice:
         return ArgumentRule(self.step, name, tuple((part, _source(self.places[part.field])) for part in parts))
 
     def _key_at(self, path: Path) -> ArgumentRule:
-        return ArgumentRule(self.step, CORRELATION_KEY, ((self.keys.key[0], _source(path)),))
+        return ArgumentRule(self.step, KEY, ((self.keys.key[0], _source(path)),))
 
     def error(self, problem: str, remedy: str) -> DefinitionError:
         return DefinitionError(self.step, problem, remedy)

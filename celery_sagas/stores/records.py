@@ -5,8 +5,7 @@ All times are integer milliseconds since the epoch. Everything but a due time co
 
 from typing import NamedTuple
 
-from celery_sagas.core.correlation import CORRELATION_KEY as KEY
-from celery_sagas.core.correlation import INSTANCE_ID as ID
+from celery_sagas.core.correlation import ID, KEY
 
 __all__ = [
     "ID",

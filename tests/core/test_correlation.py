@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, StringConstraints, create_model
 
 from celery_sagas.core.correlation import (
-    CORRELATION_KEY,
-    INSTANCE_ID,
+    ID,
+    KEY,
     Address,
     ArgumentRule,
     CausationRule,
@@ -27,7 +27,6 @@ from celery_sagas.core.correlation import (
 from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.message import Message, SagaKey
 from celery_sagas.errors import CorrelationError, DefinitionError
-from celery_sagas.stores import records
 
 ORDER = UUID("6f1f0a3e-52c4-4c3f-9c69-0c6a3a6f9d11")
 
@@ -366,13 +365,13 @@ def test_by_a_path_that_cannot_exist_is_a_definition_error(target, missing):
 def test_address_of_a_key():
     """The value has the property's declared type, and its canonical text."""
     rule = handler({"number": str}, of=keys({"number": UUID}))
-    assert rule.correlate({"number": str(ORDER).upper()}, {}) == Address(CORRELATION_KEY, str(ORDER), {"number": ORDER})
+    assert rule.correlate({"number": str(ORDER).upper()}, {}) == Address(KEY, str(ORDER), {"number": ORDER})
 
 
 def test_address_of_a_composite_key():
     rule = handler({"number": int, "region": str}, of=COMPOSITE)
     address = rule.correlate({"number": "7", "region": "north"}, {})
-    assert address == Address(CORRELATION_KEY, '["north","7"]', {"region": "north", "number": 7})
+    assert address == Address(KEY, '["north","7"]', {"region": "north", "number": 7})
 
 
 def test_address_of_an_alternate_key():
@@ -446,7 +445,7 @@ def test_value_that_is_no_key_raises(rule, arguments, problem):
 def test_causation_leads_to_the_instance_s_id(names):
     """A header that was written before the saga was renamed leads there too."""
     rule = handler({"receipt": str}, of=keys({"number": str}, saga=names[0], formerly=names[1:]))
-    assert rule.correlate({"receipt": "r"}, {"shipment": "s-1", "order": "i-1"}) == Address(INSTANCE_ID, "i-1", {})
+    assert rule.correlate({"receipt": "r"}, {"shipment": "s-1", "order": "i-1"}) == Address(ID, "i-1", {})
 
 
 def test_causation_of_the_present_name_goes_first():
@@ -471,7 +470,7 @@ def test_ways_of_a_composite_key():
 
 def test_property_of_a_rule():
     properties = [handler({name: str}).property for name in ("number", "tracking", "other")]
-    assert properties == [CORRELATION_KEY, "tracking", INSTANCE_ID] == [records.KEY, "tracking", records.ID]
+    assert properties == [KEY, "tracking", ID]
 
 
 @pytest.mark.parametrize("rule", [handler({"number": str}), handler({})])
@@ -530,4 +529,4 @@ def test_every_step_has_a_rule_or_a_definition_error(parameters, of):
             assert choose is starter or "SagaKey" in exc.problem  # noqa: PT017
         else:
             assert isinstance(rule, ArgumentRule | CausationRule)
-            assert choose is handler or rule.property == CORRELATION_KEY
+            assert choose is handler or rule.property == KEY
