@@ -15,6 +15,7 @@ from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import alternate_keys_of, context_of, difference, key_of
 from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.errors import InvalidState
 from celery_sagas.stores.operations import Commit, Delete, Insert, Update, Write
 from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
@@ -45,11 +46,15 @@ class Run:
     """One run of one message."""
 
     id: str  #: distinguishes a repeated call of the store from another run; also the id of an instance that it creates
-    step: StepDefinition
-    named: str  #: the name of the step in the message: old code finds the journal entry under it, too
+    delivery: Delivery
+    attempt: Attempt
     terms: WorkTerms
     sending: Sending
-    lock_owner: str  #: under which it has locked the instance; empty without a lock
+
+    @property
+    def step(self) -> StepDefinition:
+        """The step that handles the message."""
+        return self.delivery.step
 
     def refuse(self, key: str, problem: str, path: str = "") -> InvalidState:
         """Return the error for a state that cannot be committed."""
@@ -138,7 +143,7 @@ def _effects(
     outgoing = (*sent, *rows)
     _check_messages(run, key, outgoing)
     entry = Entry(
-        step=run.named,
+        step=run.delivery.task or run.step.name,  # old code finds the entry under the name in the message
         message_id=run.sending.message_id,
         attempt=run.id,
         outcome=kind.value,
@@ -148,7 +153,7 @@ def _effects(
         version=version,
         detail=_detail(outgoing, about),
     )
-    return Effects(entry, outgoing, run.terms.owner, run.terms.grace_ms, run.lock_owner)
+    return Effects(entry, outgoing, run.terms.owner, run.terms.grace_ms, run.attempt.lock_owner)
 
 
 def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:

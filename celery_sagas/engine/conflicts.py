@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from secrets import token_hex
 
-from celery_sagas.engine.unit_of_work import Attempt
+from celery_sagas.engine.session import Attempt
 from celery_sagas.errors import RevisionConflict
 
 #: The minimum duration of a lock whose owner dies. Milliseconds.

@@ -9,7 +9,8 @@ from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.unit_of_work import Delivery, Handled, Steps, handle_once
+from celery_sagas.engine.session import Delivery
+from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError
 from celery_sagas.stores.operations import CountDelivery, Delete, Lock, Operation, Update
 from celery_sagas.stores.ports import Backend

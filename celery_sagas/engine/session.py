@@ -1,11 +1,14 @@
-"""The session of a message that is being handled: it carries the context that the message passes on to those it causes."""
+"""A message that is being handled: its session, its delivery to a step, and the attempts to handle it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from celery_sagas.connections import OnFailure
+from celery_sagas.core.requests.requests import Addressed, ReturnAddress
 from celery_sagas.core.sending import Sending
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import MisuseError
 
 #: How many saga types a message's causation names at most; the oldest is left out.
@@ -14,7 +17,7 @@ MAX_CAUSATION = 8
 
 @dataclass(slots=True)
 class Session:
-    """A message, from the moment its task begins to the moment it ends."""
+    """A message, from the moment its task begins to the moment it ends, and what it passes on to the messages it causes."""
 
     message_id: str
     causation: dict[str, str] = field(default_factory=dict)  #: saga name to instance id
@@ -48,6 +51,33 @@ class Session:
         finally:
             sending.closed = True
             self.sending = None
+
+
+class Delivery(NamedTuple):
+    """One delivery of a message to a step."""
+
+    step: StepDefinition
+    message_id: str
+    bound: Mapping[str, Any]  #: the arguments by name, as received
+    session: Session
+    call: Callable[..., Any]  #: calls a function with a first argument, and the arguments by name
+    addressed: Addressed | None = None  #: for a timeout, or the outcome of a request
+    max_deliveries: int | None = None  #: if the broker has delivered it before
+    task: str = ""  #: the name of the step in the message, if that is a former one
+    return_address: ReturnAddress | None = None  #: if it requests an answer
+
+    @property
+    def asked_by(self) -> dict[str, Any] | None:
+        """The stored return address, if the message requests an answer."""
+        return self.return_address.to_json() if self.return_address and self.return_address.then else None
+
+
+class Attempt(NamedTuple):
+    """The conditions of an attempt to handle a message, as the attempts before it have left them."""
+
+    lock_owner: str = ""  #: under which it locks the instance, after many conflicts
+    lock_ms: int = 0
+    unique: int = 0  #: how many of the conflicts were about a key
 
 
 def refuse_inline(step: str, around: Iterable[Session]) -> None:

@@ -6,14 +6,14 @@ interrupt it at any of them. An attempt without its ``Commit`` leaves behind at 
 """
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from celery_sagas.core.comparison import parts_of
 from celery_sagas.core.context import MessageView
 from celery_sagas.core.correlation import Address, check_own_key
 from celery_sagas.core.requests.answers import NO_VALUE
-from celery_sagas.core.requests.requests import Addressed, ReturnAddress
+from celery_sagas.core.requests.requests import Addressed
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.step import Decision, StepDefinition
@@ -29,7 +29,7 @@ from celery_sagas.engine.instance import (
     shown_property,
 )
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
-from celery_sagas.engine.session import Session
+from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.errors import (
     InvalidMessage,
     InvalidState,
@@ -53,33 +53,6 @@ logger = logging.getLogger("celery_sagas")
 T = TypeVar("T")
 #: Yields operations, is sent their results, and returns a value.
 Steps: TypeAlias = Generator[Operation, Any, T]
-
-
-class Delivery(NamedTuple):
-    """One delivery of a message to a step."""
-
-    step: StepDefinition
-    message_id: str
-    bound: Mapping[str, Any]  #: the arguments by name, as received
-    session: Session
-    call: Callable[..., Any]  #: calls a function with a first argument, and the arguments by name
-    addressed: Addressed | None = None  #: for a timeout, or the outcome of a request
-    max_deliveries: int | None = None  #: if the broker has delivered it before
-    task: str = ""  #: the name of the step in the message, if that is a former one
-    return_address: ReturnAddress | None = None  #: if it requests an answer
-
-    @property
-    def asked_by(self) -> dict[str, Any] | None:
-        """The stored return address, if the message requests an answer."""
-        return self.return_address.to_json() if self.return_address and self.return_address.then else None
-
-
-class Attempt(NamedTuple):
-    """The conditions of an attempt to handle a message, as the attempts before it have left them."""
-
-    lock_owner: str = ""  #: under which it locks the instance, after many conflicts
-    lock_ms: int = 0
-    unique: int = 0  #: how many of the conflicts were about a key
 
 
 class Handled(NamedTuple):
@@ -106,18 +79,18 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
     if found.handled is not None:
         return _repeated(delivery, found.handled)
     sending = Sending(step.name, delivery.message_id, terms.serialize)
-    run = Run(found.new_id, step, delivery.task or step.name, terms, sending, attempt.lock_owner)
+    run = Run(found.new_id, delivery, attempt, terms, sending)
     message = MessageView(delivery.message_id, step.name)
     if addressed:
-        return (yield from _handle_addressed(run, delivery, attempt, found.record, message, addressed))
+        return (yield from _handle_addressed(run, found.record, message, addressed))
     decision = step.decide(found.record is not None)
     if decision is Decision.BEGIN:
         state = create(step.saga, run.id, address, message, sending, delivery.asked_by)
     elif decision is Decision.CONTINUE and found.record is not None:
         state = load_instance(step.saga, found.record, message, sending)
     else:
-        return (yield from _without_instance(run, delivery, decision, found.record, lookup, arguments))
-    return (yield from _handle(run, delivery, attempt, found.record, state, arguments))
+        return (yield from _without_instance(run, decision, found.record, lookup, arguments))
+    return (yield from _handle(run, found.record, state, arguments))
 
 
 def correlate(
@@ -163,11 +136,9 @@ def _repeated(delivery: Delivery, entry: Entry) -> Handled:
     return Handled(outcome, handled_before=entry)
 
 
-def _handle_addressed(
-    run: Run, delivery: Delivery, attempt: Attempt, record: Record | None, message: MessageView, addressed: Addressed
-) -> Steps[Handled]:
+def _handle_addressed(run: Run, record: Record | None, message: MessageView, addressed: Addressed) -> Steps[Handled]:
     """Run the handler if the instance still waits for the message; policies do not apply."""
-    step = run.step
+    step, delivery = run.step, run.delivery
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
     pending = pending_of(record)
@@ -182,7 +153,7 @@ def _handle_addressed(
             raise
         return _dropped(delivery, addressed, record.key, NO_VALUE_LATE)
     check_own_key(step.rule, arguments, record.saga, record.key)
-    return (yield from _handle(run, delivery, attempt, record, state, arguments))
+    return (yield from _handle(run, record, state, arguments))
 
 
 def _dropped(delivery: Delivery, addressed: Addressed, key: str, reason: str) -> Handled:
@@ -191,22 +162,21 @@ def _dropped(delivery: Delivery, addressed: Addressed, key: str, reason: str) ->
     return Handled(Outcome(Kind.DROPPED, step.saga.name, step.name, delivery.message_id, key, instance_id, reason=reason))
 
 
-def _handle(
-    run: Run, delivery: Delivery, attempt: Attempt, record: Record | None, state: State, arguments: Mapping[str, Any]
-) -> Steps[Handled]:
+def _handle(run: Run, record: Record | None, state: State, arguments: Mapping[str, Any]) -> Steps[Handled]:
     """Run the handler, and commit the instance as the handler left it."""
-    session, step = delivery.session, run.step
+    step, delivery = run.step, run.delivery
+    session = delivery.session
     with session.on_behalf_of(step.saga.name, context_of(state).view.id):
         yield from _check_deliveries(delivery)
         with session.running(run.sending):
             result = delivery.call(step.function, state, **arguments)
-        _answer(run, delivery, state, result, is_born=record is None)
+        _answer(run, state, result, is_born=record is None)
         commit = _commit_of(run, record, state, arguments)
         try:
             yield commit
         except RevisionConflict as conflict:
-            if conflict.reason == "unique" and attempt.unique:
-                yield from _refuse_taken_keys(run, attempt, state)
+            if conflict.reason == "unique" and run.attempt.unique:
+                yield from _refuse_taken_keys(run, state)
             raise
     return _handled(run, commit, result, is_new=record is None)
 
@@ -224,11 +194,11 @@ def _check_deliveries(delivery: Delivery) -> Steps[None]:
         raise TooManyDeliveries(delivery.step.name, delivery.message_id, count, delivery.max_deliveries)
 
 
-def _answer(run: Run, delivery: Delivery, state: State, result: Any, *, is_born: bool) -> None:
+def _answer(run: Run, state: State, result: Any, *, is_born: bool) -> None:
     """Answer the message, unless it creates the instance, which replies later; and the requester of one that completes."""
     context = context_of(state)
     if not is_born:
-        _send_answer(run, delivery.asked_by, result)
+        _send_answer(run, run.delivery.asked_by, result)
     if context.completed:
         _send_last_answer(run, context.pending.requester)
         context.pending.requester = None
@@ -272,7 +242,7 @@ def _unannotated_in(step: StepDefinition, state: State, arguments: Mapping[str, 
     return []
 
 
-def _refuse_taken_keys(run: Run, attempt: Attempt, state: State) -> Steps[None]:
+def _refuse_taken_keys(run: Run, state: State) -> Steps[None]:
     """Raise ``KeyTaken`` if a key that could not be inserted twice belongs to another live instance."""
     saga, context = run.step.saga, context_of(state)
     added, _ = difference(context.pending.keys, alternate_keys_of(saga, context.view.key, state))
@@ -280,21 +250,21 @@ def _refuse_taken_keys(run: Run, attempt: Attempt, state: State) -> Steps[None]:
         other = (yield Find(Lookup(saga.names, name, value))).record
         if other is not None and other.id != context.view.id:
             raise KeyTaken(saga.name, name, value, other.id, other.key)
-        if other is None and attempt.unique >= ORPHANED_AFTER:
+        if other is None and run.attempt.unique >= ORPHANED_AFTER:
             problem = f"the store keeps {name}={value!r} for an instance that is gone: delete what it keeps"
             raise UnreadableState(saga.name, context.view.key, problem)
 
 
 def _without_instance(
-    run: Run, delivery: Delivery, decision: Decision, record: Record | None, lookup: Lookup, arguments: Mapping[str, Any]
+    run: Run, decision: Decision, record: Record | None, lookup: Lookup, arguments: Mapping[str, Any]
 ) -> Steps[Handled]:
     """Apply the step's policy for an instance that is missing, or that exists already."""
-    saga = run.step.saga
+    saga, delivery = run.step.saga, run.delivery
     shown = (shown_property(saga, lookup), lookup.value)
     if record is not None:
         if decision is Decision.ALREADY_EXISTS:
             raise SagaAlreadyExists(saga.name, *shown, record.id)
-        return (yield from _ignore(run, delivery, record.key, record.id, "exists"))
+        return (yield from _ignore(run, record.key, record.id, "exists"))
     key = lookup.value if lookup.property == KEY else ""
     instance_id = lookup.value if lookup.property == ID else ""
     completed = bool(key) and (yield OutcomeOf(saga.names, key)) is not None
@@ -302,7 +272,7 @@ def _without_instance(
         raise SagaNotFound(saga.name, *shown, completed)
     reason = "completed" if completed else "missing"
     if run.step.if_missing is None:
-        return (yield from _ignore(run, delivery, key, instance_id, reason))
+        return (yield from _ignore(run, key, instance_id, reason))
     missing = Missing(saga.name, *shown, completed, run.sending)
     yield from _check_deliveries(delivery)
     with delivery.session.running(run.sending):
@@ -313,8 +283,8 @@ def _without_instance(
     return _handled(run, write, result, reason)
 
 
-def _ignore(run: Run, delivery: Delivery, key: str, instance_id: str, reason: str) -> Steps[Handled]:
-    _send_answer(run, delivery.asked_by, NO_VALUE)
+def _ignore(run: Run, key: str, instance_id: str, reason: str) -> Steps[Handled]:
+    _send_answer(run, run.delivery.asked_by, NO_VALUE)
     write = write_of(run, Kind.IGNORED, key, instance_id, reason)
     yield write
     return _handled(run, write, reason=reason)

@@ -16,8 +16,8 @@ from celery_sagas.core.step import IfMissing, StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind, Outcome
-from celery_sagas.engine.session import Session, refuse_inline
-from celery_sagas.engine.unit_of_work import NO_VALUE_LATE, Delivery
+from celery_sagas.engine.session import Delivery, Session, refuse_inline
+from celery_sagas.engine.unit_of_work import NO_VALUE_LATE
 from celery_sagas.errors import (
     ConfigurationError,
     DefinitionError,

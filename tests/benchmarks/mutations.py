@@ -353,7 +353,7 @@ REQUESTS = (
     Mutation(
         "requests",
         "engine/unit_of_work.py",
-        "    _send_answer(run, delivery.asked_by, NO_VALUE)\n    write = write_of(run, Kind.IGNORED",
+        "    _send_answer(run, run.delivery.asked_by, NO_VALUE)\n    write = write_of(run, Kind.IGNORED",
         "    write = write_of(run, Kind.IGNORED",
         "A message that is ignored, since its instance exists, is answered with None.",
     ),

@@ -20,8 +20,7 @@ from celery_sagas.engine.handling import Services, handle
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, Receipt
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.session import Session
-from celery_sagas.engine.unit_of_work import Delivery
+from celery_sagas.engine.session import Delivery, Session
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import KEY, Change, Entry, Handling, Lookup, Record

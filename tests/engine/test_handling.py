@@ -11,8 +11,8 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Driver
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.session import Session
-from celery_sagas.engine.unit_of_work import Attempt, Delivery, Handled, Steps, handle_once
+from celery_sagas.engine.session import Attempt, Delivery, Session
+from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailable, TooManyDeliveries
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.operations import CountDelivery, Find, Insert, Lock, Operation, OutcomeOf, Update, Write

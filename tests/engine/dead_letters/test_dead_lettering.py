@@ -20,8 +20,7 @@ from celery_sagas.engine.dead_letters.dead_lettering import (
 )
 from celery_sagas.engine.handling import handle
 from celery_sagas.engine.outcomes import Kind
-from celery_sagas.engine.session import Session
-from celery_sagas.engine.unit_of_work import Delivery
+from celery_sagas.engine.session import Delivery, Session
 from celery_sagas.errors import (
     CorrelationError,
     InvalidMessage,
