@@ -64,7 +64,7 @@ class IdleConnections(Generic[T]):
         self._is_closed = True
         self.close_idle()
 
-    def begin_anew(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Leave the connections to the parent process after a fork: closing a shared socket would end it there, too."""
         _inherited.append(self._idle)
         self._idle = deque()
@@ -86,11 +86,11 @@ class OnFailure:
             self._undo()
 
 
-def _begin_anew() -> None:
+def _after_fork_in_child() -> None:
     for connections in list(_all):
-        connections.begin_anew()
+        connections.after_fork_in_child()
 
 
 _all: WeakSet[IdleConnections[Any]] = WeakSet()
 _inherited: list[deque[Any]] = []
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_after_fork_in_child)

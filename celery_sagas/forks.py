@@ -38,9 +38,9 @@ class ForkGate:
     def __init__(self, timeout_s: float | None = None) -> None:
         self._timeout_s = timeout_s
         self._closed: WeakSet[HasConnections] = WeakSet()
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the parent's threads, and the lock that one of them may have held."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -103,7 +103,7 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     for gate in _GATES:
-        gate.begin_anew()
+        gate.reset()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

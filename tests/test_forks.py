@@ -100,7 +100,7 @@ def test_child_begins_anew(gate: ForkGate) -> None:
     gate._working.add(-1)
     gate._lock.acquire()
 
-    gate.begin_anew()
+    gate.reset()
 
     with gate:
         pass

@@ -116,7 +116,7 @@ def cut_off(given: Any, read: Any, named: Named = ANY, path: str = "") -> Iterat
     is_object = _has_fields(kind)
     lost = [name for name in sent if arrived.get(name, _MISSING) is _MISSING]
     if lost and is_object and _is_cut(given, read, named, lost):
-        yield path, _told(kind, named.base_of(kind) if isinstance(read, Mapping) else type(read), lost)
+        yield path, _problem(kind, named.base_of(kind) if isinstance(read, Mapping) else type(read), lost)
         return
     of_fields = _named_fields(kind) if is_object else {}
     for name, value in sent.items():
@@ -150,7 +150,7 @@ def _written(given: object) -> Collection[object]:
     return written if isinstance(written, Mapping) else ()
 
 
-def _told(kind: type, base: type | None, lost: Iterable[object]) -> str:
+def _problem(kind: type, base: type | None, lost: Iterable[object]) -> str:
     arrives, union = (f" as {base.__name__},", f" | {base.__name__}") if base else ("", "")
     return f"a {kind.__name__} would arrive{arrives} without {', '.join(map(str, lost))}: annotate it as {kind.__name__}{union}"
 

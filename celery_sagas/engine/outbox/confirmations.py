@@ -78,7 +78,7 @@ class Confirmations:
                     self.outbox.confirm(self.owner, [id for id, _ in published])
                 self._is_failing = False
             except StoreError as exc:
-                self._tell(exc)
+                self._log_failure(exc)
 
     def settle(self) -> None:
         """Remove the rows published until now, after waiting for a bounded time for the broker's confirmations."""
@@ -105,7 +105,7 @@ class Confirmations:
         with self._lock:
             self._published += [(id, now) for id in ids]
 
-    def _tell(self, error: StoreError) -> None:
+    def _log_failure(self, error: StoreError) -> None:
         if not self._is_failing:  # once for each outage
             logger.warning("published messages could not be removed from the outbox, and that is tried again: %s", error)
         self._is_failing = True

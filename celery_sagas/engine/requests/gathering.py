@@ -65,7 +65,7 @@ class Member(NamedTuple):
 class GatherState(StrEnum):
     """The state of a gather after a check."""
 
-    TOLD = "told"  #: its step was sent the outcomes
+    SENT = "sent"  #: the outcomes were sent to its step
     WAITING = "waiting"  #: for more members
     ENDED = "ended"  #: its instance no longer waits for it
 
@@ -83,7 +83,7 @@ class Gathering:
     """
 
     backend: Backend
-    tell: Callable[[Gather, Target, Mapping[str, Any]], None]  #: sends a step the outcomes, or raises PublishError
+    publish: Callable[[Gather, Target, Mapping[str, Any]], None]  #: sends a step the outcomes, or raises PublishError
     lease_ms: int  #: how long the process that completes a group may take to send them
     retention_ms: int  #: how long the journal is kept
     max_bytes: int  #: of an answer
@@ -148,8 +148,8 @@ class Gathering:
         if target is None:
             logger.warning("the gather %s of %s is left to newer code: its step cannot be read", gather.request, gather.saga.name)
             return GatherState.WAITING
-        self.tell(gather, target, gathered)
-        return GatherState.TOLD
+        self.publish(gather, target, gathered)
+        return GatherState.SENT
 
     def awaited(self, gather: Gather) -> Request | None:
         """Return the request of a gather if its instance waits for it.

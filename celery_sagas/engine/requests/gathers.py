@@ -74,7 +74,7 @@ class Gathers:
 
     def _end(self, gather: Gather, members: int) -> None:
         verdict = self.gathering.conclude(gather)
-        if verdict is GatherState.TOLD:
+        if verdict is GatherState.SENT:
             logger.info("%s gets again what came of the gather %s", gather.saga.name, gather.request)
             self.gathering.publish_again_later(gather, members)
         elif verdict is GatherState.WAITING:

@@ -33,9 +33,9 @@ class Shop:
     def process(self) -> Gathering:
         """Begin another process over the same backend."""
         now = {"clock": lambda: self.clock.now / 1000, "wall_clock": lambda: self.clock.now / 1000}
-        return Gathering(self.backend, self.tell, LEASE_MS, DAY_MS, 1_000, **now)
+        return Gathering(self.backend, self.publish, LEASE_MS, DAY_MS, 1_000, **now)
 
-    def tell(self, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
+    def publish(self, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
         """Note what is told, or raise the next error."""
         if self.errors:
             raise self.errors.pop(0)
