@@ -1,10 +1,11 @@
-"""The relay: publishes due messages that other processes have left in the outbox."""
+"""The relay: publishes due messages that other processes have left in the outbox, and removes expired rows."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import uuid4
 
 from celery_sagas.core.names import storable
@@ -12,7 +13,6 @@ from celery_sagas.core.registry import registry
 from celery_sagas.engine.aggregators.groups import Groups
 from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
-from celery_sagas.engine.outbox.housekeeping import Housekeeping
 from celery_sagas.engine.outbox.publishing import Publisher, probing
 from celery_sagas.engine.outbox.sweeps import Sweep, Tally
 from celery_sagas.engine.requests.gathers import Gathers
@@ -24,6 +24,10 @@ logger = logging.getLogger("celery_sagas")
 
 #: Rows to claim, and confirm, at once.
 BATCH = 500
+#: Seconds between two checks for expired rows, if the last one left none.
+PURGE_PAUSE_S = 60.0
+#: Expired rows to remove at once, and how often in one sweep.
+PURGED_AT_ONCE, PURGES = 1_000, 10
 #: Kinds of rows that are for a step of this library, and useless to a worker that does not know it.
 _OWN_KINDS = frozenset({"scheduled", "deadline"})
 #: Seconds until the retry of a row that could not be published: doubled with each attempt, up to a bound.
@@ -268,6 +272,51 @@ class _Batch:
         while delay_s < longest_s:
             delay_s *= 2
         return min(delay_s, _LAST_LOOK_S)
+
+
+@dataclass
+class Housekeeping:
+    """Removes old entries of the journal, old counts of deliveries, and expired ids of items.
+
+    It checks once a minute. The rows that exceed one sweep are removed by the following sweeps.
+    """
+
+    backend: Backend
+    retention_s: float  #: how long they are kept
+    clock: Callable[[], float]
+    forget: Callable[[int], int] | None = None  #: removes ids of items, at most so many
+
+    def __post_init__(self) -> None:
+        self._next = self.clock() + PURGE_PAUSE_S
+
+    def clean(self) -> int:
+        """Remove old rows if it is time to; return how many were removed."""
+        if self.clock() < self._next:
+            return 0
+        self._next = self.clock() + PURGE_PAUSE_S  # also if the store is away: waiting messages are more urgent
+        counts = [_purge(purge) for purge in self._purges()]
+        if PURGED_AT_ONCE * PURGES in counts:  # there may be more
+            self._next = self.clock()
+        return sum(counts)
+
+    def _purges(self) -> Iterator[Callable[[int], int]]:
+        """Yield the functions that remove at most so many rows of one kind."""
+        age_ms = int(self.retention_s * 1000)
+        yield partial(self.backend.journal.purge, age_ms)
+        yield partial(self.backend.deliveries.purge, age_ms)
+        if self.forget is not None:
+            yield self.forget
+
+
+def _purge(purge: Callable[[int], int]) -> int:
+    """Remove rows of one kind, a few at a time; return how many were removed."""
+    removed = 0
+    for _ in range(PURGES):
+        count = purge(PURGED_AT_ONCE)
+        removed += count
+        if count < PURGED_AT_ONCE:
+            break
+    return removed
 
 
 def _dead_letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:

@@ -262,9 +262,9 @@ RELAY = (
     ),
     Mutation(
         "relay",
-        "engine/outbox/housekeeping.py",
-        "has_more = has_more or count == BATCH * BATCHES",
-        "has_more = count == BATCH * BATCHES",
+        "engine/relay.py",
+        "if PURGED_AT_ONCE * PURGES in counts:",
+        "if PURGED_AT_ONCE * PURGES == counts[-1]:",
         "What is more than one sweep may remove is removed by the sweeps that follow.",
     ),
 )
