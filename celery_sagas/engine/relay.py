@@ -69,9 +69,8 @@ class Relay:
     gathers: Gathers | None = None
     #: Notifies the requester of a row that becomes a dead letter, or raises ``PublishError``.
     notify_requester: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: None
-    announce: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: (
-        None
-    )  #: notifies operators of a new dead letter
+    #: Notifies operators of a new dead letter.
+    announce: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: None
 
     def __post_init__(self) -> None:
         forget = self.groups.backend.aggregates.purge if self.groups else None
