@@ -178,7 +178,7 @@ def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
     """Return when timeouts are due, by their names; aware, UTC."""
     if not timeouts:
         return _NEVER
-    return MappingProxyType({name: _aware(timeout.at) for name, timeout in timeouts.items()})
+    return MappingProxyType({name: utc_time(timeout.at) for name, timeout in timeouts.items()})
 
 
 class RequestView(NamedTuple):
@@ -222,9 +222,10 @@ class OpenRequests(Mapping[str, RequestView]):
 
 
 def _view(request: Request) -> RequestView:
-    task, deadline = "" if request.members else request.task, _aware(request.at) if request.at else None
+    task, deadline = "" if request.members else request.task, utc_time(request.at) if request.at else None
     return RequestView(request.id, task, deadline, request.members)
 
 
-def _aware(milliseconds: int) -> datetime:
+def utc_time(milliseconds: int) -> datetime:
+    """Return the time at so many milliseconds since the epoch; aware, UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,14 +1,13 @@
 """An instance while a step runs on it: its keys, and its state, created for the first message or loaded from its record."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.keys import key_text
-from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, OpenRequests, Pending, due_times, read_pending
+from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, OpenRequests, Pending, due_times, read_pending, utc_time
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
@@ -56,7 +55,7 @@ def load_instance(
     """
     pending = pending or pending_of(record)
     state, unknown = load(saga, record.key, record.data, record.schema_version)
-    created, updated = _aware(record.created_at), _aware(record.updated_at)
+    created, updated = utc_time(record.created_at), utc_time(record.updated_at)
     due, requests, asked = due_times(pending.timeouts), OpenRequests(pending.requests), _request_of(pending)
     view = SagaView(record.id, saga.name, record.key, record.version, False, created, updated, message, due, requests, asked)
     return attach(state, StepContext(view, sending, pending, unknown))
@@ -133,7 +132,3 @@ def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], 
 def _request_of(pending: Pending) -> str | None:
     """Return the id of the message that started the instance, if it waits for an answer."""
     return str(pending.requester["request"]) if pending.requester else None
-
-
-def _aware(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,12 +1,13 @@
 """The outcomes of messages."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
+from celery_sagas.core.pending import utc_time
 from celery_sagas.core.sending import Sending
 from celery_sagas.stores.records import Entry
 
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
 def read_entry(entry: Entry) -> Outcome:
     """Return the outcome that an entry of the journal records."""
     reason = str(from_json(entry.detail).get("reason", ""))
-    at = datetime.fromtimestamp(entry.at / 1000, UTC)
+    at = utc_time(entry.at)
     key, instance_id, version = entry.key, entry.instance_id, entry.version
     return Outcome(
         Kind(entry.outcome), entry.saga, entry.step, entry.message_id, key, instance_id, version, version == 1, reason, at=at
