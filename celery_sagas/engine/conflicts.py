@@ -33,23 +33,15 @@ class Conflicts:
         return self.seen > self.retries
 
     @property
-    def lock_owner(self) -> str:
-        """The name under which the instance is locked; empty before a lock is needed."""
-        return self._token if self.locking else ""
-
-    @property
     def attempt(self) -> Attempt:
         """The next attempt to handle the message."""
-        return Attempt(self.lock_owner, self.lock_ms, self.unique)
+        lock_ms = max(LOCK_MS, int(2000 * self.longest_s))  # twice as long as a run, so that a slow handler does not starve
+        return Attempt(self._token if self.locking else "", lock_ms, self.unique)
 
     @cached_property
     def _token(self) -> str:
+        """The name under which the instance is locked."""
         return token_hex(16)
-
-    @property
-    def lock_ms(self) -> int:
-        """The duration of the lock: twice that of a run, so that a slow handler does not starve."""
-        return max(LOCK_MS, int(2000 * self.longest_s))
 
     def wait(self, conflict: RevisionConflict) -> None:
         """Count a conflict and pause; raise it if there were too many."""
