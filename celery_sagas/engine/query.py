@@ -1,15 +1,25 @@
-"""Queries from outside a step: read-only copies, and the outcomes of finished instances."""
+"""Queries from outside a step: read-only copies, the outcomes of finished instances, and waiting for either."""
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
 
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import load_instance, lookup_in, shown_property
 from celery_sagas.engine.outcomes import Outcome, read_entry
-from celery_sagas.errors import CorrelationError, DefinitionError
+from celery_sagas.engine.session import Session
+from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError, SagaNotFound, WaitTimeout
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import ID, KEY, Lookup
+from celery_sagas.stores.records import ID, KEY, Lookup, Record
+
+#: Seconds between two checks: short pauses at first, since many changes come at once, then twice as long each time.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+
+T = TypeVar("T")
 
 
 def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Any:
@@ -22,6 +32,110 @@ def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[
     """Return the journal's outcome of the message that ended the newest finished instance with this key."""
     entry = backend.journal.outcome_of(saga.names, journal_key(saga, lookup_of(saga, key, by)))
     return None if entry is None else read_entry(entry)
+
+
+def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object], *, until: Any, timeout: Any) -> Any:
+    """Wait until a function of an instance's copy is true, and return the copy; or until ``"completed"``, and return the outcome.
+
+    Raises:
+        TypeError: ``until`` or ``timeout`` is of another type.
+        ValueError: ``timeout`` is negative.
+        DefinitionError: It is no key of this saga, or none that the journal records.
+        CorrelationError: A value is no key.
+        WaitTimeout: The condition was not met in time.
+        SagaNotFound: The instance has completed, and the function was not true before.
+    """
+    wait = Wait(backend, saga, lookup_of(saga, key, by), _seconds(timeout))
+    if until == "completed":
+        return wait.poll(partial(wait.completed, journal_key(saga, wait.lookup)))
+    if not callable(until):
+        raise TypeError(f'until= takes a function of the state, or "completed", not {until!r}')
+    return wait.poll(partial(wait.met, until))
+
+
+def refuse_in_task(saga: str, session: Session | None) -> None:
+    """Refuse to wait inside a task: that would block the worker that must handle the awaited message.
+
+    Raises:
+        MisuseError: A session is open, which means that a task runs.
+    """
+    if session is not None:
+        raise MisuseError(
+            f"{saga}.wait() was called inside a task, which would hold its worker up",
+            "Go on in a step instead: one that is answered (send(…, then=step)), or that looks again later (schedule())",
+        )
+
+
+@dataclass
+class Wait:
+    """One wait; an instance that was found once is followed by its id, even if another instance takes its keys."""
+
+    backend: Backend
+    saga: SagaDefinition
+    lookup: Lookup  #: of the instance, as requested
+    timeout_s: float
+    seen: Record | None = None  #: the instance, as last found
+
+    def poll(self, look: Callable[[], T | None]) -> T:
+        """Check repeatedly; return the first result that is not ``None``."""
+        deadline = time.monotonic() + self.timeout_s
+        for pause_s in _pauses():
+            answer = look()
+            if answer is not None:
+                return answer
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+        version = self.seen.version if self.seen else 0
+        raise WaitTimeout(self.saga.name, *self._subject, self.timeout_s, version, self._was_completed())
+
+    def met(self, until: Callable[[Any], object]) -> Any:
+        """Return a copy of the instance if it meets the condition."""
+        record = self._find()
+        if record is None:
+            if self.seen is not None:
+                raise SagaNotFound(self.saga.name, *self._subject, True)
+            return None
+        copy = load_instance(self.saga, record)
+        return copy if until(copy) else None
+
+    def completed(self, key: str) -> Outcome | None:
+        """Return how the newest completed instance with a key ended, unless the awaited instance is alive."""
+        entry = None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
+        return None if entry is None else read_entry(entry)
+
+    def _find(self) -> Record | None:
+        lookup = self.lookup if self.seen is None else Lookup(self.saga.names, ID, self.seen.id)
+        record = self.backend.sagas.find(lookup).record
+        self.seen = record or self.seen
+        return record
+
+    def _was_completed(self) -> bool:
+        if self.seen is not None or self.lookup.property != KEY:
+            return False
+        return self.backend.journal.outcome_of(self.saga.names, self.lookup.value) is not None
+
+    @property
+    def _subject(self) -> tuple[str, str]:
+        """The property, as the user wrote it, and its value."""
+        return shown_property(self.saga, self.lookup), self.lookup.value
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _seconds(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, timedelta | int | float):
+        raise TypeError(f"timeout= takes a timedelta or seconds, not {type(timeout).__name__}")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds >= 0:  # nor is it one of NaN
+        raise ValueError(f"timeout={timeout!r} is no time to wait")
+    return seconds
 
 
 def journal_key(saga: SagaDefinition, lookup: Lookup) -> str:

@@ -14,8 +14,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
 from celery_sagas.core.step import answered_step, define_step
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.query import copy_of, outcome_of
-from celery_sagas.engine.waiting import refuse_in_task, wait_for
+from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.requests.sending import gather, reply, request

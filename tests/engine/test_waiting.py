@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from celery_sagas.core.state import State
-from celery_sagas.engine import waiting
+from celery_sagas.engine import query
+from celery_sagas.engine.query import refuse_in_task, wait_for
 from celery_sagas.engine.session import Session
-from celery_sagas.engine.waiting import refuse_in_task, wait_for
 from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError, SagaNotFound, StoreUnavailable, WaitTimeout
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
@@ -87,7 +87,7 @@ class Sleeps:
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
     """The pauses between two looks."""
     sleeps = Sleeps()
-    monkeypatch.setattr(waiting, "time", sleeps)
+    monkeypatch.setattr(query, "time", sleeps)
     return sleeps
 
 
