@@ -12,7 +12,7 @@ from celery import Celery
 from celery.bin.base import LOG_LEVEL
 
 from celery_sagas.cli.app import app_of
-from celery_sagas.engine.outbox.sweeps import Tally
+from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreError
 from celery_sagas.worker.process.bootsteps import prepare
 from celery_sagas.worker.process.relay import RelayThread

@@ -14,8 +14,8 @@ from celery_sagas.engine.aggregators.groups import Groups
 from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.outbox.publishing import Publisher, probing
-from celery_sagas.engine.outbox.sweeps import Sweep, Tally
 from celery_sagas.engine.requests.gathers import Gathers
+from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, OutboxRow

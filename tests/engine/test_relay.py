@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import BATCH, Relay, Terms
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import PublishError, StoreError, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter, Effects, Entry, Outgoing

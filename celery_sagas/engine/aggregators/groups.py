@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
-from celery_sagas.engine.outbox.sweeps import Sweep
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import InvalidMessage, PublishError
 from celery_sagas.stores.items import Addition, Item
 from celery_sagas.stores.ports import Backend

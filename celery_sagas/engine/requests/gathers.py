@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import Gather, Gathering, GatherState, buffer_of, owner_of
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import LeaseLost, NewerState, PublishError, Retry, StoreError, Unconfirmed
 from celery_sagas.stores.items import DueGroup
 

@@ -12,9 +12,9 @@ from celery import Celery
 from celery_sagas import signals
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.aggregators.groups import Groups
-from celery_sagas.engine.outbox.sweeps import Tally
 from celery_sagas.engine.relay import Relay, Terms
 from celery_sagas.engine.requests.gathers import Gathers
+from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import PublishError
 from celery_sagas.forks import WORK
 from celery_sagas.stores.records import DeadLetter

@@ -8,8 +8,8 @@ import pytest
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.engine.aggregators.groups import BATCH, LOOKED_AT, PAUSE_S, Groups
-from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import Relay, Terms
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import PublishError, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend

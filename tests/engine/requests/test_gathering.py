@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from celery_sagas.core.requests.requests import ReplyKind, Request, Target
-from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import REMEMBERED_S, Gather, Gathering, GatherState, Member
 from celery_sagas.engine.requests.gathers import BATCH, Gathers
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import LeaseLost, PublishError, RevisionConflict, UnreadableState
 from celery_sagas.stores.items import Addition, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend

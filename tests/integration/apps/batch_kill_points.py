@@ -15,7 +15,7 @@ from celery import signals
 from deployed import FOLDER, note
 from traps import die, set_trap
 
-from celery_sagas.engine.outbox.sweeps import Sweep
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import NotBuffered
 from celery_sagas.worker.process.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of

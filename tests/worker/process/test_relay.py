@@ -15,8 +15,8 @@ from celery import Celery
 from celery.worker.control import Panel
 
 from celery_sagas import Saga
-from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.relay import Relay
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.testing.samples import dead_letter
 from celery_sagas.worker import timeouts

@@ -12,8 +12,8 @@ from celery_sagas import Gathered
 from celery_sagas.core.pending import read_pending
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import ReplyKind
-from celery_sagas.engine.outbox.sweeps import Sweep
 from celery_sagas.engine.requests.gathering import Gather, Member
+from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import PublishError, StoreUnavailable, Unconfirmed
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import answer_headers
