@@ -32,7 +32,6 @@ class Arguments:
     step: str
     annotations: Mapping[str, Any]  #: parameter to resolved annotation, in order
     defaults: Mapping[str, Any]
-    keyword_only: frozenset[str]
     unannotated: frozenset[str]
     _positional: tuple[str, ...]
     _validator: SchemaValidator  #: of all arguments by name
@@ -165,14 +164,12 @@ def arguments_of(step: str, function: Callable[..., Any], *, leading: int, known
     _check_defaults(step, optional)
     message = _schema(step, "its message", annotations, optional)
     single = {name: _schema(step, f"the argument {name!r}", {name: hint}, {}).core_schema for name, hint in annotations.items()}
-    keyword_only = frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
     return Arguments(
         step=step,
         annotations=annotations,
         defaults=optional,
-        keyword_only=keyword_only,
         unannotated=frozenset(annotations.keys() - hints.keys()),
-        _positional=tuple(name for name in annotations if name not in keyword_only),
+        _positional=tuple(parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY),
         _validator=SchemaValidator(message.core_schema, CoreConfig(hide_input_in_errors=True)),
         _serializers={name: SchemaSerializer(schema) for name, schema in single.items()},
         _readers={name: SchemaValidator(schema, CoreConfig(hide_input_in_errors=True)) for name, schema in single.items()},
