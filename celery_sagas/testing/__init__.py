@@ -32,7 +32,7 @@ from celery_sagas.testing.clock import Clock  # noqa: E402
 from celery_sagas.testing.contract.aggregates import AggregateStoreContract  # noqa: E402
 from celery_sagas.testing.contract.backend import BackendContract  # noqa: E402
 from celery_sagas.testing.contract.buffers import BuffersContract  # noqa: E402
-from celery_sagas.testing.contract.dead import DeadLettersContract  # noqa: E402
+from celery_sagas.testing.contract.dead_letters import DeadLettersContract  # noqa: E402
 from celery_sagas.testing.contract.deliveries import DeliveriesContract  # noqa: E402
 from celery_sagas.testing.contract.fixtures import NewBackend, OpenBackend  # noqa: E402
 from celery_sagas.testing.contract.interleaving import InterleavingContract  # noqa: E402

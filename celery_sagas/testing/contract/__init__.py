@@ -1,1 +1,17 @@
-"""The contract, one file for each group of sentences of the ports."""
+"""The contract of the stores: each port's in the module, or the folder of modules, of its name.
+
+=================  ====================================
+Port               Contract
+=================  ====================================
+``SagaStore``      ``sagas``
+``Outbox``         ``outbox``
+``Journal``        ``journal``
+``Deliveries``     ``deliveries``
+``DeadLetters``    ``dead_letters``
+``AggregateStore`` ``aggregates``
+``Buffers``        ``buffers``
+``Backend``        ``backend``, of a whole backend
+=================  ====================================
+
+``interleaving`` proves that the operations of all of them are atomic; ``fixtures`` are what a backend's test overrides.
+"""

@@ -1,6 +1,6 @@
-"""``AggregateStore.restore``: rejected items come back."""
+"""``AggregateStore.resolve`` and ``restore``: items that could not be read, and rejected ones, come back."""
 
-from celery_sagas.stores.items import Added
+from celery_sagas.stores.items import Added, Counts, Item
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import (
     CLOSED,
@@ -17,13 +17,102 @@ from celery_sagas.testing.batches import (
     ids_of,
     nothing_changed,
     numbered,
+    numbers_of,
     reject,
+    resolve,
     states,
     taken_by,
+    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
 from celery_sagas.testing.samples import HOUR, MINUTE, dead_letter
+
+
+class ResolvingContract(StoreFixtures):
+    """They come back when they can be read."""
+
+    def test_item_comes_back_where_it_stood(self, backend: Backend) -> None:
+        add(backend, PAIRS, *"abcd")
+        before = backend.buffers.read(NAME, "", 9)
+        items = flush(backend, PAIRS).items
+        backend.aggregates.release(PAIRS, "", "one", unreadable=numbers_of(items[1]), counted=False)
+        assert resolve(backend, PAIRS) == 1
+        assert backend.buffers.read(NAME, "", 9) == before
+        assert unresolved(backend) == []
+        assert backend.buffers.count(NAME) == Counts(1, 4, 0)
+
+    def test_item_comes_back_with_no_attempt(self, backend: Backend) -> None:
+        """The cause of its failure was fixed."""
+        add(backend, PAIRS, "a", "b")
+        flush(backend, PAIRS, "one")
+        backend.aggregates.release(PAIRS, "", "one")
+        items = flush(backend, PAIRS, "two").items
+        backend.aggregates.remove(PAIRS, "", "two", unreadable=numbers_of(*items))
+        resolve(backend, PAIRS)
+        assert attempts(backend) == {"a": 0, "b": 0}
+        assert [item.attempts for item in flush(backend, PAIRS, "three").items] == [0, 0]
+
+    def test_trigger_has_fired_for_what_is_back(self, backend: Backend) -> None:
+        """It has waited for long enough."""
+        add(backend, CLOSED, "a", is_unreadable=True)
+        resolve(backend, CLOSED)
+        snapshot = flush(backend, CLOSED)
+        assert (ids_of(snapshot.items), snapshot.reason) == (["a"], "again")
+
+    def test_group_is_due_at_once(self, backend: Backend, clock: Clock) -> None:
+        """A requested flush does not delay it."""
+        add(backend, CLOSED, "a", is_unreadable=True)
+        clock.advance(MINUTE)
+        add(backend, PAIRS, "b", "c")
+        assert due_at(backend) == clock.now + LEASE
+        resolve(backend, PAIRS)
+        assert 0 < due_at(backend) <= clock.now
+        assert len(backend.aggregates.claim_due([NAME], 9, LEASE)) == 1
+
+    def test_only_unresolved_items_of_the_group_are_changed(self, backend: Backend) -> None:
+        add(backend, PAIRS, *"abc")
+        add(backend, PAIRS, "d", is_unreadable=True)
+        add(backend, PAIRS, "d", group="other", is_unreadable=True)
+        flush(backend, PAIRS)
+        numbers = numbers_of(*_items(backend, ""), *_items(backend, "other"))
+        with nothing_changed(backend):
+            assert backend.aggregates.resolve(PAIRS, "no such group", numbers) == 0
+            assert backend.aggregates.resolve(PAIRS._replace(name="other"), "", numbers) == 0
+            assert backend.aggregates.resolve(PAIRS, "", []) == 0
+        assert backend.aggregates.resolve(PAIRS, "", [*_own_numbers(backend, ""), 999_999_999]) == 1
+        assert states(backend) == {"a": "leased", "b": "leased", "c": "free", "d": "free"}
+        assert unresolved(backend) == [("other", "d")]
+
+    def test_removing_an_unresolved_item_leaves_the_others(self, backend: Backend, clock: Clock) -> None:
+        """It leaves the due time right."""
+        add(backend, HOURLY, "a")
+        clock.advance(MINUTE)
+        add(backend, HOURLY, "b", is_unreadable=True)
+        backend.buffers.remove(HOURLY, "", "b", unresolved=True)
+        assert states(backend) == {"a": "free"}
+        assert due_at(backend) == clock.now - MINUTE + HOUR
+
+    def test_item_that_is_back_is_unresolved_again_if_another_cannot_read_it(self, backend: Backend) -> None:
+        add(backend, PAIRS, "a", is_unreadable=True)
+        resolve(backend, PAIRS)
+        backend.aggregates.remove(PAIRS, "", "one", unreadable=numbers_of(*flush(backend, PAIRS).items))
+        assert (unresolved(backend), due_at(backend)) == ([("", "a")], 0)
+        assert add(backend, PAIRS, "b") == Added(1)
+
+    def test_a_thousand_items_come_back_at_once(self, backend: Backend) -> None:
+        add(backend, CLOSED, *numbered(2_000), is_unreadable=True)
+        assert backend.aggregates.resolve(CLOSED, "", _own_numbers(backend, "")[::2]) == 1_000
+        assert backend.buffers.count(NAME) == Counts(1, 2_000, 1_000)
+        assert buffered(backend) == numbered(2_000)
+
+
+def _items(backend: Backend, group: str) -> list[Item]:
+    return backend.buffers.read(NAME, group, 10_000)
+
+
+def _own_numbers(backend: Backend, group: str) -> list[int]:
+    return numbers_of(*_items(backend, group))
 
 
 class RestoringContract(StoreFixtures):

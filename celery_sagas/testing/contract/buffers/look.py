@@ -1,8 +1,9 @@
-"""``Buffers.names``, ``count``, ``groups`` and ``read``: inspecting buffered items."""
+"""``Buffers.names``, ``count``, ``groups``, ``read`` and ``unresolved``: inspecting buffered items."""
 
-from celery_sagas.stores.items import Counts, Group
+from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import (
+    CLOSED,
     HOURLY,
     LEASE,
     NAME,
@@ -11,8 +12,11 @@ from celery_sagas.testing.batches import (
     dead_letters_of,
     flush,
     ids_of,
+    numbered,
+    numbers_of,
     states,
     taken_by,
+    unresolved,
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
@@ -149,3 +153,68 @@ class LookingContract(StoreFixtures):
             backend.buffers.read(NAME, "", 9)
         assert [due.group for due in backend.aggregates.claim_due([NAME], 9, LEASE)] == [""]
         assert taken_by(backend, PAIRS, "two") == ["a", "b"]
+
+
+class UnresolvedContract(StoreFixtures):
+    """Unresolved items are listed."""
+
+    def test_nothing_is_unresolved_where_nothing_is(self, backend: Backend) -> None:
+        add(backend, CLOSED, "a")
+        assert backend.buffers.unresolved(NAME, 9) == []
+        assert backend.buffers.unresolved("other", 9) == []
+
+    def test_each_aggregator_is_listed_for_itself(self, backend: Backend) -> None:
+        add(backend, CLOSED, "a", group="group", is_unreadable=True)
+        add(backend, CLOSED._replace(name="other"), "b", is_unreadable=True)
+        [(group, item)] = backend.buffers.unresolved(NAME, 9)
+        assert (group, [item]) == ("group", backend.buffers.read(NAME, "group", 9))
+        assert item.state == "unresolved"
+
+    def test_items_of_a_group_follow_each_other_in_the_order_of_insertion(self, backend: Backend) -> None:
+        add(backend, PAIRS, "a", "b", group="one")
+        add(backend, PAIRS, "c", group="two", is_unreadable=True)
+        add(backend, PAIRS, "d", group="one", is_unreadable=True)
+        items = flush(backend, PAIRS, group="one").items
+        backend.aggregates.remove(PAIRS, "one", "one", unreadable=numbers_of(*items))
+        found = unresolved(backend)
+        assert [id for group, id in found if group == "one"] == ["a", "b", "d"]
+        assert found.index(("two", "c")) in (0, 3)
+
+    def test_failed_attempts_are_told(self, backend: Backend) -> None:
+        add(backend, PAIRS, "a", "b")
+        flush(backend, PAIRS, "one")
+        backend.aggregates.release(PAIRS, "", "one")
+        [first, _] = flush(backend, PAIRS, "two").items
+        backend.aggregates.remove(PAIRS, "", "two", unreadable=numbers_of(first))
+        assert [item.attempts for _, item in backend.buffers.unresolved(NAME, 9)] == [1]
+
+    def test_pages_follow_each_other(self, backend: Backend) -> None:
+        """They divide groups, too."""
+        for group in numbered(5, "group"):
+            add(backend, CLOSED, *numbered(3, group), group=group, is_unreadable=True)
+        pages = _pages(backend, 4)
+        assert [len(page) for page in pages] == [4, 4, 4, 3, 0]
+        listed = [each for page in pages for each in page]
+        assert listed == backend.buffers.unresolved(NAME, 99)
+        assert sorted(item.id for _, item in listed) == sorted(id for group in numbered(5, "group") for id in numbered(3, group))
+
+    def test_page_follows_an_item_that_is_gone(self, backend: Backend) -> None:
+        """The caller may resolve, or remove, items between two pages."""
+        add(backend, CLOSED, *"abcd", is_unreadable=True)
+        _, (group, second), *_ = backend.buffers.unresolved(NAME, 9)
+        backend.buffers.remove(CLOSED, "", "a")
+        backend.aggregates.resolve(CLOSED, "", [second.number])
+        assert ids_of([item for _, item in backend.buffers.unresolved(NAME, 9, (group, second.number))]) == ["c", "d"]
+
+    def test_hundreds_of_items_are_listed_beside_others(self, backend: Backend) -> None:
+        add(backend, CLOSED, *numbered(500))
+        add(backend, CLOSED, *numbered(300, "unread"), is_unreadable=True)
+        assert unresolved(backend) == [("", id) for id in numbered(300, "unread")]
+
+
+def _pages(backend: Backend, limit: int) -> list[list[tuple[str, Item]]]:
+    pages = [backend.buffers.unresolved(NAME, limit)]
+    while pages[-1]:
+        group, last = pages[-1][-1]
+        pages.append(backend.buffers.unresolved(NAME, limit, (group, last.number)))
+    return pages

@@ -17,7 +17,7 @@ from celery_sagas.testing.batches import (
 )
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import StoreFixtures
-from celery_sagas.testing.contract.text import LOOK_ALIKES, ODD_JSON, each_longest
+from celery_sagas.testing.contract.sagas.text import LOOK_ALIKES, ODD_JSON, each_longest
 from celery_sagas.testing.samples import HOUR
 
 #: Texts that a store could confuse with a part of its own keys, or with those of another place.

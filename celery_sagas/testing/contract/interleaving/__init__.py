@@ -18,9 +18,9 @@ from celery_sagas.errors import AlreadyHandled, LeaseLost, NotBuffered, Revision
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.contract.buffer_moves import OPERATIONS, RIVALS, BufferMove, BufferWorld
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
-from celery_sagas.testing.contract.moves import RACES, Move, World
+from celery_sagas.testing.contract.interleaving.buffers import OPERATIONS, RIVALS, BufferMove, BufferWorld
+from celery_sagas.testing.contract.interleaving.sagas import RACES, Move, World
 
 #: The result of a side that wrote nothing because the database undid it for the other, or that was never run.
 GAVE_WAY = "gave way"
