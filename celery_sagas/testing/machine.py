@@ -19,15 +19,15 @@ from celery_sagas.testing.plays import (
     PROPERTIES,
     STEPS,
     VALUES,
-    Claim,
-    Deliver,
-    Handle,
-    Lock,
-    Message,
+    ClaimPlay,
+    DeliverPlay,
+    HandlePlay,
+    LockPlay,
     Play,
-    Settle,
-    Subject,
-    Wait,
+    PlayedInstance,
+    PlayedMessage,
+    SettlePlay,
+    WaitPlay,
     plays,
 )
 from celery_sagas.testing.samples import HOUR, NAMES, Keys, by_key, change, entry, ids, new_record
@@ -78,18 +78,18 @@ class StoreMachine(RuleBasedStateMachine):
     def play(self, play: Play) -> None:
         """Play one operation, and compare the answers."""
         match play:
-            case Handle():
+            case HandlePlay():
                 self._handle(play)
-            case Lock():
+            case LockPlay():
                 self._lock(play)
-            case Claim():
+            case ClaimPlay():
                 self._claim(play)
-            case Settle():
+            case SettlePlay():
                 self._settle(play)
-            case Deliver():
+            case DeliverPlay():
                 count = self.backend.deliveries.count(play.step, play.message_id)
                 assert count == self.model.deliver(play.step, play.message_id)
-            case Wait():
+            case WaitPlay():
                 self._wait(play)
 
     def teardown(self) -> None:
@@ -97,11 +97,11 @@ class StoreMachine(RuleBasedStateMachine):
         try:
             self._compare()
             self.clock.advance(HOUR)
-            self._claim(Claim("the end", limit=1_000, lease_ms=500, cause=None))
+            self._claim(ClaimPlay("the end", limit=1_000, lease_ms=500, cause=None))
         finally:
             self.backend.close()
 
-    def _handle(self, play: Handle) -> None:
+    def _handle(self, play: HandlePlay) -> None:
         record = self._found(play.subject)
         if play.how == "ignored":
             self._record(play.message)
@@ -112,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self._update(record, play)
 
-    def _found(self, subject: Subject) -> Record | None:
+    def _found(self, subject: PlayedInstance) -> Record | None:
         """Return the record that is found by the key now, or one that was found earlier."""
         seen = self.seen[subject.key]
         if subject.age and len(seen) >= subject.age:
@@ -120,11 +120,11 @@ class StoreMachine(RuleBasedStateMachine):
         seen.append(self.backend.sagas.find(by_key(subject.key)).record)
         return seen[-1]
 
-    def _insert(self, record: NewRecord, message: Message) -> None:
+    def _insert(self, record: NewRecord, message: PlayedMessage) -> None:
         effects = self._effects(message, record, "started")
         self._commit(lambda: self.backend.sagas.insert(record, effects), self.model.insert(record, effects))
 
-    def _update(self, record: Record, play: Handle) -> None:
+    def _update(self, record: Record, play: HandlePlay) -> None:
         made = change(data=f'"{play.message.message_id}"', cancelled=tuple(self._row_ids(play.cancelled)))
         made = made._replace(**self._difference(record, play.alternates))
         effects = self._effects(play.message, record, "handled")
@@ -139,15 +139,15 @@ class StoreMachine(RuleBasedStateMachine):
         """Return the ids of rows that are counted from the newest."""
         return [f"row {self.rows - position}" for position in positions]
 
-    def _delete(self, record: Record, message: Message) -> None:
+    def _delete(self, record: Record, message: PlayedMessage) -> None:
         effects = self._effects(message, record, "completed")
         self._commit(lambda: self.backend.sagas.delete(record, effects), self.model.delete(record, effects))
 
-    def _record(self, message: Message) -> None:
+    def _record(self, message: PlayedMessage) -> None:
         effects = self._effects(message, None, "ignored")
         self._commit(lambda: self.backend.sagas.record(effects), self.model.record(effects))
 
-    def _effects(self, message: Message, about: NewRecord | Record | None, outcome: str) -> Effects:
+    def _effects(self, message: PlayedMessage, about: NewRecord | Record | None, outcome: str) -> Effects:
         effects = message.effects(about, outcome, self.clock.now, first_row=self.rows + 1)
         self.rows += len(effects.outgoing)
         return effects
@@ -155,13 +155,13 @@ class StoreMachine(RuleBasedStateMachine):
     def _commit(self, commit: Callable[[], None], answers: set[str]) -> None:
         assert _answer(commit) in answers
 
-    def _lock(self, play: Lock) -> None:
+    def _lock(self, play: LockPlay) -> None:
         record = self._found(play.subject)
         if record is not None:
             locked = self.backend.sagas.lock(record, play.lock_owner, play.for_ms)
             assert locked == self.model.lock(record, play.lock_owner, play.for_ms)
 
-    def _claim(self, play: Claim) -> None:
+    def _claim(self, play: ClaimPlay) -> None:
         """Claim, and compare with what is due; rows that are due for equally long may come in any order."""
         claimed = self.backend.outbox.claim_due(play.token, play.limit, play.lease_ms, play.cause)
         due = self.model.due(play.cause)
@@ -171,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert claimed == [self.model.rows[id].message for id in ids(claimed)]
         self.model.lease(ids(claimed), play.token, play.lease_ms)
 
-    def _settle(self, play: Settle) -> None:
+    def _settle(self, play: SettlePlay) -> None:
         rows = self._row_ids(play.rows)
         if play.how == "confirm":
             assert self.backend.outbox.confirm(play.token, rows) == self.model.confirm(play.token, rows)
@@ -182,7 +182,7 @@ class StoreMachine(RuleBasedStateMachine):
             failed = self.backend.outbox.fail(play.token, rows[0], "broken", play.delay_ms)
             assert failed == self.model.fail(play.token, rows[0], play.delay_ms)
 
-    def _wait(self, play: Wait) -> None:
+    def _wait(self, play: WaitPlay) -> None:
         self._compare()
         self.clock.advance(play.ms)
         if play.purge_older_than_ms is not None:

@@ -26,7 +26,7 @@ class Instance:
 
 
 @dataclass
-class Row:
+class ModelRow:
     """An outgoing row and its lease."""
 
     message: OutboxRow
@@ -42,7 +42,7 @@ class Model:
         self._clock = clock
         self.instances: dict[str, Instance] = {}
         self.journal: dict[tuple[str, str], Entry] = {}
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, ModelRow] = {}
         self.deliveries: dict[tuple[str, str], tuple[int, int]] = {}  #: count and time
 
     def find(self, lookup: Lookup, handling: Handling) -> tuple[Record | None, Entry | None]:
@@ -105,7 +105,7 @@ class Model:
         instance.lock_owner, instance.until = lock_owner, self._clock() + for_ms
         return True
 
-    def due(self, cause: Entry | None = None) -> list[Row]:
+    def due(self, cause: Entry | None = None) -> list[ModelRow]:
         """Return the rows that are due, the longest due first."""
         due = [row for row in self.rows.values() if row.due_since <= self._clock() and _decided(row, cause)]
         return sorted(due, key=lambda row: row.due_since)
@@ -122,7 +122,7 @@ class Model:
         leased = [row for row in self.rows.values() if row.leased_until > self._clock() and _decided(row, cause)]
         return sum(not row.message.attempts for row in leased)
 
-    def held(self, token: str, ids: Sequence[str]) -> list[Row]:
+    def held(self, token: str, ids: Sequence[str]) -> list[ModelRow]:
         """Return the rows whose lease is, or was last, this token's."""
         return [row for id, row in self.rows.items() if id in ids and row.token == token]
 
@@ -208,7 +208,7 @@ class Model:
             cause = (entry.instance_id, entry.step, entry.message_id)
             message = OutboxRow(new.id, new.kind, new.message_id, new.task, new.payload, new.due_at, 0, *cause)
             until = now + effects.grace_ms
-            self.rows[new.id] = Row(message, new.due_at) if new.due_at else Row(message, until, effects.owner, until)
+            self.rows[new.id] = ModelRow(message, new.due_at) if new.due_at else ModelRow(message, until, effects.owner, until)
         return {DONE}
 
     def _cancel(self, ids: Iterable[str]) -> None:
@@ -222,5 +222,5 @@ def _matches(instance: Instance, lookup: Lookup) -> bool:
     return any((name, lookup.property, lookup.value) in instance.paths() for name in lookup.names)
 
 
-def _decided(row: Row, cause: Entry | None) -> bool:
+def _decided(row: ModelRow, cause: Entry | None) -> bool:
     return cause is None or (row.message.step == cause.step and row.message.cause == cause.message_id)

@@ -21,7 +21,7 @@ LOCK_OWNERS = ("me", "you")
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlayedInstance:
     """An instance: the one that is found by the key now, or one that was found some time ago."""
 
     key: str
@@ -29,7 +29,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Message:
+class PlayedMessage:
     """A delivery of a message, and the decisions of its handling."""
 
     step: str
@@ -53,28 +53,28 @@ def _row(number: int, kind: str, delay: int, now: int) -> Outgoing:
 
 
 @dataclass(frozen=True)
-class Handle:
+class HandlePlay:
     """Insert, update, delete or record, depending on what was found."""
 
     how: str
-    subject: Subject
+    subject: PlayedInstance
     names: tuple[str, ...]
     alternates: Keys
     cancelled: list[int]  #: rows, counted from the newest
-    message: Message
+    message: PlayedMessage
 
 
 @dataclass(frozen=True)
-class Lock:
+class LockPlay:
     """Lock an instance."""
 
-    subject: Subject
+    subject: PlayedInstance
     lock_owner: str
     for_ms: int
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimPlay:
     """Claim rows that are due."""
 
     token: str
@@ -84,7 +84,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Settle:
+class SettlePlay:
     """Confirm, release or fail rows."""
 
     how: str
@@ -94,7 +94,7 @@ class Settle:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitPlay:
     """Let time pass, and perhaps purge the journal and the counts of deliveries."""
 
     ms: int
@@ -102,14 +102,14 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Deliver:
+class DeliverPlay:
     """Count a delivery."""
 
     step: str
     message_id: str
 
 
-Play = Handle | Lock | Claim | Settle | Deliver | Wait
+Play = HandlePlay | LockPlay | ClaimPlay | SettlePlay | DeliverPlay | WaitPlay
 
 _tokens = st.sampled_from(TOKENS)
 _durations = st.integers(0, 6).map(lambda n: n * 1_000 + 500)
@@ -117,12 +117,12 @@ _delays = st.just(0) | _durations
 _due_times = _delays | _delays.map(operator.neg)
 _rows = st.integers(0, 8)
 _message_ids = st.integers(1, 12).map("message {}".format)
-_subjects = st.builds(Subject, key=st.sampled_from(KEYS), age=st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
+_subjects = st.builds(PlayedInstance, key=st.sampled_from(KEYS), age=st.sampled_from([0, 0, 0, 0, 1, 2, 3]))
 _causes = st.builds(entry, step=st.sampled_from(STEPS), message_id=_message_ids)
 _values = st.tuples(*(st.none() | st.sampled_from(VALUES) for _ in PROPERTIES))
 _alternates = _values.map(lambda drawn: tuple((name, value) for name, value in zip(PROPERTIES, drawn, strict=True) if value))
 _messages = st.builds(
-    Message,
+    PlayedMessage,
     step=st.sampled_from(STEPS),
     message_id=_message_ids,
     attempt=st.sampled_from(["1", "2"]),
@@ -132,7 +132,7 @@ _messages = st.builds(
     lock_owner=st.sampled_from(["", *LOCK_OWNERS]),
 )
 _handles = st.builds(
-    Handle,
+    HandlePlay,
     how=st.sampled_from(["handled", "handled", "handled", "completed", "ignored"]),
     subject=_subjects,
     names=st.sampled_from([NAMES, NAMES[::-1]]),
@@ -140,18 +140,18 @@ _handles = st.builds(
     cancelled=st.just([]) | st.lists(_rows, max_size=4, unique=True),
     message=_messages,
 )
-_locks = st.builds(Lock, subject=_subjects, lock_owner=st.sampled_from(LOCK_OWNERS), for_ms=_durations)
-_claims = st.builds(Claim, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _causes)
+_locks = st.builds(LockPlay, subject=_subjects, lock_owner=st.sampled_from(LOCK_OWNERS), for_ms=_durations)
+_claims = st.builds(ClaimPlay, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _causes)
 _settles = st.builds(
-    Settle,
+    SettlePlay,
     how=st.sampled_from(["confirm", "release", "fail"]),
     token=_tokens,
     rows=st.lists(_rows, min_size=1, max_size=6, unique=True),
     delay_ms=_delays,
 )
-_deliveries = st.builds(Deliver, step=st.sampled_from(STEPS), message_id=_message_ids)
+_deliveries = st.builds(DeliverPlay, step=st.sampled_from(STEPS), message_id=_message_ids)
 _waits = st.builds(
-    Wait,
+    WaitPlay,
     ms=st.integers(1, 6).map(lambda n: n * 1_000),
     purge_older_than_ms=st.sampled_from([None, None, None, 4_500, 20_500]),
 )
