@@ -1,12 +1,12 @@
 """``celery report``, which users paste into bug reports: it shows no secret of ours."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import PROGRAM_S
+from tests.integration.launching import Forked
+from tests.waiting import PROGRAM_S, wait_until
 
 APP = """
 from celery import Celery
@@ -21,10 +21,16 @@ app.conf.update({settings!r})
 def report(folder: Path, **settings: object) -> tuple[int, str]:
     """Return the exit code of the command in a process of its own, and everything that it prints."""
     (folder / "shop.py").write_text(APP.format(settings=settings))
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "shop", "report"], cwd=folder, capture_output=True, text=True, timeout=PROGRAM_S
-    )
-    return done.returncode, done.stdout + done.stderr
+    environment = {"PYTHONPATH": "", **os.environ}
+    output, errors = folder / "output", folder / "errors"
+    process = Forked(["-m", "celery", "-A", "shop", "report"], environment, folder, output, errors)
+    try:
+        wait_until(lambda: process.poll() is not None, "the end of the command", PROGRAM_S)
+        code = process.poll()
+    finally:
+        process.kill()
+    assert code is not None
+    return code, output.read_text() + errors.read_text()
 
 
 @pytest.mark.parametrize(
