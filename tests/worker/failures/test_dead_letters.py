@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import redis
-from billiard.einfo import ExceptionInfo
 from celery import Celery
 from celery.exceptions import (
     Ignore,
@@ -23,7 +22,6 @@ from celery.exceptions import (
     TimeLimitExceeded,
     WorkerLostError,
 )
-from celery.worker.request import Request
 from kombu.common import QoS
 from kombu.utils.json import dumps, loads
 
@@ -35,7 +33,7 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import runtime
 from celery_sagas.worker.failures import dead_letters, requests
 from celery_sagas.worker.failures.redelivery import HELD_S
-from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
+from celery_sagas.worker.failures.requests import FailingRequest
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks
 from celery_sagas.worker.headers import (
     ADDRESS,
@@ -53,6 +51,9 @@ from celery_sagas.worker.runtime import runtime_of, within
 from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
 from tests.servers import unique
 from tests.waiting import DEADLINE_S
+from tests.worker.main_process import fail_with, fates, info_of, request_for
+
+__all__ = ["fates"]
 
 AWAY = StoreUnavailable("memory://", "it is away")
 
@@ -504,44 +505,9 @@ class TestTooManyDeliveries:
         assert backend_of(app).deliveries.count("order.place", "m1") == 2
 
 
-@pytest.fixture
-def fates() -> list[str]:
-    """What became of the messages in the main process."""
-    return []
-
-
-class Timed(Request):
-    """A user's own request class."""
-
-
-def request_for(app: Celery, fates: list[str], base: Any = Request) -> Any:
-    """Return the request of the message in the queue, as the main process makes it."""
-    with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
-        message = queue.get_nowait()
-        message.ack()
-    return keeping_failures(base)(
-        message,
-        app=app,
-        on_ack=lambda *_: fates.append("acked"),
-        on_reject=lambda *given: fates.append("requeued" if given[-1] else "rejected"),
-        hostname="test",
-    )
-
-
-def fail_with(request: Any, error: Exception) -> None:
-    """Do what a pool does when a task has failed."""
-    try:
-        failing(error)()
-    except Exception:
-        request.on_failure(ExceptionInfo(), return_ok=True)
-
-
 def run_out(request: Any) -> None:
     """Do what a pool of processes does when a task's time is over."""
-    try:
-        failing(TimeLimitExceeded(1))()
-    except TimeLimitExceeded:
-        request.on_failure(ExceptionInfo())
+    request.on_failure(info_of(TimeLimitExceeded(1)))
     request.on_timeout(soft=False, timeout=1)
 
 
@@ -643,14 +609,6 @@ class TestTimeLimit:
         fail_with(request_for(app, fates), pickle.loads(pickle.dumps(error)))
 
         assert fates == ["acked"]
-
-    def test_users_own_request_class(self, app: Celery, order: Any, fates: list[str]) -> None:
-        cls = keeping_failures(Timed)
-
-        assert issubclass(cls, Timed)
-        assert issubclass(cls, FailingRequest)
-        assert keeping_failures(cls) is cls
-        assert keeping_failures("celery.worker.request:Request").__mro__[2] is Request
 
     def test_strategy_uses_it(self, app: Celery, order: Any) -> None:
         """As the worker's consumer has it made."""

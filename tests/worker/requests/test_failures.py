@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from amqp.exceptions import MessageNacked
-from billiard.einfo import ExceptionInfo
 from celery import Celery, chain
 from celery.app.task import Context
 from celery.exceptions import (
@@ -34,9 +33,10 @@ from celery_sagas.worker.headers import MESSAGE_ID, RETURN_ADDRESS
 from celery_sagas.worker.process.bootsteps import add_bootstep
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import AgainWorker, NewApp, Worker, backend_of
+from tests.worker.main_process import fail_with, fates, info_of, request_for
 from tests.worker.requests.orders import Boom, Shop, only, shop
 
-__all__ = ["shop"]
+__all__ = ["fates", "shop"]
 
 
 def raising(error: BaseException) -> Any:
@@ -445,39 +445,8 @@ def store_away() -> Exception:
     return StoreUnavailable("memory://", "away")
 
 
-def request_for(app: Celery, fates: list[str], wrap: Any = keeping_failures) -> Any:
-    """Return the request of the message in the queue, as a worker's main process makes it."""
-    with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
-        message = queue.get_nowait()
-        message.ack()
-    return wrap(Request)(
-        message,
-        app=app,
-        on_ack=lambda *_: fates.append("acked"),
-        on_reject=lambda *given: fates.append("requeued" if given[-1] else "rejected"),
-        hostname="test",
-    )
-
-
-def fail_with(request: Any, error: BaseException) -> None:
-    """Do what a pool does when a task has failed."""
-    request.on_failure(info_of(error), return_ok=True)
-
-
-def info_of(error: BaseException) -> ExceptionInfo:
-    """Return what a pool hands to its main process."""
-    try:
-        raising(error)()
-    except BaseException:
-        return ExceptionInfo()
-
-
 class TestMainProcess:
     """The ends of a task that only a worker's main process sees."""
-
-    @pytest.fixture
-    def fates(self) -> list[str]:
-        return []
 
     def flags(self, shop: Shop, **flags: bool) -> None:
         for name, value in flags.items():
