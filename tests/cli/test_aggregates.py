@@ -1,7 +1,6 @@
 """``celery sagas aggregates``."""
 
 import json
-from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.cli import sagas
-from celery_sagas.core.registry import registry
 from celery_sagas.engine.requests.gathering import buffer_of
 from celery_sagas.errors import PublishError, StoreUnavailable
 from celery_sagas.stores.items import Addition, NewItem, Rules
@@ -28,13 +26,7 @@ from tests.cli.test_describe import run
 STRANGER = Rules("gone.store_meters", size=1)
 
 
-@pytest.fixture(autouse=True)
-def aggregators(definitions: None) -> Iterator[None]:
-    """Aggregators of this test alone."""
-    kept = dict(registry.aggregators)
-    registry.aggregators.clear()
-    yield
-    registry.aggregators = kept
+pytestmark = pytest.mark.usefixtures("definitions")
 
 
 class Reading(Message):

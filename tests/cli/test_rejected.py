@@ -1,14 +1,12 @@
 """``celery sagas dead``: rejected items, which may be in a backend of their own, beside messages."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_sagas import Batch, Message, aggregator
-from celery_sagas.core.registry import registry
 from celery_sagas.stores.items import Addition, NewItem, Rules
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
@@ -24,13 +22,7 @@ NAME = "meters.store_readings"
 STRANGER = "gone.store_meters"
 
 
-@pytest.fixture(autouse=True)
-def aggregators(definitions: None) -> Iterator[None]:
-    """Aggregators of this test alone."""
-    kept = dict(registry.aggregators)
-    registry.aggregators.clear()
-    yield
-    registry.aggregators = kept
+pytestmark = pytest.mark.usefixtures("definitions")
 
 
 class Reading(Message):

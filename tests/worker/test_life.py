@@ -11,9 +11,9 @@ from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of, interposed
 from tests.every_store import stored_app, url
 from tests.waiting import wait_until
-from tests.worker.aggregators.collectors import Boom, Reading, aggregators, collector, counts
+from tests.worker.aggregators.collectors import Boom, Reading, collector, counts
 
-__all__ = ["aggregators", "stored_app", "url"]
+__all__ = ["stored_app", "url"]
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """Aggregators of a test alone, and what was given to their functions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from celery import Celery
 
 from celery_sagas import Batch, Message, aggregator
-from celery_sagas.core.registry import registry
 from celery_sagas.stores.items import Counts, Item
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.runtime import runtime_of
@@ -23,15 +21,6 @@ class Reading(Message):
 
 class Boom(Exception):
     """What a function raises."""
-
-
-@pytest.fixture(autouse=True)
-def aggregators(definitions: None) -> Iterator[None]:
-    """Aggregators of this test alone: definitions are global to a process."""
-    kept = dict(registry.aggregators)
-    registry.aggregators.clear()
-    yield
-    registry.aggregators = kept
 
 
 @dataclass

@@ -8,9 +8,7 @@ from celery import Celery
 from celery_sagas import Saga
 from celery_sagas.errors import InvalidMessage, MisuseError
 from tests.apps import NewApp, Worker
-from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts, ids
-
-__all__ = ["aggregators"]
+from tests.worker.aggregators.collectors import Reading, collector, counts, ids
 
 D1, D2 = Reading(device="d1"), Reading(device="d2")
 

@@ -14,9 +14,7 @@ from celery_sagas.worker.operators import retry_of
 from celery_sagas.worker.process.relay import groups_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
-from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts, ids, unresolved
-
-__all__ = ["aggregators"]
+from tests.worker.aggregators.collectors import Reading, collector, counts, ids, unresolved
 
 D1, D2, D3 = (Reading(device=f"d{number}") for number in (1, 2, 3))
 

@@ -10,9 +10,7 @@ from celery import Celery, Task, chain, shared_task
 from celery_sagas import Aggregator, Batch, Message, aggregator
 from celery_sagas.errors import BufferFull, DefinitionError, InvalidMessage
 from tests.apps import NewApp
-from tests.worker.aggregators.collectors import Boom, Reading, aggregators, collector, counts
-
-__all__ = ["aggregators"]
+from tests.worker.aggregators.collectors import Boom, Reading, collector, counts
 
 D1, D2, D3 = (Reading(device=f"d{number}") for number in (1, 2, 3))
 

@@ -26,9 +26,9 @@ from celery_sagas.worker.aggregators import client
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.every_store import stored_app, url
-from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts, ids
+from tests.worker.aggregators.collectors import Reading, collector, counts, ids
 
-__all__ = ["aggregators", "stored_app", "url"]
+__all__ = ["stored_app", "url"]
 
 D1, D2, D3 = (Reading(device=f"d{number}") for number in (1, 2, 3))
 

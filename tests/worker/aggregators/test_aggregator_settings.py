@@ -5,9 +5,7 @@ from celery import Celery, Task
 
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp
-from tests.worker.aggregators.collectors import Reading, aggregators, collector, counts
-
-__all__ = ["aggregators"]
+from tests.worker.aggregators.collectors import Reading, collector, counts
 
 D1, D2 = Reading(device="d1"), Reading(device="d2")
 

@@ -20,9 +20,7 @@ from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.failures.requests import FailingRequest, keeping_failures
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, NewApp, Worker, backend_of
-from tests.worker.aggregators.collectors import Boom, Collected, Reading, aggregators, collector, counts, ids, rejected
-
-__all__ = ["aggregators"]
+from tests.worker.aggregators.collectors import Boom, Collected, Reading, collector, counts, ids, rejected
 
 D1, D2 = Reading(device="d1"), Reading(device="d2")
 
