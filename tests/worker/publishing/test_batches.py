@@ -120,13 +120,8 @@ class TestThroughRabbitMQ:
     """A real broker."""
 
     @pytest.fixture
-    def app(self, new_app: NewApp, rabbitmq_url: str) -> Iterator[Celery]:
-        app = new_app(broker_url=rabbitmq_url)
-        app.conf.task_default_queue = unique("batch")
-        yield app
-        with app.connection_for_write() as connection, connection.channel() as channel:
-            channel.queue_delete(app.conf.task_default_queue)
-            channel.exchange_delete(app.conf.task_default_queue)
+    def app(self, rabbitmq_app: Celery) -> Celery:
+        return rabbitmq_app
 
     @pytest.fixture
     def publisher(self, app: Celery) -> AmqpPublisher:

@@ -90,14 +90,9 @@ class Sender:
 
 
 @pytest.fixture
-def app(new_app: NewApp, rabbitmq_url: str) -> Iterator[Celery]:
+def app(rabbitmq_app: Celery) -> Celery:
     """An app that publishes through a proxy, and reads without it."""
-    app = new_app(broker_url=rabbitmq_url)
-    app.conf.task_default_queue = unique("posting")
-    yield app
-    with app.connection_for_read() as connection, connection.channel() as channel:
-        channel.queue_delete(app.conf.task_default_queue)
-        channel.exchange_delete(app.conf.task_default_queue)
+    return rabbitmq_app
 
 
 @pytest.fixture

@@ -229,12 +229,8 @@ class TestWhatNoQueueTakes:
     """RabbitMQ confirms it, and it is gone."""
 
     @pytest.fixture
-    def app(self, new_app: NewApp, rabbitmq_url: str) -> Iterator[Celery]:
-        app = new_app(broker_url=rabbitmq_url)
-        app.conf.task_default_queue = unique("unroutable")
-        yield app
-        with app.connection_for_read() as connection, connection.channel() as channel:
-            channel.queue_delete(app.conf.task_default_queue)
+    def app(self, rabbitmq_app: Celery) -> Celery:
+        return rabbitmq_app
 
     @pytest.fixture
     def confirmed(self, app: Celery) -> Iterator[ConfirmedPublisher]:
