@@ -25,7 +25,6 @@ from tests.cli.test_describe import run
 #: An aggregator that is in the store, and that no code here defines.
 STRANGER = Rules("gone.store_meters", size=1)
 
-
 pytestmark = pytest.mark.usefixtures("definitions")
 
 
@@ -503,19 +502,3 @@ def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(app, "aggregates", "list")
 
     assert (result.exit_code, result.output) == (1, "Error: The saga backend memory:// is unavailable: refused.\n")
-
-
-def test_wrong_setting(new_app: NewApp) -> None:
-    """It says which."""
-    result = run(new_app(saga_unknown=1), "aggregates", "list")
-
-    assert result.exit_code == 1
-    assert "Error: unknown setting saga_unknown" in result.output
-
-
-def test_connections_are_closed(app: Celery) -> None:
-    """A command leaves nothing open."""
-    before = runtime_of(app)
-    run(app, "aggregates", "list")
-
-    assert runtime_of(app) is not before

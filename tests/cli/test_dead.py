@@ -13,8 +13,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker.runtime import runtime_of
-from tests.apps import NewApp, Worker, backend_of, interposed
+from tests.apps import Worker, backend_of, interposed
 from tests.cli.test_describe import run
 
 #: JSON that no parser reads.
@@ -394,22 +393,6 @@ def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert result.exit_code == 1
     assert result.output == "Error: The saga backend memory:// is unavailable: refused.\n"
-
-
-def test_wrong_setting(new_app: NewApp) -> None:
-    """It says which."""
-    result = run(new_app(saga_unknown=1), "dead", "list")
-
-    assert result.exit_code == 1
-    assert "Error: unknown setting saga_unknown" in result.output
-
-
-def test_connections_are_closed(app: Celery) -> None:
-    """A command leaves nothing open."""
-    before = runtime_of(app)
-    run(app, "dead", "list")
-
-    assert runtime_of(app) is not before
 
 
 def test_nothing_is_retried_in_eager_mode(eager: Celery) -> None:

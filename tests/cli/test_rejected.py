@@ -21,7 +21,6 @@ NAME = "meters.store_readings"
 #: An aggregator that no code here defines.
 STRANGER = "gone.store_meters"
 
-
 pytestmark = pytest.mark.usefixtures("definitions")
 
 

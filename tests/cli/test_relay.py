@@ -114,15 +114,6 @@ def test_backend_of_one_process(app: Celery) -> None:
     assert "processes" in result.output
 
 
-def test_wrong_setting(app: Celery) -> None:
-    """It says which, without a traceback."""
-    app.conf.saga_unknown = 1
-    result = run(app, "relay")
-
-    assert result.exit_code == 1
-    assert "Error: unknown setting saga_unknown" in result.output
-
-
 def test_eager_mode(eager: Celery) -> None:
     """Nothing waits there."""
     result = run(eager, "relay")

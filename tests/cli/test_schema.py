@@ -45,12 +45,3 @@ def test_unknown_backend(app: Celery) -> None:
 
     assert result.exit_code == 1
     assert result.output.startswith("Error: ")
-
-
-def test_wrong_setting(app: Celery) -> None:
-    """It says which."""
-    app.conf.saga_unknown = 1
-    result = run(app, "schema")
-
-    assert result.exit_code == 1
-    assert "Error: unknown setting saga_unknown" in result.output

@@ -1,0 +1,26 @@
+"""What every command does, whatever it is for."""
+
+import pytest
+from celery import Celery
+
+from celery_sagas.worker.runtime import runtime_of
+from tests.cli.test_describe import run
+
+
+@pytest.mark.parametrize("words", [["aggregates", "list"], ["dead", "list"], ["relay"], ["schema"]], ids=" ".join)
+def test_wrong_setting(app: Celery, words: list[str]) -> None:
+    """It says which, without a traceback."""
+    app.conf.saga_unknown = 1
+    result = run(app, *words)
+
+    assert result.exit_code == 1
+    assert "Error: unknown setting saga_unknown" in result.output
+
+
+@pytest.mark.parametrize("words", [["aggregates", "list"], ["dead", "list"]], ids=" ".join)
+def test_connections_are_closed(app: Celery, words: list[str]) -> None:
+    """A command leaves nothing open."""
+    before = runtime_of(app)
+    run(app, *words)
+
+    assert runtime_of(app) is not before
