@@ -1,9 +1,9 @@
 """The servers on which the tests of the Redis backend run."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +11,7 @@ import redis
 from celery_sagas.stores.redis.backend import RedisBackend
 from tests import fake_redis, redis_servers, servers
 from tests.servers import unique
+from tests.stores import opening
 
 #: The server that is there. On a laptop without one, fakeredis in this process; in CI the test fails and names the server.
 SERVER = "fake_redis" if isinstance(servers.find("redis"), servers.Missing) and not servers.in_ci() else "redis"
@@ -24,30 +25,8 @@ PATIENT: Mapping[str, object] = {"socket_timeout": 30, "socket_connect_timeout":
 #: Every key of one prefix, with its type and what it holds.
 Dump = dict[str, tuple[str, object]]
 
-
-class Open(Protocol):
-    """Opens a backend on the test's server under the test's prefix; it is closed when the test ends."""
-
-    def __call__(
-        self,
-        *,
-        prefix: str | None = None,
-        options: Mapping[str, object] | None = None,
-        clock: Callable[[], int] | None = None,
-    ) -> RedisBackend: ...
-
-
-class OpenAt(Protocol):
-    """Opens a backend on any server, else as ``Open`` does."""
-
-    def __call__(
-        self,
-        url: str,
-        *,
-        prefix: str | None = None,
-        options: Mapping[str, object] | None = None,
-        clock: Callable[[], int] | None = None,
-    ) -> RedisBackend: ...
+Open = opening.Open[RedisBackend]
+OpenAt = opening.OpenAt[RedisBackend]
 
 
 @pytest.fixture
@@ -116,19 +95,7 @@ def prefix() -> str:
 @pytest.fixture
 def open_at(prefix: str) -> Iterator[OpenAt]:
     """Open backends that are closed when the test ends."""
-    own = prefix
-    with ExitStack() as opened:
-
-        def open_one(
-            url: str,
-            *,
-            prefix: str | None = None,
-            options: Mapping[str, object] | None = None,
-            clock: Callable[[], int] | None = None,
-        ) -> RedisBackend:
-            name, given = own if prefix is None else prefix, {**PATIENT, **(options or {})}
-            return opened.enter_context(closing(RedisBackend(url, prefix=name, options=given, clock=clock)))
-
+    with opening.opening(RedisBackend, prefix, PATIENT) as open_one:
         yield open_one
 
 

@@ -1,10 +1,10 @@
 """The databases on which every SQL test runs."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from sqlalchemy import create_engine
@@ -12,22 +12,13 @@ from sqlalchemy import create_engine
 from celery_sagas.stores.sql.backend import SqlBackend
 from tests import folders, servers
 from tests.servers import unique
+from tests.stores import opening
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
 #: Threads that write into one file of SQLite's take turns, however long that takes.
 PATIENT: Mapping[str, object] = {"busy_timeout": 60}
 
-
-class Open(Protocol):
-    """Opens a backend on the test's database under the test's prefix; it is closed when the test ends."""
-
-    def __call__(
-        self,
-        *,
-        prefix: str | None = None,
-        options: Mapping[str, object] | None = None,
-        clock: Callable[[], int] | None = None,
-    ) -> SqlBackend: ...
+Open = opening.Open[SqlBackend]
 
 
 @pytest.fixture(scope="session")
@@ -84,19 +75,8 @@ def url(request: pytest.FixtureRequest, sqlite_folder: Path) -> str:
 @pytest.fixture
 def open_sql(url: str) -> Iterator[Open]:
     """Open backends that are closed when the test ends."""
-    own = unique()
-    with ExitStack() as opened:
-
-        def open_one(
-            *,
-            prefix: str | None = None,
-            options: Mapping[str, object] | None = None,
-            clock: Callable[[], int] | None = None,
-        ) -> SqlBackend:
-            name, given = own if prefix is None else prefix, {**PATIENT, **(options or {})}
-            return opened.enter_context(closing(SqlBackend(url, prefix=name, options=given, clock=clock)))
-
-        yield open_one
+    with opening.opening(SqlBackend, unique(), PATIENT) as open_one:
+        yield partial(open_one, url)
 
 
 @pytest.fixture
