@@ -10,12 +10,12 @@ import pytest
 
 import celery_sagas
 from celery_sagas.settings import PREFIX, Settings
-from celery_sagas.stores.redis.keys import DEAD_KEYS, SHARD_KEYS
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.options import DEFAULTS
 from celery_sagas.stores.sql.tables import metadata
 from celery_sagas.testing.samples import HOUR, outgoing, start
 from tests import servers
+from tests.stores.redis.catalogue import DEAD_KEYS, SHARD_KEYS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

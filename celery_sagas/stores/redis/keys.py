@@ -1,22 +1,58 @@
-"""The catalogue of keys in Redis. Data that must last never expires: old data is purged."""
+"""The keys in Redis, with what they hold. Data that must last never expires: old data is purged."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from secrets import token_hex
 from typing import Final
 
+#: What an empty prefix is called in keys; the colon keeps it apart from every real prefix.
+_NO_PREFIX: Final = "celery-sagas:"
 #: How many of a group's keys are needed where nothing is unresolved or rejected.
 _USUAL: Final = 12
 
 
+def tag_of(prefix: str, part: str) -> str:
+    """Return the common hash tag of all keys of a part: a cluster keeps them on one node."""
+    return f"{{{prefix or _NO_PREFIX}:{part}}}"
+
+
 def dead_letters_in(tag: str) -> tuple[str, str]:
-    """Return the keys of the dead letters that have a hash tag."""
+    """Return the keys of the dead letters that have a hash tag.
+
+    A hash: id -> dead letter. A sorted set: ids by their times in ms.
+    """
     return f"{tag}:dead_letters", f"{tag}:dead_letters:at"
+
+
+def new_call() -> str:
+    """Return a name for a call, which identifies its repeat."""
+    return token_hex(8)
+
+
+def answer_to(call: str, tag: str) -> str:
+    """Return the key of a call's answer, a string that expires after a minute: a repeat would be answered differently."""
+    return f"{tag}:answer:{call}"
 
 
 class BufferKeys:
     """The keys of buffers.
+
+    Those of an aggregator are, by the words for them:
+
+    * ``groups``, a hash: group -> what ``lua/parts/state.lua`` says, of each group that has items
+    * ``order``, a sorted set: groups that have items, by their names
+    * ``due``, a sorted set: groups, by the times in ms at which they are checked
+    * ``items``, a hash: number -> <at, ms> <digest of its id> … item, and that digest -> number; but of fresh ones
+    * ``fresh_ids``, a hash: digest of aggregator, group and id -> number of a fresh item
+    * ``attempts``, a hash: number of an item -> how many of its flushes have failed, if one has
+    * ``unread``, a sorted set: <bytes of group>:<group>:<number, 16 digits> of each unresolved item
+
+    Those of a group:
+
+    * ``fresh``, a list: <number>, <item>, … of the fresh ones: free, and never taken by a flush
+    * ``free``, a sorted set: the numbers of the items that are free again, by themselves
+    * ``leases``, a hash: token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>
+    * ``leased``, a hash: token -> <number> <digest> … of the items under the lease
 
     Args:
         tag: The hash tag of the shard.
@@ -24,13 +60,14 @@ class BufferKeys:
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
+        #: A sorted set: digest of aggregator, group and id of a removed item, by the time in ms until when it is known.
         self.seen = f"{tag}:buffer:seen"
-        self.sequence = f"{tag}:buffer:sequence"
-        self.names = f"{tag}:buffer:names"
-        self.dead_letters = dead_letters_in(tag)  #: those of rejected items
+        self.sequence = f"{tag}:buffer:sequence"  #: A hash: number -> the last item's; each is used once in a shard.
+        self.names = f"{tag}:buffer:names"  #: A sorted set: aggregators that have ever buffered something, by their names.
+        self.dead_letters = dead_letters_in(tag)  #: Those of rejected items.
 
     def of(self, aggregator: str, *kinds: str) -> list[str]:
-        """Return keys of an aggregator, by the words for them in the catalogue."""
+        """Return keys of an aggregator."""
         return [f"{self._tag}:buffer:{kind}:{aggregator}" for kind in kinds]
 
     def of_group(self, aggregator: str, group: str, *kinds: str) -> list[str]:
@@ -83,98 +120,6 @@ def _of_insertion(keys: BufferKeys, aggregator: str, groups: Sequence[str]) -> t
     return (*_of_all(keys, aggregator), keys.names, *fresh)
 
 
-#: What an empty prefix is called in keys; the colon keeps it apart from every real prefix.
-_NO_PREFIX: Final = "celery-sagas:"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyKind:
-    """A kind of key."""
-
-    type: str  #: as the command ``TYPE`` names it
-    meaning: str
-    expires: str = "never"
-
-
-#: By what follows the hash tag ``{<prefix>:<shard>}``; ``<saga>`` is a saga's stored name, ``<aggregator>`` an aggregator's, and
-#: ``<group>`` stands for ``<characters of aggregator>:<aggregator>:<group>``.
-SHARD_KEYS: Final[Mapping[str, KeyKind]] = {
-    "instances:<saga>": KeyKind("hash", "instance id -> record"),
-    "keys:<saga>": KeyKind(
-        "hash", "<property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys it holds"
-    ),
-    "locks": KeyKind("hash", "instance id -> <ends at, ms> <lock owner>"),
-    "journal": KeyKind("hash", "digest of step and message id -> entry"),
-    "journal:order": KeyKind("list", "digests of entries in the order of their commits: purged from its head"),
-    "journal:heads": KeyKind("hash", "<saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it"),
-    "journal:completed": KeyKind("hash", "<saga>=<key> -> digest of its newest entry with the outcome completed"),
-    "outbox": KeyKind("hash", "row id -> row"),
-    "outbox:due": KeyKind("zset", "row id, by the time in ms from which it is due: a lease's end while one lasts"),
-    "outbox:leases": KeyKind(
-        "hash", "row id -> <call> <token> of the lease that lasts or was last, if there was one; - once ended"
-    ),
-    "outbox:failures": KeyKind("hash", "row id -> <attempts> <error>, if publishing it has failed"),
-    "outbox:index": KeyKind(
-        "zset",
-        "c:<digest of the deciding message>:<row id>; i:<bytes>:<instance id>:<that digest>:<row id> for one that ends with it",
-    ),
-    "buffer:groups:<aggregator>": KeyKind("hash", "group -> what lua/parts/state.lua says, of each group that has items"),
-    "buffer:order:<aggregator>": KeyKind("zset", "groups that have items, by their names"),
-    "buffer:due:<aggregator>": KeyKind("zset", "group, by the time in ms at which somebody looks at it"),
-    "buffer:items:<aggregator>": KeyKind(
-        "hash", "number -> <at, ms> <digest of its id> … item, and that digest -> number; but of fresh ones"
-    ),
-    "buffer:fresh:<group>": KeyKind(
-        "list", "<number>, <item>, … of the fresh ones: free, and never taken by a flush; a number is used once in a shard"
-    ),
-    "buffer:fresh_ids:<aggregator>": KeyKind("hash", "digest of aggregator, group and id -> number of a fresh item"),
-    "buffer:attempts:<aggregator>": KeyKind("hash", "number of an item -> how many of its flushes have failed, if one has"),
-    "buffer:unread:<aggregator>": KeyKind("zset", "<bytes of group>:<group>:<number, 16 digits> of each unresolved item"),
-    "buffer:free:<group>": KeyKind("zset", "numbers of the items that are free again, by themselves"),
-    "buffer:leases:<group>": KeyKind("hash", "token -> <until, ms> <items> <unresolved> <1 if there is more> <reason>"),
-    "buffer:leased:<group>": KeyKind("hash", "token -> <number> <digest> … of the items under the lease"),
-    "buffer:seen": KeyKind(
-        "zset", "digest of aggregator, group and id of a removed item, by the time in ms until when it is known"
-    ),
-    "buffer:sequence": KeyKind("hash", "number -> the last item's"),
-    "buffer:names": KeyKind("zset", "aggregators that have ever buffered something, by their names"),
-    "dead_letters": KeyKind("hash", "id -> dead letter of a rejected item"),
-    "dead_letters:at": KeyKind("zset", "id of that, by its time in ms"),
-    "answer:<call>": KeyKind("string", "what a call was answered whose repeat would be answered differently", "after a minute"),
-}
-#: By what follows the hash tag ``{<prefix>:dead}``, of what has to do with messages that fail.
-DEAD_KEYS: Final[Mapping[str, KeyKind]] = {
-    "dead_letters": KeyKind("hash", "id -> dead letter"),
-    "dead_letters:at": KeyKind("zset", "id of a dead letter, by its time in ms"),
-    "deliveries": KeyKind("hash", "digest of step and message id -> how often it was delivered again"),
-    "deliveries:at": KeyKind("zset", "digest of step and message id, by the time in ms of the last delivery"),
-    "answer:<call>": SHARD_KEYS["answer:<call>"],
-}
-#: Behind any hash tag, where ``wait_replicas`` is set.
-WAITS_KEY: Final = KeyKind("hash", "waits: written with the repeat of a commit, so that WAIT has something to wait for")
-#: The key ``{<prefix>:meta}`` itself.
-META_KEY: Final = KeyKind(
-    "hash",
-    "layout -> <version> <oldest> <number of shards>; with several, saga:<saga> -> its shard, or all; "
-    "app -> <call> <the app that has started last>, and app:before -> another that was the last before it",
-)
-
-
-def tag_of(prefix: str, part: str) -> str:
-    """Return the common hash tag of all keys of a part: a cluster keeps them on one node."""
-    return f"{{{prefix or _NO_PREFIX}:{part}}}"
-
-
-def new_call() -> str:
-    """Return a name for a call, which identifies its repeat."""
-    return token_hex(8)
-
-
-def answer_to(call: str, tag: str) -> str:
-    """Return the key of a call's answer."""
-    return f"{tag}:answer:{call}"
-
-
 class Shard:
     """The keys of one shard.
 
@@ -187,12 +132,20 @@ class Shard:
     def __init__(self, prefix: str, number: int, suffix: str) -> None:
         self.suffix = suffix
         self.tag = tag = tag_of(prefix, str(number))  #: the hash tag of all of them
-        self.locks = f"{tag}:locks"
-        self.journal = f"{tag}:journal"
-        self.order = f"{tag}:journal:order"
+        self.locks = f"{tag}:locks"  #: A hash: instance id -> <ends at, ms> <lock owner>.
+        self.journal = f"{tag}:journal"  #: A hash: digest of step and message id -> entry.
+        self.order = f"{tag}:journal:order"  #: A list: digests of entries in the order of their commits; purged from its head.
+        #: A hash: <saga>=<key> -> <number> <digest> of its newest entry; each entry names the one before it.
         self.heads = f"{tag}:journal:heads"
+        #: A hash: <saga>=<key> -> digest of its newest entry with the outcome completed.
         self.completed = f"{tag}:journal:completed"
-        #: In the order in which ``lua/parts/rows.lua`` takes them.
+        #: In the order in which ``lua/parts/rows.lua`` takes them:
+        #: a hash: row id -> row;
+        #: a sorted set: row ids, by the times in ms from which they are due: a lease's end while one lasts;
+        #: a hash: row id -> <call> <token> of the lease that lasts or was last, if there was one; - once ended;
+        #: a hash: row id -> <attempts> <error>, if publishing it has failed;
+        #: a sorted set: c:<digest of the deciding message>:<row id>, and i:<bytes>:<instance id>:<that digest>:<row id> for one
+        #: that ends with its instance.
         self.rows = tuple(f"{tag}:outbox{name}" for name in ("", ":due", ":leases", ":failures", ":index"))
         #: In the order in which ``lua/parts/effects.lua`` takes them.
         self.effects = (*self.rows, self.journal, self.order, self.heads, self.completed)
@@ -209,11 +162,14 @@ class Shard:
         return answer_to(call, self.tag)
 
     def instances(self, saga: str) -> str:
-        """Return the key of a saga's instances."""
+        """Return the key of a saga's instances, a hash: instance id -> record."""
         return f"{self.tag}:instances:{saga}"
 
     def keys(self, saga: str) -> str:
-        """Return the key of a saga's keys and alternate keys."""
+        """Return the key of a saga's keys and alternate keys.
+
+        A hash: <property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys that it holds.
+        """
         return f"{self.tag}:keys:{saga}"
 
     def find(self, names: tuple[str, ...]) -> list[str]:

@@ -36,6 +36,8 @@ class Placement:
 
     def __init__(self, client: Client, prefix: str, shards: int = 1) -> None:
         self._client = client
+        #: A hash: layout -> <version> <oldest> <number of shards>; with several, saga:<saga> -> its shard, or all; app -> <call>
+        #: <the app that has started last>; app:before -> another that was the last before it.
         self._meta = tag_of(prefix, "meta")
         self.dead = tag_of(prefix, "dead")  #: the hash tag of the dead letters
         self.shards = tuple(Shard(prefix, number, str(number) if shards > 1 else "") for number in range(shards))

@@ -9,10 +9,10 @@ from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.items import Added, Addition, Item, Rules
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load
-from celery_sagas.stores.redis.keys import SHARD_KEYS
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.buffer_plays import RULES, addition, divided, empty_buffers
+from tests.stores.redis.catalogue import SHARD_KEYS
 from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, urls_of
 from tests.stores.redis.damage import foreign
 

@@ -15,7 +15,6 @@ from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, Un
 from celery_sagas.stores.records import Handling, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load, names
-from celery_sagas.stores.redis.keys import DEAD_KEYS, META_KEY, SHARD_KEYS
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
@@ -41,6 +40,7 @@ from celery_sagas.testing.samples import (
 )
 from tests.servers import unique
 from tests.stores.redis.buffer_plays import BUFFER_PLAYS, claim_items, empty_buffers, reject_items
+from tests.stores.redis.catalogue import ANSWER, DEAD_KEYS, META_KEY, SHARD_KEYS
 from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, OpenAt, urls_of
 from tests.stores.redis.damage import DAMAGE, FORGET, foreign
 from tests.stores.redis.times import let_time_pass, servers_now
@@ -495,7 +495,7 @@ _PARTS = ((":0}", SHARD_KEYS), (":dead}", DEAD_KEYS))
 #: The keys that only the scripts of buffers write, which have a test of their own.
 _OF_BUFFERS = tuple(f":0}}:{name}" for name in ("buffer:", "dead_letters"))
 #: Those that have a name which somebody else could give a key of theirs.
-_KEYS = [f"{tag}:{name}" for tag, kinds in _PARTS for name, kind in kinds.items() if kind.expires == "never"]
+_KEYS = [f"{tag}:{name}" for tag, kinds in _PARTS for name in kinds if name != ANSWER]
 _KEYS = [key for key in _KEYS if not key.startswith(_OF_BUFFERS)]
 
 
@@ -704,9 +704,9 @@ class TestKeys:
         catalogue = {f":0}}:{name}": kind for name, kind in SHARD_KEYS.items()}
         catalogue |= {f":dead}}:{name}": kind for name, kind in DEAD_KEYS.items()} | {":meta}": META_KEY}
         for key, (type, _) in dump().items():
-            kind = catalogue[_pattern(key.removeprefix("{" + prefix))]
-            assert kind.type == type
-            assert (server.ttl(key) == -1) == (kind.expires == "never")
+            pattern = _pattern(key.removeprefix("{" + prefix))
+            assert catalogue[pattern] == type
+            assert (server.ttl(key) == -1) == (not pattern.endswith(ANSWER))
 
     def test_all_keys_of_a_call_share_one_hash_tag(self, redis_backend: RedisBackend) -> None:
         for script, keys, _, options, _ in _played(redis_backend):

@@ -221,5 +221,5 @@ def _may_pass(error: Exception, code: str) -> bool:
 
 
 def _touch(key: str) -> list[Word]:
-    """Return the command that writes nothing of consequence beside a key."""
+    """Return the command that writes nothing of consequence beside a key, so that WAIT has something to wait for."""
     return ["HSET", f"{key.partition('}')[0]}}}:waits", "last", ""]
