@@ -7,9 +7,10 @@ from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.scripts import Now, load, servers_time
-from celery_sagas.stores.redis.keys import answer_to, dead_letters_in, new_call
+from celery_sagas.stores.redis.keys import dead_letters_in
 from celery_sagas.stores.redis.packing import encode, pack_dead_letter, unpack_dead_letter
 from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.store import RedisStore
 
 _ADD: Final = load("dead_add")
 _LIST: Final = load("dead_list")
@@ -18,15 +19,14 @@ _REMOVE: Final = load("dead_remove")
 _COUNT: Final = load("dead_count")
 
 
-class RedisDeadLetters(DeadLetters):
+class RedisDeadLetters(RedisStore, DeadLetters):
     """Dead letters in a hash, and in a sorted set by their time.
 
     Those of messages have a hash tag of their own; those of rejected items are in the shard of their group.
     """
 
     def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._now = now
+        super().__init__(client, placement, now)
         self._tags = [placement.dead, *(shard.tag for shard in placement.shards)]
 
     def add(self, dead_letter: DeadLetter) -> None:
@@ -50,7 +50,7 @@ class RedisDeadLetters(DeadLetters):
         return found[1] if found else None
 
     def remove(self, id: str) -> bool:
-        return any(self._remove_from(tag, id) for tag in self._tags)
+        return any(self._run_once(_REMOVE, tag, dead_letters_in(tag), [encode(id)]) for tag in self._tags)
 
     def count(self) -> int:
         return sum(self._client.run(_COUNT, dead_letters_in(tag)[:1], []) for tag in self._tags)
@@ -62,10 +62,6 @@ class RedisDeadLetters(DeadLetters):
             if packed is not None:
                 return position, _unpack(tag, encode(id), packed)
         return None
-
-    def _remove_from(self, tag: str, id: str) -> bool:
-        call = new_call()
-        return bool(self._client.run(_REMOVE, dead_letters_in(tag), [call, encode(id)], answer=answer_to(call, tag)))
 
 
 def _unpack(tag: str, id: bytes, packed: bytes) -> DeadLetter:

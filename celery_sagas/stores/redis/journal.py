@@ -5,15 +5,14 @@ from typing import Final
 
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
-from celery_sagas.stores.redis.connection.client import Client
-from celery_sagas.stores.redis.connection.scripts import Now, load, servers_time
-from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.connection.scripts import load
+from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import encode, subject_of, unpack_entry, unreadable
-from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.store import RedisStore
 
 #: How many entries one script reads.
 _READ_AT_ONCE: Final = 100
-#: The most entries that one script removes: a script blocks all other clients.
+#: The most entries that one script removes.
 _PURGED_AT_ONCE: Final = 200
 
 _HISTORY: Final = load("journal_history")
@@ -21,13 +20,8 @@ _OUTCOME_OF: Final = load("journal_outcome_of")
 _PURGE: Final = load("journal_purge")
 
 
-class RedisJournal(Journal):
+class RedisJournal(RedisStore, Journal):
     """Entries in one hash for each shard, in a list in the order of their commits, and chained for each key."""
-
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._placement = placement
-        self._now = now
 
     def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
         subjects = [encode(subject_of(name, key)) for name in names]
@@ -49,15 +43,8 @@ class RedisJournal(Journal):
     def purge(self, older_than_ms: int, limit: int) -> int:
         purged = 0
         for shard in self._placement.in_turn():
-            while (left := limit - purged) > 0:
-                at_once = min(left, _PURGED_AT_ONCE)
-                call = new_call()
-                keys = (shard.journal, shard.order, shard.heads, shard.completed)
-                args = [call, self._now(), older_than_ms, at_once]
-                removed: int = self._client.run(_PURGE, keys, args, answer=shard.answer(call))
-                purged += removed
-                if removed < at_once:
-                    break
+            keys, args = (shard.journal, shard.order, shard.heads, shard.completed), [self._now(), older_than_ms]
+            purged += self._purge(_PURGE, shard.tag, keys, args, limit - purged, _PURGED_AT_ONCE)
         return purged
 
     def _newest(self, shard: Shard, saga: str, key: str, limit: int) -> list[Entry]:

@@ -157,10 +157,6 @@ class Shard:
         """Return an id that leads to this shard."""
         return f"{id}.{self.suffix}" if self.suffix else id
 
-    def answer(self, call: str) -> str:
-        """Return the key of a call's answer."""
-        return answer_to(call, self.tag)
-
     def instances(self, saga: str) -> str:
         """Return the key of a saga's instances, a hash: instance id -> record."""
         return f"{self.tag}:instances:{saga}"

@@ -1,23 +1,25 @@
 """Outgoing messages in Redis."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry, OutboxRow
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.scripts import Now, Script, load, servers_time
-from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import digest_of, encode, unpack_row
 from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.store import RedisStore
 from celery_sagas.stores.redis.turns import Turns
 
 logger = logging.getLogger("celery_sagas")
 
 #: The most rows that one script touches: a script blocks all other clients.
-AT_ONCE: Final = 500
+_AT_ONCE: Final = 500
+#: How many characters of an error are kept.
+_ERROR_CHARACTERS: Final = 2_000
 
 _DAMAGED: Final = (
     "the field %r of the Redis hash %r, a message that is to be sent, is damaged, %s, and set aside; look at it with HGET, then "
@@ -26,41 +28,83 @@ _DAMAGED: Final = (
 
 _CLAIM: Final = load("outbox_claim_due")
 _SET_ASIDE: Final = load("outbox_set_aside")
+_CONFIRM: Final = load("outbox_confirm")
+_RELEASE: Final = load("outbox_release")
+_FAIL: Final = load("outbox_fail")
+_COUNT: Final = load("outbox_count")
+_COUNT_LEASED: Final = load("outbox_count_leased")
 
 
-class Claims:
-    """Leases due rows.
+class RedisOutbox(RedisStore, Outbox):
+    """Outgoing rows in one hash for each shard, and in a sorted set by the time from which they are due.
 
-    Args:
-        client: Runs the scripts.
-        now: The time, for the scripts.
-        clock: Returns seconds, of any beginning.
+    Only a claim waits for replicas: what is claimed is published, and its commit must not be lost then. If a fail-over loses a
+    confirmation, a message is sent again, as it may be anyway.
     """
 
-    def __init__(self, client: Client, now: Now, clock: Callable[[], float] = time.monotonic) -> None:
-        self._client = client
-        self._now = now
-        self._turns = Turns(client, clock)
+    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+        super().__init__(client, placement, now)
+        self._turns = Turns(client)
 
-    def claim(self, shards: Sequence[Shard], token: str, limit: int, lease_ms: int, digests: Sequence[bytes]) -> list[OutboxRow]:
-        """Lease at most ``limit`` due rows of the shards, which are asked in this order; see ``Turns.take``."""
-        by = encode(token)
-        return self._turns.take(shards, limit, lambda shard, limit: self._claim_of(shard, by, limit, lease_ms, digests))
+    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
+        own = (encode(token), lease_ms, _digests(cause))
+        return self._turns.take(self._shards(cause), limit, lambda shard, limit: self._claim_of(shard, limit, *own))
+
+    def confirm(self, token: str, ids: Sequence[str]) -> int:
+        return self._change(_CONFIRM, [encode(token)], ids)
+
+    def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
+        return self._change(_RELEASE, [self._now(), encode(token), delay_ms], ids)
+
+    def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
+        shard = self._placement.of_id(id)
+        args = [self._now(), encode(token), encode(id), encode(error[:_ERROR_CHARACTERS]), delay_ms]
+        return bool(self._run_once(_FAIL, shard.tag, shard.rows, args))
+
+    def count(self) -> int:
+        return sum(self._client.run(_COUNT, shard.rows[:1], []) for shard in self._placement.in_turn())
+
+    def count_leased(self, cause: Entry) -> int:
+        args = [self._now(), *_digests(cause)]
+        return sum(self._client.run(_COUNT_LEASED, shard.rows, args) for shard in self._shards(cause))
 
     def _claim_of(
-        self, shard: Shard, token: bytes, limit: int, lease_ms: int, digests: Sequence[bytes]
+        self, shard: Shard, limit: int, token: bytes, lease_ms: int, digests: Sequence[bytes]
     ) -> Iterator[list[OutboxRow]]:
         """Lease a bounded number of rows at once, until there are enough or no more."""
         while limit > 0:
-            call, at_once = new_call(), min(limit, AT_ONCE)
-            args = [call, self._now(), token, at_once, lease_ms, *digests]
+            at_once = min(limit, _AT_ONCE)
+            args = [self._now(), token, at_once, lease_ms, *digests]
             # once the replicas have the lease, they have the commits that wrote the rows
-            answer = self._client.run(_CLAIM, shard.rows, args, answer=shard.answer(call), commits=True)
+            answer = self._run_once(_CLAIM, shard.tag, shard.rows, args, commits=True)
             damaged: list[bytes] = []
             yield list(_readable(shard, answer, damaged))
             if damaged:
                 self._client.run(_SET_ASIDE, shard.rows, [token, *damaged])
             limit = 0 if len(answer) < 3 * at_once else limit - at_once
+
+    def _change(self, script: Script, args: Sequence[str | int | bytes], ids: Sequence[str]) -> int:
+        """Run a script on the rows, each once, shard by shard and a bounded number at once."""
+        changed = 0
+        for shard, part in self._parts(dict.fromkeys(ids)):
+            changed += self._run_once(script, shard.tag, shard.rows, [*args, *map(encode, part)])
+        return changed
+
+    def _parts(self, ids: dict[str, None]) -> Iterator[tuple[Shard, list[str]]]:
+        by_shard: dict[Shard, list[str]] = {}
+        for id in ids:
+            by_shard.setdefault(self._placement.of_id(id), []).append(id)
+        for shard, own in by_shard.items():
+            for start in range(0, len(own), _AT_ONCE):
+                yield shard, own[start : start + _AT_ONCE]
+
+    def _shards(self, cause: Entry | None) -> list[Shard]:
+        """Return the shards that may have rows: all, unless it is known where the message that decided them is kept."""
+        return [self._placement.of_id(cause.attempt)] if cause else self._placement.in_turn()
+
+
+def _digests(cause: Entry | None) -> list[bytes]:
+    return [digest_of(cause.step, cause.message_id)] if cause else []
 
 
 def _readable(shard: Shard, answer: Sequence[Any], damaged: list[bytes]) -> Iterator[OutboxRow]:
@@ -71,72 +115,3 @@ def _readable(shard: Shard, answer: Sequence[Any], damaged: list[bytes]) -> Iter
         except ValueError as exc:
             damaged.append(id)
             logger.error(_DAMAGED, id.decode(errors="replace"), shard.rows[0], exc, shard.rows[1])  # noqa: TRY400 - no bug of ours
-
-
-#: How many characters of an error are kept.
-_ERROR_CHARACTERS: Final = 2_000
-_CONFIRM: Final = load("outbox_confirm")
-_RELEASE: Final = load("outbox_release")
-_FAIL: Final = load("outbox_fail")
-_COUNT: Final = load("outbox_count")
-_COUNT_LEASED: Final = load("outbox_count_leased")
-
-
-class RedisOutbox(Outbox):
-    """Outgoing rows in one hash for each shard, and in a sorted set by the time from which they are due.
-
-    Only a claim waits for replicas: what is claimed is published, and its commit must not be lost then. If a fail-over loses a
-    confirmation, a message is sent again, as it may be anyway.
-    """
-
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._placement = placement
-        self._now = now
-        self._claims = Claims(client, now)
-
-    def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
-        return self._claims.claim(self._shards(cause), token, limit, lease_ms, _digests(cause))
-
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
-        return self._change(_CONFIRM, [encode(token)], ids)
-
-    def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
-        return self._change(_RELEASE, [self._now(), encode(token), delay_ms], ids)
-
-    def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
-        shard = self._placement.of_id(id)
-        call = new_call()
-        args = [call, self._now(), encode(token), encode(id), encode(error[:_ERROR_CHARACTERS]), delay_ms]
-        return bool(self._client.run(_FAIL, shard.rows, args, answer=shard.answer(call)))
-
-    def count(self) -> int:
-        return sum(self._client.run(_COUNT, shard.rows[:1], []) for shard in self._placement.in_turn())
-
-    def count_leased(self, cause: Entry) -> int:
-        args = [self._now(), *_digests(cause)]
-        return sum(self._client.run(_COUNT_LEASED, shard.rows, args) for shard in self._shards(cause))
-
-    def _change(self, script: Script, args: Sequence[str | int | bytes], ids: Sequence[str]) -> int:
-        """Run a script on the rows, each once, shard by shard and a bounded number at once."""
-        changed = 0
-        for shard, part in self._parts(dict.fromkeys(ids)):
-            call = new_call()
-            changed += self._client.run(script, shard.rows, [call, *args, *map(encode, part)], answer=shard.answer(call))
-        return changed
-
-    def _parts(self, ids: dict[str, None]) -> Iterator[tuple[Shard, list[str]]]:
-        by_shard: dict[Shard, list[str]] = {}
-        for id in ids:
-            by_shard.setdefault(self._placement.of_id(id), []).append(id)
-        for shard, own in by_shard.items():
-            for start in range(0, len(own), AT_ONCE):
-                yield shard, own[start : start + AT_ONCE]
-
-    def _shards(self, cause: Entry | None) -> list[Shard]:
-        """Return the shards that may have rows: all, unless it is known where the message that decided them is kept."""
-        return [self._placement.of_id(cause.attempt)] if cause else self._placement.in_turn()
-
-
-def _digests(cause: Entry | None) -> list[bytes]:
-    return [digest_of(cause.step, cause.message_id)] if cause else []

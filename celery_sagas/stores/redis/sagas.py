@@ -7,9 +7,8 @@ from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
-from celery_sagas.stores.redis.connection.client import Client
-from celery_sagas.stores.redis.connection.scripts import Now, Script, load, servers_time
-from celery_sagas.stores.redis.keys import Shard, new_call
+from celery_sagas.stores.redis.connection.scripts import Script, load
+from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import (
     digest_of,
     encode,
@@ -25,7 +24,7 @@ from celery_sagas.stores.redis.packing import (
     unpack_record,
     unreadable,
 )
-from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.store import RedisStore
 
 _Args = list[str | int | bytes]
 
@@ -44,13 +43,8 @@ _RENAME: Final = load("saga_rename")
 _RENAMED_AT_ONCE: Final = 20
 
 
-class RedisSagaStore(SagaStore):
+class RedisSagaStore(RedisStore, SagaStore):
     """Instances in one hash for each saga and shard."""
-
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._placement = placement
-        self._now = now
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         shard = self._placement.of_lookup(lookup)
@@ -115,10 +109,10 @@ class RedisSagaStore(SagaStore):
         if not after:
             self._placement.register_name(name, former)
         number, _, cursor = (after or "0:0").partition(":")
-        shard, call = self._placement.shards[int(number)], new_call()
+        shard = self._placement.shards[int(number)]
         keys = [shard.instances(former), shard.keys(former), shard.instances(name), shard.keys(name)]
-        args: _Args = [call, cursor, min(limit, _RENAMED_AT_ONCE)]
-        found, moved, *stay = self._client.run(_RENAME, keys, args, answer=shard.answer(call), commits=True)
+        args: _Args = [cursor, min(limit, _RENAMED_AT_ONCE)]
+        found, moved, *stay = self._run_once(_RENAME, shard.tag, keys, args, commits=True)
         texts = [text.decode(errors="replace") for text in stay]
         conflicts = tuple(zip(texts[::2], texts[1::2], strict=True))
         return Renamed(moved, conflicts, self._next(int(number), found.decode() or cursor, is_over=found == b"0"))

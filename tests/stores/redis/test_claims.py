@@ -1,7 +1,7 @@
 """Leasing due rows where a server is silent, or a row is damaged: the other rows come all the same."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,15 +12,18 @@ from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.cluster import ClusterClient
 from celery_sagas.stores.redis.keys import Shard
-from celery_sagas.stores.redis.outbox import Claims
+from celery_sagas.stores.redis.turns import Turns
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.samples import HOUR, MINUTE, RELAY, claim, effects, entry, ids, new_id, outgoing, send
+from celery_sagas.testing.samples import HOUR, MINUTE, claim, effects, entry, ids, new_id, outgoing, send
 from tests import redis_servers
 from tests.redis_servers import RedisServer
 from tests.stores.redis.conftest import Open, OpenAt
 from tests.stores.redis.damage import DAMAGE, script
 
 SHARDS = [Shard("test", number, str(number)) for number in range(6)]
+
+#: Claims of all shards, beginning with one; returns those that had rows.
+Claimed = Callable[..., list[int]]
 
 
 class Nodes:
@@ -39,22 +42,19 @@ class Nodes:
         """Return the node."""
         return self._number(key) % 3
 
-    def run(self, script: Any, keys: Any, args: Any, **options: Any) -> list[object]:
+    def take(self, shard: Shard, limit: int) -> Iterator[list[int]]:
         """Answer, or take the time that nobody answers."""
-        number = self._number(keys[0])
+        number = self._number(shard.rows[0])
         self.asked.append(number)
         if number in self.refusing:
             raise StoreUnavailable("redis", "READONLY") from redis.ReadOnlyError("no")
         if number % 3 in self.silent:
             self.now += self.total_timeout
             raise StoreUnavailable("redis", f"no answer of {number % 3}") from redis.TimeoutError("timed out")
-        return [] if self.empty else [b"%d" % number, PACKED, 0]
+        yield [] if self.empty else [number]
 
     def _number(self, key: str) -> int:
         return int(key.partition(":")[2][0])
-
-
-PACKED = b"0 %s 0 0 4 0 0 0 0 0\nsent" % (b"d" * 22)
 
 
 @pytest.fixture
@@ -63,80 +63,81 @@ def nodes() -> Nodes:
 
 
 @pytest.fixture
-def claims(nodes: Nodes) -> Claims:
-    return Claims(nodes, lambda: 0, clock=lambda: nodes.now)  # type: ignore[arg-type]
+def turns(nodes: Nodes) -> Turns:
+    return Turns(nodes, clock=lambda: nodes.now)  # type: ignore[arg-type]
 
 
-def claimed(claims: Claims, first: int = 0, limit: int = 100) -> list[int]:
+@pytest.fixture
+def claimed(nodes: Nodes, turns: Turns) -> Claimed:
     """Claim of all shards, beginning with one; return of which there were rows."""
-    return [int(row.id) for row in claims.claim([*SHARDS[first:], *SHARDS[:first]], RELAY, limit, MINUTE, [])]
+    return lambda first=0: turns.take([*SHARDS[first:], *SHARDS[:first]], 100, nodes.take)
 
 
 class TestSilent:
     """A server that gives no answer."""
 
-    def test_no_other_is_asked_after_it_once_there_are_rows(self, claims: Claims, nodes: Nodes) -> None:
+    def test_no_other_is_asked_after_it_once_there_are_rows(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent = {1}
-        assert claimed(claims) == [0]
+        assert claimed() == [0]
         assert (nodes.asked, nodes.now) == ([0, 1], 1_010.0)
 
-    def test_it_is_passed_over_for_a_while_with_all_of_its_shards(self, claims: Claims, nodes: Nodes) -> None:
+    def test_it_is_passed_over_for_a_while_with_all_of_its_shards(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent = {1}
-        claimed(claims)
+        claimed()
         nodes.asked.clear()
-        assert claimed(claims, first=1) == [2, 3, 5, 0]
+        assert claimed(1) == [2, 3, 5, 0]
         assert (nodes.asked, nodes.now) == ([2, 3, 5, 0], 1_010.0)
 
-    def test_it_is_asked_again_after_a_while(self, claims: Claims, nodes: Nodes) -> None:
+    def test_it_is_asked_again_after_a_while(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent = {1}
-        claimed(claims)
+        claimed()
         nodes.silent = set()
         nodes.now += 29
-        assert claimed(claims) == [0, 2, 3, 5]
+        assert claimed() == [0, 2, 3, 5]
         nodes.now += 1
-        assert claimed(claims) == [0, 1, 2, 3, 4, 5]
+        assert claimed() == [0, 1, 2, 3, 4, 5]
 
-    def test_one_claim_waits_for_one_only(self, claims: Claims, nodes: Nodes) -> None:
+    def test_one_claim_waits_for_one_only(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent = {0, 1}
         with pytest.raises(StoreUnavailable, match="no answer of 0"):
-            claimed(claims)
+            claimed()
         assert nodes.now == 1_010.0
         with pytest.raises(StoreUnavailable, match="no answer of 1"):
-            claimed(claims)
+            claimed()
         assert nodes.now == 1_020.0
-        assert claimed(claims) == [2, 5]
+        assert claimed() == [2, 5]
         assert nodes.now == 1_020.0
 
-    def test_error_is_raised_if_the_others_have_nothing(self, claims: Claims, nodes: Nodes) -> None:
+    def test_error_is_raised_if_the_others_have_nothing(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent, nodes.empty = {1}, True
         for first in (0, 0, 2, 3):
             with pytest.raises(StoreUnavailable, match="no answer of 1"):
-                claimed(claims, first)
+                claimed(first)
         assert nodes.now == 1_010.0
 
-    def test_all_are_asked_again_if_no_other_is_left(self, claims: Claims, nodes: Nodes) -> None:
+    def test_all_are_asked_again_if_no_other_is_left(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent = {0, 1, 2}
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
-                claimed(claims)
+                claimed()
         nodes.silent = {1, 2}
-        assert claimed(claims) == [0]
+        assert claimed() == [0]
 
-    def test_error_does_not_grow(self, claims: Claims, nodes: Nodes) -> None:
+    def test_error_does_not_grow(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.silent, nodes.empty = {1}, True
-        assert len({_length_of_traceback(claims) for _ in range(4)}) <= 2
+        assert len({_length_of_traceback(claimed) for _ in range(4)}) <= 2
 
-    def test_one_that_refuses_is_asked_each_time(self, claims: Claims, nodes: Nodes) -> None:
+    def test_one_that_refuses_is_asked_each_time(self, claimed: Claimed, nodes: Nodes) -> None:
         nodes.refusing = {0}
-        assert claimed(claims) == [1, 2, 3, 4, 5]
-        assert claimed(claims, first=5) == [5]
+        assert claimed() == [1, 2, 3, 4, 5]
+        assert claimed(5) == [5]
         nodes.refusing = set()
-        assert claimed(claims) == [0, 1, 2, 3, 4, 5]
+        assert claimed() == [0, 1, 2, 3, 4, 5]
 
 
-def _length_of_traceback(claims: Claims) -> int:
+def _length_of_traceback(claimed: Claimed) -> int:
     with pytest.raises(StoreUnavailable) as raised:
-        claimed(claims)
+        claimed()
     return len(raised.traceback)
 
 
@@ -173,7 +174,7 @@ def test_healthy_nodes_of_a_cluster_are_relayed(
     monkeypatch.setattr(server, "ask", note)
     monkeypatch.setattr(server, "_arguments", {**server._arguments, "socket_timeout": 0.2, "socket_connect_timeout": 0.2})
     server.connections.close_idle()
-    monkeypatch.setattr(backend.outbox._claims._turns, "_clock", lambda: 0.0)  # it is passed over until the end
+    monkeypatch.setattr(backend.outbox._turns, "_clock", lambda: 0.0)  # it is passed over until the end
     on_second = {shard.suffix for shard in backend._placement.shards if _port_of(backend, shard) == nodes[1].port}
     assert 0 < len(on_second) < 12
     got: set[str] = set()

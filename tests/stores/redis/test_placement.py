@@ -11,7 +11,7 @@ from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError
 from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, NewRecord, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import Script
-from celery_sagas.stores.redis.keys import Shard, tag_of
+from celery_sagas.stores.redis.keys import Shard, answer_to, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import LAYOUT
 from celery_sagas.testing.clock import Clock
@@ -88,7 +88,7 @@ class TestPrefixes:
         shard = Shard("shop", 0, "")
         keys = [key for saga in ("order", "order.keys", "instances", "keys") for key in (shard.instances(saga), shard.keys(saga))]
         assert len(set(keys)) == len(keys)
-        assert not set(keys) & {*shard.effects, shard.locks, shard.answer("1")}
+        assert not set(keys) & {*shard.effects, shard.locks, answer_to("1", shard.tag)}
 
 
 class TestOneShard:

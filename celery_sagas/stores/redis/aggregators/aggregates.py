@@ -24,6 +24,7 @@ from celery_sagas.stores.redis.packing import (
     unreadable_in_list,
 )
 from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.store import RedisStore
 from celery_sagas.stores.redis.turns import Turns
 
 #: The most groups that one script claims, ids that one forgets, and items that one inserts: a script blocks all other clients.
@@ -41,19 +42,14 @@ _CLAIM_DUE: Final = load("aggregate_claim_due")
 _PURGE: Final = load("aggregate_purge")
 
 
-class OfGroups:
-    """The base of what runs scripts, among them those that change a group."""
-
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
-        self._client = client
-        self._placement = placement
-        self._now = now
+class OfGroups(RedisStore):
+    """The base of the stores that change groups."""
 
     def _change(self, script: Script, rules: Rules, group: str, *own: Word, is_usual: bool = False, commits: bool = True) -> int:
-        shard, call = self._placement.of_group(rules.name, group), new_call()
+        shard = self._placement.of_group(rules.name, group)
         keys = shard.buffers.change(rules.name, group, is_usual=is_usual)
-        args = [*of_rules(rules, group, self._now(), call), *own]
-        return int(self._client.run(script, keys, args, answer=shard.answer(call), commits=commits))
+        args = [*_of_rules(rules, group, self._now()), *own]
+        return int(self._run_once(script, shard.tag, keys, args, commits=commits))
 
 
 class RedisAggregateStore(OfGroups, AggregateStore):
@@ -78,13 +74,13 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
         shard = self._placement.of_group(rules.name, group)
         keys = shard.buffers.change(rules.name, group, is_usual=True)
-        args = of_rules(rules, group, self._now(), "-")
-        answer = self._client.run(_CLAIM, keys, [*args, token, rules.limit, rules.max_attempts], commits=True)
+        args = ["-", *_of_rules(rules, group, self._now()), token, rules.limit, rules.max_attempts]
+        answer = self._client.run(_CLAIM, keys, args, commits=True)
         return _snapshot(shard, rules, group, answer) if answer else None
 
     def renew(self, rules: Rules, group: str, token: str) -> bool:
         keys = self._placement.of_group(rules.name, group).buffers.change(rules.name, group, is_usual=True)
-        return bool(self._client.run(_RENEW, keys, [*of_rules(rules, group, self._now(), "-"), token]))
+        return bool(self._client.run(_RENEW, keys, ["-", *_of_rules(rules, group, self._now()), token]))
 
     def remove(
         self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
@@ -132,13 +128,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     def purge(self, limit: int) -> int:
         purged = 0
         for shard in self._placement.in_turn():
-            while (at_once := min(limit - purged, _AT_ONCE)) > 0:
-                call = new_call()
-                args = [call, self._now(), at_once]
-                forgotten: int = self._client.run(_PURGE, [shard.buffers.seen], args, answer=shard.answer(call))
-                purged += forgotten
-                if forgotten < at_once:
-                    break
+            purged += self._purge(_PURGE, shard.tag, [shard.buffers.seen], [self._now()], limit - purged, _AT_ONCE)
         return purged
 
     def _scripts(self, name: str, additions: Sequence[Addition]) -> Iterator[tuple[Shard, list[int]]]:
@@ -168,8 +158,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
         has_unreadable = any(item.is_unreadable for addition in additions for item in addition.items)
         groups = [addition.group for addition in additions]
         keys = shard.buffers.insertion(rules.name, groups, has_unreadable=has_unreadable)
-        args = of_rules(rules, rules.name, self._now(), new_call())
-        args += [rules.max_buffered, len(additions)]
+        args = [new_call(), *_of_rules(rules, rules.name, self._now()), rules.max_buffered, len(additions)]
         for addition in additions:
             _pack(args, rules.name, addition)
         answer = map(int, self._client.run(_INSERT, keys, args, commits=True).split())
@@ -179,23 +168,21 @@ class RedisAggregateStore(OfGroups, AggregateStore):
         """Request the flushes of a bounded number of groups at once, until there are enough or no more."""
         keys = [key for name in names for key in shard.buffers.of(name, "groups", "due")]
         while limit > 0:
-            call, at_once = new_call(), min(limit, _AT_ONCE)
-            args = [call, self._now(), at_once, lease_ms]
-            answer = self._client.run(_CLAIM_DUE, keys, args, answer=shard.answer(call))
+            at_once = min(limit, _AT_ONCE)
+            answer = self._run_once(_CLAIM_DUE, shard.tag, keys, [self._now(), at_once, lease_ms])
             yield [DueGroup(names[at], group.decode()) for at, group in zip(answer[::2], answer[1::2], strict=True)]
             limit = 0 if len(answer) < 2 * at_once else limit - at_once
 
 
-def of_rules(rules: Rules, about: str, now: int | str, call: str) -> list[Word]:
-    """Return the first arguments of the scripts that look at a trigger.
+def _of_rules(rules: Rules, about: str, now: int | str) -> list[Word]:
+    """Return the arguments that follow the call in the scripts that look at a trigger.
 
     Args:
         rules: Of the aggregator.
         about: The group; the aggregator, for an insertion.
         now: The time, or empty.
-        call: The name of the call, which identifies a repeat.
     """
-    return [call, now, about, rules.size, rules.within_ms, rules.idle_ms, rules.lease_ms]
+    return [now, about, rules.size, rules.within_ms, rules.idle_ms, rules.lease_ms]
 
 
 def _is_long(rules: Rules, addition: Addition) -> bool:
