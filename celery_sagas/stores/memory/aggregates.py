@@ -10,17 +10,20 @@ from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, NewItem, Rules, Snapshot
 from celery_sagas.stores.memory.buffers import Buffer, GroupId, MemoryLease
 from celery_sagas.stores.memory.dead_letters import keep
-from celery_sagas.stores.memory.state import Clock, MemoryState
+from celery_sagas.stores.memory.state import Clock, MemoryState, MemoryStore
 from celery_sagas.stores.records import DeadLetter
 
 
-class MemoryAggregateStore(AggregateStore):
-    """Groups in dictionaries."""
+class _OfGroups(MemoryStore):
+    """The base of the stores that read and change groups."""
 
     def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
+        super().__init__(state, clock)
         self._buffers = state.buffers
-        self._clock = clock
+
+
+class MemoryAggregateStore(_OfGroups, AggregateStore):
+    """Groups in dictionaries."""
 
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
         with self._state.lock:
@@ -181,13 +184,8 @@ class MemoryAggregateStore(AggregateStore):
             return len(old)
 
 
-class MemoryBuffers(Buffers):
+class MemoryBuffers(_OfGroups, Buffers):
     """A view of the same dictionaries."""
-
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
-        self._buffers = state.buffers
-        self._clock = clock
 
     def names(self) -> list[str]:
         with self._state.lock:
@@ -244,7 +242,7 @@ class MemoryBuffers(Buffers):
             number = buffer.ids.get(id)
             if number is None or (number not in buffer.unresolved if unresolved else buffer.shown(number).state == "leased"):
                 raise ItemNotBuffered(*group_id, id, len(buffer.items))
-            self._drop(group_id, rules, [number])
+            self._remove(group_id, rules, [number])
 
     def clear(self, rules: Rules, group: str) -> int:
         with self._state.lock:
@@ -254,11 +252,16 @@ class MemoryBuffers(Buffers):
                 return 0
             buffer.leases.clear()
             numbers = list(buffer.items)
-            self._drop(group_id, rules, numbers)
+            self._remove(group_id, rules, numbers)
             return len(numbers)
 
-    def _drop(self, group_id: GroupId, rules: Rules, numbers: Sequence[int]) -> None:
-        _drop(self._state, group_id, rules, numbers, self._clock())
+    def _remove(self, group_id: GroupId, rules: Rules, numbers: Sequence[int]) -> None:
+        buffer, now = self._buffers.groups[group_id], self._clock()
+        for number in numbers:
+            if number in buffer.free:
+                buffer.free.remove(number)
+            self._buffers.remember(group_id, buffer.drop(number).id, rules, now)
+        self._buffers.settle(group_id, rules, now)
 
 
 def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | None:
@@ -274,15 +277,6 @@ def _lease(buffer: Buffer, rules: Rules, token: str, now: int) -> MemoryLease | 
     del buffer.free[:count]
     buffer.request_flush(rules, now)
     return lease
-
-
-def _drop(state: MemoryState, group_id: GroupId, rules: Rules, numbers: Sequence[int], now: int) -> None:
-    buffer = state.buffers.groups[group_id]
-    for number in numbers:
-        if number in buffer.free:
-            buffer.free.remove(number)
-        state.buffers.remember(group_id, buffer.drop(number).id, rules, now)
-    state.buffers.settle(group_id, rules, now)
 
 
 def _shown(group: str, buffer: Buffer) -> Group:

@@ -1,16 +1,12 @@
 """Dead letters in memory."""
 
-from celery_sagas.stores.memory.state import Clock, MemoryState
+from celery_sagas.stores.memory.state import MemoryState, MemoryStore
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 
 
-class MemoryDeadLetters(DeadLetters):
+class MemoryDeadLetters(MemoryStore, DeadLetters):
     """Dead letters by id."""
-
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
-        self._clock = clock
 
     def add(self, dead_letter: DeadLetter) -> None:
         with self._state.lock:

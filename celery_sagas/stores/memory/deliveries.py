@@ -2,16 +2,12 @@
 
 from itertools import islice
 
-from celery_sagas.stores.memory.state import Clock, MemoryState
+from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.ports import Deliveries
 
 
-class MemoryDeliveries(Deliveries):
+class MemoryDeliveries(MemoryStore, Deliveries):
     """Counts in the order of the last deliveries."""
-
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
-        self._clock = clock
 
     def count(self, step: str, message_id: str) -> int:
         with self._state.lock:

@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 from itertools import islice
 
-from celery_sagas.stores.memory.state import Clock, MemoryState
+from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
 
 
-class MemoryJournal(Journal):
+class MemoryJournal(MemoryStore, Journal):
     """Entries in the order in which they were committed."""
-
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
-        self._clock = clock
 
     def outcome_of(self, names: Sequence[str], key: str) -> Entry | None:
         with self._state.lock:

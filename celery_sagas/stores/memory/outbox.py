@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from celery_sagas.stores.memory.rows import Row, leased, unleased
-from celery_sagas.stores.memory.state import Clock, MemoryState
+from celery_sagas.stores.memory.state import MemoryStore, Row, leased, unleased
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry, OutboxRow
 
@@ -13,12 +12,8 @@ from celery_sagas.stores.records import Entry, OutboxRow
 ERROR_CHARACTERS = 2_000
 
 
-class MemoryOutbox(Outbox):
+class MemoryOutbox(MemoryStore, Outbox):
     """Outgoing rows in the order in which they fall due."""
-
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
-        self._clock = clock
 
     def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
         with self._state.lock:

@@ -4,32 +4,44 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from celery_sagas.core.ids import time_ordered_id
-from celery_sagas.stores.memory.commits import check_rows, is_replay, write_effects
-from celery_sagas.stores.memory.instances import delete_instance, insert_instance, rename_instances, update_instance
-from celery_sagas.stores.memory.state import Clock, InstanceLock, MemoryState
+from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.stores.memory.state import InstanceLock, KeyPath, MemoryState, MemoryStore, Row, leased
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import ID, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
+from celery_sagas.stores.records import (
+    ID,
+    KEY,
+    Change,
+    Effects,
+    Entry,
+    Found,
+    Handling,
+    Lookup,
+    NewRecord,
+    OutboxRow,
+    Outgoing,
+    Record,
+    Renamed,
+)
+
+#: The kinds of outgoing rows that end with their instance.
+_BOUND_KINDS = ("scheduled", "deadline")
 
 
-class MemorySagaStore(SagaStore):
+class MemorySagaStore(MemoryStore, SagaStore):
     """Saga instances over dictionaries; the lock is held for the whole of each operation."""
-
-    def __init__(self, state: MemoryState, clock: Clock) -> None:
-        self._state = state
-        self._clock = clock
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         with self._state.lock:
             return Found(self._record(lookup), self._handled(handling), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        self._commit(effects, lambda now: insert_instance(self._state, record, now))
+        self._commit(effects, lambda now: _insert(self._state, record, now))
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        self._commit(effects, lambda now: update_instance(self._state, record, change, effects.lock_owner, now))
+        self._commit(effects, lambda now: _update(self._state, record, change, effects.lock_owner, now))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        self._commit(effects, lambda now: delete_instance(self._state, record, effects.lock_owner, now))
+        self._commit(effects, lambda now: _delete(self._state, record, effects.lock_owner, now))
 
     def record(self, effects: Effects) -> None:
         self._commit(effects, lambda now: None)
@@ -49,17 +61,21 @@ class MemorySagaStore(SagaStore):
 
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         with self._state.lock:
-            return rename_instances(self._state, name, former, limit, after)
+            return _rename_instances(self._state, name, former, limit, after)
 
     def _commit(self, effects: Effects, change: Callable[[int], None]) -> None:
-        """Make a change and write its effects, unless this attempt has committed before."""
+        """Make a change and write its effects, unless this attempt has committed before.
+
+        All checks come before the first write, and no write can fail.
+        """
         with self._state.lock:
-            if is_replay(self._state, effects.entry):
+            if _is_replay(self._state, effects.entry):
                 return
-            check_rows(self._state, effects)
+            if any(outgoing.id in self._state.outbox for outgoing in effects.outgoing):  # as a primary key would
+                raise RevisionConflict(effects.entry.saga, effects.entry.key, "unique")
             now = self._clock()
             change(now)
-            write_effects(self._state, effects, now)
+            _write_effects(self._state, effects, now)
 
     def _record(self, lookup: Lookup) -> Record | None:
         id = self._id(lookup)
@@ -79,3 +95,145 @@ class MemorySagaStore(SagaStore):
             return None
         entries = (self._state.journal.get((step, handling.message_id)) for step in handling.steps)
         return next((entry for entry in entries if entry is not None), None)
+
+
+def _is_replay(state: MemoryState, entry: Entry) -> bool:
+    """Return whether this attempt has committed before.
+
+    Raises:
+        AlreadyHandled: Another attempt has committed.
+    """
+    handled = state.journal.get((entry.step, entry.message_id))
+    if handled is not None and handled.attempt != entry.attempt:
+        raise AlreadyHandled(entry.step, entry.message_id)
+    return handled is not None
+
+
+def _write_effects(state: MemoryState, effects: Effects, now: int) -> None:
+    """Write the journal entry and the outgoing rows: under their first lease, unless they wait for their due time."""
+    entry = effects.entry
+    state.journal[entry.step, entry.message_id] = entry._replace(at=now)
+    for outgoing in effects.outgoing:
+        message = _message(outgoing, entry)
+        row = Row(message, outgoing.due_at) if outgoing.due_at else leased(Row(message), effects.owner, now + effects.grace_ms)
+        state.outbox.add(row)
+
+
+def _message(outgoing: Outgoing, entry: Entry) -> OutboxRow:
+    return OutboxRow(
+        id=outgoing.id,
+        kind=outgoing.kind,
+        message_id=outgoing.message_id,
+        task=outgoing.task,
+        payload=outgoing.payload,
+        due_at=outgoing.due_at,
+        attempts=0,
+        instance_id=entry.instance_id,
+        step=entry.step,
+        cause=entry.message_id,
+    )
+
+
+def _insert(state: MemoryState, record: NewRecord, now: int) -> None:
+    """Insert an instance with its key and its alternate keys, if all of them are free."""
+    keys = ((KEY, record.key), *record.keys)
+    if record.id in state.instances or _taken(state, record.names, keys):
+        raise RevisionConflict(record.names[0], record.key, "unique")
+    state.instances[record.id] = _first_version(record, now)
+    _add_keys(state, record.names[0], record.id, keys)
+
+
+def _update(state: MemoryState, record: Record, change: Change, lock_owner: str, now: int) -> None:
+    """Change the instance that was found, its alternate keys by what is removed and added, and remove what is cancelled."""
+    current = _unchanged(state, record, lock_owner, now)
+    if _taken(state, change.names, change.added_keys):
+        raise RevisionConflict(record.saga, record.key, "unique")
+    for path in _held(state, current, change.removed_keys):
+        del state.keys[path]
+    _add_keys(state, current.saga, current.id, change.added_keys)
+    state.instances[current.id] = _next_version(current, change, now)
+    state.locks.pop(current.id, None)
+    for id in change.cancelled:
+        state.outbox.remove_of_instance(current.id, id)
+
+
+def _delete(state: MemoryState, record: Record, lock_owner: str, now: int) -> None:
+    """Remove the instance that was found, its keys, and the outgoing rows that end with it."""
+    current = _unchanged(state, record, lock_owner, now)
+    del state.instances[current.id]
+    state.locks.pop(current.id, None)
+    state.keys = {path: id for path, id in state.keys.items() if id != current.id}
+    for row in state.outbox.of_instance(current.id):
+        if row.message.kind in _BOUND_KINDS:
+            state.outbox.remove(row.message.id)
+
+
+def _rename_instances(state: MemoryState, name: str, former: str, limit: int, after: str) -> Renamed:
+    """Move instances that follow an id to another name of their saga, unless a key of theirs is taken there."""
+    ids = sorted(id for id, record in state.instances.items() if record.saga == former and id > after)
+    page = ids[:limit]
+    conflicts = tuple((id, state.instances[id].key) for id in page if not _rename(state, state.instances[id], name))
+    return Renamed(len(page) - len(conflicts), conflicts, page[-1] if len(ids) > limit else "")
+
+
+def _rename(state: MemoryState, record: Record, name: str) -> bool:
+    paths = [path for path, id in state.keys.items() if id == record.id]
+    keys = [(property, value) for _, property, value in paths]
+    if _taken(state, (name,), keys):
+        return False
+    for path in paths:
+        del state.keys[path]
+    _add_keys(state, name, record.id, keys)
+    state.instances[record.id] = record._replace(saga=name)
+    return True
+
+
+def _unchanged(state: MemoryState, record: Record, lock_owner: str, now: int) -> Record:
+    """Return the instance, or raise RevisionConflict if it has changed since, or another owner has locked it."""
+    current = state.instances.get(record.id)
+    if current is None or (current.version, current.saga) != (record.version, record.saga):
+        raise RevisionConflict(record.saga, record.key, "version")
+    if state.locked_by(record.id, now) not in ("", lock_owner):
+        raise RevisionConflict(record.saga, record.key, "locked")
+    return current
+
+
+def _taken(state: MemoryState, names: Sequence[str], keys: Sequence[tuple[str, str]]) -> bool:
+    """Return whether one of the keys is held under any of the names."""
+    paths = ((name, *key) for name in names for key in keys)
+    return any(path in state.keys for path in paths)
+
+
+def _held(state: MemoryState, record: Record, keys: Sequence[tuple[str, str]]) -> list[KeyPath]:
+    """Return the paths of those keys that the instance holds itself."""
+    paths = [(record.saga, *key) for key in keys]
+    return [path for path in paths if state.keys.get(path) == record.id]
+
+
+def _add_keys(state: MemoryState, saga: str, id: str, keys: Sequence[tuple[str, str]]) -> None:
+    for property, value in keys:
+        state.keys[saga, property, value] = id
+
+
+def _first_version(record: NewRecord, now: int) -> Record:
+    return Record(
+        id=record.id,
+        saga=record.names[0],
+        key=record.key,
+        version=1,
+        schema_version=record.schema_version,
+        data=record.data,
+        pending=record.pending,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _next_version(current: Record, change: Change, now: int) -> Record:
+    return current._replace(
+        version=current.version + 1,
+        schema_version=change.schema_version,
+        data=change.data,
+        pending=change.pending,
+        updated_at=now,
+    )

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 from celery_sagas.stores.memory.buffers import MemoryGroups
-from celery_sagas.stores.memory.rows import Rows
-from celery_sagas.stores.records import DeadLetter, Entry, Record
+from celery_sagas.stores.records import DeadLetter, Entry, OutboxRow, Record
 
 #: Returns the time in milliseconds since the epoch.
 Clock = Callable[[], int]
@@ -22,6 +23,89 @@ class InstanceLock:
 
     lock_owner: str
     until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An outgoing row and its lease."""
+
+    message: OutboxRow
+    due_since: int = 0  #: when its due time has come and its lease has ended
+    token: str = ""  #: of the lease that is, or was last, on it
+    leased_until: int = 0
+    error: str = ""  #: why publishing it failed last
+    position: int = 0  #: grows with each row that is added, so that rows of one time stay in their order
+
+
+class Rows:
+    """Rows in two views: a dictionary by id, and a sorted list that is read from its due end."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Row] = {}
+        self._by_time: list[tuple[int, int, str]] = []
+        self._positions = count()
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._by_id
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, row: Row) -> None:
+        """Add a row behind all rows that fall due at the same time."""
+        self.put(replace(row, position=next(self._positions)))
+
+    def put(self, row: Row) -> None:
+        """Replace the row with the same id."""
+        self.remove(row.message.id)
+        self._by_id[row.message.id] = row
+        insort(self._by_time, _order_of(row))
+
+    def remove(self, id: str) -> None:
+        """Remove a row, if it is there."""
+        row = self._by_id.pop(id, None)
+        if row is not None:
+            del self._by_time[bisect_left(self._by_time, _order_of(row))]
+
+    def remove_of_instance(self, instance_id: str, id: str) -> None:
+        """Remove a row, if it is there and this instance has decided it."""
+        row = self._by_id.get(id)
+        if row is not None and row.message.instance_id == instance_id:
+            self.remove(id)
+
+    def held(self, id: str, token: str) -> Row | None:
+        """Return the row if its lease is, or was last, this token's."""
+        row = self._by_id.get(id)
+        return row if row is not None and row.token == token else None
+
+    def due(self, now: int) -> Iterator[Row]:
+        """Yield the rows that are due, the longest due first; rows that are not due cost nothing."""
+        for due_since, _, id in self._by_time:
+            if due_since > now:
+                return
+            yield self._by_id[id]
+
+    def leased(self, now: int) -> list[Row]:
+        """Return the rows that are under a lease."""
+        return [row for row in self._by_id.values() if row.leased_until > now]
+
+    def of_instance(self, instance_id: str) -> list[Row]:
+        """Return the rows that an instance has decided."""
+        return [row for row in self._by_id.values() if row.message.instance_id == instance_id]
+
+
+def leased(row: Row, token: str, until: int) -> Row:
+    """Return a row under a lease."""
+    return replace(row, due_since=until, token=token, leased_until=until)
+
+
+def unleased(row: Row, due_since: int) -> Row:
+    """Return a row whose lease has ended."""
+    return replace(row, due_since=due_since, leased_until=0)
+
+
+def _order_of(row: Row) -> tuple[int, int, str]:
+    return row.due_since, row.position, row.message.id
 
 
 @dataclass(slots=True)
@@ -43,6 +127,19 @@ class MemoryState:
         """Return the owner of a lock that lasts, or an empty text."""
         lock = self.locks.get(id)
         return lock.lock_owner if lock and lock.until > now else ""
+
+
+class MemoryStore:
+    """A store over a state.
+
+    Args:
+        state: Shared by the stores of a backend.
+        clock: Returns the time.
+    """
+
+    def __init__(self, state: MemoryState, clock: Clock) -> None:
+        self._state = state
+        self._clock = clock
 
 
 def wall_clock() -> int:
