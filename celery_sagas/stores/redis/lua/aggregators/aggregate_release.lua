@@ -8,7 +8,6 @@ local unread = KEYS[13]
 -- Answers with: 1, or 0 if the token has no lease.
 -- A repeat changes nothing, and answers as the first call did.
 local now, token, remember_ms = clock(ARGV[2]), ARGV[8], tonumber(ARGV[9])
-local ends_at = remember_ms > 0 and now + remember_ms or 0
 
 check_leases()
 check_ending()
@@ -19,7 +18,7 @@ if redis.call('HEXISTS', leases, token) == 0 then return 0 end
 local others, _, rejected, rejected_digests = divide(group, token, 12, now)
 if ARGV[10] == '1' then count_attempts(others) end
 free_again(group, others)
-drop_items(rejected, rejected_digests, ends_at)
+drop_items(rejected, rejected_digests, now, remember_ms)
 group.paused = math.max(group.paused, now + ARGV[11])
 request(group, math.max(group.requested, now + ARGV[11] + lease_ms))
 save_group(group, now)

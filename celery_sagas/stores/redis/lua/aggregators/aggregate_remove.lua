@@ -8,7 +8,6 @@ local unread = KEYS[13]
 -- Answers with: 1 if the caller must ask for a flush, 0 if not, -1 if the token has no lease.
 -- A repeat changes nothing, and answers as the first call did.
 local now, token, remember_ms = clock(ARGV[2]), ARGV[8], tonumber(ARGV[9])
-local ends_at = remember_ms > 0 and now + remember_ms or 0
 
 check_leases()
 check_ending()
@@ -17,8 +16,8 @@ if again then return again end
 if redis.call('HEXISTS', leases, token) == 0 then return -1 end
 
 local gone, gone_digests, rejected, rejected_digests = divide(group, token, 10, now)
-drop_items(gone, gone_digests, ends_at)
-drop_items(rejected, rejected_digests, ends_at)
+drop_items(gone, gone_digests, now, remember_ms)
+drop_items(rejected, rejected_digests, now, remember_ms)
 local needs_flush = request_flush(group, now)
 save_group(group, now)
 return remember(needs_flush and 1 or 0)

@@ -6,15 +6,14 @@ local unread = KEYS[13]
 --   many at most, beside those under leases
 -- Answers with: how many items were removed.
 -- A repeat removes nothing, and answers as the first call did.
-local now, remember_ms, limit = clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local ends_at, removed = remember_ms > 0 and now + remember_ms or 0, 0
+local now, remember_ms, limit, removed = clock(ARGV[2]), tonumber(ARGV[8]), tonumber(ARGV[9]), 0
 
 local function drop(numbers, digests)
   if not digests then
     digests = {}
     for position, packed in ipairs(items_of(numbers)) do digests[position] = digest_of(packed) end
   end
-  drop_items(numbers, digests, ends_at)
+  drop_items(numbers, digests, now, remember_ms)
   removed = removed + #numbers
 end
 

@@ -26,6 +26,6 @@ if is_free then
   group.free = group.free - 1
   look_at_oldest(group)
 end
-drop_items({ number or nil }, { digest }, remember_ms > 0 and now + remember_ms or 0)
+drop_items({ number or nil }, { digest }, now, remember_ms)
 save_group(group, now)
 return remember(-1)

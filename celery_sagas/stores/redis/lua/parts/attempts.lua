@@ -21,10 +21,12 @@ local function count_attempts(numbers)
   in_parts(counts, function(...) redis.call('HSET', attempts, ...) end)
 end
 
--- Remove items that are not fresh; their ids are remembered until a time (0: not at all).
-local function drop_items(numbers, digests, ends_at)
+-- Remove items that are not fresh; their ids are remembered for a time (ms; 0: not at all).
+local function drop_items(numbers, digests, now, remember_ms)
   in_parts(numbers, function(...) redis.call('HDEL', items, ...) end)
   in_parts(digests, function(...) redis.call('HDEL', items, ...) end)
   if redis.call('HLEN', attempts) > 0 then in_parts(numbers, function(...) redis.call('HDEL', attempts, ...) end) end
-  remember_ids(digests, ends_at)
+  local ends = {}
+  for _, digest in ipairs(remember_ms > 0 and digests or {}) do add(ends, now + remember_ms, digest) end
+  in_parts(ends, function(...) redis.call('ZADD', seen, ...) end)
 end

@@ -13,10 +13,3 @@ end
 local function digest_of(packed)
   return string.match(packed or '', '^%d+ (%S+) ') or '-'
 end
-
--- Remember the ids of removed items until a time; 0: do not.
-local function remember_ids(digests, ends_at)
-  local ends = {}
-  for _, digest in ipairs(ends_at > 0 and digests or {}) do add(ends, ends_at, digest) end
-  in_parts(ends, function(...) redis.call('ZADD', seen, ...) end)
-end
