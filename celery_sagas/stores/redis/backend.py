@@ -12,7 +12,6 @@ from celery_sagas.stores.redis.connection.cluster import ClusterClient
 from celery_sagas.stores.redis.connection.connections import always
 from celery_sagas.stores.redis.connection.location import RedisLocation, Topology, locate
 from celery_sagas.stores.redis.connection.options import Options, read_options
-from celery_sagas.stores.redis.connection.scripts import servers_time
 from celery_sagas.stores.redis.connection.sentinel import master_of
 from celery_sagas.stores.redis.dead_letters import RedisDeadLetters
 from celery_sagas.stores.redis.deliveries import RedisDeliveries
@@ -20,6 +19,7 @@ from celery_sagas.stores.redis.journal import RedisJournal
 from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.sagas import RedisSagaStore
+from celery_sagas.stores.redis.store import Now
 
 
 class RedisBackend(Backend):
@@ -47,7 +47,7 @@ class RedisBackend(Backend):
         self.client = open_client(location, self.options)
         self._kind = location.kind
         self._placement = Placement(self.client, prefix, self.options.shards)
-        now = clock or servers_time
+        now: Now = clock or (lambda: "")  # the server's
         self.sagas = RedisSagaStore(self.client, self._placement, now)
         self.outbox = RedisOutbox(self.client, self._placement, now)
         self.journal = RedisJournal(self.client, self._placement, now)

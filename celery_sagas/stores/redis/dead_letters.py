@@ -6,11 +6,11 @@ from celery_sagas.errors import StoreError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.connection.client import Client
-from celery_sagas.stores.redis.connection.scripts import Now, load, servers_time
+from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.keys import dead_letters_in
 from celery_sagas.stores.redis.packing import encode, pack_dead_letter, unpack_dead_letter
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.store import RedisStore
+from celery_sagas.stores.redis.store import Now, RedisStore
 
 _ADD: Final = load("dead_add")
 _LIST: Final = load("dead_list")
@@ -25,7 +25,7 @@ class RedisDeadLetters(RedisStore, DeadLetters):
     Those of messages have a hash tag of their own; those of rejected items are in the shard of their group.
     """
 
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+    def __init__(self, client: Client, placement: Placement, now: Now) -> None:
         super().__init__(client, placement, now)
         self._tags = [placement.dead, *(shard.tag for shard in placement.shards)]
 

@@ -5,6 +5,7 @@ from typing import Final
 
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
+from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import encode, subject_of, unpack_entry, unreadable
@@ -61,7 +62,7 @@ class RedisJournal(RedisStore, Journal):
         """Yield a key's entries, newest first."""
         number, digest = 0, b""
         while True:
-            args: list[str | int | bytes] = [subject, number, digest, _READ_AT_ONCE]
+            args: list[Word] = [subject, number, digest, _READ_AT_ONCE]
             number, digest, *entries = self._client.run(_HISTORY, [shard.journal, shard.heads], args)
             yield from entries
             if not number:

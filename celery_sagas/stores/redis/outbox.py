@@ -7,11 +7,12 @@ from typing import Any, Final
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry, OutboxRow
 from celery_sagas.stores.redis.connection.client import Client
-from celery_sagas.stores.redis.connection.scripts import Now, Script, load, servers_time
+from celery_sagas.stores.redis.connection.connections import Word
+from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import digest_of, encode, unpack_row
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.store import RedisStore
+from celery_sagas.stores.redis.store import Now, RedisStore
 from celery_sagas.stores.redis.turns import Turns
 
 logger = logging.getLogger("celery_sagas")
@@ -42,7 +43,7 @@ class RedisOutbox(RedisStore, Outbox):
     confirmation, a message is sent again, as it may be anyway.
     """
 
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+    def __init__(self, client: Client, placement: Placement, now: Now) -> None:
         super().__init__(client, placement, now)
         self._turns = Turns(client)
 
@@ -83,7 +84,7 @@ class RedisOutbox(RedisStore, Outbox):
                 self._client.run(_SET_ASIDE, shard.rows, [token, *damaged])
             limit = 0 if len(answer) < 3 * at_once else limit - at_once
 
-    def _change(self, script: Script, args: Sequence[str | int | bytes], ids: Sequence[str]) -> int:
+    def _change(self, script: Script, args: Sequence[Word], ids: Sequence[str]) -> int:
         """Run a script on the rows, each once, shard by shard and a bounded number at once."""
         changed = 0
         for shard, part in self._parts(dict.fromkeys(ids)):

@@ -7,6 +7,7 @@ from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
+from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import (
@@ -25,8 +26,6 @@ from celery_sagas.stores.redis.packing import (
     unreadable,
 )
 from celery_sagas.stores.redis.store import RedisStore
-
-_Args = list[str | int | bytes]
 
 #: The numbers of removed keys, added keys and cancelled rows, for a script that has none.
 _NONE: Final = (0, 0, 0)
@@ -79,12 +78,12 @@ class RedisSagaStore(RedisStore, SagaStore):
         head, tail = pack_change(record, change)
         removed, added, cancelled = paths(change.removed_keys), paths(change.added_keys), change.cancelled
         numbers = (len(removed), len(added), len(cancelled))
-        args: _Args = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *cancelled]
+        args: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *cancelled]
         self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, args, effects, (record.saga, record.key))
 
     def delete(self, record: Record, effects: Effects) -> None:
         shard = self._placement.of_id(record.id)
-        args: _Args = [record.id, record.version, effects.lock_owner, key_path(record.key)]
+        args: list[Word] = [record.id, record.version, effects.lock_owner, key_path(record.key)]
         self._commit(_DELETE, shard.commit(record.saga), _NONE, args, effects, (record.saga, record.key))
 
     def record(self, effects: Effects) -> None:
@@ -111,7 +110,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         number, _, cursor = (after or "0:0").partition(":")
         shard = self._placement.shards[int(number)]
         keys = [shard.instances(former), shard.keys(former), shard.instances(name), shard.keys(name)]
-        args: _Args = [cursor, min(limit, _RENAMED_AT_ONCE)]
+        args: list[Word] = [cursor, min(limit, _RENAMED_AT_ONCE)]
         found, moved, *stay = self._run_once(_RENAME, shard.tag, keys, args, commits=True)
         texts = [text.decode(errors="replace") for text in stay]
         conflicts = tuple(zip(texts[::2], texts[1::2], strict=True))
@@ -128,7 +127,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         script: Script,
         keys: Sequence[str],
         numbers: tuple[int, int, int],
-        own: _Args,
+        own: list[Word],
         effects: Effects,
         about: tuple[str, str],
     ) -> None:
@@ -137,7 +136,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         completes = int(entry.outcome == "completed")
         usual = (self._now(), completes, effects.owner, effects.grace_ms, len(effects.outgoing), *numbers)
         subject = subject_of(entry.saga, entry.key)
-        args: _Args = [digest, entry.attempt, subject, pack_entry(entry), entry.instance_id, *own]
+        args: list[Word] = [digest, entry.attempt, subject, pack_entry(entry), entry.instance_id, *own]
         for row in effects.outgoing:
             args += pack_row(row, entry, digest)
         answer = self._client.run(script, keys, args, usual=usual, commits=True)

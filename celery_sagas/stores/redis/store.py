@@ -1,13 +1,16 @@
 """The base of the stores in Redis: calls of scripts that answer a repeat as they answered the first time."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
-from celery_sagas.stores.redis.connection.scripts import Now, Script, servers_time
+from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.stores.redis.keys import answer_to, new_call
 from celery_sagas.stores.redis.placement import Placement
+
+#: Returns the argument ``now`` of the scripts: milliseconds since the epoch, or an empty text for the server's clock.
+Now: TypeAlias = Callable[[], int | str]
 
 
 class RedisStore:
@@ -19,7 +22,7 @@ class RedisStore:
         now: The time, for the scripts.
     """
 
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+    def __init__(self, client: Client, placement: Placement, now: Now) -> None:
         self._client = client
         self._placement = placement
         self._now = now

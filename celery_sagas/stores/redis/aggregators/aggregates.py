@@ -11,7 +11,7 @@ from celery_sagas.stores.items import Added, Addition, DueGroup, Item, Rules, Sn
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
-from celery_sagas.stores.redis.connection.scripts import Now, Script, load, servers_time
+from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import (
     digest_of_item,
@@ -24,7 +24,7 @@ from celery_sagas.stores.redis.packing import (
     unreadable_in_list,
 )
 from celery_sagas.stores.redis.placement import Placement
-from celery_sagas.stores.redis.store import RedisStore
+from celery_sagas.stores.redis.store import Now, RedisStore
 from celery_sagas.stores.redis.turns import Turns
 
 #: The most groups that one script claims, ids that one forgets, and items that one inserts: a script blocks all other clients.
@@ -60,7 +60,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     it set ends sooner or later than intended.
     """
 
-    def __init__(self, client: Client, placement: Placement, now: Now = servers_time) -> None:
+    def __init__(self, client: Client, placement: Placement, now: Now) -> None:
         super().__init__(client, placement, now)
         self._turns = Turns(client)
 

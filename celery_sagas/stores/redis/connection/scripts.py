@@ -4,25 +4,17 @@ Each run of a script defines its functions again, which takes longer than most c
 behind the point where the others have returned.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Final, TypeAlias
+from typing import Final
 
 _FOLDER: Final = files("celery_sagas.stores.redis") / "lua"
 _PARTS: Final = "parts"
-#: Returns the argument ``now`` of the scripts: milliseconds since the epoch, or an empty text for the server's clock.
-Now: TypeAlias = Callable[[], int | str]
 #: A line of a script in whose place parts stand, in this order.
 _USES: Final = "-- uses: "
-
-
-def servers_time() -> str:
-    """Leave the time to the server's clock."""
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
