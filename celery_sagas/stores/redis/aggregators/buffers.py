@@ -51,9 +51,19 @@ class RedisBuffers(OfGroups, Buffers):
         return sorted(found)[:limit]
 
     def read(self, name: str, group: str, limit: int, after: int = 0) -> list[Item]:
+        """Read a bounded number of items at once, until there are enough or no more."""
+        shard = self._placement.of_group(name, group)
+        free, leased, fresh = shard.buffers.of_group(name, group, "free", "leased", "fresh")
+        stored, attempts, unread, fresh_ids = shard.buffers.of(name, "items", "attempts", "unread", "fresh_ids")
+        keys = [stored, attempts, free, leased, unread, fresh, fresh_ids]
         items: list[Item] = []
-        for part in self._parts(name, group, limit, after):
-            items += part
+        while (at_once := min(limit - len(items), _AT_ONCE)) > 0:
+            last = items[-1].number if items else after
+            answer = self._client.run(_READ, keys, [last, at_once, group])
+            rows = zip(*[iter(answer)] * 4, strict=True)
+            items += [_read(shard, (name, group), int(number), state.decode(), *rest) for number, state, *rest in rows]
+            if len(answer) < 4 * at_once:
+                break
         return items
 
     def unresolved(self, name: str, limit: int, after: tuple[str, int] | None = None) -> list[tuple[str, Item]]:
@@ -95,20 +105,6 @@ class RedisBuffers(OfGroups, Buffers):
             if removed < _AT_ONCE:
                 break
         return cleared
-
-    def _parts(self, name: str, group: str, limit: int, last: int) -> Iterator[list[Item]]:
-        """Read a bounded number of items at once, until there are enough or no more."""
-        shard = self._placement.of_group(name, group)
-        free, leased, fresh = shard.buffers.of_group(name, group, "free", "leased", "fresh")
-        items, attempts, unread, fresh_ids = shard.buffers.of(name, "items", "attempts", "unread", "fresh_ids")
-        keys = [items, attempts, free, leased, unread, fresh, fresh_ids]
-        while limit > 0:
-            at_once = min(limit, _AT_ONCE)
-            answer = self._client.run(_READ, keys, [last, at_once, group])
-            rows = list(zip(*[iter(answer)] * 4, strict=True))
-            yield [_read(shard, (name, group), int(number), state.decode(), *rest) for number, state, *rest in rows]
-            limit = 0 if len(rows) < at_once else limit - at_once
-            last = int(rows[-1][0]) if rows else last
 
 
 def _read(shard: Shard, group_id: tuple[str, str], number: int, word: str, attempts: int, packed: bytes) -> Item:
