@@ -104,8 +104,10 @@ class Client:
     def on_masters(self, *words: Word) -> dict[str, Any]:
         """Run a command on every master; return the replies by the masters' names, as they may be shown."""
         name = str(words[0])
-        with self.errors.translated(name):
+        try:
             masters = self._masters()
+        except DRIVER_ERRORS as exc:
+            raise self.errors.translate(exc, name) from exc
         return {title: self._call(name, partial(pack, words), server=server) for title, server in masters.items()}
 
     @property

@@ -2,8 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from redis.exceptions import RedisError, ResponseError
@@ -73,14 +72,6 @@ class RedisErrors:
     def __init__(self, shown: str, secrets: tuple[str, ...]) -> None:
         self.shown = shown
         self._secrets = secrets
-
-    @contextmanager
-    def translated(self, what: str) -> Iterator[None]:
-        """Raise every error of the driver as a ``StoreError``."""
-        try:
-            yield
-        except DRIVER_ERRORS as exc:
-            raise self.translate(exc, what) from exc
 
     def translate(self, error: Exception, what: str, keys: Sequence[str] = ()) -> StoreError:
         """Return the error to raise from a driver's.
