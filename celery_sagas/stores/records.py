@@ -3,11 +3,12 @@
 All times are integer milliseconds since the epoch. Everything but a due time comes from the store's own clock.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from celery_sagas.core.correlation import ID, KEY
 
 __all__ = [
+    "BOUND_KINDS",
     "ID",
     "KEY",
     "Change",
@@ -23,6 +24,9 @@ __all__ = [
     "Record",
     "Renamed",
 ]
+
+#: The kinds of outgoing rows that end with their instance.
+BOUND_KINDS: Final = ("scheduled", "deadline")
 
 
 class Lookup(NamedTuple):
@@ -107,7 +111,7 @@ class Outgoing(NamedTuple):
     """A message that a commit decides to send."""
 
     id: str  #: of the row
-    kind: str  #: "sent", "scheduled" or "deadline"; completing the instance removes what is scheduled or a deadline
+    kind: str  #: "sent", "scheduled" or "deadline"; completing the instance removes those of ``BOUND_KINDS``
     message_id: str  #: the task id under which it is published
     task: str
     payload: str  #: the serialized message, as JSON text; opaque to the store

@@ -8,6 +8,7 @@ from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.memory.state import InstanceLock, KeyPath, MemoryState, MemoryStore, Row, leased
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import (
+    BOUND_KINDS,
     ID,
     KEY,
     Change,
@@ -22,9 +23,6 @@ from celery_sagas.stores.records import (
     Record,
     Renamed,
 )
-
-#: The kinds of outgoing rows that end with their instance.
-_BOUND_KINDS = ("scheduled", "deadline")
 
 
 class MemorySagaStore(MemoryStore, SagaStore):
@@ -164,7 +162,7 @@ def _delete(state: MemoryState, record: Record, lock_owner: str, now: int) -> No
     state.locks.pop(current.id, None)
     state.keys = {path: id for path, id in state.keys.items() if id != current.id}
     for row in state.outbox.of_instance(current.id):
-        if row.message.kind in _BOUND_KINDS:
+        if row.message.kind in BOUND_KINDS:
             state.outbox.remove(row.message.id)
 
 

@@ -9,13 +9,11 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from celery_sagas.errors import StoreError, UnreadableState
-from celery_sagas.stores.items import Item, ItemState, NewItem
-from celery_sagas.stores.records import KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
+from celery_sagas.stores.items import Item, NewItem
+from celery_sagas.stores.records import BOUND_KINDS, KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
 
 #: The end of the year 9999 in milliseconds: the last that Python can represent.
 _LAST_TIME = 253_402_300_799_999
-#: The kinds of rows that end with their instance.
-_BOUND_KINDS = ("scheduled", "deadline")
 
 
 class Malformed(ValueError):
@@ -108,7 +106,7 @@ def unpack_entry(packed: bytes) -> Entry:
 def pack_row(row: Outgoing, entry: Entry, digest: bytes) -> list[bytes | str | int]:
     """Return the four arguments by which a script takes a row."""
     texts = (entry.instance_id, row.kind, row.message_id, row.task, row.payload, entry.step, entry.message_id)
-    ends = int(row.kind in _BOUND_KINDS)
+    ends = int(row.kind in BOUND_KINDS)
     return [row.id, row.due_at, ends, b"%d %b %d %b" % (row.due_at, digest, ends, _pack(texts))]
 
 
@@ -160,10 +158,10 @@ def pack_rejected(digest: bytes, dead_letter: DeadLetter) -> bytes:
     return b"%d %b" % (dead_letter.buffered_at, pack_item(digest, NewItem(dead_letter.message_id, dead_letter.payload)))
 
 
-def unpack_item(number: int, packed: bytes, attempts: int = 0, state: ItemState = "free") -> Item:
+def unpack_item(number: int, packed: bytes, attempts: int = 0) -> Item:
     """Read an item."""
     words, (id, payload) = _split(packed, 2, 2)
-    return Item(number, id, payload, _number(words[0]), attempts, state)
+    return Item(number, id, payload, _number(words[0]), attempts)
 
 
 def unreadable(saga: str, key: str, stored_under: str, field: str, problem: object) -> UnreadableState:
