@@ -867,4 +867,4 @@ def test_a_starting_worker_tries_every_command(redis_backend: RedisBackend) -> N
     """So that a right that is missing shows before anything is consumed."""
     used = {command for name in names() for command in re.findall(r"redis\.call\('([A-Z]+)'", load(name).source)}
     tried = set(re.findall(r"redis\.call\('([A-Z]+)'", load("rights_try").source))
-    assert used == tried, "add the command to lua/placement/rights_try.lua"
+    assert used == tried, "add the command to lua/meta/rights_try.lua"
