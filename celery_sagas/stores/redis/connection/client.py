@@ -97,10 +97,6 @@ class Client:
         if self._options.wait_replicas:
             self._call("WAIT", partial(pack, _touch(key)), [key], waits=True)
 
-    def command(self, *words: Word) -> Any:
-        """Run a read-only command that any node can answer."""
-        return self._call(str(words[0]), partial(pack, words))
-
     def on_masters(self, *words: Word) -> dict[str, Any]:
         """Run a command on every master; return the replies by the masters' names, as they may be shown."""
         name = str(words[0])

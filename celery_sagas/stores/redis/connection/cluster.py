@@ -47,8 +47,6 @@ class ClusterClient(Client):
     def _server_of(self, keys: Sequence[str]) -> Server:
         if not self._owners:
             self._look_up()
-        if not keys:
-            return self._server_at(next(iter(self._owners.values())))
         address = self._owners.get(_slot_of(keys[0]))
         if address is None:
             raise LostConnection("no node of the cluster has the slot of the key")
