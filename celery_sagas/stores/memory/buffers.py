@@ -47,11 +47,6 @@ class Buffer:
         """Return why the trigger has fired, or an empty text."""
         return reason_of(rules, self.waiting(), now)
 
-    def look(self, rules: Rules, now: int) -> None:
-        """Set its due time."""
-        ends = [lease.until for lease in self.leases.values()]
-        self.due = due_at(rules, self.waiting(), now, self.flush_requested_until, ends)
-
     def request_flush(self, rules: Rules, now: int) -> bool:
         """Request a flush if the trigger has fired and none is requested; return whether it was."""
         if self.flush_requested_until > now or not self.reason(rules, now):
@@ -114,7 +109,8 @@ class MemoryGroups:
         """Finish a change of a group: set its due time, or remove it if it is empty."""
         buffer = self.groups[group_id]
         if buffer.items:
-            buffer.look(rules, now)
+            ends = [lease.until for lease in buffer.leases.values()]
+            buffer.due = due_at(rules, buffer.waiting(), now, buffer.flush_requested_until, ends)
         else:
             del self.groups[group_id]
 

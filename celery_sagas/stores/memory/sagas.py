@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
-from celery_sagas.stores.memory.state import InstanceLock, KeyPath, MemoryState, MemoryStore, Row, leased
+from celery_sagas.stores.memory.state import KeyPath, MemoryState, MemoryStore, Row, leased
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import (
     BOUND_KINDS,
@@ -49,7 +49,7 @@ class MemorySagaStore(MemoryStore, SagaStore):
             now, current = self._clock(), self._state.instances.get(record.id)
             if current is None or current.saga != record.saga or self._state.locked_by(record.id, now) not in ("", lock_owner):
                 return False
-            self._state.locks[record.id] = InstanceLock(lock_owner, now + for_ms)
+            self._state.locks[record.id] = lock_owner, now + for_ms
             return True
 
     def count(self, names: Sequence[str]) -> dict[str, int]:

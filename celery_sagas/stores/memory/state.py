@@ -18,14 +18,6 @@ KeyPath = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceLock:
-    """A lock on an instance: its owner, and when it ends."""
-
-    lock_owner: str
-    until: int
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
     """An outgoing row and its lease."""
 
@@ -115,7 +107,7 @@ class MemoryState:
     lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
     instances: dict[str, Record] = field(default_factory=dict)  #: by id
     keys: dict[KeyPath, str] = field(default_factory=dict)  #: the id of the instance that holds a key
-    locks: dict[str, InstanceLock] = field(default_factory=dict)  #: by the instance's id
+    locks: dict[str, tuple[str, int]] = field(default_factory=dict)  #: owner and end of a lock, by the instance's id
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     outbox: Rows = field(default_factory=Rows)
     deliveries: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  #: count and time, by (step, message id)
@@ -125,8 +117,8 @@ class MemoryState:
 
     def locked_by(self, id: str, now: int) -> str:
         """Return the owner of a lock that lasts, or an empty text."""
-        lock = self.locks.get(id)
-        return lock.lock_owner if lock and lock.until > now else ""
+        lock_owner, until = self.locks.get(id, ("", 0))
+        return lock_owner if until > now else ""
 
 
 class MemoryStore:
