@@ -7,7 +7,8 @@ local now, leased = clock(ARGV[1]), 0
 
 for at = 2, #ARGV do
   for _, id in ipairs(under(of_cause(ARGV[at]))) do
-    local is_leased = tonumber(redis.call('ZSCORE', due, id) or 0) > now and not was_ended(redis.call('HGET', leases, id))
+    local lease = tonumber(redis.call('ZSCORE', due, id) or 0) > now and redis.call('HGET', leases, id)
+    local is_leased = lease and string.sub(lease, 1, 2) ~= '- '
     if is_leased and redis.call('HEXISTS', failures, id) == 0 then leased = leased + 1 end
   end
 end

@@ -31,10 +31,6 @@ local function is_of(lease, token)
   return lease and string.match(lease, '^%S* (.*)$') == token
 end
 
-local function was_ended(lease)
-  return not lease or string.sub(lease, 1, 2) == '- '
-end
-
 -- The ids in ARGV, from a position on, of rows whose lease is, or was last, this token's.
 local function held_by(token, first)
   local ids = {}
