@@ -1,5 +1,5 @@
--- The keys of instances. Expects KEYS[12] keys of the saga, [13…] keys of its other names. The alternate keys that an instance
--- holds stand under #<id>, each as <bytes>:<property>=<value>.
+-- The keys of instances. Expects key_list; KEYS[12] keys of the saga, [13…] keys of its other names. The list of the alternate
+-- keys that an instance holds stands under #<id>.
 local keys = KEYS[12]
 
 -- 'unique' if one of the keys in ARGV is held under one of the saga's names, or nil.
@@ -11,15 +11,7 @@ local function taken(first, last)
   end
 end
 
-local function held(id)
-  local list, paths, bytes, start = redis.call('HGET', keys, '#' .. id) or '', {}, nil, 1
-  while true do
-    bytes, start = string.match(list, '^(%d+):()', start)
-    if not bytes then return paths end
-    paths[#paths + 1] = string.sub(list, start, start + bytes - 1)
-    start = start + bytes
-  end
-end
+local function held(id) return add_listed({}, redis.call('HGET', keys, '#' .. id) or '') end
 
 -- Note which alternate keys the instance holds.
 local function note_held(id, paths)

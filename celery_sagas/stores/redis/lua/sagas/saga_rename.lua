@@ -1,4 +1,4 @@
--- uses: answers
+-- uses: answers key_list
 -- Move instances from a former name of their saga to its name, with the keys that they hold.
 -- KEYS: instances and keys of the former name, instances and keys of the name, answer of the call
 -- ARGV: call, cursor (0: from the beginning), how many at most
@@ -13,14 +13,8 @@ local moved, is_cut = answered() or 0, false
 local function held(id, record)
   local bytes, start = string.match(record, '^%d+ %d+ %d+ %d+ (%d+) %d+ %d+\n()')
   if not bytes then return nil end
-  local key = string.sub(record, start, start + bytes - 1)
-  local list, paths = redis.call('HGET', keys, '#' .. id) or '', { '$key=' .. key }
-  bytes, start = string.match(list, '^(%d+):()')
-  while bytes do
-    paths[#paths + 1] = string.sub(list, start, start + bytes - 1)
-    bytes, start = string.match(list, '^(%d+):()', start + bytes)
-  end
-  return key, paths, list
+  local key, list = string.sub(record, start, start + bytes - 1), redis.call('HGET', keys, '#' .. id) or ''
+  return key, add_listed({ '$key=' .. key }, list), list
 end
 
 -- True if the instance holds each, and no other has it under the name.

@@ -1,0 +1,12 @@
+-- The alternate keys that an instance holds stand in one list, each as <bytes>:<property>=<value>.
+
+-- Add the keys in a list to others.
+local function add_listed(paths, list)
+  local bytes, start = nil, 1
+  while true do
+    bytes, start = string.match(list, '^(%d+):()', start)
+    if not bytes then return paths end
+    paths[#paths + 1] = string.sub(list, start, start + bytes - 1)
+    start = start + bytes
+  end
+end
