@@ -150,8 +150,6 @@ class Shard:
         #: In the order in which ``lua/parts/effects.lua`` takes them.
         self.effects = (*self.rows, self.journal, self.order, self.heads, self.completed)
         self.buffers = BufferKeys(tag)
-        self._of_find: dict[tuple[str, ...], list[str]] = {}
-        self._of_commits: dict[tuple[str, ...], list[str]] = {}
 
     def id(self, id: str) -> str:
         """Return an id that leads to this shard."""
@@ -168,23 +166,26 @@ class Shard:
         """
         return f"{self.tag}:keys:{saga}"
 
-    def find(self, names: tuple[str, ...]) -> list[str]:
-        """Return the keys of ``saga_find``; made once, since there are few sagas and many messages."""
-        keys = self._of_find.get(names)
-        if keys is None:
-            each = [key for name in names for key in (self.instances(name), self.keys(name))]
-            keys = self._of_find[names] = [self.locks, self.journal, *each]
-        return keys
+    def find(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the keys of ``saga_find``."""
+        return _of_find(self, names)
 
-    def commit(self, saga: str, names: tuple[str, ...] = ()) -> list[str]:
-        """Return the keys of ``saga_insert``, ``saga_update`` and ``saga_delete``; made once.
+    def commit(self, saga: str, names: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the keys of ``saga_insert``, ``saga_update`` and ``saga_delete``.
 
         Args:
             saga: Of the instance.
             names: Under which no other instance may hold the same keys.
         """
-        keys = self._of_commits.get((saga, *names))
-        if keys is None:
-            each = [self.keys(name) for name in dict.fromkeys((saga, *names))]
-            keys = self._of_commits[saga, *names] = [*self.effects, self.instances(saga), self.locks, *each]
-        return keys
+        return _of_commit(self, saga, names)
+
+
+@lru_cache(maxsize=4096)  # there are few sagas and many messages
+def _of_find(shard: Shard, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (shard.locks, shard.journal, *(key for name in names for key in (shard.instances(name), shard.keys(name))))
+
+
+@lru_cache(maxsize=4096)
+def _of_commit(shard: Shard, saga: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    each = [shard.keys(name) for name in dict.fromkeys((saga, *names))]
+    return (*shard.effects, shard.instances(saga), shard.locks, *each)
