@@ -450,8 +450,8 @@ BUFFERS = (
     Mutation(
         "buffers",
         "stores/redis/lua/aggregators/aggregate_remove.lua",
-        "drop_items(rejected, rejected_digests, ends_at)",
-        "drop_items(rejected, rejected_digests, 0)",
+        "drop_items(rejected, rejected_digests, now, remember_ms)",
+        "drop_items(rejected, rejected_digests, now, 0)",
         "The ids of rejected items are remembered like those of any that leave the buffer.",
     ),
     Mutation(
