@@ -84,7 +84,7 @@ class InvalidMessage(MessageError):
     problems: Sequence[Sequence[str]]  #: pairs of path and text
 
     def __str__(self) -> str:
-        return f"The message does not fit {self.step}: {_problems(self.problems)}. Nothing was stored or sent."
+        return f"The message does not fit {self.step}: {problems_text(self.problems)}. Nothing was stored or sent."
 
 
 @dataclass(eq=False, repr=False)
@@ -98,7 +98,7 @@ class InvalidState(MessageError):
 
     def __str__(self) -> str:
         return (
-            f"The state of {self.saga} {self.key!r} cannot be stored: {_problems(self.problems)}. "
+            f"The state of {self.saga} {self.key!r} cannot be stored: {problems_text(self.problems)}. "
             f"Nothing was stored or sent; {self.remedy}."
         )
 
@@ -341,7 +341,7 @@ class UnreadableItem(StoreError):
 
     def __str__(self) -> str:
         return (
-            f"The item {self.id!r} of {self.aggregator}{_of_group(self.group)} cannot be read: {_problems(self.problems)}. "
+            f"The item {self.id!r} of {self.aggregator}{_of_group(self.group)} cannot be read: {problems_text(self.problems)}. "
             "It stays buffered: deploy code that can read it, or remove it by its id."
         )
 
@@ -433,5 +433,6 @@ def _sentences(*parts: str) -> str:
     return " ".join(part if part.endswith((".", "!", "?")) else f"{part}." for part in parts if part)
 
 
-def _problems(problems: Sequence[Sequence[str]]) -> str:
+def problems_text(problems: Sequence[Sequence[str]]) -> str:
+    """Return pairs of path and text as one text."""
     return "; ".join(f"{path}: {text}" if path else text for path, text in problems)

@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 from celery_sagas.core.comparison import differences
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.errors import BUGS, InvalidState, NewerState, UnreadableState
+from celery_sagas.errors import BUGS, InvalidState, NewerState, UnreadableState, problems_text
 
 Problems = list[tuple[str, str]]
 
@@ -42,7 +42,7 @@ def load(definition: SagaDefinition, key: str, data: str, schema_version: int) -
             data = to_json({name: value for name, value in fields.items() if name not in unknown}).decode()
         return definition.cls.model_validate_json(data), unknown
     except ValidationError as exc:
-        raise UnreadableState(definition.name, key, _text(validation_problems(exc))) from exc
+        raise UnreadableState(definition.name, key, problems_text(validation_problems(exc))) from exc
     except BUGS as exc:
         raise UnreadableState(definition.name, key, f"its validation raised {type(exc).__name__}") from exc
 
@@ -144,7 +144,3 @@ def _limited(problems: Iterator[tuple[str, str]]) -> Problems:
     first = [(path[:_MAX_PATH_CHARACTERS], text) for path, text in itertools.islice(problems, _MAX_PROBLEMS)]
     more = sum(1 for _ in problems)
     return [*first, ("", f"and {more} more")] if more else first
-
-
-def _text(problems: Problems) -> str:
-    return "; ".join(f"{path}: {text}" if path else text for path, text in problems)
