@@ -212,8 +212,8 @@ _REFUSED: Final = {
 }
 
 
-def qualified_name_of(function: object) -> str:
-    """Return module and qualified name of a step's function, for errors, or raise ``DefinitionError``.
+def qualified_name_of(function: object, what: str = "a step") -> str:
+    """Return module and qualified name of the function of a step, or of an aggregator, for errors.
 
     Raises:
         DefinitionError: It is not a plain function.
@@ -221,13 +221,20 @@ def qualified_name_of(function: object) -> str:
     names = [getattr(function, name, None) for name in ("__module__", "__qualname__", "__name__")]
     if not callable(function) or isinstance(function, type) or not all(isinstance(name, str) for name in names):
         kind = function.__name__ if isinstance(function, type) else type(function).__name__
-        raise DefinitionError(f"the step {kind}", "a step is a plain function", "Decorate a def")
+        raise DefinitionError(f"the {what.split()[-1]} {kind}", f"{what} is a plain function", "Decorate a def")
     return f"{names[0]}.{names[1]}"
+
+
+def is_synchronous(function: Callable[..., Any]) -> bool:
+    """Return whether a function runs to its end when it is called."""
+    return not any(
+        check(function) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    )
 
 
 def check_handler(subject: str, function: Callable[..., Any], *, bind: bool) -> None:
     """Refuse anything but a synchronous function of a state and the named arguments of a message."""
-    if any(check(function) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
+    if not is_synchronous(function):
         raise DefinitionError(subject, "a step is a plain function", "Celery tasks are synchronous: use def, without yield")
     parameters = _parameters(subject, function)
     leading = 2 if bind else 1

@@ -14,7 +14,7 @@ from celery_sagas.core.aggregators.items import GroupBy, ItemType
 from celery_sagas.core.aggregators.rules import LARGEST_SIZE, Rules
 from celery_sagas.core.arguments import resolve_annotations
 from celery_sagas.core.names import checked_name
-from celery_sagas.core.step import qualified_name_of
+from celery_sagas.core.step import is_synchronous, qualified_name_of
 from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the task that flushes a group.
@@ -108,7 +108,7 @@ def define_aggregator(
     Raises:
         DefinitionError: It is declared wrongly.
     """
-    subject = _qualified_name_of(function)
+    subject = qualified_name_of(function, "an aggregator")
     bind = bool(options.get("bind", False))
     _check_function(subject, function, bind=bind)
     _check_options(subject, options)
@@ -149,16 +149,8 @@ def _item_annotation(definition: AggregatorDefinition) -> Any:
     )
 
 
-def _qualified_name_of(function: object) -> str:
-    try:
-        return qualified_name_of(function)
-    except DefinitionError as exc:
-        kind = function.__name__ if isinstance(function, type) else type(function).__name__
-        raise DefinitionError(f"the aggregator {kind}", "an aggregator is a plain function", "Decorate a def") from exc
-
-
 def _check_function(subject: str, function: Callable[..., Any], *, bind: bool) -> None:
-    if any(check(function) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)):
+    if not is_synchronous(function):
         raise DefinitionError(subject, "an aggregator is a plain function", "Celery tasks are synchronous: def, without yield")
     parameters = list(inspect.signature(function).parameters.values())
     leading = 2 if bind else 1
