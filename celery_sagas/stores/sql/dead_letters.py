@@ -3,28 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BindParameter,
-    ColumnElement,
-    Delete,
-    Insert,
-    Integer,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-)
+from sqlalchemy import ColumnElement, Delete, Insert, Select, and_, delete, func, insert, or_, select
 from sqlalchemy.dialects import postgresql
 
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.connection.bulk import put_rows
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
-from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound, now
 from celery_sagas.stores.sql.tables import dead
 
 #: In the order of ``DeadLetter``'s fields.
@@ -84,8 +70,7 @@ def _insert(database: str) -> Insert:
 def _list(has_before: bool) -> Select[Any]:
     """Select dead letters, newest first."""
     dead_letters = select(*_DEAD_LETTER).where(dead.c.prefix == PREFIX).order_by(dead.c.at.desc(), dead.c.id.desc())
-    limit: BindParameter[int] = bindparam("limit", type_=Integer())
-    return dead_letters.where(*([_follows_before()] if has_before else [])).limit(limit)
+    return dead_letters.where(*([_follows_before()] if has_before else [])).limit(LIMIT)
 
 
 def _follows_before() -> ColumnElement[bool]:

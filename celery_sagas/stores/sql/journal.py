@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Integer, Select, bindparam, select
+from sqlalchemy import Select, select
 
 from celery_sagas.stores.ports import Journal
 from celery_sagas.stores.records import Entry
 from celery_sagas.stores.sql.connection.database import Database
-from celery_sagas.stores.sql.connection.statements import PREFIX, bound, numbered, one_of
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound, numbered, one_of
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.sagas.lookups import ENTRY
 from celery_sagas.stores.sql.tables import journal
-
-_LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 
 
 class SqlJournal(Journal):
@@ -36,7 +34,7 @@ class SqlJournal(Journal):
 
 def _newest(names: int) -> Select[Any]:
     is_of_key = [journal.c.prefix == PREFIX, one_of(journal.c.saga, "saga", names), journal.c.key == bound(journal.c.key, "key")]
-    return select(*ENTRY).where(*is_of_key).order_by(journal.c.at.desc(), journal.c.version.desc()).limit(_LIMIT)
+    return select(*ENTRY).where(*is_of_key).order_by(journal.c.at.desc(), journal.c.version.desc()).limit(LIMIT)
 
 
 def _completed(names: int) -> Select[Any]:

@@ -3,26 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    ColumnElement,
-    Delete,
-    Integer,
-    Select,
-    Update,
-    bindparam,
-    delete,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Delete, Select, Update, bindparam, delete, func, select, update
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Outbox
 from celery_sagas.stores.records import Entry, OutboxRow
 from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
-from celery_sagas.stores.sql.connection.statements import PREFIX, Build, Execution, Values, bound, chunks, now, numbered, one_of
+from celery_sagas.stores.sql.connection.statements import (
+    LIMIT,
+    PREFIX,
+    Build,
+    Execution,
+    Values,
+    bound,
+    chunks,
+    now,
+    numbered,
+    one_of,
+)
 from celery_sagas.stores.sql.sagas.effects import in_order
 from celery_sagas.stores.sql.tables import has_time, outbox
 
@@ -157,8 +155,7 @@ def _due(has_cause: bool, *columns: ColumnElement[Any]) -> Select[Any]:
     if has_cause:
         is_due += decided_by_cause()
     order = (outbox.c.available_at, outbox.c.id)
-    limit: BindParameter[int] = bindparam("limit", type_=Integer())
-    due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+    due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(LIMIT).with_for_update(skip_locked=True)
     return due if has_cause else due.with_hint(outbox, _BY_TIME, "mysql")
 
 

@@ -8,7 +8,6 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Delete,
-    Integer,
     Select,
     TextClause,
     bindparam,
@@ -19,10 +18,9 @@ from sqlalchemy import (
 )
 
 from celery_sagas.stores.sql.connection.database import Database
-from celery_sagas.stores.sql.connection.statements import PREFIX, now
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, now
 from celery_sagas.stores.sql.tables import delivery, has_time, journal, metadata, seen
 
-_LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 _BEFORE: BindParameter[int] = bindparam("before", type_=BigInteger())
 #: The tables that can be purged: the time column, and the columns that identify a row, as in the primary key.
 _TABLES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -52,7 +50,7 @@ def _purge(name: str, database: str) -> Delete:
     columns: list[ColumnElement[Any]] = [table.c[each] for each in names]
     old = select(*columns).where(table.c.prefix == PREFIX, table.c[time] < _BEFORE, has_time(table.c[time]))
     # By the time alone: as long as PostgreSQL has no statistics of the table, it would sort all that is old to take some.
-    oldest = old.order_by(table.c[time]).limit(_LIMIT).with_for_update(skip_locked=True)
+    oldest = old.order_by(table.c[time]).limit(LIMIT).with_for_update(skip_locked=True)
     chosen = select(oldest.cte("oldest")) if database == "postgresql" else oldest  # which must not run it twice
     return rows.where(tuple_(*columns).in_(chosen))
 
@@ -64,4 +62,4 @@ def _mysql_oldest(time: str, names: Sequence[str]) -> TextClause:
     that is old.
     """
     order = ", ".join(f"`{name}`" for name in ("prefix", time, *names))
-    return text(f"{time} < :before ORDER BY {order} LIMIT :limit").bindparams(_BEFORE, _LIMIT)
+    return text(f"{time} < :before ORDER BY {order} LIMIT :limit").bindparams(_BEFORE, LIMIT)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Integer, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.aggregates import Buffers
@@ -12,7 +12,7 @@ from celery_sagas.stores.sql.aggregators.items import FREE, STATES, UNRESOLVED, 
 from celery_sagas.stores.sql.aggregators.removals import clear, fire_trigger, remove_item
 from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database
-from celery_sagas.stores.sql.connection.statements import PREFIX, bound
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound
 from celery_sagas.stores.sql.tables import aggregator, group
 
 #: In the order of ``Group``'s fields.
@@ -62,9 +62,8 @@ def _names() -> Select[Any]:
 
 
 def _groups(has_after: bool) -> Select[Any]:
-    limit: BindParameter[int] = bindparam("limit", type_=Integer())
     follow = [group.c.grp > bound(group.c.grp, "after")] if has_after else []
-    return select(*_GROUP).where(*_are_of_name(), *follow).order_by(group.c.grp).limit(limit)
+    return select(*_GROUP).where(*_are_of_name(), *follow).order_by(group.c.grp).limit(LIMIT)
 
 
 def _count(has_group: bool) -> Select[Any]:

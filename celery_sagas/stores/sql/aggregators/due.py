@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, Integer, Select, Update, bindparam, select, update
+from sqlalchemy import BigInteger, BindParameter, Select, Update, bindparam, select, update
 
 from celery_sagas.stores.items import DueGroup
 from celery_sagas.stores.sql.connection.database import Row, SqlSession
-from celery_sagas.stores.sql.connection.statements import PREFIX, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, any_of, bound, in_parts, now
 from celery_sagas.stores.sql.tables import group, has_time
 
 
@@ -29,10 +29,9 @@ def _due() -> Select[Any]:
     """
     is_due = [group.c.due_at <= now(), has_time(group.c.due_at)]
     is_ours = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "name")]
-    limit: BindParameter[int] = bindparam("limit", type_=Integer())
     columns = (group.c.due_at, group.c.aggregator, group.c.grp, group.c.group_digest)
     order = (group.c.due_at, group.c.grp)
-    return select(*columns).where(*is_ours, *is_due).order_by(*order).limit(limit).with_for_update(skip_locked=True)
+    return select(*columns).where(*is_ours, *is_due).order_by(*order).limit(LIMIT).with_for_update(skip_locked=True)
 
 
 def _request(count: int) -> Update:

@@ -7,23 +7,7 @@ items of other groups.
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    ColumnElement,
-    Delete,
-    Integer,
-    Select,
-    Update,
-    and_,
-    bindparam,
-    delete,
-    func,
-    or_,
-    select,
-    union_all,
-    update,
-)
+from sqlalchemy import BigInteger, ColumnElement, Delete, Select, Update, and_, delete, func, or_, select, union_all, update
 from sqlalchemy import literal_column as literal
 from sqlalchemy.sql.selectable import CompoundSelect
 
@@ -31,7 +15,7 @@ from celery_sagas.stores.items import Item
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
 from celery_sagas.stores.sql.connection.bulk import insert_rows
 from celery_sagas.stores.sql.connection.database import Row, SqlSession
-from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, numbered
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, numbered
 from celery_sagas.stores.sql.tables import buffer, group, has_unresolved, seen
 
 FREE, LEASED, UNRESOLVED = "free", "leased", "unresolved"
@@ -41,7 +25,6 @@ STATES = (FREE, LEASED, UNRESOLVED)
 _ITEM: list[ColumnElement[Any]] = [buffer.c[name] for name in ("number", "id", "payload", "at", "attempts", "state")]
 #: How many items are removed at once when all are.
 _AT_ONCE = 5_000
-_LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 
 
 def known_keys(session: SqlSession, keys: Sequence[str], now: int) -> set[str]:
@@ -83,9 +66,9 @@ def _first(count: int, has_after: bool) -> Select[Any]:
     """Take the first ones of each state, so that the index by state has them in order."""
     follow = [buffer.c.number > bound(buffer.c.number, "after")] if has_after else []
     states = [_of_state(f"state_{number}").where(*follow) for number in range(count)]
-    each = [state.order_by(buffer.c.number).limit(_LIMIT).subquery() for state in states]
+    each = [state.order_by(buffer.c.number).limit(LIMIT).subquery() for state in states]
     items = union_all(*(select(part) for part in each)).subquery("items")
-    return select(items).order_by(items.c.number).limit(_LIMIT)
+    return select(items).order_by(items.c.number).limit(LIMIT)
 
 
 def _of_state(parameter: str) -> Select[Any]:
@@ -123,7 +106,7 @@ def select_unresolved(has_after: bool) -> Select[Any]:
     )
     items = select(group.c.grp, *_ITEM).join_from(group, buffer, is_item)
     is_unresolved = buffer.c.state == bound(buffer.c.state, "state")
-    return items.where(*are, is_unresolved, *follow).order_by(group.c.group_digest, buffer.c.number).limit(_LIMIT)
+    return items.where(*are, is_unresolved, *follow).order_by(group.c.group_digest, buffer.c.number).limit(LIMIT)
 
 
 def leased_items(session: SqlSession, group_digest: str, token: str) -> list[Item]:
@@ -180,7 +163,7 @@ def look_at_oldest(session: SqlSession, row: GroupRow) -> None:
 
 
 def _oldest() -> Select[Any]:
-    return select(buffer.c.number, buffer.c.at).where(*_is_in("state")).order_by(buffer.c.number).limit(_LIMIT)
+    return select(buffer.c.number, buffer.c.at).where(*_is_in("state")).order_by(buffer.c.number).limit(LIMIT)
 
 
 def lease(session: SqlSession, numbers: Sequence[int], token: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, any_, bindparam
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Dialect, Executable, Integer, any_, bindparam
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -26,6 +26,8 @@ _SIZES = (1, 8, 64, 500)
 _compiled: dict[tuple[object, ...], tuple[str, Mapping[str, object]]] = {}
 #: The parameter of every statement that ``Database`` fills in.
 PREFIX: Final = bindparam("prefix", type_=metadata.tables["saga_instance"].c.prefix.type)
+#: The most rows that a statement selects.
+LIMIT: Final = bindparam("limit", type_=Integer())
 
 
 class now(ColumnElement[int]):

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Integer, Select, Update, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Select, Update, func, select, update
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
 from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
-from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, one_of
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, one_of
 from celery_sagas.stores.sql.tables import instance, key
-
-_LIMIT: BindParameter[int] = bindparam("limit", type_=Integer())
 
 
 def count_instances(names: int) -> Select[Any]:
@@ -35,7 +33,7 @@ def rename(database: Database, values: Values) -> Renamed:
 
 def _next() -> Select[Any]:
     is_next = [*_is_former(), instance.c.id > bound(instance.c.id, "after")]
-    return select(instance.c.id, instance.c.key).where(*is_next).order_by(instance.c.id).limit(_LIMIT)
+    return select(instance.c.id, instance.c.key).where(*is_next).order_by(instance.c.id).limit(LIMIT)
 
 
 def _is_former() -> list[ColumnElement[bool]]:
