@@ -108,18 +108,7 @@ def _count() -> Select[Any]:
 #: An index hint for MySQL, which may sort and lock all due rows if there are few. So a claim costs the same at any number.
 _BY_TIME = "FORCE INDEX (saga_outbox_available)"
 #: In the order of ``OutboxRow``'s fields.
-_ROW: list[ColumnElement[Any]] = [
-    outbox.c.id,
-    outbox.c.kind,
-    outbox.c.message_id,
-    outbox.c.task,
-    outbox.c.payload,
-    outbox.c.due_at,
-    outbox.c.attempts,
-    outbox.c.instance_id,
-    outbox.c.step,
-    outbox.c.cause,
-]
+_ROW: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxRow._fields]
 
 
 def claim_in_one(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:

@@ -22,7 +22,7 @@ FREE, LEASED, UNRESOLVED = "free", "leased", "unresolved"
 STATES = (FREE, LEASED, UNRESOLVED)
 
 #: In the order of ``Item``'s fields.
-_ITEM: list[ColumnElement[Any]] = [buffer.c[name] for name in ("number", "id", "payload", "at", "attempts", "state")]
+_ITEM: list[ColumnElement[Any]] = [buffer.c[name] for name in Item._fields]
 #: How many items are removed at once when all are.
 _AT_ONCE = 5_000
 

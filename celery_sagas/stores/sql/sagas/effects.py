@@ -10,9 +10,11 @@ from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, chunks, now, one_of
 from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
 
-_ENTRY = ("step", "message_id", "attempt", "outcome", "saga", "key", "instance_id", "version", "detail")
+#: What the store does not set itself, and the names of the parameters for it.
+_ENTRY = tuple(name for name in Entry._fields if name != "at")
+_ENTRY_PARAMETERS = tuple(f"entry_{name}" for name in _ENTRY)
 #: The columns in which the outgoing rows of a commit differ.
-OUTGOING = ("id", "kind", "message_id", "task", "payload", "due_at")
+OUTGOING = Outgoing._fields
 
 
 def insert_entry() -> Insert:
@@ -32,17 +34,7 @@ def _of_entry(name: str) -> ColumnElement[Any]:
 
 def entry_values(entry: Entry) -> Values:
     """Return the parameters of the journal's line."""
-    return {
-        "entry_step": entry.step,
-        "entry_message_id": entry.message_id,
-        "entry_attempt": entry.attempt,
-        "entry_outcome": entry.outcome,
-        "entry_saga": entry.saga,
-        "entry_key": entry.key,
-        "entry_instance_id": entry.instance_id,
-        "entry_version": entry.version,
-        "entry_detail": entry.detail,
-    }
+    return dict(zip(_ENTRY_PARAMETERS, entry, strict=False))  # all but the time, which is the last field
 
 
 def outgoing_columns(own: Callable[[Column[Any]], ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:

@@ -13,31 +13,9 @@ from celery_sagas.stores.sql.tables import instance, journal, key
 _LOCK_OWNER = case((instance.c.locked_until > now(), instance.c.locked_by), else_=literal_column("''"))
 
 #: In the order of ``Record``'s fields.
-_RECORD: list[ColumnElement[Any]] = [
-    instance.c.id,
-    instance.c.saga,
-    instance.c.key,
-    instance.c.version,
-    instance.c.schema_version,
-    instance.c.data,
-    instance.c.pending,
-    instance.c.created_at,
-    instance.c.updated_at,
-    _LOCK_OWNER,
-]
+_RECORD: list[ColumnElement[Any]] = [*(instance.c[name] for name in Record._fields if name != "locked_by"), _LOCK_OWNER]
 #: In the order of ``Entry``'s fields.
-ENTRY: list[ColumnElement[Any]] = [
-    journal.c.step,
-    journal.c.message_id,
-    journal.c.attempt,
-    journal.c.outcome,
-    journal.c.saga,
-    journal.c.key,
-    journal.c.instance_id,
-    journal.c.version,
-    journal.c.detail,
-    journal.c.at,
-]
+ENTRY: list[ColumnElement[Any]] = [journal.c[name] for name in Entry._fields]
 
 
 def find(property: str, names: int, steps: int) -> Select[Any]:
