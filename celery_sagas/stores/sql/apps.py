@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, select, update
-from sqlalchemy import literal_column as literal
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy import Select, Update, select, update
 
 from celery_sagas.errors import StoreUnavailable
+from celery_sagas.stores.sql.connection.bulk import lock_rows
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.tables import app
@@ -24,21 +23,11 @@ def note_app(database: Database, name: str) -> str:
 
 def _note(session: SqlSession, name: str) -> str:
     session.begin()
-    session.change(_lock, (session.database,), {})
+    lock_rows(session, app, [{"name": ""}])
     ((before,),) = session.fetch(_select, (), {})
     session.change(_update, (), {"name": name})
     session.end("COMMIT")
     return str(before)
-
-
-def _lock(database: str) -> Insert:
-    """Insert a row, or lock the one that is there by changing nothing."""
-    first: dict[str, Any] = {"prefix": PREFIX, "name": literal("''")}
-    if database == "mysql":
-        return mysql.insert(app).values(first).on_duplicate_key_update(name=app.c.name)
-    if database == "sqlite":
-        return sqlite.insert(app).values(first).on_conflict_do_update(index_elements=app.primary_key, set_={"name": app.c.name})
-    return postgresql.insert(app).values(first).on_conflict_do_update(index_elements=app.primary_key, set_={"name": app.c.name})
 
 
 def _select() -> Select[Any]:

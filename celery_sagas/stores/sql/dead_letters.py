@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Delete, Insert, Select, and_, delete, func, insert, or_, select
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import ColumnElement, Delete, Insert, Select, and_, delete, func, or_, select
 
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.stores.sql.connection.bulk import put_rows
+from celery_sagas.stores.sql.connection.bulk import insert_missing, put_rows
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound, now
 from celery_sagas.stores.sql.tables import dead
@@ -56,15 +55,12 @@ def discard(session: SqlSession, id: str) -> bool:
 
 
 def _insert(database: str) -> Insert:
-    """Insert a dead letter unless it is there. MySQL's ``IGNORE`` also keeps a dead letter that does not fit, cut."""
     columns: dict[str, ColumnElement[Any]] = {
         "prefix": PREFIX,
         **{name: bound(dead.c[name], name) for name in _GIVEN},
         "at": now(),
     }
-    if database == "postgresql":
-        return postgresql.insert(dead).values(columns).on_conflict_do_nothing()
-    return insert(dead).values(columns).prefix_with("IGNORE", dialect="mysql").prefix_with("OR IGNORE", dialect="sqlite")
+    return insert_missing(dead, database, columns)
 
 
 def _list(has_before: bool) -> Select[Any]:

@@ -4,9 +4,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Insert, Select, select
 from sqlalchemy import literal_column as literal
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from celery_sagas.stores.ports import Deliveries
+from celery_sagas.stores.sql.connection.bulk import insert_into, or_change
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound, now
 from celery_sagas.stores.sql.purges import purge
@@ -53,16 +53,8 @@ def _insert(database: str) -> Insert:
         "count": literal("1"),
         "at": now(),
     }
-    more = delivery.c.count + literal("1")
-    if database == "mysql":
-        first = mysql.insert(delivery).values(columns)
-        return first.on_duplicate_key_update(count=more, at=first.inserted.at)
-    if database == "sqlite":
-        one = sqlite.insert(delivery).values(columns)
-        return one.on_conflict_do_update(index_elements=delivery.primary_key, set_={"count": more, "at": one.excluded.at})
-    new = postgresql.insert(delivery).values(columns)
-    again = new.on_conflict_do_update(index_elements=delivery.primary_key, set_={"count": more, "at": new.excluded.at})
-    return again.returning(delivery.c.count)
+    counted = or_change(insert_into(delivery, database).values(columns), "at", count=delivery.c.count + literal("1"))
+    return counted.returning(delivery.c.count) if database == "postgresql" else counted
 
 
 def _select() -> Select[Any]:

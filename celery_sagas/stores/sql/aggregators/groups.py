@@ -8,11 +8,10 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, insert, select
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, select
 
 from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
-from celery_sagas.stores.sql.connection.bulk import insert_given, lock_rows, or_change, put_rows
+from celery_sagas.stores.sql.connection.bulk import insert_given, insert_missing, lock_rows, or_change, put_rows
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, now
 from celery_sagas.stores.sql.tables import aggregator, group
@@ -135,7 +134,7 @@ def forget_empty(session: SqlSession, rows: Sequence[GroupRow]) -> None:
 
 def put_groups(*where: ColumnElement[bool], is_one: bool) -> Insert:
     """Change one row, or any number, if the conditions hold, on PostgreSQL."""
-    return or_change(insert_given(group, _FIELDS, (), *where, is_one=is_one), group.name, *_FIELDS)
+    return or_change(insert_given(group, _FIELDS, (), *where, is_one=is_one), *_FIELDS)
 
 
 def add_name(session: SqlSession, name: str) -> None:
@@ -161,7 +160,4 @@ def _delete(count: int) -> Delete:
 
 
 def _insert_name(database: str) -> Insert:
-    columns = {"prefix": PREFIX, "name": bound(aggregator.c.name, "name")}
-    if database == "postgresql":
-        return postgresql.insert(aggregator).values(columns).on_conflict_do_nothing()
-    return insert(aggregator).values(columns).prefix_with("IGNORE", dialect="mysql").prefix_with("OR IGNORE", dialect="sqlite")
+    return insert_missing(aggregator, database, {"prefix": PREFIX, "name": bound(aggregator.c.name, "name")})

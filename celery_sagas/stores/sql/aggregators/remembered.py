@@ -1,24 +1,17 @@
 """The ids of removed items, in the table ``saga_seen``."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, Table, select
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy import ColumnElement, Insert, select
 
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
 from celery_sagas.stores.sql.aggregators.items import are
-from celery_sagas.stores.sql.connection.bulk import NewRows, or_change
+from celery_sagas.stores.sql.connection.bulk import NewRows, insert_into, or_change
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound, in_parts
 from celery_sagas.stores.sql.tables import buffer, seen
-
-_INSERT: Mapping[str, Callable[[Table], NewRows]] = {
-    "mysql": mysql.insert,
-    "postgresql": postgresql.insert,
-    "sqlite": sqlite.insert,
-}
 
 
 def remember(session: SqlSession, rules: Rules, now: int, groups: Iterable[GroupRow], numbers: Sequence[int]) -> None:
@@ -36,5 +29,5 @@ def _insert(database: str, count: int) -> Insert:
     """Insert ids; those that are remembered already are so from now on."""
     columns: list[ColumnElement[Any]] = [PREFIX, buffer.c.key, bound(seen.c.ends_at, "ends_at")]
     ids = select(*columns).where(*are(count)).order_by(buffer.c.number)
-    rows: NewRows = _INSERT[database](seen)
-    return or_change(rows.from_select(["prefix", "key", "ends_at"], ids), seen.name, "ends_at")
+    rows: NewRows = insert_into(seen, database).from_select(["prefix", "key", "ends_at"], ids)
+    return or_change(rows, "ends_at")

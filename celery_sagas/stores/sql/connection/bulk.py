@@ -1,6 +1,6 @@
 """Inserts of many rows at once, in their order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -16,6 +16,12 @@ from celery_sagas.stores.sql.tables import metadata
 
 #: What can become an insert that changes the rows that are there.
 NewRows: TypeAlias = mysql.Insert | postgresql.Insert | sqlite.Insert
+
+_INSERT: Mapping[str, Callable[[Table], NewRows]] = {
+    "mysql": mysql.insert,
+    "postgresql": postgresql.insert,
+    "sqlite": sqlite.insert,
+}
 
 
 def insert_rows(session: SqlSession, table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> None:
@@ -70,25 +76,37 @@ def _insert(name: str, database: str, is_one: bool, common: str, *names: str) ->
     if database == "postgresql":
         return insert_given(table, names, in_all, is_one=is_one)
     values = {"prefix": PREFIX, **{each: bound(table.c[each], each) for each in (*in_all, *names)}}
-    return mysql.insert(table).values(values) if database == "mysql" else sqlite.insert(table).values(values)
+    return insert_into(table, database).values(values)
 
 
 def _put(name: str, database: str, is_one: bool, common: str, *names: str) -> Insert:
-    return or_change(_insert(name, database, is_one, common, *names), name, *names)
+    return or_change(_insert(name, database, is_one, common, *names), *names)
 
 
 def _lock(name: str, database: str, is_one: bool, common: str, *names: str) -> Insert:
     """Insert rows; one that exists is set to its own value, which locks it on every database."""
     (first, *_) = metadata.tables[name].primary_key
-    return or_change(_insert(name, database, is_one, common, *names), name, first.name)
+    return or_change(_insert(name, database, is_one, common, *names), first.name)
 
 
-def or_change(rows: NewRows, name: str, *names: str) -> Insert:
-    """Have an insert change these columns of the rows that are there."""
+def insert_into(table: Table, database: str) -> NewRows:
+    """Begin an insert."""
+    return _INSERT[database](table)
+
+
+def or_change(rows: NewRows, *names: str, **values: ColumnElement[Any]) -> NewRows:
+    """Have an insert change the rows that are there: these columns to what would be inserted, and others to these values."""
+    new = rows.inserted if isinstance(rows, mysql.Insert) else rows.excluded
+    changes = {**{name: new[name] for name in names}, **values}
     if isinstance(rows, mysql.Insert):
-        return rows.on_duplicate_key_update({each: rows.inserted[each] for each in names})
-    new = {each: rows.excluded[each] for each in names}
-    return rows.on_conflict_do_update(index_elements=metadata.tables[name].primary_key, set_=new)
+        return rows.on_duplicate_key_update(changes)
+    return rows.on_conflict_do_update(index_elements=rows.table.primary_key, set_=changes)
+
+
+def insert_missing(table: Table, database: str, values: Mapping[str, ColumnElement[Any]]) -> Insert:
+    """Insert a row unless it is there. MySQL's ``IGNORE`` also inserts a row that does not fit, cut."""
+    rows = insert_into(table, database).values(values)
+    return rows.prefix_with("IGNORE") if isinstance(rows, mysql.Insert) else rows.on_conflict_do_nothing()
 
 
 def rows_of(name: str, *columns: ColumnElement[Any]) -> TableValuedAlias:
