@@ -27,7 +27,7 @@ class SqlDeliveries(Deliveries):
         return self._database.run(lambda session: self._count(session, self._database.name, values))
 
     def purge(self, older_than_ms: int, limit: int) -> int:
-        return purge(self._database, delivery.name, older_than_ms, limit)
+        return purge(self._database, delivery.c.at, older_than_ms, limit)
 
 
 def _count_in_one(session: SqlSession, database: str, values: Values) -> int:

@@ -29,7 +29,7 @@ class SqlJournal(Journal):
         return [Entry(*row) for row in reversed(rows)]
 
     def purge(self, older_than_ms: int, limit: int) -> int:
-        return purge(self._database, journal.name, older_than_ms, limit)
+        return purge(self._database, journal.c.at, older_than_ms, limit)
 
 
 def _newest(names: int) -> Select[Any]:

@@ -84,4 +84,4 @@ class SqlAggregateStore(AggregateStore):
         return in_transaction(self._database, lambda session: claim_due(session, names, limit, lease_ms))
 
     def purge(self, limit: int) -> int:
-        return purge(self._database, seen.name, -1, limit)  # a millisecond that has come is over
+        return purge(self._database, seen.c.ends_at, -1, limit)  # a millisecond that has come is over
