@@ -101,8 +101,8 @@ SQL = (
     Mutation(
         "sql",
         "stores/sql/sagas/sagas.py",
-        'return "unique" if self._adds_keys or self._version is None else "locked"',
-        'return "unique" if self._version is None else "locked"',
+        'return "unique" if adds_keys or not found else "locked"',
+        'return "unique" if not found else "locked"',
         'An update that adds a key which is there under a former name conflicts for the reason "unique".',
     ),
     Mutation(

@@ -42,20 +42,17 @@ class SqlSagaStore(SagaStore):
         return Found(record_of(row), handled_of(row), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        subject = Subject(record.names[0], record.key)
-        self._commit(self._commits.insert(record, effects), subject, effects.entry, _Expected())
+        self._commit(self._commits.insert(record, effects), Subject(record.names[0], record.key), effects)
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        expected = _Expected(record, effects.lock_owner, adds_keys=bool(change.added_keys))
-        self._commit(self._commits.update(record, change, effects), Subject(record.saga, record.key), effects.entry, expected)
+        steps, subject = self._commits.update(record, change, effects), Subject(record.saga, record.key)
+        self._commit(steps, subject, effects, record, adds_keys=bool(change.added_keys))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        expected = _Expected(record, effects.lock_owner)
-        self._commit(self._commits.delete(record, effects), Subject(record.saga, record.key), effects.entry, expected)
+        self._commit(self._commits.delete(record, effects), Subject(record.saga, record.key), effects, record)
 
     def record(self, effects: Effects) -> None:
-        subject = Subject(effects.entry.saga, effects.entry.key)
-        self._commit(self._commits.record(effects), subject, effects.entry, _Expected())
+        self._commit(self._commits.record(effects), Subject(effects.entry.saga, effects.entry.key), effects)
 
     def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
         values = {"id": record.id, "found_saga": record.saga, "lock_owner": lock_owner, "for_ms": for_ms}
@@ -68,44 +65,41 @@ class SqlSagaStore(SagaStore):
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         return rename(self._database, {"name": name, "former": former, "limit": limit, "after": after})
 
-    def _commit(self, steps: list[Execution], subject: Subject, entry: Entry, expected: "_Expected") -> None:
+    def _commit(
+        self, steps: list[Execution], subject: Subject, effects: Effects, found: Record | None = None, *, adds_keys: bool = False
+    ) -> None:
         """Commit, and if that was refused look up why: a message that was committed before comes first."""
-        conflict = None
+        conflict, entry = None, effects.entry
         try:
             if self._database.run(lambda session: session.commit_steps(steps), subject):
                 return
         except RevisionConflict as exc:
             conflict = exc
-        attempt, version, lock_owner = self._find_rivals(entry, expected)
+        attempt, version, lock_owner = self._find_rivals(entry, found)
         if attempt == entry.attempt:
             return
         if attempt is not None:
             raise AlreadyHandled(entry.step, entry.message_id) from conflict
-        raise conflict or RevisionConflict(*subject, expected.compare(version, lock_owner))
+        if conflict:
+            raise conflict
+        is_locked = lock_owner not in ("", effects.lock_owner)
+        raise RevisionConflict(*subject, _reason(found, version, is_locked=is_locked, adds_keys=adds_keys))
 
-    def _find_rivals(self, entry: Entry, expected: "_Expected") -> tuple[str | None, int | None, str]:
-        values = {"step_0": entry.step, "message_id": entry.message_id, "id": expected.id, "found_saga": expected.saga}
+    def _find_rivals(self, entry: Entry, found: Record | None) -> tuple[str | None, int | None, str]:
+        id, saga = (found.id, found.saga) if found else ("", "")
+        values = {"step_0": entry.step, "message_id": entry.message_id, "id": id, "found_saga": saga}
         ((attempt, version, lock_owner),) = self._database.fetch(find_rivals, (), values)
         return attempt, version, lock_owner
 
 
-class _Expected:
-    """The version and lock that a commit expected to find; empty if it was not a change."""
+def _reason(found: Record | None, version: int | None, *, is_locked: bool, adds_keys: bool) -> str:
+    """Return the reason for which a commit changed nothing.
 
-    def __init__(self, record: Record | None = None, lock_owner: str = "", *, adds_keys: bool = False) -> None:
-        self.id, self.saga = (record.id, record.saga) if record else ("", "")
-        self._version = record.version if record else None
-        self._lock_owner = lock_owner
-        self._adds_keys = adds_keys
-
-    def compare(self, version: int | None, lock_owner: str) -> str:
-        """Return the reason for which a commit changed nothing.
-
-        If the instance is as it was found now, but was not when the commit came, it was locked then; unless the commit added
-        keys, one of which exists under a former name.
-        """
-        if version != self._version:
-            return "version"
-        if lock_owner not in ("", self._lock_owner):
-            return "locked"
-        return "unique" if self._adds_keys or self._version is None else "locked"
+    If the instance is as it was found now, but was not when the commit came, it was locked then; unless the commit added
+    keys, one of which exists under a former name.
+    """
+    if version != (found.version if found else None):
+        return "version"
+    if is_locked:
+        return "locked"
+    return "unique" if adds_keys or not found else "locked"
