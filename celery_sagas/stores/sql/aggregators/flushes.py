@@ -10,7 +10,6 @@ from celery_sagas.stores.sql.aggregators import items
 from celery_sagas.stores.sql.aggregators.groups import GroupRow, lock, save
 from celery_sagas.stores.sql.aggregators.items import FREE, look_at_oldest
 from celery_sagas.stores.sql.aggregators.leases import LeaseRow, add_lease, end_lease, extend_lease, first_end, read_leases
-from celery_sagas.stores.sql.aggregators.remembered import remember
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import keep
 
@@ -118,8 +117,7 @@ class Flushes:
     def _remove(self, numbers: Sequence[int], rejected: Sequence[DeadLetter]) -> None:
         gone = set(numbers)
         keep(self._session, self._now, [dead_letter for dead_letter in rejected if dead_letter.number in gone])
-        remember(self._session, self._rules, self._now, [self._row], numbers)
-        items.remove(self._session, numbers)
+        items.remove(self._session, self._rules, self._now, self._row, numbers)
 
     def _free(self, numbers: Sequence[int], attempts: int) -> None:
         if numbers:

@@ -1,4 +1,4 @@
-"""Items in the table ``saga_buffer``. Callers that change any have locked their group.
+"""Items in the table ``saga_buffer``, and ids of removed ones in ``saga_seen``. Callers that change any have locked their group.
 
 Changes and removals select items by their numbers alone: a condition on the group might make MySQL read, and wait for, the
 items of other groups.
@@ -7,13 +7,28 @@ items of other groups.
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Delete, Select, Update, and_, delete, func, or_, select, union_all, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Delete,
+    Insert,
+    Select,
+    Update,
+    and_,
+    delete,
+    func,
+    or_,
+    select,
+    union_all,
+    update,
+)
 from sqlalchemy import literal_column as literal
 from sqlalchemy.sql.selectable import CompoundSelect
 
+from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Item
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
-from celery_sagas.stores.sql.connection.bulk import insert_rows
+from celery_sagas.stores.sql.connection.bulk import NewRows, insert_into, insert_rows, or_change
 from celery_sagas.stores.sql.connection.database import Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, numbered
 from celery_sagas.stores.sql.tables import buffer, group, has_unresolved, seen
@@ -91,7 +106,7 @@ def unresolved_among(session: SqlSession, group_digest: str, numbers: Collection
 
 
 def _among(count: int) -> Select[Any]:
-    return select(buffer.c.number).where(*are(count), *_is_in("state"))
+    return select(buffer.c.number).where(*_are(count), *_is_in("state"))
 
 
 def select_unresolved(has_after: bool) -> Select[Any]:
@@ -191,8 +206,12 @@ def set_unresolved(session: SqlSession, numbers: Sequence[int]) -> None:
     _change(session, _set_state, numbers, {"new_state": UNRESOLVED, "new_token": ""})
 
 
-def remove(session: SqlSession, numbers: Sequence[int]) -> None:
-    """Remove items permanently."""
+def remove(session: SqlSession, rules: Rules, now: int, row: GroupRow, numbers: Sequence[int]) -> None:
+    """Remove items of a group permanently; their ids are remembered, if the rules say so."""
+    if rules.remember_ms and numbers:
+        row.removals += 1
+        for count, given in in_parts(session.database, "number", sorted(numbers)):
+            session.change(_remember, (session.database, count), {"ends_at": now + rules.remember_ms, **given})
     _change(session, _delete, numbers, {})
 
 
@@ -201,14 +220,14 @@ def _change(session: SqlSession, build: Any, numbers: Sequence[int], values: dic
         session.change(build, (count,), {**values, **given})
 
 
-def are(count: int) -> list[ColumnElement[bool]]:
+def _are(count: int) -> list[ColumnElement[bool]]:
     """Conditions: the items with these numbers."""
     return [buffer.c.prefix == PREFIX, any_of(buffer.c.number, "number", count)]
 
 
 def _set_state(count: int) -> Update:
     state, token = bound(buffer.c.state, "new_state"), bound(buffer.c.token, "new_token")
-    return update(buffer).where(*are(count)).values(state=state, token=token)
+    return update(buffer).where(*_are(count)).values(state=state, token=token)
 
 
 def _free(count: int) -> Update:
@@ -219,5 +238,13 @@ def _free_anew(count: int) -> Update:
     return _set_state(count).values(attempts=literal("0"))
 
 
+def _remember(database: str, count: int) -> Insert:
+    """Insert the ids of items; those that are remembered already are so from now on."""
+    columns: list[ColumnElement[Any]] = [PREFIX, buffer.c.key, bound(seen.c.ends_at, "ends_at")]
+    ids = select(*columns).where(*_are(count)).order_by(buffer.c.number)
+    rows: NewRows = insert_into(seen, database).from_select(["prefix", "key", "ends_at"], ids)
+    return or_change(rows, "ends_at")
+
+
 def _delete(count: int) -> Delete:
-    return delete(buffer).where(*are(count))
+    return delete(buffer).where(*_are(count))

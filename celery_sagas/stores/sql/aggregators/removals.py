@@ -19,7 +19,6 @@ from celery_sagas.stores.sql.aggregators.items import (
     remove,
 )
 from celery_sagas.stores.sql.aggregators.leases import end_leases
-from celery_sagas.stores.sql.aggregators.remembered import remember
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import discard
 
@@ -45,8 +44,7 @@ def remove_item(session: SqlSession, rules: Rules, group: str, id: str, states: 
     number, state = item_of_key(session, digest(rules.name, group, id)) or (0, LEASED)
     if state not in states:
         raise ItemNotBuffered(rules.name, group, id, row.buffered)
-    remember(session, rules, now, [row], [number])
-    remove(session, [number])
+    remove(session, rules, now, row, [number])
     if state == UNRESOLVED:
         row.unresolved -= 1
     else:
@@ -82,8 +80,7 @@ def clear(session: SqlSession, rules: Rules, group: str) -> int:
     count = row.buffered
     for state in STATES:
         while numbers := numbers_in(session, row.group_digest, state):
-            remember(session, rules, now, [row], numbers)
-            remove(session, numbers)
+            remove(session, rules, now, row, numbers)
     end_leases(session, row.group_digest)
     row.free = row.leased = row.unresolved = 0
     save(session, rules, now, [row])
