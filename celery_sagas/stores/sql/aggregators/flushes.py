@@ -1,6 +1,12 @@
-"""The operations of a flush on its items: it claims them under a lease, and ends the lease in one way or another."""
+"""The operations of a flush on its items: it claims them under a lease, and ends the lease in one way or another.
+
+Leases are in the table ``saga_lease``.
+"""
 
 from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Delete, Insert, Select, Update, delete, insert, select, update
 
 from celery_sagas.core.aggregators.rules import Rules, taken
 from celery_sagas.errors import LeaseLost
@@ -9,9 +15,18 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.aggregators import items
 from celery_sagas.stores.sql.aggregators.groups import GroupRow, lock, save
 from celery_sagas.stores.sql.aggregators.items import FREE, look_at_oldest
-from celery_sagas.stores.sql.aggregators.leases import LeaseRow, add_lease, end_lease, extend_lease, first_end, read_leases
 from celery_sagas.stores.sql.connection.database import SqlSession
+from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.dead_letters import keep
+from celery_sagas.stores.sql.tables import lease as table
+
+
+class LeaseRow(NamedTuple):
+    """The time that one run of a flush has, and the reason for the flush."""
+
+    token: str
+    reason: str
+    ends_at: int
 
 
 class Flushes:
@@ -23,7 +38,13 @@ class Flushes:
         self._group = group
         self._now, row = lock(session, rules.name, group)
         self._row = row or GroupRow("", rules.name, group)
-        self._leases = read_leases(session, self._row)
+        self._leases = self._read_leases()
+
+    def _read_leases(self) -> dict[str, LeaseRow]:
+        if not self._row.leased:
+            return {}
+        rows = self._session.fetch(_select_leases, (), {"group_digest": self._row.group_digest})
+        return {row[0]: LeaseRow(*row) for row in rows}
 
     def claim(self, token: str) -> Snapshot | None:
         """Lease the first free items to a token, if the trigger has fired; a token that has a lease is given the same again."""
@@ -53,7 +74,7 @@ class Flushes:
         leased, (row.oldest, row.oldest_at) = first[:count], _first_of(first[count:])
         lease = self._leases[token] = LeaseRow(token, reason, self._now + self._rules.lease_ms)
         items.lease(self._session, [item.number for item in leased], token)
-        add_lease(self._session, row.group_digest, lease)
+        self._session.change(_insert_lease, (), {"group_digest": row.group_digest, **lease._asdict()})
         row.free -= count
         row.leased += count
         row.request_flush(self._rules, self._now)
@@ -68,7 +89,8 @@ class Flushes:
         if token not in self._leases:
             return False
         ends_at = self._now + self._rules.lease_ms
-        extend_lease(self._session, self._row.group_digest, token, ends_at)
+        values = {"group_digest": self._row.group_digest, "token": token, "ends_at": ends_at}
+        self._session.change(_extend_lease, (), values)
         self._leases[token] = self._leases[token]._replace(ends_at=ends_at)
         self._save()
         return True
@@ -107,7 +129,7 @@ class Flushes:
         if self._leases.pop(token, None) is None:
             raise LeaseLost(self._rules.name, self._group, token)
         numbers = items.leased_numbers(self._session, self._row.group_digest, token)
-        end_lease(self._session, self._row.group_digest, token)
+        self._session.change(_delete_lease, (), {"group_digest": self._row.group_digest, "token": token})
         self._row.leased -= len(numbers)
         unresolved = [number for number in numbers if number in unreadable]
         items.set_unresolved(self._session, unresolved)
@@ -127,9 +149,43 @@ class Flushes:
             look_at_oldest(self._session, self._row)
 
     def _save(self) -> None:
-        self._row.lease_end = first_end(self._leases.values())
+        self._row.lease_end = min((lease.ends_at for lease in self._leases.values()), default=0)
         save(self._session, self._rules, self._now, [self._row])
 
 
 def _first_of(rest: Sequence[Item]) -> tuple[int, int]:
     return (rest[0].number, rest[0].at) if rest else (0, 0)
+
+
+def end_leases(session: SqlSession, group_digest: str) -> None:
+    """Remove all leases of a group, which the caller has locked."""
+    session.change(_delete_leases, (), {"group_digest": group_digest})
+
+
+def _select_leases() -> Select[Any]:
+    return select(table.c.token, table.c.reason, table.c.ends_at).where(*_are_of_group())
+
+
+def _insert_lease() -> Insert:
+    given = {name: bound(table.c[name], name) for name in ("group_digest", *LeaseRow._fields)}
+    return insert(table).values({"prefix": PREFIX, **given})
+
+
+def _extend_lease() -> Update:
+    return update(table).where(*_is_lease()).values(ends_at=bound(table.c.ends_at, "ends_at"))
+
+
+def _delete_lease() -> Delete:
+    return delete(table).where(*_is_lease())
+
+
+def _delete_leases() -> Delete:
+    return delete(table).where(*_are_of_group())
+
+
+def _is_lease() -> list[ColumnElement[bool]]:
+    return [*_are_of_group(), table.c.token == bound(table.c.token, "token")]
+
+
+def _are_of_group() -> list[ColumnElement[bool]]:
+    return [table.c.prefix == PREFIX, table.c.group_digest == bound(table.c.group_digest, "group_digest")]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import ItemNotBuffered, NothingBuffered
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.sql.aggregators.flushes import end_leases
 from celery_sagas.stores.sql.aggregators.groups import digest, lock, lock_all, save
 from celery_sagas.stores.sql.aggregators.items import (
     FREE,
@@ -18,7 +19,6 @@ from celery_sagas.stores.sql.aggregators.items import (
     numbers_in,
     remove,
 )
-from celery_sagas.stores.sql.aggregators.leases import end_leases
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.dead_letters import discard
 
