@@ -12,7 +12,8 @@ from sqlalchemy import Select, func, select, text
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.items import Addition, DueGroup
-from celery_sagas.stores.sql.aggregators import due, items
+from celery_sagas.stores.sql.aggregators import items
+from celery_sagas.stores.sql.aggregators.groups import _due
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.statements import PREFIX, Build, Shape
 from celery_sagas.stores.sql.connection.statements import numbered as parameters
@@ -126,7 +127,7 @@ class TestStatements:
         (items._oldest, (), {"group_digest": "p", "state": "free", "limit": 1}, "saga_buffer_state"),
         (items._leased_numbers, (), {"group_digest": "p", "state": "leased", "token": "t"}, "saga_buffer_state"),
         (items.select_known, (64,), parameters("key", numbered(64)), "saga_buffer_"),
-        (due._due, (), {"name": NAME, "limit": 9}, "saga_group_due"),
+        (_due, (), {"name": NAME, "limit": 9}, "saga_group_due"),
         (items.select_unresolved, (False,), {"aggregator": NAME, "state": "unresolved", "limit": 9}, "saga_group_unresolved"),
     ],
     ids=["first", "next", "oldest", "leased", "known", "due", "unresolved"],

@@ -8,13 +8,14 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Delete, Insert, Select, delete, select
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Delete, Insert, Select, Update, bindparam, delete, select, update
 
 from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_of
+from celery_sagas.stores.items import DueGroup
 from celery_sagas.stores.sql.connection.bulk import insert_given, insert_missing, lock_rows, or_change, put_rows
-from celery_sagas.stores.sql.connection.database import SqlSession
-from celery_sagas.stores.sql.connection.statements import PREFIX, Values, any_of, bound, in_parts, now
-from celery_sagas.stores.sql.tables import aggregator, group
+from celery_sagas.stores.sql.connection.database import Row, SqlSession
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.tables import aggregator, group, has_time
 
 
 def digest(*names: str) -> str:
@@ -142,6 +143,17 @@ def add_name(session: SqlSession, name: str) -> None:
     session.change(_insert_name, (session.database,), {"name": name})
 
 
+def claim_due(session: SqlSession, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
+    """Request the flushes of the groups that are due, the longest due first; two calls at once never get the same one."""
+    rows: list[Row] = []
+    for name in sorted(set(names)):
+        rows += session.fetch(_due, (), {"name": name, "limit": limit})
+    chosen = sorted(rows, key=tuple)[:limit]
+    for count, given in in_parts(session.database, "group_digest", sorted(row[-1] for row in chosen)):
+        session.change(_request_flushes, (count,), {"lease_ms": lease_ms, **given})
+    return [DueGroup(name, grp) for _, name, grp, _ in chosen]
+
+
 def _values(row: GroupRow) -> Values:
     return {name: getattr(row, name) for name in _FIELDS}
 
@@ -152,12 +164,34 @@ def _select_locked() -> Select[Any]:
 
 
 def _select_all(count: int) -> Select[Any]:
-    return select(now(), *_COLUMNS).where(group.c.prefix == PREFIX, any_of(group.c.group_digest, "group_digest", count))
+    return select(now(), *_COLUMNS).where(*_are(count))
 
 
 def _delete(count: int) -> Delete:
-    return delete(group).where(group.c.prefix == PREFIX, any_of(group.c.group_digest, "group_digest", count))
+    return delete(group).where(*_are(count))
+
+
+def _are(count: int) -> list[ColumnElement[bool]]:
+    """Conditions: the groups with these digests."""
+    return [group.c.prefix == PREFIX, any_of(group.c.group_digest, "group_digest", count)]
 
 
 def _insert_name(database: str) -> Insert:
     return insert_missing(aggregator, database, {"prefix": PREFIX, "name": bound(aggregator.c.name, "name")})
+
+
+def _due() -> Select[Any]:
+    """Select due groups of one aggregator: of several at once the database would sort all that are due.
+
+    Groups that another transaction is changing are passed over: it leaves their due times right.
+    """
+    is_due = [group.c.due_at <= now(), has_time(group.c.due_at)]
+    is_ours = [group.c.prefix == PREFIX, group.c.aggregator == bound(group.c.aggregator, "name")]
+    columns = (group.c.due_at, group.c.aggregator, group.c.grp, group.c.group_digest)
+    order = (group.c.due_at, group.c.grp)
+    return select(*columns).where(*is_ours, *is_due).order_by(*order).limit(LIMIT).with_for_update(skip_locked=True)
+
+
+def _request_flushes(count: int) -> Update:
+    lease_ms: BindParameter[int] = bindparam("lease_ms", type_=BigInteger())
+    return update(group).where(*_are(count)).values(flush_requested_until=now() + lease_ms, due_at=now() + lease_ms)
