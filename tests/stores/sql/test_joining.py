@@ -9,9 +9,9 @@ import pytest
 
 from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.sql.aggregators.additions import insert
+from celery_sagas.stores.sql.aggregators.buffers import clear, remove_item
 from celery_sagas.stores.sql.aggregators.items import FREE
 from celery_sagas.stores.sql.aggregators.joining import Joinable
-from celery_sagas.stores.sql.aggregators.removals import clear, remove_item
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import SqlSession

@@ -1,4 +1,4 @@
-"""Insertion of items into their groups."""
+"""Insertion of items into their groups: of new ones, and of rejected ones that are to be tried again."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,6 +7,7 @@ from sqlalchemy import literal_column as literal
 
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Added, Addition, NewItem
+from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.aggregators.groups import (
     GroupRow,
     add_name,
@@ -17,10 +18,19 @@ from celery_sagas.stores.sql.aggregators.groups import (
     save,
     settled,
 )
-from celery_sagas.stores.sql.aggregators.items import FREE, UNRESOLVED, known_keys, select_known, still_known
+from celery_sagas.stores.sql.aggregators.items import (
+    FREE,
+    UNRESOLVED,
+    item_of_key,
+    known_keys,
+    look_at_oldest,
+    select_known,
+    still_known,
+)
 from celery_sagas.stores.sql.connection.bulk import insert_given, insert_rows, parameters
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import Values
+from celery_sagas.stores.sql.dead_letters import discard
 from celery_sagas.stores.sql.tables import buffer, group
 
 #: In the place of the number that an item is about to get: larger than any that a trigger was fired for.
@@ -126,6 +136,21 @@ class _Arrivals:
 
     def _item_values(self) -> list[Values]:
         return [_values(key, *item) for key, item in self.items.items()]
+
+
+def restore(session: SqlSession, rules: Rules, dead_letter: DeadLetter) -> bool:
+    """Insert the item of a dead letter and remove the dead letter, unless its id is buffered again, or the dead letter gone."""
+    now, groups = lock_all(session, rules.name, {dead_letter.key})
+    row, key = groups[dead_letter.key], digest(rules.name, dead_letter.key, dead_letter.message_id)
+    is_wanted = item_of_key(session, key) is None and discard(session, dead_letter.id)
+    if is_wanted:
+        item = NewItem(dead_letter.message_id, dead_letter.payload)
+        numbered = {**_values(key, row, item), "number": dead_letter.number, "at": dead_letter.buffered_at}
+        insert_rows(session, buffer, [{**numbered, "attempts": 0, "token": ""}])
+        row.back([dead_letter.number])
+        look_at_oldest(session, row)
+    save(session, rules, now, [row])
+    return is_wanted
 
 
 def _values(key: str, row: GroupRow, item: NewItem) -> Values:

@@ -8,11 +8,10 @@ from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Added, Addition, DueGroup, Snapshot
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.stores.sql.aggregators.additions import insert
+from celery_sagas.stores.sql.aggregators.additions import insert, restore
 from celery_sagas.stores.sql.aggregators.flushes import Flushes
 from celery_sagas.stores.sql.aggregators.groups import claim_due
 from celery_sagas.stores.sql.aggregators.joining import Joinable, join
-from celery_sagas.stores.sql.aggregators.removals import restore
 from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.purges import purge

@@ -28,9 +28,9 @@ from sqlalchemy.sql.selectable import CompoundSelect
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Item
 from celery_sagas.stores.sql.aggregators.groups import GroupRow
-from celery_sagas.stores.sql.connection.bulk import NewRows, insert_into, insert_rows, or_change
+from celery_sagas.stores.sql.connection.bulk import NewRows, insert_into, or_change
 from celery_sagas.stores.sql.connection.database import Row, SqlSession
-from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, numbered
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, any_of, bound, in_parts, numbered
 from celery_sagas.stores.sql.tables import buffer, group, has_unresolved, seen
 
 FREE, LEASED, UNRESOLVED = "free", "leased", "unresolved"
@@ -194,11 +194,6 @@ def free(session: SqlSession, numbers: Sequence[int], attempts: int) -> None:
 def free_anew(session: SqlSession, numbers: Sequence[int]) -> None:
     """Make unresolved items free, as if they had never been tried."""
     _change(session, _free_anew, numbers, {"new_state": FREE, "new_token": ""})
-
-
-def insert_item(session: SqlSession, values: Values) -> None:
-    """Insert a free item that has a number already."""
-    insert_rows(session, buffer, [{**values, "attempts": 0, "state": FREE, "token": ""}])
 
 
 def set_unresolved(session: SqlSession, numbers: Sequence[int]) -> None:
