@@ -13,7 +13,6 @@ from celery_sagas.stores.sql.aggregators.buffers import clear, remove_item
 from celery_sagas.stores.sql.aggregators.items import FREE
 from celery_sagas.stores.sql.aggregators.joining import Joinable
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.testing.batches import CLOSED, add, buffered, new_items
 from celery_sagas.testing.samples import HOUR
@@ -43,7 +42,7 @@ def joining_meanwhile(sql: SqlBackend, rival: SqlBackend, work: Callable[[SqlSes
         assert may_end.wait(DEADLINE_S)
 
     with ThreadPoolExecutor(2) as pool:
-        changing = pool.submit(in_transaction, rival.database, change)
+        changing = pool.submit(rival.database.in_transaction, change)
         wait_until(lambda: has_changed.is_set() or changing.done(), "a change")
         added = pool.submit(add, sql, RULES, "item")
         wait_until(lambda: waits(rival), "an item that waits for its group")

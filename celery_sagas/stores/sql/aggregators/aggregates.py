@@ -12,7 +12,6 @@ from celery_sagas.stores.sql.aggregators.additions import insert, restore
 from celery_sagas.stores.sql.aggregators.flushes import Flushes
 from celery_sagas.stores.sql.aggregators.groups import claim_due
 from celery_sagas.stores.sql.aggregators.joining import Joinable, join
-from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.tables import seen
@@ -32,7 +31,7 @@ class SqlAggregateStore(AggregateStore):
             return []
         if self._waiting.is_worth_while(rules, additions) and self._join(rules, additions[0]):
             return [Added(1)]
-        added = in_transaction(self._database, lambda session: insert(session, rules, additions))
+        added = self._database.in_transaction(lambda session: insert(session, rules, additions))
         if self._database.name == "postgresql":
             self._waiting.note(rules, additions, added)
         return added
@@ -74,13 +73,13 @@ class SqlAggregateStore(AggregateStore):
         return self._flush(rules, group, lambda flushes: flushes.resolve(numbers))
 
     def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
-        return in_transaction(self._database, lambda session: restore(session, rules, dead_letter))
+        return self._database.in_transaction(lambda session: restore(session, rules, dead_letter))
 
     def _flush(self, rules: Rules, group: str, call: Callable[[Flushes], T]) -> T:
-        return in_transaction(self._database, lambda session: call(Flushes(session, rules, group)))
+        return self._database.in_transaction(lambda session: call(Flushes(session, rules, group)))
 
     def claim_due(self, names: Sequence[str], limit: int, lease_ms: int) -> list[DueGroup]:
-        return in_transaction(self._database, lambda session: claim_due(session, names, limit, lease_ms))
+        return self._database.in_transaction(lambda session: claim_due(session, names, limit, lease_ms))
 
     def purge(self, limit: int) -> int:
         return purge(self._database, seen.c.ends_at, -1, limit)  # a millisecond that has come is over

@@ -13,7 +13,6 @@ from celery_sagas.stores.sql.aggregators import items
 from celery_sagas.stores.sql.aggregators.flushes import end_leases
 from celery_sagas.stores.sql.aggregators.groups import digest, lock, save
 from celery_sagas.stores.sql.aggregators.items import FREE, LEASED, STATES, UNRESOLVED
-from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound
 from celery_sagas.stores.sql.tables import aggregator, group
@@ -50,14 +49,14 @@ class SqlBuffers(Buffers):
         return [(row[0], Item(*row[1:])) for row in self._database.fetch(items.select_unresolved, (after is not None,), values)]
 
     def fire(self, rules: Rules, group: str) -> bool:
-        return in_transaction(self._database, lambda session: fire_trigger(session, rules, group))
+        return self._database.in_transaction(lambda session: fire_trigger(session, rules, group))
 
     def remove(self, rules: Rules, group: str, id: str, *, unresolved: bool = False) -> None:
         states = (UNRESOLVED,) if unresolved else (FREE, UNRESOLVED)
-        in_transaction(self._database, lambda session: remove_item(session, rules, group, id, states))
+        self._database.in_transaction(lambda session: remove_item(session, rules, group, id, states))
 
     def clear(self, rules: Rules, group: str) -> int:
-        return in_transaction(self._database, lambda session: clear(session, rules, group))
+        return self._database.in_transaction(lambda session: clear(session, rules, group))
 
 
 def fire_trigger(session: SqlSession, rules: Rules, group: str) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
 
-from celery_sagas.errors import StoreError
+from celery_sagas.errors import LeaseLost, NotBuffered, StoreError, StoreUnavailable
 from celery_sagas.forks import FILES
 from celery_sagas.stores.sql.connection.connections import Connections, SqlConnection
 from celery_sagas.stores.sql.connection.dialects import DIALECTS
@@ -130,6 +130,8 @@ def _decoded(row: Row) -> Row:
 T = TypeVar("T")
 
 
+#: How often a transaction is repeated that the database has undone in favor of another.
+_REPEATS = 2
 #: Bytes of a statement that every server takes which has its default limit, or a larger one.
 _SMALL = 1_000_000
 
@@ -204,6 +206,39 @@ class Database:
             except _StaleConnection:
                 self.connections.close_idle()  # the others are as old, but for those that come back now
             return self._attempt(work, may_repeat=False)
+
+    def in_transaction(self, work: Callable[[SqlSession], T]) -> T:
+        """Run work in a transaction, which is undone if it raises; the victim of a deadlock is run again."""
+        for _ in range(_REPEATS):
+            try:
+                return self._run_in_transaction(work)
+            except StoreUnavailable as exc:
+                if not self.was_locked_out(exc):
+                    raise
+        return self._run_in_transaction(work)
+
+    def _run_in_transaction(self, work: Callable[[SqlSession], T]) -> T:
+        """Run work in a transaction, which is run once more if the connection was lost.
+
+        If the first run may have been committed, and the second finds nothing to do, the first one's answer is returned.
+        """
+        answers: list[T] = []
+
+        def attempt(session: SqlSession) -> T | LeaseLost | NotBuffered:
+            session.begin()
+            try:
+                answer = work(session)
+            except (LeaseLost, NotBuffered) as exc:
+                session.end("ROLLBACK")
+                return answers[0] if answers else exc
+            answers[:] = [answer]
+            session.end("COMMIT")
+            return answer
+
+        answer = self.run(attempt)
+        if isinstance(answer, LeaseLost | NotBuffered):
+            raise answer
+        return answer
 
     def _attempt(self, work: Callable[[SqlSession], T], *, may_repeat: bool) -> T:
         opened = (self.connections.check_out() if may_repeat else None) or self.connections.open()

@@ -6,7 +6,6 @@ from sqlalchemy import ColumnElement, Select, Update, func, select, update
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
-from celery_sagas.stores.sql.connection.calls import in_transaction
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, one_of
 from celery_sagas.stores.sql.tables import instance, key
@@ -43,7 +42,7 @@ def _is_former() -> list[ColumnElement[bool]]:
 def _move(database: Database, values: Values, ids: list[str]) -> int | None:
     """Move instances and return how many; ``None``, with none moved, if a unique key refused one."""
     try:
-        return in_transaction(database, lambda session: _move_in(session, values, ids))
+        return database.in_transaction(lambda session: _move_in(session, values, ids))
     except StoreUnavailable as exc:
         if database.was_locked_out(exc) or not database.gave_way(exc):
             raise
