@@ -14,7 +14,7 @@ from celery_sagas.stores.sql.tables import app
 def note_app(database: Database, name: str) -> str:
     """Note an app; return the one that was noted before it. Without the table nothing is noted."""
     try:
-        return database.run(lambda session: _note(session, name))
+        return database.in_transaction(lambda session: _note(session, name))
     except StoreUnavailable as exc:
         if database.lacks_table(exc):
             return ""
@@ -22,11 +22,9 @@ def note_app(database: Database, name: str) -> str:
 
 
 def _note(session: SqlSession, name: str) -> str:
-    session.begin()
     lock_rows(session, app, [{"name": ""}])
     ((before,),) = session.fetch(_select, (), {})
     session.change(_update, (), {"name": name})
-    session.end("COMMIT")
     return str(before)
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Deliveries
 from celery_sagas.stores.sql.connection.bulk import insert_into, or_change
-from celery_sagas.stores.sql.connection.database import Database, SqlSession
+from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound, now
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.tables import delivery
@@ -20,29 +20,23 @@ class SqlDeliveries(Deliveries):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._count = _count_in_one if database.name == "postgresql" else _count_in_transaction
 
     def count(self, step: str, message_id: str) -> int:
         values = {"step": step, "message_id": message_id}
-        return self._database.run(lambda session: self._count(session, self._database.name, values))
+        if self._database.name == "postgresql":
+            ((count,),) = self._database.fetch(_insert, ("postgresql",), values)
+        else:
+            ((count,),) = self._database.in_transaction(lambda session: _count(session, values))
+        return int(count)
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         return purge(self._database, delivery.c.at, older_than_ms, limit)
 
 
-def _count_in_one(session: SqlSession, database: str, values: Values) -> int:
-    """Count on PostgreSQL."""
-    ((count,),) = session.fetch(_insert, (database,), values)
-    return int(count)
-
-
-def _count_in_transaction(session: SqlSession, database: str, values: Values) -> int:
+def _count(session: SqlSession, values: Values) -> list[Row]:
     """Count on databases, or versions of them, whose ``INSERT`` returns nothing."""
-    session.begin()
-    session.change(_insert, (database,), values)
-    ((count,),) = session.fetch(_select, (), values)
-    session.end("COMMIT")
-    return int(count)
+    session.change(_insert, (session.database,), values)
+    return session.fetch(_select, (), values)
 
 
 def _insert(database: str) -> Insert:

@@ -33,13 +33,16 @@ class SqlOutbox(Outbox):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._claim = claim_in_one if database.name == "postgresql" else claim_in_transaction
 
     def claim_due(self, token: str, limit: int, lease_ms: int, cause: Entry | None = None) -> list[OutboxRow]:
         values: dict[str, object] = {"token": token, "limit": limit, "lease_ms": lease_ms}
         if cause:
             values |= _of_cause(cause)
-        rows = self._database.run(lambda session: self._claim(session, values, has_cause=cause is not None))
+        if self._database.name == "postgresql":
+            claimed = self._database.fetch(_claim, (cause is not None,), values)
+            rows = [row[:-1] for row in sorted(claimed, key=lambda row: (row[-1], row[0]))]
+        else:
+            rows = self._database.in_transaction(lambda session: _lease_due(session, values, has_cause=cause is not None))
         return [OutboxRow(*row) for row in rows]
 
     def confirm(self, token: str, ids: Sequence[str]) -> int:
@@ -111,14 +114,8 @@ _BY_TIME = "FORCE INDEX (saga_outbox_available)"
 _ROW: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxRow._fields]
 
 
-def claim_in_one(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:
-    """Claim rows on PostgreSQL."""
-    rows = session.fetch(_claim, (has_cause,), values)
-    return [row[:-1] for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
-
-
 def _claim(has_cause: bool) -> Update:
-    """Lease due rows. They are chosen in a part of their own, which PostgreSQL runs once, so that the limit holds."""
+    """Lease due rows on PostgreSQL, which runs the part that chooses them once, so that the limit holds."""
     due = _due(has_cause, outbox.c.id, outbox.c.available_at).cte("due")
     return (
         update(outbox)
@@ -128,13 +125,11 @@ def _claim(has_cause: bool) -> Update:
     )
 
 
-def claim_in_transaction(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:
-    """Claim rows on databases whose ``UPDATE`` returns nothing."""
-    session.begin()
+def _lease_due(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:
+    """Lease due rows on databases whose ``UPDATE`` returns nothing."""
     rows = session.fetch(_due, (has_cause,), values)
     for ids in chunks([row[0] for row in rows]):
         session.change(_lease_rows, (len(ids),), {**values, **numbered("id", ids)})
-    session.end("COMMIT")
     return rows
 
 
