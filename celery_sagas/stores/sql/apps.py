@@ -7,6 +7,7 @@ from sqlalchemy import Select, Update, select, update
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.sql.connection.bulk import lock_rows
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
+from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.tables import app
 
@@ -16,7 +17,7 @@ def note_app(database: Database, name: str) -> str:
     try:
         return database.in_transaction(lambda session: _note(session, name))
     except StoreUnavailable as exc:
-        if database.lacks_table(exc):
+        if database.fault_of(exc) is Fault.NO_TABLE:
             return ""
         raise
 

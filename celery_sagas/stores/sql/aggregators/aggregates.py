@@ -13,6 +13,7 @@ from celery_sagas.stores.sql.aggregators.flushes import Flushes
 from celery_sagas.stores.sql.aggregators.groups import claim_due
 from celery_sagas.stores.sql.aggregators.joining import Joinable, join
 from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.tables import seen
 
@@ -40,7 +41,7 @@ class SqlAggregateStore(AggregateStore):
         try:
             return self._database.run(lambda session: join(session, rules, addition))
         except StoreUnavailable as exc:
-            if not self._database.gave_way(exc):
+            if self._database.fault_of(exc) not in (Fault.LOCKED, Fault.UNIQUE):
                 raise
             return False
 

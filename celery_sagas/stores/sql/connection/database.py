@@ -213,7 +213,7 @@ class Database:
             try:
                 return self._run_in_transaction(work)
             except StoreUnavailable as exc:
-                if not self.was_locked_out(exc):
+                if self.fault_of(exc) is not Fault.LOCKED:
                     raise
         return self._run_in_transaction(work)
 
@@ -288,20 +288,9 @@ class Database:
         else:
             opened.close()
 
-    def was_locked_out(self, error: StoreError) -> bool:
-        """Return whether an operation was undone as the victim of a deadlock or of a lock time-out."""
-        return self._is_about(error, Fault.LOCKED)
-
-    def gave_way(self, error: StoreError) -> bool:
-        """Return whether a statement was undone in favor of another that came first."""
-        return self._is_about(error, Fault.LOCKED, Fault.UNIQUE)
-
-    def lacks_table(self, error: StoreError) -> bool:
-        """Return whether an operation failed because a table is missing."""
-        return self._is_about(error, Fault.NO_TABLE)
-
-    def _is_about(self, error: StoreError, *faults: Fault) -> bool:
-        return isinstance(error.__cause__, Exception) and self._errors.fault_of(error.__cause__) in faults
+    def fault_of(self, error: StoreError) -> Fault | None:
+        """Return the meaning of the driver's error for which an operation failed, if there was one."""
+        return self._errors.fault_of(error.__cause__) if isinstance(error.__cause__, Exception) else None
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:

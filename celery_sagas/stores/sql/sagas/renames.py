@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Select, Update, func, select, update
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
+from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, one_of
 from celery_sagas.stores.sql.tables import instance, key
 
@@ -44,7 +45,7 @@ def _move(database: Database, values: Values, ids: list[str]) -> int | None:
     try:
         return database.in_transaction(lambda session: _move_in(session, values, ids))
     except StoreUnavailable as exc:
-        if database.was_locked_out(exc) or not database.gave_way(exc):
+        if database.fault_of(exc) is not Fault.UNIQUE:
             raise
         return None
 
