@@ -108,8 +108,8 @@ SQL = (
     Mutation(
         "sql",
         "stores/sql/connection/database.py",
-        '            if not self._take(step):\n                self.end("ROLLBACK")\n',
-        '            if not self._take(step):\n                self.end("COMMIT")\n',
+        '            if step.is_required and not rows:\n                self.end("ROLLBACK")\n',
+        '            if step.is_required and not rows:\n                self.end("COMMIT")\n',
         "A commit writes all of its parts or none.",
     ),
 )

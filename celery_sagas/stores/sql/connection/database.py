@@ -49,33 +49,24 @@ class SqlSession:
         self._sent = statement.text, [statement.bind(row) for row in rows]
         self._cursor.executemany(*self._sent)
 
-    def commit_steps(self, steps: Sequence[Execution]) -> bool:
-        """Run the steps of a commit, all or none.
+    def change_all(self, steps: Sequence[Execution]) -> int:
+        """Run steps, all or none.
 
         Returns:
-            ``False`` if nothing was written, because a required step changed no row.
+            How many rows they changed; 0, with nothing written, if a required step changed none.
         """
         if len(steps) == 1:
-            return self._take(steps[0])
+            return self.change(steps[0].build, steps[0].shape, steps[0].values)
         self.begin()
+        changed = 0
         for step in steps:
-            if not self._take(step):
+            rows = self.change(step.build, step.shape, step.values)
+            if step.is_required and not rows:
                 self.end("ROLLBACK")
-                return False
+                return 0
+            changed += rows
         self.end("COMMIT")
-        return True
-
-    def change_all(self, steps: Sequence[Execution]) -> int:
-        """Run steps, all or none; return how many rows they changed."""
-        if len(steps) > 1:
-            self.begin()
-        changed = sum(self.change(step.build, step.shape, step.values) for step in steps)
-        if len(steps) > 1:
-            self.end("COMMIT")
         return changed
-
-    def _take(self, step: Execution) -> bool:
-        return self.change(step.build, step.shape, step.values) > 0 or not step.is_required
 
     def measure(self) -> int:
         """Return how large the last statement was, as PyMySQL has sent it: with its values. Bytes."""

@@ -71,7 +71,7 @@ class SqlSagaStore(SagaStore):
         """Commit, and if that was refused look up why: a message that was committed before comes first."""
         conflict, entry = None, effects.entry
         try:
-            if self._database.run(lambda session: session.commit_steps(steps), subject):
+            if self._database.run(lambda session: session.change_all(steps), subject):
                 return
         except RevisionConflict as exc:
             conflict = exc
