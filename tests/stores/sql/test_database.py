@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Executable, text
 
-from celery_sagas.errors import StoreError, StoreUnavailable
+from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.database import SqlSession, _StaleConnection
@@ -24,7 +24,6 @@ from celery_sagas.testing.samples import (
     change,
     claim,
     complete,
-    conflict,
     dead_letter,
     effects,
     entry,
@@ -408,8 +407,10 @@ class TestErrorsLeaveNothingBehind:
                 " VALUES (%s, %s, %s, '', '', '', '', '', 0, '', 1)",
                 (backend.database._prefix, line.step, line.message_id),
             )
-            with conflict("deadlock"):
+            with pytest.raises(RevisionConflict) as caught:
                 backend.sagas.update(record, change(), effects(record, line=line))
+            assert caught.value.args == (record.saga, record.key, "deadlock")
+            assert isinstance(caught.value.__cause__, backend.database.driver.Error)
             connection.exec_driver_sql("ROLLBACK")
         start(backend, "43")
         assert found(rival, by_key()) == record

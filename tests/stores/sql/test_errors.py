@@ -8,9 +8,9 @@ import pymysql
 import pytest
 from sqlalchemy.exc import StatementError
 
-from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors, Subject
+from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.testing.samples import by_key
 
@@ -94,14 +94,6 @@ def test_conflict_of_what_is_no_commit_is_unavailable(fault: Exception) -> None:
     with pytest.raises(StoreUnavailable) as caught, _translator(psycopg).translated():
         raise fault
     assert caught.value.__cause__ is fault
-
-
-def test_conflict_of_a_commit_names_its_subject() -> None:
-    error = psycopg.errors.DeadlockDetected("deadlock")
-    with pytest.raises(RevisionConflict) as caught, _translator(psycopg).translated(Subject("order", "42")):
-        raise error
-    assert caught.value.args == ("order", "42", "deadlock")
-    assert caught.value.__cause__ is error
 
 
 def test_other_exceptions_pass() -> None:

@@ -16,7 +16,7 @@ from celery_sagas.errors import LeaseLost, NotBuffered, StoreError, StoreUnavail
 from celery_sagas.forks import FILES
 from celery_sagas.stores.sql.connection.connections import Connections, SqlConnection
 from celery_sagas.stores.sql.connection.dialects import DIALECTS
-from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors, Subject
+from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
 from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.connection.options import make_engine, read_options
 from celery_sagas.stores.sql.connection.statements import Build, Execution, Shape, Statement, Values, compile_statement
@@ -181,17 +181,13 @@ class Database:
         """Run one statement and return how many rows it changed."""
         return self.run(lambda session: session.change(build, shape, values))
 
-    def run(self, work: Callable[[SqlSession], T], subject: Subject | None = None) -> T:
+    def run(self, work: Callable[[SqlSession], T]) -> T:
         """Run one operation on a connection.
 
         An operation whose connection was lost since the last one (the server was restarted) is run once more, on a new
         connection. It may have been committed the first time: an operation that writes must be able to detect that.
-
-        Args:
-            work: The operation.
-            subject: What a commit is about.
         """
-        with self._gate, self._errors.translated(subject):
+        with self._gate, self._errors.translated():
             try:
                 return self._attempt(work, may_repeat=True)
             except _StaleConnection:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError, StatementError
 
-from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.sql.connection.location import SqlLocation
 
 if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
@@ -52,13 +52,6 @@ _NO_TABLE = "it has no saga tables: start a worker, which creates them, or apply
 _PATHS = "sqlite:///name is relative to the working directory, sqlite:////name is absolute"
 
 
-class Subject(NamedTuple):
-    """The subject of a commit, for its ``RevisionConflict``."""
-
-    saga: str
-    key: str
-
-
 class SqlErrors:
     """Translates the errors of one driver at one location."""
 
@@ -67,26 +60,20 @@ class SqlErrors:
         self._location = location
 
     @contextmanager
-    def translated(self, subject: Subject | None = None) -> Iterator[None]:
-        """Raise every error of the driver as a ``StoreError``.
-
-        Args:
-            subject: What is committed. Without it a conflict is a ``StoreUnavailable``: no caller would run it again.
-        """
+    def translated(self) -> Iterator[None]:
+        """Raise every error of the driver as a ``StoreError``."""
         try:
             yield
         except DBAPIError as exc:
             origin = exc.orig if isinstance(exc.orig, Exception) else exc
-            raise self._translate(origin, subject) from origin
+            raise self._translate(origin) from origin
         except StatementError as exc:  # SQLAlchemy's, about an interruption of its own statement, such as a time limit
             raise exc.orig or exc from None
         except (self._driver.Error, *_ENCODING_ERRORS) as exc:
-            raise self._translate(exc, subject) from exc
+            raise self._translate(exc) from exc
 
-    def _translate(self, error: Exception, subject: Subject | None) -> StoreError:
+    def _translate(self, error: Exception) -> StoreError:
         fault = self.fault_of(error)
-        if subject is not None and fault in (Fault.LOCKED, Fault.UNIQUE):
-            return RevisionConflict(*subject, "deadlock" if fault is Fault.LOCKED else "unique")
         if fault is Fault.REFUSED:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."

@@ -1,14 +1,14 @@
 """Instances in SQL."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from celery_sagas.core.ids import time_ordered_id
-from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailable
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.sql.connection.database import Database
-from celery_sagas.stores.sql.connection.errors import Subject
+from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import Execution, numbered
 from celery_sagas.stores.sql.sagas import postgresql, transactions
 from celery_sagas.stores.sql.sagas.instances import lock_instance
@@ -23,6 +23,10 @@ class _Commits(Protocol):
     def update(self, record: Record, change: Change, effects: Effects) -> list[Execution]: ...
     def delete(self, record: Record, effects: Effects) -> list[Execution]: ...
     def record(self, effects: Effects) -> list[Execution]: ...
+
+
+#: The faults that are conflicts, with the reasons of these.
+_REASONS: Mapping[Fault | None, str] = {Fault.LOCKED: "deadlock", Fault.UNIQUE: "unique"}
 
 
 class SqlSagaStore(SagaStore):
@@ -42,17 +46,16 @@ class SqlSagaStore(SagaStore):
         return Found(record_of(row), handled_of(row), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        self._commit(self._commits.insert(record, effects), Subject(record.names[0], record.key), effects)
+        self._commit(self._commits.insert(record, effects), effects)
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        steps, subject = self._commits.update(record, change, effects), Subject(record.saga, record.key)
-        self._commit(steps, subject, effects, record, adds_keys=bool(change.added_keys))
+        self._commit(self._commits.update(record, change, effects), effects, record, adds_keys=bool(change.added_keys))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        self._commit(self._commits.delete(record, effects), Subject(record.saga, record.key), effects, record)
+        self._commit(self._commits.delete(record, effects), effects, record)
 
     def record(self, effects: Effects) -> None:
-        self._commit(self._commits.record(effects), Subject(effects.entry.saga, effects.entry.key), effects)
+        self._commit(self._commits.record(effects), effects)
 
     def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
         values = {"id": record.id, "found_saga": record.saga, "lock_owner": lock_owner, "for_ms": for_ms}
@@ -65,25 +68,25 @@ class SqlSagaStore(SagaStore):
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         return rename(self._database, {"name": name, "former": former, "limit": limit, "after": after})
 
-    def _commit(
-        self, steps: list[Execution], subject: Subject, effects: Effects, found: Record | None = None, *, adds_keys: bool = False
-    ) -> None:
+    def _commit(self, steps: list[Execution], effects: Effects, found: Record | None = None, *, adds_keys: bool = False) -> None:
         """Commit, and if that was refused look up why: a message that was committed before comes first."""
-        conflict, entry = None, effects.entry
+        reason, cause, entry = "", None, effects.entry
         try:
-            if self._database.run(lambda session: session.change_all(steps), subject):
+            if self._database.run(lambda session: session.change_all(steps)):
                 return
-        except RevisionConflict as exc:
-            conflict = exc
+        except StoreUnavailable as exc:
+            reason, cause = _REASONS.get(self._database.fault_of(exc), ""), exc.__cause__
+            if not reason:
+                raise
         attempt, version, lock_owner = self._find_rivals(entry, found)
         if attempt == entry.attempt:
             return
         if attempt is not None:
-            raise AlreadyHandled(entry.step, entry.message_id) from conflict
-        if conflict:
-            raise conflict
-        is_locked = lock_owner not in ("", effects.lock_owner)
-        raise RevisionConflict(*subject, _reason(found, version, is_locked=is_locked, adds_keys=adds_keys))
+            raise AlreadyHandled(entry.step, entry.message_id) from cause
+        if not reason:
+            is_locked = lock_owner not in ("", effects.lock_owner)
+            reason = _reason(found, version, is_locked=is_locked, adds_keys=adds_keys)
+        raise RevisionConflict(*((found.saga, found.key) if found else (entry.saga, entry.key)), reason) from cause
 
     def _find_rivals(self, entry: Entry, found: Record | None) -> tuple[str | None, int | None, str]:
         id, saga = (found.id, found.saga) if found else ("", "")
