@@ -26,23 +26,22 @@ _INSERT: Mapping[str, Callable[[Table], NewRows]] = {
 
 def insert_rows(session: SqlSession, table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> None:
     """Insert rows, all of which have the same columns, beside those that have the same values in all."""
-    if rows:
-        _run(session, _insert, table, rows, common)
+    _run(session, _insert, table, rows, common)
 
 
 def put_rows(session: SqlSession, table: Table, rows: Sequence[Values]) -> None:
     """Insert rows, or change those that are there under their primary keys; lock them in their order."""
-    if rows:
-        _run(session, _put, table, rows, {})
+    _run(session, _put, table, rows)
 
 
 def lock_rows(session: SqlSession, table: Table, rows: Sequence[Values]) -> None:
     """Insert the rows that are missing, and lock all, in their order."""
-    if rows:
-        _run(session, _lock, table, rows, {})
+    _run(session, _lock, table, rows)
 
 
-def _run(session: SqlSession, build: Build, table: Table, rows: Sequence[Values], common: Values) -> None:
+def _run(session: SqlSession, build: Build, table: Table, rows: Sequence[Values], common: Values = MappingProxyType({})) -> None:
+    if not rows:
+        return
     is_one = len(rows) == 1 or session.database != "postgresql"
     shape: Shape = (table.name, session.database, is_one, ",".join(common), *rows[0])
     if session.database == "postgresql":
