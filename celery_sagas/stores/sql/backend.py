@@ -7,7 +7,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
 from celery_sagas.stores.sql.aggregators.buffers import SqlBuffers
 from celery_sagas.stores.sql.apps import note_app
-from celery_sagas.stores.sql.checks import CHECKS, check_table_engines
+from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.dead_letters import SqlDeadLetters
@@ -53,7 +53,6 @@ class SqlBackend(Backend):
         location = self.database.location
         with self.database.connect() as connection:
             warnings = CHECKS[self.database.name](connection)
-            check_table_engines(connection)
             prepare_schema(connection, self.database.dialect, location, create=create_schema)
         if location.in_memory and processes > 1:
             raise UnsafeBackend(

@@ -39,6 +39,7 @@ def _check_mysql(connection: Connection) -> list[str]:
             "the server runs with binlog_format=STATEMENT, which allows no writes under READ COMMITTED",
             "Set binlog_format=ROW on it",
         )
+    _check_table_engines(connection)
     if flush == 1:
         return []
     return [f"The server runs with innodb_flush_log_at_trx_commit={flush}: a crash loses commits of the last second."]
@@ -53,10 +54,8 @@ def _check_mysql_version(connection: Connection) -> None:
         raise ConfigurationError(f"the server is {name} {'.'.join(map(str, version))}", f"Use {name} {numbers} or later")
 
 
-def check_table_engines(connection: Connection) -> None:
-    """Refuse tables of ours that were created with, or converted to, an engine without transactions (MySQL)."""
-    if connection.dialect.name not in ("mysql", "mariadb"):
-        return
+def _check_table_engines(connection: Connection) -> None:
+    """Refuse tables of ours that were created with, or converted to, an engine without transactions."""
     tables = connection.exec_driver_sql(
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB'"
     )
