@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import Engine, NullPool, StaticPool, create_engine, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.sql.connection.answers import bound_answers
@@ -71,7 +70,7 @@ def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str
         bound_answers(engine, options["answer_timeout"])
         if "prepare_threshold" not in options["connect_args"]:
             event.listen(engine, "connect", _prepare_nothing_in_a_pool)
-    event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection, entry))
+    event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection))
     return engine
 
 
@@ -93,7 +92,7 @@ def _timeouts(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, 
     return {name: value for name, value in dialect.timeouts(options).items() if name not in location.url.query}
 
 
-def _set_up(dialect: SqlDialect, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+def _set_up(dialect: SqlDialect, connection: DBAPIConnection) -> None:
     cursor = connection.cursor()
     dialect.on_connect(cursor)
     cursor.close()
