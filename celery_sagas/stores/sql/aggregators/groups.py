@@ -14,7 +14,7 @@ from celery_sagas.core.aggregators.rules import Rules, Waiting, due_at, reason_o
 from celery_sagas.stores.items import DueGroup
 from celery_sagas.stores.sql.connection.bulk import insert_given, insert_missing, lock_rows, or_change, put_rows
 from celery_sagas.stores.sql.connection.database import Row, SqlSession
-from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, now
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, now
 from celery_sagas.stores.sql.tables import aggregator, group, has_time
 
 
@@ -108,9 +108,7 @@ def lock_all(session: SqlSession, name: str, groups: Collection[str]) -> tuple[i
             return now, {only: row}
     empty = sorted((GroupRow(digest(name, each), name, each) for each in set(groups)), key=lambda row: row.group_digest)
     lock_rows(session, group, [_values(row) for row in empty])
-    rows = []
-    for count, given in in_parts(session.database, "group_digest", [row.group_digest for row in empty]):
-        rows += session.fetch(_select_all, (count,), given)
+    rows = session.fetch_any(_select_all, "group_digest", [row.group_digest for row in empty])
     return max(row[0] for row in rows), {row.grp: row for row in (GroupRow(*fields[1:]) for fields in rows)}
 
 
@@ -129,8 +127,7 @@ def settled(rules: Rules, now: int, rows: Sequence[GroupRow]) -> list[Values]:
 
 def forget_empty(session: SqlSession, rows: Sequence[GroupRow]) -> None:
     """Delete the groups that have no items."""
-    for count, given in in_parts(session.database, "group_digest", sorted(row.group_digest for row in rows if not row.buffered)):
-        session.change(_delete, (count,), given)
+    session.change_any(_delete, "group_digest", sorted(row.group_digest for row in rows if not row.buffered))
 
 
 def put_groups(*where: ColumnElement[bool], is_one: bool) -> Insert:
@@ -149,8 +146,7 @@ def claim_due(session: SqlSession, names: Sequence[str], limit: int, lease_ms: i
     for name in sorted(set(names)):
         rows += session.fetch(_due, (), {"name": name, "limit": limit})
     chosen = sorted(rows, key=tuple)[:limit]
-    for count, given in in_parts(session.database, "group_digest", sorted(row[-1] for row in chosen)):
-        session.change(_request_flushes, (count,), {"lease_ms": lease_ms, **given})
+    session.change_any(_request_flushes, "group_digest", sorted(row[-1] for row in chosen), {"lease_ms": lease_ms})
     return [DueGroup(name, grp) for _, name, grp, _ in chosen]
 
 

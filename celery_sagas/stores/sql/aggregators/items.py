@@ -47,10 +47,7 @@ def known_keys(session: SqlSession, keys: Sequence[str], now: int) -> set[str]:
 
     The times are compared here: as a condition, they might make a database read all keys whose time has not passed.
     """
-    found: set[str] = set()
-    for count, given in in_parts(session.database, "key", keys):
-        found |= still_known(session.fetch(select_known, (count,), given), now)
-    return found
+    return still_known(session.fetch_any(select_known, "key", keys), now)
 
 
 def still_known(rows: Sequence[Row], now: int) -> set[str]:
@@ -97,12 +94,8 @@ def _is_in(parameter: str) -> list[ColumnElement[bool]]:
 
 def unresolved_among(session: SqlSession, group_digest: str, numbers: Collection[int]) -> list[int]:
     """Return which items of a group are unresolved."""
-    found: set[int] = set()
-    for count, given in in_parts(session.database, "number", sorted(numbers)):
-        found |= {
-            number for (number,) in session.fetch(_among, (count,), {"group_digest": group_digest, "state": UNRESOLVED, **given})
-        }
-    return sorted(found)
+    common = {"group_digest": group_digest, "state": UNRESOLVED}
+    return sorted({number for (number,) in session.fetch_any(_among, "number", sorted(numbers), common)})
 
 
 def _among(count: int) -> Select[Any]:
@@ -183,22 +176,22 @@ def _oldest() -> Select[Any]:
 
 def lease(session: SqlSession, numbers: Sequence[int], token: str) -> None:
     """Put free items under a lease."""
-    _change(session, _set_state, numbers, {"new_state": LEASED, "new_token": token})
+    session.change_any(_set_state, "number", sorted(numbers), {"new_state": LEASED, "new_token": token})
 
 
 def free(session: SqlSession, numbers: Sequence[int], attempts: int) -> None:
     """End the lease on items; this many attempts are counted on each."""
-    _change(session, _free, numbers, {"new_state": FREE, "new_token": "", "more": attempts})
+    session.change_any(_free, "number", sorted(numbers), {"new_state": FREE, "new_token": "", "more": attempts})
 
 
 def free_anew(session: SqlSession, numbers: Sequence[int]) -> None:
     """Make unresolved items free, as if they had never been tried."""
-    _change(session, _free_anew, numbers, {"new_state": FREE, "new_token": ""})
+    session.change_any(_free_anew, "number", sorted(numbers), {"new_state": FREE, "new_token": ""})
 
 
 def set_unresolved(session: SqlSession, numbers: Sequence[int]) -> None:
     """Leave leased items in the buffer as unresolved ones."""
-    _change(session, _set_state, numbers, {"new_state": UNRESOLVED, "new_token": ""})
+    session.change_any(_set_state, "number", sorted(numbers), {"new_state": UNRESOLVED, "new_token": ""})
 
 
 def remove(session: SqlSession, rules: Rules, now: int, row: GroupRow, numbers: Sequence[int]) -> None:
@@ -207,12 +200,7 @@ def remove(session: SqlSession, rules: Rules, now: int, row: GroupRow, numbers: 
         row.removals += 1
         for count, given in in_parts(session.database, "number", sorted(numbers)):
             session.change(_remember, (session.database, count), {"ends_at": now + rules.remember_ms, **given})
-    _change(session, _delete, numbers, {})
-
-
-def _change(session: SqlSession, build: Any, numbers: Sequence[int], values: dict[str, object]) -> None:
-    for count, given in in_parts(session.database, "number", sorted(numbers)):
-        session.change(build, (count,), {**values, **given})
+    session.change_any(_delete, "number", sorted(numbers))
 
 
 def _are(count: int) -> list[ColumnElement[bool]]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
@@ -19,7 +20,7 @@ from celery_sagas.stores.sql.connection.dialects import DIALECTS
 from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
 from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.connection.options import make_engine, read_options
-from celery_sagas.stores.sql.connection.statements import Build, Execution, Shape, Statement, Values, compile_statement
+from celery_sagas.stores.sql.connection.statements import Build, Execution, Shape, Statement, Values, compile_statement, in_parts
 
 Row: TypeAlias = Sequence[Any]
 
@@ -41,6 +42,16 @@ class SqlSession:
     def change(self, build: Build, shape: Shape, values: Values) -> int:
         """Run a statement and return how many rows it changed."""
         return self._run(build, shape, values).rowcount
+
+    def fetch_any(self, build: Build, name: str, values: Sequence[object], common: Values = MappingProxyType({})) -> list[Row]:
+        """Run a statement with any number of values, with which ``any_of`` compares, and return its rows."""
+        parts = in_parts(self._database.name, name, values)
+        return [row for count, given in parts for row in self.fetch(build, (count,), {**common, **given})]
+
+    def change_any(self, build: Build, name: str, values: Sequence[object], common: Values = MappingProxyType({})) -> int:
+        """Run a statement with any number of values, with which ``any_of`` compares; return how many rows it changed."""
+        parts = in_parts(self._database.name, name, values)
+        return sum(self.change(build, (count,), {**common, **given}) for count, given in parts)
 
     def change_each(self, build: Build, shape: Shape, rows: Sequence[Values]) -> None:
         """Run a statement with each of several rows: on SQLite without a trip, on MySQL as one ``INSERT`` of them all."""

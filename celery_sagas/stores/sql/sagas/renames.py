@@ -8,7 +8,7 @@ from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.errors import Fault
-from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, in_parts, one_of
+from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, one_of
 from celery_sagas.stores.sql.tables import instance, key
 
 
@@ -51,10 +51,8 @@ def _move(database: Database, values: Values, ids: list[str]) -> int | None:
 
 
 def _move_in(session: SqlSession, values: Values, ids: list[str]) -> int:
-    moved = 0
-    for count, given in in_parts(session.database, "id", ids):
-        moved += session.change(_rename_instances, (count,), {**values, **given})
-        session.change(_rename_keys, (count,), {**values, **given})
+    moved = session.change_any(_rename_instances, "id", ids, values)
+    session.change_any(_rename_keys, "id", ids, values)
     return moved
 
 
