@@ -263,11 +263,11 @@ _inherited: list[Runtime | ConfirmedPublisher | EagerPublisher] = []
 _told: list[bool] = []
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Set aside the parent's runtimes, and replace the lock, which another of its threads may have held at the fork."""
     global _lock, _runtimes, _publishers
     _inherited.extend([*_runtimes.values(), *_publishers.values()])
     _lock, _runtimes, _publishers = threading.Lock(), WeakKeyDictionary(), WeakKeyDictionary()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

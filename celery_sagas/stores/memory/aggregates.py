@@ -133,7 +133,7 @@ class MemoryAggregateStore(_OfGroups, AggregateStore):
             buffer = self._buffers.groups.get(group_id, Buffer())
             found = buffer.unresolved.intersection(numbers)
             if found:
-                self._free_anew(group_id, rules, found)
+                self._free_as_new(group_id, rules, found)
             return len(found)
 
     def restore(self, rules: Rules, dead_letter: DeadLetter) -> bool:
@@ -148,10 +148,10 @@ class MemoryAggregateStore(_OfGroups, AggregateStore):
                 dead_letter.number, dead_letter.message_id, dead_letter.payload, dead_letter.buffered_at
             )
             buffer.ids[dead_letter.message_id] = dead_letter.number
-            self._free_anew(group_id, rules, {dead_letter.number})
+            self._free_as_new(group_id, rules, {dead_letter.number})
             return True
 
-    def _free_anew(self, group_id: GroupId, rules: Rules, numbers: set[int]) -> None:
+    def _free_as_new(self, group_id: GroupId, rules: Rules, numbers: set[int]) -> None:
         """Free items that were under no lease, and make their group due."""
         buffer = self._buffers.groups[group_id]
         buffer.unresolved -= numbers

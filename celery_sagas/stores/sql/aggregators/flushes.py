@@ -117,7 +117,7 @@ class Flushes:
         """Free unresolved items as if they had never been tried; return how many of them there were."""
         found = items.unresolved_among(self._session, self._row.group_digest, numbers)
         if found:
-            items.free_anew(self._session, found)
+            items.free_as_new(self._session, found)
             self._row.unresolved -= len(found)
             self._row.back(found)
             look_at_oldest(self._session, self._row)

@@ -184,9 +184,9 @@ def free(session: SqlSession, numbers: Sequence[int], attempts: int) -> None:
     session.change_any(_free, "number", sorted(numbers), {"new_state": FREE, "new_token": "", "more": attempts})
 
 
-def free_anew(session: SqlSession, numbers: Sequence[int]) -> None:
+def free_as_new(session: SqlSession, numbers: Sequence[int]) -> None:
     """Make unresolved items free, as if they had never been tried."""
-    session.change_any(_free_anew, "number", sorted(numbers), {"new_state": FREE, "new_token": ""})
+    session.change_any(_free_as_new, "number", sorted(numbers), {"new_state": FREE, "new_token": ""})
 
 
 def set_unresolved(session: SqlSession, numbers: Sequence[int]) -> None:
@@ -217,7 +217,7 @@ def _free(count: int) -> Update:
     return _set_state(count).values(attempts=buffer.c.attempts + bound(buffer.c.attempts, "more"))
 
 
-def _free_anew(count: int) -> Update:
+def _free_as_new(count: int) -> Update:
     return _set_state(count).values(attempts=literal("0"))
 
 
