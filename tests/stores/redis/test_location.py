@@ -5,7 +5,8 @@ import traceback
 import pytest
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.stores.redis.connection.location import Endpoint, Topology, hide, locate
+from celery_sagas.stores.redis.connection.location import Endpoint, Topology, locate
+from celery_sagas.stores.secrets import hide
 
 
 @pytest.mark.parametrize(

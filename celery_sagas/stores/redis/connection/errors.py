@@ -8,7 +8,7 @@ from typing import Final
 from redis.exceptions import RedisError, ResponseError
 
 from celery_sagas.errors import ConfigurationError, StoreError, StoreUnavailable
-from celery_sagas.stores.redis.connection.location import hide
+from celery_sagas.stores.secrets import hide
 
 #: What a call may raise: the driver's, the operating system's, and texts that are no UTF-8.
 DRIVER_ERRORS: Final = (RedisError, OSError, UnicodeError)

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.secrets import HIDDEN, is_secret
 
 Endpoint: TypeAlias = tuple[str, int]
 
@@ -39,9 +40,6 @@ _SCHEMES: Final[Mapping[str, _Scheme]] = {
     "redis+cluster": _Scheme(Topology.CLUSTER),
     "rediss+cluster": _Scheme(Topology.CLUSTER, is_tls=True),
 }
-#: An argument whose name contains one of these is not shown.
-_SECRET_WORDS = ("pass", "pwd", "secret", "token")
-_HIDDEN = "***"
 #: Celery's name of the database in the query.
 _ALIASES: Mapping[str, str] = {"virtual_host": "db"}
 #: Several URLs, as Celery writes the Sentinels; a password may hold a semicolon.
@@ -64,18 +62,6 @@ class RedisLocation:
 
     def __repr__(self) -> str:
         return f"RedisLocation({self.shown})"
-
-
-def is_secret(argument: str) -> bool:
-    """Return whether the value of an argument with this name must not be shown."""
-    return any(word in argument.lower() for word in _SECRET_WORDS)
-
-
-def hide(text: str, secrets: tuple[str, ...]) -> str:
-    """Replace secrets, should a driver have repeated one in its text."""
-    for secret in secrets:
-        text = text.replace(secret, _HIDDEN)
-    return text
 
 
 def locate(url: str) -> RedisLocation:
@@ -179,8 +165,8 @@ def _user_info(part: SplitResult) -> str:
 
 def _shown(part: SplitResult) -> str:
     user, has_password, _ = _user_info(part).partition(":")
-    who = f"{user}:{_HIDDEN}@" if has_password else f"{user}@" if user else ""
-    query = "&".join(f"{name}={_HIDDEN if is_secret(name) else value}" for name, value in parse_qsl(part.query))
+    who = f"{user}:{HIDDEN}@" if has_password else f"{user}@" if user else ""
+    query = "&".join(f"{name}={HIDDEN if is_secret(name) else value}" for name, value in parse_qsl(part.query))
     return f"{part.scheme}://{who}{part.netloc.rpartition('@')[2]}{part.path}{f'?{query}' if query else ''}"
 
 

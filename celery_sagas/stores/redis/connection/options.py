@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.stores.redis.connection.location import RedisLocation, Topology, is_secret
+from celery_sagas.stores.redis.connection.location import RedisLocation, Topology
+from celery_sagas.stores.secrets import is_secret
 
 #: What redis-py's URLs may hold about its pool, and how it reads replies and repeats commands, which the backend decides itself.
 _REDIS_PYS = (

@@ -9,8 +9,9 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.redis.connection.connections import Resolve
-from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocation, hide
+from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocation
 from celery_sagas.stores.redis.connection.options import Options
+from celery_sagas.stores.secrets import hide
 
 
 def master_of(location: RedisLocation, options: Options) -> Resolve:

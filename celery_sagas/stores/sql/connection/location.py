@@ -7,6 +7,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.secrets import HIDDEN, hide, is_secret
 
 #: SQLAlchemy's name of the dialect, and the one driver that is supported, by the name in the URL.
 _DRIVERS = {
@@ -15,9 +16,6 @@ _DRIVERS = {
     "mariadb": ("mysql", "pymysql"),
     "sqlite": ("sqlite", "pysqlite"),
 }
-#: An argument in a URL's query whose name contains one of these is not shown.
-_SECRET_WORDS = ("pass", "pwd", "secret", "token")
-_HIDDEN = "***"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,7 @@ class SqlLocation:
 
     def hide_secrets(self, text: str) -> str:
         """Replace the URL's secrets, should a driver have repeated one in its text."""
-        for secret in self.secrets:
-            text = text.replace(secret, _HIDDEN)
-        return text
+        return hide(text, self.secrets)
 
 
 def locate(url: str) -> SqlLocation:
@@ -79,16 +75,12 @@ def _driver_name(url: URL) -> str:
     return f"{dialect}+{supported}"
 
 
-def _is_secret(argument: str) -> bool:
-    return any(word in argument.lower() for word in _SECRET_WORDS)
-
-
 def _shown(url: URL) -> str:
-    hidden = {argument: _HIDDEN for argument in url.query if _is_secret(argument)}
-    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", _HIDDEN)
+    hidden = {argument: HIDDEN for argument in url.query if is_secret(argument)}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", HIDDEN)
 
 
 def _secrets(url: URL) -> tuple[str, ...]:
-    values = [url.query[argument] for argument in url.query if _is_secret(argument)]
+    values = [url.query[argument] for argument in url.query if is_secret(argument)]
     texts = [text for value in values for text in ((value,) if isinstance(value, str) else value)]
     return tuple(text for text in (str(url.password or ""), *texts) if text)
