@@ -81,6 +81,14 @@ class StepTask(DurableTask):
         encoded, named = encode(args or (), kwargs or {})
         return bearing(super().signature(tuple(encoded), named, *positional, **options), {STEP: True})
 
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """Return a signature, which may be partial."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """Return an immutable signature: no answer is added to its arguments."""
+        return self.signature(args, kwargs, immutable=True)
+
 
 def handle_message(task: StepTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Handle the message of a step's running task, or of a direct call."""

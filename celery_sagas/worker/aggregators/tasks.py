@@ -68,6 +68,14 @@ class BufferTask(DurableTask):
 
         return super().start_strategy(app, BatchConsumer(consumer, self), **options)
 
+    def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """Return a signature, which may be partial."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[Any]:
+        """Return an immutable signature: no answer is added to its arguments."""
+        return self.signature(args, kwargs, immutable=True)
+
     def _encoded(self, args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Any:
         """Return the arguments of a message, its item encoded; a redelivered item is passed on as is: other code may read it.
 
