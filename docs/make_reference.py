@@ -276,8 +276,16 @@ def head(found: Found, has: dict[str, Found]) -> str:
         return laid_out("class Derived", [found.node.name, *shown[1:]])
     if made := made_by(has):
         return laid_out(before, parameters(made.source, made.node.args, bound=True))
-    derived = ", ".join(found.source.segment(base) for base in found.node.bases)
+    derived = ", ".join(found.source.segment(base) for base in found.node.bases if not is_internal(found.source, base))
     return f"{before}({derived})" if derived else before
+
+
+def is_internal(source: Source, base: ast.expr) -> bool:
+    """Return whether a base class is one of the package that users cannot import from it, and that has no entry here."""
+    if not isinstance(base, ast.Name) or base.id in exported(PACKAGE):
+        return False
+    found = find(source.name, base.id)
+    return found is not None and found.source.name != f"{PACKAGE}.errors"
 
 
 def made_by(has: dict[str, Found]) -> Found | None:

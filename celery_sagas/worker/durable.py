@@ -98,11 +98,11 @@ def add_durable_task(
         options: Celery's task options.
         **attributes: Attributes of the task.
     """
-    options = {**options, "bind": True}
+    options = {**options, **attributes, "name": name, "bind": True}
     base: Any = options.pop("base", None) or app.Task
     given = options.get("dont_autoretry_for", getattr(base, "dont_autoretry_for", ()))
     options["dont_autoretry_for"] = (*given, *own.never_retried)
     made = type(own.__name__, (own, base), {"abstract": True, "__module__": own.__module__})
-    add_task(app, function, name=name, base=made, **options, **attributes)
+    add_task(app, function, base=made, **options)
     if own.keeps_failures:
         keep_failures(registered(app, name))

@@ -13,8 +13,9 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from pydantic import PlainSerializer, PlainValidator
 
-from celery_sagas import Message, Outcome, Saga, signals
+from celery_sagas import Batch, Message, Outcome, Saga, aggregator, signals
 from celery_sagas.errors import InvalidMessage, InvalidState, KeyTaken, MisuseError, SagaAlreadyExists
+from celery_sagas.worker.durable import DurableTask
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.tasks import StepTask
 from tests.apps import NewApp, Worker, backend_of
@@ -89,6 +90,18 @@ class TestOptions:
         def place(order: Order, order_id: str) -> None: ...
 
         assert getattr(app.tasks["order.place"], option) == value
+
+    def test_name_and_definition_are_never_options(self, app: Celery) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        options: dict[str, Any] = {"name": None, "saga_step": "another"}
+
+        @Order.starts(**options)
+        def place(order: Order, order_id: str) -> None: ...
+
+        task = app.tasks["order.place"]
+        assert task.name == task.saga_step.name == "order.place"
 
     @pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
     def test_queue_and_priority_reach_the_message(self, app: Celery) -> None:
@@ -472,6 +485,27 @@ class TestErrors:
         by_step.delay("42")
 
         assert [type(delivered.error) for delivered in worker.run()] == [KeyError, IndexError]
+
+    def test_reject_is_never_retried_by_a_task_of_the_library(self, new_app: NewApp, definitions: None) -> None:
+        """What rejects a message has it delivered again, or has kept it."""
+
+        class Project(Task):
+            autoretry_for = (Exception,)
+            dont_autoretry_for = (KeyError,)
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None: ...
+
+        @aggregator(size=2, name="collect")
+        def collect(batch: Batch[int]) -> None: ...
+
+        app = new_app(task_cls=Project)
+        ours = {name: task for name, task in app.tasks.items() if isinstance(task, DurableTask)}
+        assert {"order.place", "collect", "collect.flush", "celery_sagas.gather", "celery_sagas.publish"} <= ours.keys()
+        assert [name for name, task in ours.items() if not {KeyError, Reject} <= set(task.dont_autoretry_for)] == []
 
     @pytest.mark.parametrize("hopeless", [InvalidState, KeyTaken, SagaAlreadyExists])
     def test_result_backend_rebuilds_them(self, app: Celery, worker: Worker, hopeless: type[Exception]) -> None:

@@ -27,7 +27,7 @@ class RedisDeliveries(RedisStore, Deliveries):
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         args = [self._now(), older_than_ms]
-        return self._purge(_PURGE, self._placement.dead, self._keys(), args, limit, _PURGED_AT_ONCE)
+        return self._purge(_PURGE, self._placement.dead, self._keys(), args, limit=limit, at_once=_PURGED_AT_ONCE)
 
     def _keys(self) -> list[str]:
         tag = self._placement.dead

@@ -45,7 +45,7 @@ class RedisJournal(RedisStore, Journal):
         purged = 0
         for shard in self._placement.in_turn():
             keys, args = (shard.journal, shard.order, shard.heads, shard.completed), [self._now(), older_than_ms]
-            purged += self._purge(_PURGE, shard.tag, keys, args, limit - purged, _PURGED_AT_ONCE)
+            purged += self._purge(_PURGE, shard.tag, keys, args, limit=limit - purged, at_once=_PURGED_AT_ONCE)
         return purged
 
     def _newest(self, shard: Shard, saga: str, key: str, limit: int) -> list[Entry]:

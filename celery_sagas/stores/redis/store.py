@@ -40,7 +40,7 @@ class RedisStore:
         call = new_call()
         return self._client.run(script, keys, [call, *args], answer=answer_to(call, tag), commits=commits)
 
-    def _purge(self, script: Script, tag: str, keys: Sequence[str], args: Sequence[Word], limit: int, at_once: int) -> int:
+    def _purge(self, script: Script, tag: str, keys: Sequence[str], args: Sequence[Word], *, limit: int, at_once: int) -> int:
         """Run a script until it has removed ``limit`` things, or finds no more; return how many were removed.
 
         Args:

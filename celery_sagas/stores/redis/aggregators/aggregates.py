@@ -128,7 +128,7 @@ class RedisAggregateStore(OfGroups, AggregateStore):
     def purge(self, limit: int) -> int:
         purged = 0
         for shard in self._placement.in_turn():
-            purged += self._purge(_PURGE, shard.tag, [shard.buffers.seen], [self._now()], limit - purged, _AT_ONCE)
+            purged += self._purge(_PURGE, shard.tag, [shard.buffers.seen], [self._now()], limit=limit - purged, at_once=_AT_ONCE)
         return purged
 
     def _scripts(self, name: str, additions: Sequence[Addition]) -> Iterator[tuple[Shard, list[int]]]:

@@ -106,7 +106,6 @@ class InsertContract(StoreFixtures):
         assert backend.sagas.find(by_id(first.id)).record is None
 
 
-T1 = (("tracking", "T1"),)
 T2 = (("tracking", "T2"),)
 
 
@@ -235,9 +234,6 @@ class UpdateContract(StoreFixtures):
             )
         assert record.version == 21
         assert found(backend, by_tracking("T20")) == record
-
-
-T1 = (("tracking", "T1"),)
 
 
 class DeleteContract(StoreFixtures):
