@@ -1,6 +1,8 @@
 """``celery report``, which users paste into bug reports: it shows no secret of ours."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,14 @@ def test_secrets_that_it_would_show_are_refused(tmp_path: Path, setting: str, ur
     assert code != 0
     assert problem in text
     assert "s3cret" not in text
+
+
+def test_secrets_are_refused_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    """Nothing of the library is imported before the app's module."""
+    (tmp_path / "shop.py").write_text(APP.format(settings={"saga_backend": "redis://host/1?password=s3cret"}))
+    command = [sys.executable, "-m", "celery", "-A", "shop", "report"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+
+    assert done.returncode != 0
+    assert "has password in its query" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
