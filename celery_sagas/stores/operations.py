@@ -1,4 +1,4 @@
-"""Operations: the calls of a unit of work on its backend, each as a value that a driver performs."""
+"""Operations: the calls of a unit of work on its backend, each as a value that a driver performs, alone or with others."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias

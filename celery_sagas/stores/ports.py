@@ -7,7 +7,9 @@ exist. Names, keys, values and message ids are compared byte by byte.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, Protocol
 
+from celery_sagas.errors import StoreError
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.records import (
     Change,
@@ -222,6 +224,13 @@ class DeadLetters(ABC):
         """Count the dead letters, without reading them."""
 
 
+class Operation(Protocol):
+    """One call of a port, as a value: see ``celery_sagas.stores.operations``."""
+
+    def perform(self, backend: "Backend") -> Any:
+        """Perform it; return what the port returns, or raise what it raises."""
+
+
 class Backend(ABC):
     """One backend, open in one process: its ports, and the methods that prepare and close it."""
 
@@ -253,6 +262,22 @@ class Backend(ABC):
             StoreUnavailable: It cannot be reached.
         """
 
+    def many(self, operations: Sequence[Operation]) -> list[Any]:
+        """Perform the operations of several messages, in as few round trips as the backend allows.
+
+        Each succeeds or fails by itself: its answer is what it would return alone, or, in its place, the ``StoreError`` that it
+        would raise. A commit stays a commit of its own: it writes all of its parts or none, whatever becomes of the others, and a
+        repeat of the call (its reply was lost) has the same answers. Operations about one instance, key or message may be
+        performed in any order.
+
+        Returns:
+            The answers, in the order of the operations.
+
+        Raises:
+            Exception: Any other error, such as that of a time limit. Some of the operations may have been performed.
+        """
+        return [_answer(operation, self) for operation in operations]
+
     def note_app(self, name: str) -> str:
         """Note the name of an app that starts under this prefix; return the name that was noted before it.
 
@@ -272,3 +297,10 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close every connection. A closed backend is not used again."""
+
+
+def _answer(operation: Operation, backend: Backend) -> Any:
+    try:
+        return operation.perform(backend)
+    except StoreError as exc:
+        return exc

@@ -1,8 +1,8 @@
 """The contract of the stores: each port's in the module, or the folder of modules, of its name.
 
-=================  ====================================
+=================  ===========================================
 Port               Contract
-=================  ====================================
+=================  ===========================================
 ``SagaStore``      ``sagas``
 ``Outbox``         ``outbox``
 ``Journal``        ``journal``
@@ -10,8 +10,8 @@ Port               Contract
 ``DeadLetters``    ``dead_letters``
 ``AggregateStore`` ``aggregates``
 ``Buffers``        ``buffers``
-``Backend``        ``backend``, of a whole backend
-=================  ====================================
+``Backend``        ``backend`` and ``many``, of a whole backend
+=================  ===========================================
 
 ``interleaving`` proves that the operations of all of them are atomic; ``fixtures`` are what a backend's test overrides.
 """

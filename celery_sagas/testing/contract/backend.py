@@ -1,4 +1,4 @@
-"""``Backend``: readiness, and the prefix that partitions everything."""
+"""``Backend``: readiness, many operations at once, and the prefix that partitions everything."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,8 @@ import pytest
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import HOURLY, add, flush
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.contract.fixtures import OpenBackend
+from celery_sagas.testing.contract.many import ManyContract
 from celery_sagas.testing.samples import (
     HOUR,
     MINUTE,
@@ -40,7 +41,7 @@ T1 = (("tracking", "T1"),)
 TIMED = HOURLY._replace(size=3)
 
 
-class BackendContract(StoreFixtures):
+class BackendContract(ManyContract):
     """The requirements on every ``Backend``."""
 
     @pytest.fixture

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from celery_sagas.stores.operations import Find, Update, Write
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Effects, Handling, NewRecord, Outgoing, Record
 from celery_sagas.testing.clock import Clock
@@ -122,6 +123,21 @@ def update(backend: Backend, world: World) -> None:
     backend.sagas.update(world.record, swap, world.effects(world.record, "message", "1", world.row("by update")))
 
 
+def update_with_another(backend: Backend, world: World) -> None:
+    """Change "42" together with the commit of another message."""
+    made = world.effects(world.record, "message", "5", world.row("by update with another"))
+    other = entry(message_id=world("other message"), attempt="1", key=world("44"))
+    first, second = backend.many(
+        [
+            Update(world.record, change(data='"updated with another"'), made),
+            Write(effects(None, world.row("by other"), line=other, owner="one", grace_ms=LEASE)),
+        ]
+    )
+    assert second is None
+    if first is not None:
+        raise first
+
+
 def update_in_another_attempt(backend: Backend, world: World) -> None:
     """Handle the message of ``update`` once more."""
     again = world.effects(world.record, "message", "2", world.row("by second update"))
@@ -191,6 +207,13 @@ def find(backend: Backend, world: World) -> object:
     return backend.sagas.find(by_key(world("42")), Handling((STEP,), world("message")))[:2]
 
 
+def find_with_another(backend: Backend, world: World) -> object:
+    """Find "42" together with an instance that is not there."""
+    handling = Handling((STEP,), world("message"))
+    first, second = backend.many([Find(by_key(world("42")), handling), Find(by_key(world("45")), handling)])
+    return first[:2], second.record
+
+
 def find_by_tracking(backend: Backend, world: World) -> object:
     """Find "42" by the number that ``update`` takes away from it."""
     return backend.sagas.find(by_tracking(world("1")), Handling((STEP,), world("message")))[:2]
@@ -257,14 +280,14 @@ RIVALS_OF_COMMITS: tuple[Move, ...] = (
 )
 #: A rename may miss an instance that is inserted meanwhile, so no move inserts one in the place of the moved one.
 RIVALS_OF_RENAMES: tuple[Move, ...] = tuple(move for move in RIVALS_OF_COMMITS if move is not restart)
-READS: tuple[Move, ...] = (find, find_by_tracking, lock)
+READS: tuple[Move, ...] = (find, find_with_another, find_by_tracking, lock)
 RIVALS_OF_READS: tuple[Move, ...] = (update, delete, restart, record, lock_for_another, update_by_another_message, rename)
 LEASES: tuple[Move, ...] = (claim, confirm, release, release_for_later, fail)
 RIVALS_OF_LEASES: tuple[Move, ...] = (*LEASES, claim_for_another, update, cancel, delete)
 
 #: Each operation with the moves that are slipped in before its commands.
 RACES: tuple[tuple[Move, tuple[Move, ...]], ...] = (
-    *((operation, RIVALS_OF_COMMITS) for operation in COMMITS),
+    *((operation, RIVALS_OF_COMMITS) for operation in (*COMMITS, update_with_another)),
     *((operation, RIVALS_OF_READS) for operation in READS),
     *((operation, RIVALS_OF_LEASES) for operation in LEASES),
     (rename, RIVALS_OF_RENAMES),
