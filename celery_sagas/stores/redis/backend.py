@@ -1,9 +1,10 @@
 """The backend in Redis: its ports over one client."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.aggregators.buffers import RedisBuffers
 from celery_sagas.stores.redis.checks import check_servers
@@ -16,6 +17,7 @@ from celery_sagas.stores.redis.connection.sentinel import master_of
 from celery_sagas.stores.redis.dead_letters import RedisDeadLetters
 from celery_sagas.stores.redis.deliveries import RedisDeliveries
 from celery_sagas.stores.redis.journal import RedisJournal
+from celery_sagas.stores.redis.many import Operations
 from celery_sagas.stores.redis.outbox import RedisOutbox
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.sagas import RedisSagaStore
@@ -55,6 +57,7 @@ class RedisBackend(Backend):
         self.dead = RedisDeadLetters(self.client, self._placement, now)
         self.aggregates = RedisAggregateStore(self.client, self._placement, now)
         self.buffers = RedisBuffers(self.client, self._placement, now)
+        self._operations = Operations(self.client, self._placement, now, super().many)
 
     def __repr__(self) -> str:
         return f"RedisBackend({self.url!r})"
@@ -78,6 +81,9 @@ class RedisBackend(Backend):
             refusal = self.client.errors.as_configuration(exc)
             if refusal is not exc:
                 raise refusal from exc.__cause__
+
+    def many(self, operations: Sequence[Operation]) -> list[Any]:
+        return self._operations.perform(operations)
 
     def note_app(self, name: str) -> str:
         return self._placement.note_app(name)

@@ -5,7 +5,7 @@ from typing import Final
 from celery_sagas.stores.ports import Deliveries
 from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.packing import digest_of
-from celery_sagas.stores.redis.store import RedisStore
+from celery_sagas.stores.redis.store import Prepared, RedisStore
 
 #: The most messages that one script forgets.
 _PURGED_AT_ONCE: Final = 500
@@ -21,9 +21,13 @@ class RedisDeliveries(RedisStore, Deliveries):
     """
 
     def count(self, step: str, message_id: str) -> int:
-        args = [self._now(), digest_of(step, message_id)]
-        counted: int = self._run_once(_COUNT, self._placement.dead, self._keys(), args)
+        counted: int = self._perform(self.prepare_count(step, message_id))
         return counted
+
+    def prepare_count(self, step: str, message_id: str) -> Prepared:
+        """Prepare ``count``."""
+        args = [self._now(), digest_of(step, message_id)]
+        return Prepared(self._prepare_once(_COUNT, self._placement.dead, self._keys(), args), int)
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         args = [self._now(), older_than_ms]

@@ -32,7 +32,7 @@ def encode(text: str) -> bytes:
         raise StoreError(f"The Redis saga backend refused a text: {exc.reason} at {exc.start}. Nothing was stored.") from exc
 
 
-@lru_cache(maxsize=64)  # the commit needs that of the find
+@lru_cache(maxsize=512)  # the commits of a batch need those of its finds
 def digest_of(step: str, message_id: str) -> bytes:
     """Return the name of a journal entry: 22 characters."""
     return urlsafe_b64encode(blake2b(encode(f"{step}\0{message_id}"), digest_size=16).digest())[:22]

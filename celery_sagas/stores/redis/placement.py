@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from hashlib import blake2b
 from itertools import count
-from typing import Final
+from typing import Final, Self
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
 from celery_sagas.stores.layouts import Layout
@@ -45,6 +46,7 @@ class Placement:
         self._registered: dict[tuple[str, ...], str] = {}
         self._turns = count()
         self._registered_at = -1  #: how many connections had been lost then
+        self._is_checking = True  #: before each answer
 
     def register(self) -> None:
         """Register the layout, or compare it with the registered one: once, and again when a connection was lost.
@@ -63,6 +65,17 @@ class Placement:
         if stored != own:
             self._check_layout(stored)
         self._registered_at = losses
+
+    def check(self) -> None:
+        """Compare the layout, if a connection was lost since; ignore, but the first time, a store that is unavailable."""
+        if self._registered_at != self._client.losses:
+            self._register_again()
+
+    def without_checks(self) -> Self:
+        """Return the same placement for who has called ``check``: where the server is away, each check takes long."""
+        unchecked = copy(self)  # what is registered is shared
+        unchecked._is_checking = False
+        return unchecked
 
     def note_app(self, name: str) -> str:
         """Note an app in place of the one that was noted last; return that one."""
@@ -109,8 +122,8 @@ class Placement:
 
     def _only(self) -> Shard | None:
         """Return the shard, if there is no other; before that compare the layout."""
-        if self._registered_at != self._client.losses:
-            self._register_again()
+        if self._is_checking:
+            self.check()
         return self.shards[0] if len(self.shards) == 1 else None
 
     def _register_again(self) -> None:

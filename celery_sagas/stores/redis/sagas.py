@@ -1,12 +1,14 @@
 """Instances in Redis: each commit is one script."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
+from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard
@@ -25,7 +27,7 @@ from celery_sagas.stores.redis.packing import (
     unpack_record,
     unreadable,
 )
-from celery_sagas.stores.redis.store import RedisStore
+from celery_sagas.stores.redis.store import Prepared, RedisStore
 
 #: The numbers of removed keys, added keys and cancelled rows, for a script that has none.
 _NONE: Final = (0, 0, 0)
@@ -46,55 +48,27 @@ class RedisSagaStore(RedisStore, SagaStore):
     """Instances in one hash for each saga and shard."""
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
-        shard = self._placement.of_lookup(lookup)
-        digests = [digest_of(step, handling.message_id) for step in handling.steps] if handling else []
-        value, by = encode(lookup.value), lookup.property
-        args = [b"", value] if by == ID else [b"%b=%b" % (encode(by), value), b""]
-        answer = self._client.run(_FIND, shard.find(lookup.names), [*args, *digests], usual=(self._now(),))
-        number, id, packed, entry, lock_owner = unpack_found(answer)
-        if entry:  # by a commit that may have been refused for want of replicas: the message is acknowledged next
-            self._client.wait_for_replicas(shard.journal)
-        return Found(
-            _record(shard, lookup, lookup.names[number - 1], id, packed, lock_owner) if number else None,
-            _entry(shard, lookup, digests, entry) if entry is not None else None,
-            shard.id(time_ordered_id()),
-        )
+        call, read = self.prepare_find(lookup, handling)
+        found: Found = read(self._client.send(call))
+        if wait := self.prepare_wait(call, found):
+            self._client.send(wait)
+        return found
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        shard, saga = self._placement.of_id(record.id), record.names[0]
-        head, tail = pack_new(record)
-        keys = [key_path(record.key), *paths(record.keys)]
-        self._commit(
-            _INSERT,
-            shard.commit(saga, record.names),
-            (len(keys), 0, 0),
-            [record.id, head, tail, *keys],
-            effects,
-            (saga, record.key),
-        )
+        self._perform(self.prepare_insert(record, effects))
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        shard = self._placement.of_id(record.id)
-        head, tail = pack_change(record, change)
-        removed, added, cancelled = paths(change.removed_keys), paths(change.added_keys), change.cancelled
-        numbers = (len(removed), len(added), len(cancelled))
-        args: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *cancelled]
-        self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, args, effects, (record.saga, record.key))
+        self._perform(self.prepare_update(record, change, effects))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        shard = self._placement.of_id(record.id)
-        args: list[Word] = [record.id, record.version, effects.lock_owner, key_path(record.key)]
-        self._commit(_DELETE, shard.commit(record.saga), _NONE, args, effects, (record.saga, record.key))
+        self._perform(self.prepare_delete(record, effects))
 
     def record(self, effects: Effects) -> None:
-        entry = effects.entry
-        shard = self._placement.of_id(entry.attempt)
-        self._commit(_RECORD, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
+        self._perform(self.prepare_record(effects))
 
     def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
-        shard = self._placement.of_id(record.id)
-        keys = [shard.instances(record.saga), shard.locks]
-        return bool(self._client.run(_LOCK, keys, [self._now(), record.id, lock_owner, for_ms]))
+        has_lock: bool = self._perform(self.prepare_lock(record, lock_owner, for_ms))
+        return has_lock
 
     def count(self, names: Sequence[str]) -> dict[str, int]:
         counts = dict.fromkeys(names, 0)
@@ -116,6 +90,57 @@ class RedisSagaStore(RedisStore, SagaStore):
         conflicts = tuple(zip(texts[::2], texts[1::2], strict=True))
         return Renamed(moved, conflicts, self._next(int(number), found.decode() or cursor, is_over=found == b"0"))
 
+    def prepare_find(self, lookup: Lookup, handling: Handling | None = None) -> Prepared:
+        """Prepare ``find``; what was found may have to be confirmed with ``prepare_wait``."""
+        shard = self._placement.of_lookup(lookup)
+        digests = [digest_of(step, handling.message_id) for step in handling.steps] if handling else []
+        value, by = encode(lookup.value), lookup.property
+        args = [b"", value] if by == ID else [b"%b=%b" % (encode(by), value), b""]
+        call = self._client.prepare(_FIND, shard.find(lookup.names), [*args, *digests], usual=(self._now(),))
+        return Prepared(call, partial(_found, shard, lookup, digests))
+
+    def prepare_wait(self, find: Call, found: Found) -> Call | None:
+        """Prepare to wait for the replicas of an entry that was found.
+
+        Its commit may have been refused for want of them, and its message is acknowledged next.
+        """
+        return self._client.prepare_wait(find.keys[0]) if found.handled and self._client.has_replicas else None
+
+    def prepare_insert(self, record: NewRecord, effects: Effects) -> Prepared:
+        """Prepare ``insert``."""
+        shard, saga = self._placement.of_id(record.id), record.names[0]
+        head, tail = pack_new(record)
+        keys = [key_path(record.key), *paths(record.keys)]
+        own: list[Word] = [record.id, head, tail, *keys]
+        return self._commit(_INSERT, shard.commit(saga, record.names), (len(keys), 0, 0), own, effects, (saga, record.key))
+
+    def prepare_update(self, record: Record, change: Change, effects: Effects) -> Prepared:
+        """Prepare ``update``."""
+        shard = self._placement.of_id(record.id)
+        head, tail = pack_change(record, change)
+        removed, added, cancelled = paths(change.removed_keys), paths(change.added_keys), change.cancelled
+        numbers = (len(removed), len(added), len(cancelled))
+        own: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *cancelled]
+        return self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, own, effects, (record.saga, record.key))
+
+    def prepare_delete(self, record: Record, effects: Effects) -> Prepared:
+        """Prepare ``delete``."""
+        shard = self._placement.of_id(record.id)
+        own: list[Word] = [record.id, record.version, effects.lock_owner, key_path(record.key)]
+        return self._commit(_DELETE, shard.commit(record.saga), _NONE, own, effects, (record.saga, record.key))
+
+    def prepare_record(self, effects: Effects) -> Prepared:
+        """Prepare ``record``."""
+        entry = effects.entry
+        shard = self._placement.of_id(entry.attempt)
+        return self._commit(_RECORD, shard.effects, _NONE, [], effects, (entry.saga, entry.key))
+
+    def prepare_lock(self, record: Record, lock_owner: str, for_ms: int) -> Prepared:
+        """Prepare ``lock``."""
+        shard = self._placement.of_id(record.id)
+        keys = [shard.instances(record.saga), shard.locks]
+        return Prepared(self._client.prepare(_LOCK, keys, [self._now(), record.id, lock_owner, for_ms]), bool)
+
     def _next(self, number: int, cursor: str, *, is_over: bool) -> str:
         """Return where a rename goes on: in this shard, or in the next one."""
         if not is_over:
@@ -130,7 +155,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         own: list[Word],
         effects: Effects,
         about: tuple[str, str],
-    ) -> None:
+    ) -> Prepared:
         entry = effects.entry
         digest = digest_of(entry.step, entry.message_id)
         completes = int(entry.outcome == "completed")
@@ -139,12 +164,26 @@ class RedisSagaStore(RedisStore, SagaStore):
         args: list[Word] = [digest, entry.attempt, subject, pack_entry(entry), entry.instance_id, *own]
         for row in effects.outgoing:
             args += pack_row(row, entry, digest)
-        answer = self._client.run(script, keys, args, usual=usual, commits=True)
-        if answer == b"ok":
-            return
-        if answer == b"handled":
-            raise AlreadyHandled(entry.step, entry.message_id)
-        raise RevisionConflict(*about, answer.decode())
+        call = self._client.prepare(script, keys, args, usual=usual, commits=True)
+        return Prepared(call, partial(_check, entry, about))
+
+
+def _check(entry: Entry, about: tuple[str, str], answer: bytes) -> None:
+    """Raise what the answer to a commit says."""
+    if answer == b"ok":
+        return
+    if answer == b"handled":
+        raise AlreadyHandled(entry.step, entry.message_id)
+    raise RevisionConflict(*about, answer.decode())
+
+
+def _found(shard: Shard, lookup: Lookup, digests: Sequence[bytes], answer: bytes) -> Found:
+    number, id, packed, entry, lock_owner = unpack_found(answer)
+    return Found(
+        _record(shard, lookup, lookup.names[number - 1], id, packed, lock_owner) if number else None,
+        _entry(shard, lookup, digests, entry) if entry is not None else None,
+        shard.id(time_ordered_id()),
+    )
 
 
 def _record(shard: Shard, lookup: Lookup, saga: str, id: bytes, packed: bytes | None, lock_owner: bytes) -> Record:

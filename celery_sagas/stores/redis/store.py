@@ -1,8 +1,9 @@
 """The base of the stores in Redis: calls of scripts that answer a repeat as they answered the first time."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script
@@ -11,6 +12,14 @@ from celery_sagas.stores.redis.placement import Placement
 
 #: Returns the argument ``now`` of the scripts: milliseconds since the epoch, or an empty text for the server's clock.
 Now: TypeAlias = Callable[[], int | str]
+
+
+class Prepared(NamedTuple):
+    """One call of a port: what is sent, and how the reply is read."""
+
+    call: Call
+    #: Returns what the port returns, or raises what it raises.
+    read: Callable[[Any], Any]
 
 
 class RedisStore:
@@ -27,6 +36,10 @@ class RedisStore:
         self._placement = placement
         self._now = now
 
+    def _perform(self, prepared: Prepared) -> Any:
+        """Send one call, and return what the port returns."""
+        return prepared.read(self._client.send(prepared.call))
+
     def _run_once(self, script: Script, tag: str, keys: Sequence[str], args: Sequence[Word], *, commits: bool = False) -> Any:
         """Run a script that keeps its answer for a repeat of the call.
 
@@ -37,8 +50,14 @@ class RedisStore:
             args: The other arguments.
             commits: See ``Client.run``.
         """
+        return self._client.send(self._prepare_once(script, tag, keys, args, commits=commits))
+
+    def _prepare_once(
+        self, script: Script, tag: str, keys: Sequence[str], args: Sequence[Word], *, commits: bool = False
+    ) -> Call:
+        """Prepare what ``_run_once`` sends."""
         call = new_call()
-        return self._client.run(script, keys, [call, *args], answer=answer_to(call, tag), commits=commits)
+        return self._client.prepare(script, keys, [call, *args], answer=answer_to(call, tag), commits=commits)
 
     def _purge(self, script: Script, tag: str, keys: Sequence[str], args: Sequence[Word], *, limit: int, at_once: int) -> int:
         """Run a script until it has removed ``limit`` things, or finds no more; return how many were removed.

@@ -14,6 +14,7 @@ import redis
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, UnreadableState
 from celery_sagas.stores.records import Handling, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
+from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.scripts import load, names
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.testing.clock import Clock
@@ -65,14 +66,21 @@ class Calls:
     @contextmanager
     def of(self, backend: RedisBackend) -> Iterator[None]:
         """Note the calls until the end of the block."""
-        run = backend.client.run
+        prepare, send = backend.client.prepare, backend.client.send
+        prepared: dict[Call, tuple[Any, Any, Any, Any]] = {}
 
-        def noted(script: Any, keys: Any, args: Any, **options: Any) -> Any:
-            reply = run(script, keys, args, **options)
-            self.made.append((script, keys, args, options, reply))
+        def noted(script: Any, keys: Any, args: Any, **options: Any) -> Call:
+            call = prepare(script, keys, args, **options)
+            prepared[call] = (script, keys, args, options)
+            return call
+
+        def sent(call: Call) -> Any:
+            reply = send(call)
+            if call in prepared:
+                self.made.append((*prepared[call], reply))
             return reply
 
-        with patch.object(backend.client, "run", noted):
+        with patch.object(backend.client, "prepare", noted), patch.object(backend.client, "send", sent):
             yield
 
 
@@ -710,7 +718,7 @@ class TestKeys:
 
     def test_all_keys_of_a_call_share_one_hash_tag(self, redis_backend: RedisBackend) -> None:
         for script, keys, _, options, _ in _played(redis_backend):
-            answer = [options["answer"]] if "answer" in options else []
+            answer = [options["answer"]] if options.get("answer") else []
             assert len({re.match(r"\{[^{}]+\}", key)[0] for key in [*keys, *answer]}) == 1, script.name  # type: ignore[index]
 
     def test_instances_are_gone_without_a_trace(self, redis_backend: RedisBackend, dump: Callable[[], Dump], prefix: str) -> None:

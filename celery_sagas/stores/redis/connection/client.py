@@ -2,16 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import TimeoutError as NoAnswer
 
-from celery_sagas.errors import StoreUnavailable
+from celery_sagas.errors import StoreError, StoreUnavailable
+from celery_sagas.stores.redis.connection.calls import ASKING, Call, Trip, add_error, in_trips
 from celery_sagas.stores.redis.connection.connections import Resolve, Server, Word, pack, pack_call
 from celery_sagas.stores.redis.connection.errors import DRIVER_ERRORS, RedisErrors, code_of, remedy_for
 from celery_sagas.stores.redis.connection.location import RedisLocation
@@ -25,25 +25,18 @@ _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 1.0
 #: seconds that a call is given in any case
 _SHORTEST_TIMEOUT: Final = 0.1
-_ASKING: Final = pack(["ASKING"])
 
 
 @dataclass(slots=True)
-class Call:
-    """A script or a command, while it is being sent."""
+class _Tries:
+    """How often some calls were sent."""
 
-    name: str
-    request: bytes
-    keys: Sequence[str]
-    script: Script | None  #: to be loaded, should the server not know it
-    waits: bool  #: for replicas
-    deadline: float  #: when it is not sent again
-    server: Server | None = None  #: the only one to ask, else the one that has the keys
-    asked: Server | None = None  #: the one that was asked last
-    is_unknown: bool = False  #: the server does not know the script
-    is_asking: bool = False  #: the server does not own the slot yet
+    deadline: float  #: when they are not sent again
     failures: int = 0
-    redirects: int = 0
+
+    def timeout(self) -> float:
+        """Return the time that is left for a repeat; the first time the options hold, so that the connection can be kept."""
+        return max(self.deadline - time.monotonic(), _SHORTEST_TIMEOUT) if self.failures else math.inf
 
 
 class Client:
@@ -90,12 +83,47 @@ class Client:
             answer: The last of its keys, under which this call's answer is kept.
             commits: Whether its writes must be confirmed by as many replicas as the option ``wait_replicas`` says.
         """
-        return self._call(script.name, partial(pack_call, script.sha, keys, args, answer, usual), keys, script, waits=commits)
+        return self.send(self.prepare(script, keys, args, usual=usual, answer=answer, commits=commits))
 
-    def wait_for_replicas(self, key: str) -> None:
-        """Wait until as many replicas as the option ``wait_replicas`` says have all earlier writes beside a key."""
-        if self._options.wait_replicas:
-            self._call("WAIT", partial(pack, _touch(key)), [key], waits=True)
+    def prepare(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Word],
+        *,
+        usual: tuple[Word, ...] = (),
+        answer: str = "",
+        commits: bool = False,
+    ) -> Call:
+        """Return the call of a script, to be sent once; see ``run``."""
+        try:
+            request = pack_call(script.sha, keys, args, answer, usual)
+        except UnicodeError as exc:
+            raise self.errors.translate(exc, script.name, keys) from exc
+        return Call(script.name, request, keys, script, commits and self.has_replicas)
+
+    def prepare_wait(self, key: str) -> Call:
+        """Return a call that waits until as many replicas as the option says have all earlier writes beside a key."""
+        return Call("WAIT", pack(_touch(key)), [key], waits=self.has_replicas)
+
+    def send(self, call: Call) -> Any:
+        """Send a call and return its reply."""
+        [answer] = self.send_many([call])
+        if isinstance(answer, StoreError):
+            raise answer
+        return answer
+
+    def send_many(self, calls: Sequence[Call]) -> list[Any]:
+        """Send calls in as few trips as possible; return the reply to each, or the ``StoreError`` in its place.
+
+        All of them together take no longer than one: a server that is away is not waited for again for each.
+        """
+        tries = _Tries(time.monotonic() + self._options.total_timeout)
+        waiting = calls
+        while waiting:
+            self._try(waiting, tries)
+            waiting = self._to_repeat(waiting, tries)
+        return [call.reply if call.error is None else self._translated(call, call.error) for call in calls]
 
     def on_masters(self, *words: Word) -> dict[str, Any]:
         """Run a command on every master; return the replies by the masters' names, as they may be shown."""
@@ -104,7 +132,12 @@ class Client:
             masters = self._masters()
         except DRIVER_ERRORS as exc:
             raise self.errors.translate(exc, name) from exc
-        return {title: self._call(name, partial(pack, words), server=server) for title, server in masters.items()}
+        return {title: self.send(Call(name, pack(words), server=server)) for title, server in masters.items()}
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether commits wait for replicas."""
+        return self._options.wait_replicas > 0
 
     @property
     def total_timeout(self) -> float:
@@ -119,85 +152,96 @@ class Client:
         """Close every connection."""
         self._server.connections.close()
 
-    def _call(
-        self,
-        name: str,
-        packed: Callable[[], bytes],
-        keys: Sequence[str] = (),
-        script: Script | None = None,
-        *,
-        waits: bool = False,
-        server: Server | None = None,
-    ) -> Any:
+    def _try(self, calls: Sequence[Call], tries: _Tries) -> None:
+        """Send calls once, and set the reply or the error of each."""
         try:
-            deadline = time.monotonic() + self._options.total_timeout
-            waits = waits and self._options.wait_replicas > 0
-            call = Call(name, packed(), keys, script, waits, deadline, server)
-            while True:
-                for observer in self.observers:
-                    observer(name)
-                try:
-                    return self._send(call)
-                except (LostConnection, NoAnswer, ResponseError) as exc:
-                    self._prepare_repeat(call, exc)
+            by_server = self._by_server(calls)
         except DRIVER_ERRORS as exc:
-            raise self.errors.translate(exc, name, keys) from exc
+            self._fail(calls, exc)
+            return
+        for server, own in by_server.items():
+            sent = 0
+            try:
+                for part in in_trips(own):
+                    self._travel(server, part, tries)
+                    sent += len(part)
+            except DRIVER_ERRORS as exc:
+                self._fail(own[sent:], exc)
 
-    def _send(self, call: Call) -> Any:
-        """Send a call in one trip, with what it needs before and after it."""
-        server = call.asked = call.server or self._server_of(call.keys)
-        before, after = self._before(call), self._after(call)
-        replies = server.ask([*before, call.request, *after], self._timeout(call))
-        for reply in replies:
-            if isinstance(reply, ResponseError):
-                raise reply
-        if call.waits:
-            self._check_confirmed(replies[-1])
-        return replies[len(before)]
+    def _travel(self, server: Server, calls: Sequence[Call], tries: _Tries) -> None:
+        """Send calls in one trip, with what they need before and after them."""
+        waiting = [call for call in calls if call.waits]
+        trip = Trip(calls, self._after(waiting[0], tries) if waiting else ())
+        for observer in self.observers:
+            observer(trip.name)
+        replies = trip.read(server.ask(trip.requests, tries.timeout()))
+        if waiting:
+            add_error(waiting, replies)
+            self._check_confirmed(waiting, replies[-1])
 
-    def _timeout(self, call: Call) -> float:
-        """Return the time that is left for a repeat; the first time the options hold, so that the connection can be kept."""
-        return max(call.deadline - time.monotonic(), _SHORTEST_TIMEOUT) if call.failures else math.inf
+    def _fail(self, calls: Sequence[Call], error: Exception) -> None:
+        self.losses += isinstance(error, LostConnection)
+        for call in calls:
+            call.error = error
 
-    def _before(self, call: Call) -> list[bytes]:
-        before = [pack(["SCRIPT", "LOAD", call.script.source])] if call.is_unknown and call.script else []
-        return [*before, _ASKING] if call.is_asking else before
-
-    def _after(self, call: Call) -> list[bytes]:
+    def _after(self, call: Call, tries: _Tries) -> list[bytes]:
         """Return the commands that wait for the replicas.
 
         WAIT is about what its own connection wrote last. A repeat of a committed call writes nothing, and uses another
         connection, so something must be written.
         """
-        if not call.waits:
-            return []
-        return [pack(_touch(call.keys[0])), self._wait] if call.failures else [self._wait]
+        if not tries.failures:
+            return [self._wait]
+        return [*([ASKING] if call.is_asking else ()), pack(_touch(call.keys[0])), self._wait]
 
-    def _check_confirmed(self, replicas: int) -> None:
+    def _check_confirmed(self, calls: Sequence[Call], replicas: int) -> None:
         wanted, seconds = self._options.wait_replicas, self._options.wait_timeout
-        if replicas < wanted:
-            problem = f"{replicas} replicas confirmed a commit within {seconds:g} s, and wait_replicas asks for {wanted}"
-            raise StoreUnavailable(self.errors.shown, problem)
+        for call in calls:
+            if call.error is None and replicas < wanted:
+                problem = f"{replicas} replicas confirmed a commit within {seconds:g} s, and wait_replicas asks for {wanted}"
+                call.error = StoreUnavailable(self.errors.shown, problem)
 
-    def _prepare_repeat(self, call: Call, error: Exception) -> None:
-        """Get ready to send a call again after an error that may pass; raise it if it may not, or the bounds are reached."""
-        code = code_of(error)
+    def _to_repeat(self, calls: Sequence[Call], tries: _Tries) -> list[Call]:
+        """Return the calls that are to be sent again, after a pause if the errors of some have to pass."""
+        ready, passing, codes = list[Call](), list[Call](), set[str]()
+        for call in calls:
+            if call.error is None:
+                continue
+            code = code_of(call.error)
+            if self._is_turned(call, code, call.error):
+                ready.append(call)
+            elif _may_pass(call.error, code):
+                passing.append(call)
+                codes.add(code)
+        return [*ready, *passing] if passing and self._let_pass(codes, tries) else ready
+
+    def _is_turned(self, call: Call, code: str, error: Exception) -> bool:
+        """Let a call bring its script along, or turn to the node that an error names, if that is its remedy."""
         if code == "NOSCRIPT" and call.script and not call.is_unknown:
             call.is_unknown = True
-            return
-        if self._is_redirected(call, code, error):
-            return
-        call.failures += 1
-        self.losses += isinstance(error, LostConnection)
-        pause = 0 if call.failures == 1 else min(_FIRST_PAUSE * 4 ** (call.failures - 2), _LONGEST_PAUSE)
-        is_over = call.failures > self._options.retries or time.monotonic() + pause >= call.deadline
-        if is_over or not _may_pass(error, code):
-            raise error
-        self._recover(call, code)
-        time.sleep(pause)
+            return True
+        return self._is_redirected(call, code, error)
 
-    def _server_of(self, keys: Sequence[str]) -> Server:
-        return self._server
+    def _let_pass(self, codes: set[str], tries: _Tries) -> bool:
+        """Wait for errors to pass, within the bounds; return whether they may have."""
+        tries.failures += 1
+        pause = 0 if tries.failures == 1 else min(_FIRST_PAUSE * 4 ** (tries.failures - 2), _LONGEST_PAUSE)
+        if tries.failures > self._options.retries or time.monotonic() + pause >= tries.deadline:
+            return False
+        self._recover(codes)
+        time.sleep(pause)
+        return True
+
+    def _translated(self, call: Call, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        translated = self.errors.translate(error, call.name, call.keys)
+        translated.__cause__ = error
+        return translated
+
+    def _by_server(self, calls: Sequence[Call]) -> Mapping[Server, Sequence[Call]]:
+        """Return the calls by the servers that have their keys; set the error of those whose keys none has."""
+        return {calls[0].server or self._server: calls}
 
     def _masters(self) -> dict[str, Server]:
         return {"the server": self._server}
@@ -206,16 +250,17 @@ class Client:
         """Turn to the node that an error names, if it names one."""
         return False
 
-    def _recover(self, call: Call, code: str) -> None:
-        """Do what may help before a call is sent again: a server that has become read-only is no master any more."""
-        if code == "READONLY":
+    def _recover(self, codes: set[str]) -> None:
+        """Do what may help before calls are sent again: a server that has become read-only is no master any more."""
+        if "READONLY" in codes:
             self._server.connections.close_idle()
 
 
 def _may_pass(error: Exception, code: str) -> bool:
     if isinstance(error, ResponseError):
         return code in _PASSING
-    return not isinstance(error, AuthenticationError | AuthorizationError) and not remedy_for(error)
+    is_lost = isinstance(error, LostConnection | NoAnswer) and not isinstance(error, AuthenticationError | AuthorizationError)
+    return is_lost and not remedy_for(error)
 
 
 def _touch(key: str) -> list[Word]:

@@ -8,7 +8,8 @@ from redis.crc import key_slot
 from redis.exceptions import ConnectionError as LostConnection
 from redis.exceptions import RedisError, ResponseError
 
-from celery_sagas.stores.redis.connection.client import Call, Client
+from celery_sagas.stores.redis.connection.calls import Call
+from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Server, always, pack
 from celery_sagas.stores.redis.connection.location import Endpoint, RedisLocation
 from celery_sagas.stores.redis.connection.options import Options
@@ -44,13 +45,18 @@ class ClusterClient(Client):
             server.connections.close()
         self._owners = {}
 
-    def _server_of(self, keys: Sequence[str]) -> Server:
+    def _by_server(self, calls: Sequence[Call]) -> Mapping[Server, Sequence[Call]]:
         if not self._owners:
             self._look_up()
-        address = self._owners.get(_slot_of(keys[0]))
-        if address is None:
-            raise LostConnection("no node of the cluster has the slot of the key")
-        return self._server_at(address)
+        by_server: dict[Server, list[Call]] = {}
+        for call in calls:
+            address = self._owners.get(_slot_of(call.keys[0])) if call.server is None else None
+            call.asked = call.server or (address and self._server_at(address))
+            if call.asked:
+                by_server.setdefault(call.asked, []).append(call)
+            else:
+                call.error = LostConnection("no node of the cluster has the slot of the key")
+        return by_server
 
     def _masters(self) -> dict[str, Server]:
         self._look_up()
@@ -74,8 +80,9 @@ class ClusterClient(Client):
         host, _, port = node.rpartition(":")
         address = host or self._host_of(call.asked), int(port)
         if code == "MOVED":
-            self._look_up_quietly(address)
-            self._owners = {**self._owners, int(slot): address}
+            if self._owners.get(int(slot)) != address:  # of many calls, one has looked it up
+                self._look_up_quietly(address)
+                self._owners = {**self._owners, int(slot): address}
         else:
             call.server, call.is_asking = self._server_at(address), True
         return True
@@ -84,7 +91,7 @@ class ClusterClient(Client):
         """Return the host of a node; one that does not know its own name means itself."""
         return next(address[0] for address, known in self._servers.items() if known is server)
 
-    def _recover(self, call: Call, code: str) -> None:
+    def _recover(self, codes: set[str]) -> None:
         """Look up the owners of the slots: a replica may have taken over."""
         self._look_up_quietly()
 

@@ -103,7 +103,7 @@ class Server:
             connection = self._make(short)
         with OnFailure(connection.disconnect):
             try:
-                connection.send_packed_command(commands)
+                connection.send_packed_command([b"".join(commands)])  # redis-py sends each by itself
                 replies = [_reply(connection) for _ in commands]
             except (LostConnection, NoAnswer):
                 self.connections.close_idle()  # where one was lost, most often the others were
