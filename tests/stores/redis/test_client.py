@@ -3,28 +3,32 @@
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha1
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import redis
 from redis.crc import key_slot
+from redis.exceptions import ConnectionError as LostConnection
+from redis.exceptions import TimeoutError as NoAnswer
 
 from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.records import Handling
 from celery_sagas.stores.redis.backend import RedisBackend, open_client
 from celery_sagas.stores.redis.connection import client as client_module
 from celery_sagas.stores.redis.connection import connections as connections_module
+from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.cluster import ClusterClient
 from celery_sagas.stores.redis.connection.location import locate
@@ -489,6 +493,163 @@ class TestLost:
             wait_until(lambda: again() == b"3" and client._server.connections.idle == 1, "one connection that is kept")
 
 
+def prepare_all(client: Client, script: Script, *args: str, keys: Sequence[str] = (KEY,), commits: bool = False) -> list[Call]:
+    """Return a call of a script for each argument, on each of the keys in turn."""
+    return [client.prepare(script, [key], [arg], commits=commits) for arg, key in zip(args, cycle(keys), strict=False)]
+
+
+def kinds(answers: Sequence[Any]) -> list[Any]:
+    """Return answers as they can be compared: of an error only the class."""
+    return [type(answer) if isinstance(answer, StoreError) else answer for answer in answers]
+
+
+def lose_reply(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
+    """Let an error come in the place of one of the next replies, counted from 0."""
+    read, numbers = connections_module._reply, count()
+
+    def reply(connection: Any) -> Any:
+        if next(numbers) == number:
+            monkeypatch.setattr(connections_module, "_reply", read)
+            raise error
+        return read(connection)
+
+    monkeypatch.setattr(connections_module, "_reply", reply)
+
+
+class TestMany:
+    """Calls that are sent together: each has the answer that it has alone."""
+
+    def test_no_calls(self, client: Client) -> None:
+        assert client.send_many([]) == []
+
+    def test_they_share_one_trip(self, client: Client) -> None:
+        client.send_many([*prepare_all(client, ECHO, "1"), *prepare_all(client, APPEND, "1")])
+        trips: list[str] = []
+        client.observers.append(trips.append)
+        answers = client.send_many([*prepare_all(client, ECHO, "2", "3"), *prepare_all(client, APPEND, "2", "3")])
+        assert answers == [b"2", b"3", 2, 3]
+        assert trips == ["of_the_test"]
+
+    def test_forgotten_scripts_are_loaded_once_for_all(self, client: Client) -> None:
+        command(client, "SCRIPT", "FLUSH")
+        echo(client, "known")
+        trips: list[str] = []
+        client.observers.append(trips.append)
+        with counting_loads(client) as loaded:
+            answers = client.send_many([*prepare_all(client, ECHO, "1", "2"), *prepare_all(client, APPEND, *"12345")])
+        assert answers == [b"1", b"2", 1, 2, 3, 4, 5]
+        assert (trips.count("of_the_test"), loaded()) == (2, 1)
+
+    def test_a_refused_call_leaves_the_others(self, client: Client) -> None:
+        command(client, "SET", "{test:0}:text", "foreign")
+        scripts = [script("error('no')"), script("return redis.call('NOSUCH')")]
+        calls = prepare_all(client, APPEND, *"123456", keys=[KEY, "{test:0}:text", "{test:0}:other"])
+        refused = [client.prepare(each, [KEY], []) for each in scripts]
+        answers = client.send_many([*refused, *calls])
+        assert kinds(answers) == [StoreError, StoreError, 1, StoreError, 1, 2, StoreError, 2]
+        assert "{test:0}:text" in str(answers[3])
+        assert client._server.connections.idle == 1
+
+    def test_a_trip_is_bounded(self, client: Client) -> None:
+        trips: list[str] = []
+        tokens = [str(number) for number in range(1_001)]
+        client.send_many(prepare_all(client, ECHO, "loaded"))
+        client.observers.append(trips.append)
+        assert client.send_many(prepare_all(client, ECHO, *tokens)) == [token.encode() for token in tokens]
+        assert len(trips) == 3
+        large, small = "x" * 600_000, "y"
+        assert client.send_many(prepare_all(client, ECHO, large, small, large, small)) == [
+            word.encode() for word in (large, small, large, small)
+        ]
+        assert len(trips) == 5
+        assert client.send_many(prepare_all(client, ECHO, 3 * large)) == [3 * large.encode()]
+        assert len(trips) == 6
+
+    def test_lost_replies_are_asked_for_again(self, client: Client, proxy: Proxy) -> None:
+        with opened(proxy.url) as behind:
+            assert behind.send_many(prepare_all(behind, APPEND_ONCE, "1")) == [1]
+            proxy.swallow(APPEND_ONCE.sha.encode())
+            assert behind.send_many(prepare_all(behind, APPEND_ONCE, "2", "3", "4")) == [b"replay"] * 3
+            assert proxy.swallowed == 1
+        assert command(client, "LRANGE", KEY, 0, -1) == [b"1", b"2", b"3", b"4"]
+
+    @pytest.mark.parametrize("error", [LostConnection("reset"), NoAnswer("too late")])
+    def test_a_connection_that_is_lost_between_two_replies(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        client.send_many(prepare_all(client, APPEND_ONCE, "1"))
+        lose_reply(monkeypatch, 1, error)
+        assert client.send_many(prepare_all(client, APPEND_ONCE, "2", "3", "4")) == [b"replay"] * 3
+        assert command(client, "LRANGE", KEY, 0, -1) == [b"1", b"2", b"3", b"4"]
+
+    def test_an_interruption_between_two_replies_closes_the_connection(
+        self, shared: RedisServer, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client.send_many(prepare_all(client, ECHO, "1"))
+        lose_reply(monkeypatch, 1, Interruption())
+        with pytest.raises(Interruption):
+            client.send_many(prepare_all(client, ECHO, "2", "3", "4"))
+        assert client._server.connections.idle == 0
+        assert client.send_many(prepare_all(client, ECHO, "5", "6")) == [b"5", b"6"]
+        assert_connections(shared, 1)
+
+    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_interruptions_at_any_moment(self, client: Client, alarm: Alarm) -> None:
+        for number in count():
+            if alarm.strikes >= 300:
+                break
+            alarm.during(lambda number=number: client.send_many(prepare_all(client, APPEND_ONCE, f"{number} a", f"{number} b")))
+            assert client.send_many(prepare_all(client, ECHO, f"{number} c", f"{number} d")) == [
+                b"%d c" % number,
+                b"%d d" % number,
+            ]
+        stored = command(client, "LRANGE", KEY, 0, -1)
+        assert len(stored) == len(set(stored))
+
+    def test_a_server_that_is_away_is_waited_for_once(self, pauses: Pauses) -> None:
+        with redis_servers.running() as server, opened(server.url, retries=3) as client:
+            server.kill()
+            trips: list[str] = []
+            client.observers.append(trips.append)
+            answers = client.send_many(prepare_all(client, ECHO, *["x"] * 1_001))
+            assert {type(answer) for answer in answers} == {StoreUnavailable}
+            assert len(trips) == 4  # not once for each trip that there would have been
+            assert pauses.slept == pytest.approx([0, 0.1, 0.4])
+            assert all(answer.__cause__ is not None for answer in answers)
+            server.start()
+            assert client.send_many(prepare_all(client, ECHO, "1", "2")) == [b"1", b"2"]
+
+    def test_a_silent_server_takes_the_total_once(self, proxy: Proxy, pauses: Pauses) -> None:
+        limits = {"socket_timeout": 0.4, "socket_connect_timeout": 0.4, "total_timeout": 1}
+        with opened(proxy.url, **limits, retries=50) as client:
+            in_the_end(lambda: echo(client, "1"))
+            trips: list[str] = []
+
+            def pass_time(name: str) -> None:
+                trips.append(name)
+                pauses.now += 0.4
+
+            client.observers.append(pass_time)
+            proxy.silence()
+            answers = client.send_many(prepare_all(client, ECHO, *"abcdefgh"))
+            assert kinds(answers) == [StoreUnavailable] * 8
+            assert len(trips) == 3
+            proxy.speak()
+
+
+@contextmanager
+def counting_loads(client: Client) -> Iterator[Callable[[], int]]:
+    """Count the scripts that are loaded while the block runs."""
+
+    def loads() -> int:
+        stats: bytes = command(client, "INFO", "commandstats")
+        found = re.search(rb"cmdstat_script(?:\|load)?:calls=(\d+)", stats)
+        return int(found[1]) if found else 0
+
+    before = loads()
+    yield lambda: loads() - before
+
+
 @contextmanager
 def replica_of(master: RedisServer) -> Iterator[RedisServer]:
     """Run a replica that is in step."""
@@ -519,6 +680,14 @@ def two_backends(url: str) -> Iterator[tuple[RedisBackend, RedisBackend]]:
         yield patient, brief
 
 
+def all_or_unavailable(answers: list[Any]) -> list[Any]:
+    """Return answers; raise what one of them is."""
+    for answer in answers:
+        if isinstance(answer, StoreUnavailable):
+            raise answer
+    return answers
+
+
 class TestReplicas:
     """Commits that replicas confirm."""
 
@@ -545,6 +714,50 @@ class TestReplicas:
             assert in_the_end(lambda: client.run(APPEND_ONCE, [KEY], ["1"], commits=True)) == b"replay"
             assert command(client, "CLIENT", "ID") == first
             assert_connections(master, 1)
+
+    def test_many_commits_wait_for_them_once(self) -> None:
+        with redis_servers.running() as master, replica_of(master), opened(master.url, **CONFIRMED) as client:
+            client.send_many([*prepare_all(client, ECHO, "1"), *prepare_all(client, APPEND, "1")])
+            with master.client() as other:
+                before = other.info("commandstats").get("cmdstat_wait", {}).get("calls", 0)
+                calls = [*prepare_all(client, ECHO, "2"), *prepare_all(client, APPEND, "2", "3", "4", commits=True)]
+                assert client.send_many(calls) == [b"2", 2, 3, 4]
+                assert client.send_many(prepare_all(client, ECHO, "3", "4")) == [b"3", b"4"]
+                assert other.info("commandstats")["cmdstat_wait"]["calls"] - before == 1
+
+    def test_of_many_the_commits_have_the_shortfall_as_their_answer(self) -> None:
+        with redis_servers.running() as master, replica_of(master) as replica, opened(master.url, **CONFIRMED_SOON) as client:
+
+            def calls() -> list[Call]:
+                commits = prepare_all(client, APPEND_ONCE, "1", "2", commits=True)
+                foreign = prepare_all(client, APPEND_ONCE, "3", keys=["{test:0}:text"], commits=True)
+                return [*prepare_all(client, ECHO, "1"), *commits, *foreign]
+
+            command(client, "SET", "{test:0}:text", "foreign")
+            wait_for_replica(master)
+            with replica.silent():
+                answers = client.send_many(calls())
+                assert kinds(answers) == [b"1", StoreUnavailable, StoreUnavailable, StoreError]
+                assert "0 replicas confirmed a commit within 0.2 s" in str(answers[1])
+                assert answers[1] is not answers[2]
+            wait_for_replica(master)
+            again = in_the_end(lambda: all_or_unavailable(client.send_many(calls())[:3]))
+            assert again == [b"1", b"replay", b"replay"]
+            assert_connections(master, 1)
+
+    def test_a_repeat_of_many_waits_for_what_the_first_has_written(self) -> None:
+        with (
+            redis_servers.running() as master,
+            replica_of(master) as replica,
+            closing(Proxy(master.url, 6379)) as proxy,
+            opened(proxy.url, **CONFIRMED_SOON) as client,
+        ):
+            in_the_end(lambda: client.run(APPEND_ONCE, [KEY], ["1"], commits=True))
+            with replica.silent():
+                proxy.swallow(APPEND_ONCE.sha.encode())
+                answers = client.send_many(prepare_all(client, APPEND_ONCE, "2", "3", commits=True))
+                assert kinds(answers) == [StoreUnavailable] * 2
+                assert proxy.swallowed == 1
 
     def test_a_repeat_waits_for_what_the_first_has_written(self) -> None:
         """On another connection, which has written nothing."""
@@ -714,6 +927,32 @@ class TestCluster:
             assert len(trips) == 3
         assert cluster.run(APPEND, [key], ["5"]) == 1
 
+    def test_many_calls_make_one_trip_to_each_node(self, cluster: ClusterClient) -> None:
+        keys = [f"{{many:{number}}}" for number in range(30)]
+        cluster.send_many(prepare_all(cluster, APPEND, *["0"] * 30, keys=keys))
+        trips: list[str] = []
+        cluster.observers.append(trips.append)
+        assert cluster.send_many(prepare_all(cluster, APPEND, *["1"] * 60, keys=keys)) == [2] * 30 + [3] * 30
+        assert len(trips) == 3
+
+    def test_of_many_calls_those_of_a_slot_that_moves_follow_it(self, cluster: ClusterClient, nodes: list[RedisServer]) -> None:
+        keys = [key, other] = "{moving many:0}:key", "{staying:0}:key"
+        cluster.send_many(prepare_all(cluster, APPEND, "0", keys=["{moving many:0}:other"]))
+        cluster.run(APPEND, [other], ["0"])
+        trips: list[str] = []
+        cluster.observers.append(trips.append)
+        with moving(nodes, key) as move:
+            calls = prepare_all(cluster, APPEND, *["1"] * 8, keys=keys)
+            assert cluster.send_many(calls) == [1, 2, 2, 3, 3, 4, 4, 5]  # ASK; the script may be unknown there
+            assert cluster.send_many(prepare_all(cluster, APPEND, "2", keys=[key])) == [5]
+            move.finish()
+            trips.clear()
+            assert cluster.send_many(prepare_all(cluster, APPEND, *["3"] * 8, keys=keys)) == [1, 6, 2, 7, 3, 8, 4, 9]  # MOVED
+            assert len(trips) <= 3
+            trips.clear()
+            assert cluster.send_many(prepare_all(cluster, APPEND, *["4"] * 4, keys=[key])) == [5, 6, 7, 8]
+            assert len(trips) == 1
+
     def test_keys_on_both_sides_of_a_move_are_redelivered_later(self, nodes: list[RedisServer]) -> None:
         keys = ["{trying:0}:a", "{trying:0}:b"]
         both = script("return redis.call('RPUSH', KEYS[1], 1) + redis.call('RPUSH', KEYS[2], 1)")
@@ -741,6 +980,9 @@ class TestCluster:
             nodes[2].kill()
             with pytest.raises(StoreUnavailable):
                 client.run(APPEND, [away[0]], ["2"])
+            answers = client.send_many(prepare_all(client, APPEND, *["2"] * 30, keys=keys))
+            assert [keys[at] for at, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)] == away
+            assert answers.count(2) == 30 - len(away)
             nodes[2].start()
 
             def is_back() -> bool:
