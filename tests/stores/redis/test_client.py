@@ -582,6 +582,12 @@ class TestMany:
         assert client.send_many(prepare_all(client, APPEND_ONCE, "2", "3", "4")) == [b"replay"] * 3
         assert command(client, "LRANGE", KEY, 0, -1) == [b"1", b"2", b"3", b"4"]
 
+    def test_a_trip_that_was_answered_is_not_repeated_for_the_next(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        client.send_many(prepare_all(client, APPEND_ONCE, "first"))
+        lose_reply(monkeypatch, 550, LostConnection("reset"))
+        answers = client.send_many(prepare_all(client, APPEND_ONCE, *map(str, range(700))))
+        assert answers == [*range(2, 502), *[b"replay"] * 200]
+
     def test_an_interruption_between_two_replies_closes_the_connection(
         self, shared: RedisServer, client: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -758,6 +764,7 @@ class TestReplicas:
                 answers = client.send_many(prepare_all(client, APPEND_ONCE, "2", "3", commits=True))
                 assert kinds(answers) == [StoreUnavailable] * 2
                 assert proxy.swallowed == 1
+            assert command(client, "TYPE", "{test:0}:waits") == b"hash"
 
     def test_a_repeat_waits_for_what_the_first_has_written(self) -> None:
         """On another connection, which has written nothing."""
