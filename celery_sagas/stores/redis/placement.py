@@ -72,7 +72,7 @@ class Placement:
             self._register_again()
 
     def without_checks(self) -> Self:
-        """Return the same placement for who has called ``check``: where the server is away, each check takes long."""
+        """Return the same placement for callers that have called ``check`` once: while the server is away, each takes long."""
         unchecked = copy(self)  # what is registered is shared
         unchecked._is_checking = False
         return unchecked

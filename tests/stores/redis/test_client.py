@@ -625,6 +625,19 @@ class TestMany:
             server.start()
             assert client.send_many(prepare_all(client, ECHO, "1", "2")) == [b"1", b"2"]
 
+    def test_a_server_that_has_become_a_replica_is_waited_for_once(self, pauses: Pauses) -> None:
+        with redis_servers.running() as master, redis_servers.running() as server, opened(server.url, retries=3) as client:
+            client.send_many([*prepare_all(client, ECHO, "1"), *prepare_all(client, APPEND, "1")])
+            with server.client() as other:
+                other.replicaof(redis_servers.HOST, master.port)
+                trips: list[str] = []
+                client.observers.append(trips.append)
+                answers = client.send_many([*prepare_all(client, ECHO, "2", "3"), *prepare_all(client, APPEND, *"2345")])
+                assert kinds(answers) == [b"2", b"3", *[StoreUnavailable] * 4]
+                assert len(trips) == 4
+                assert pauses.slept == pytest.approx([0, 0.1, 0.4])
+                other.replicaof("NO", "ONE")
+
     def test_a_silent_server_takes_the_total_once(self, proxy: Proxy, pauses: Pauses) -> None:
         limits = {"socket_timeout": 0.4, "socket_connect_timeout": 0.4, "total_timeout": 1}
         with opened(proxy.url, **limits, retries=50) as client:

@@ -116,7 +116,7 @@ class Client:
     def send_many(self, calls: Sequence[Call]) -> list[Any]:
         """Send calls in as few trips as possible; return the reply to each, or the ``StoreError`` in its place.
 
-        All of them together take no longer than one: a server that is away is not waited for again for each.
+        They share the bounds of one call: a server that is away is waited for once, and not for each of them.
         """
         tries = _Tries(time.monotonic() + self._options.total_timeout)
         waiting = calls
@@ -163,12 +163,12 @@ class Client:
             sent = 0
             try:
                 for part in in_trips(own):
-                    self._travel(server, part, tries)
+                    self._send_trip(server, part, tries)
                     sent += len(part)
             except DRIVER_ERRORS as exc:
                 self._fail(own[sent:], exc)
 
-    def _travel(self, server: Server, calls: Sequence[Call], tries: _Tries) -> None:
+    def _send_trip(self, server: Server, calls: Sequence[Call], tries: _Tries) -> None:
         """Send calls in one trip, with what they need before and after them."""
         waiting = [call for call in calls if call.waits]
         trip = Trip(calls, self._after(waiting[0], tries) if waiting else ())
@@ -208,21 +208,21 @@ class Client:
             if call.error is None:
                 continue
             code = code_of(call.error)
-            if self._is_turned(call, code, call.error):
+            if self._is_ready(call, code, call.error):
                 ready.append(call)
             elif _may_pass(call.error, code):
                 passing.append(call)
                 codes.add(code)
-        return [*ready, *passing] if passing and self._let_pass(codes, tries) else ready
+        return [*ready, *passing] if passing and self._wait_until_passed(codes, tries) else ready
 
-    def _is_turned(self, call: Call, code: str, error: Exception) -> bool:
-        """Let a call bring its script along, or turn to the node that an error names, if that is its remedy."""
+    def _is_ready(self, call: Call, code: str, error: Exception) -> bool:
+        """Get a call ready to be sent again at once, with its script or to another node, if its error is about that."""
         if code == "NOSCRIPT" and call.script and not call.is_unknown:
             call.is_unknown = True
             return True
         return self._is_redirected(call, code, error)
 
-    def _let_pass(self, codes: set[str], tries: _Tries) -> bool:
+    def _wait_until_passed(self, codes: set[str], tries: _Tries) -> bool:
         """Wait for errors to pass, within the bounds; return whether they may have."""
         tries.failures += 1
         pause = 0 if tries.failures == 1 else min(_FIRST_PAUSE * 4 ** (tries.failures - 2), _LONGEST_PAUSE)
