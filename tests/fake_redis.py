@@ -1,5 +1,6 @@
 """fakeredis behind a socket, so that our own client talks to it as to any server."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import Any
 import fakeredis
 from fakeredis._commands import command
 from fakeredis._socket import FakeSocket
+from redis.exceptions import ResponseError
 
 from tests.servers import unique
 
@@ -34,6 +36,23 @@ def info(self: Any, *sections: bytes) -> bytes:
 
 
 FakeSocket.info = info  # type: ignore[attr-defined]
+
+#: The module of fakeredis whose handler reads the replies for a client.
+_handler: Any = sys.modules[fakeredis.TcpFakeServer.__module__]
+
+
+class _Connection(_handler.FakeRedisConnection):  # type: ignore[misc]
+    """Returns errors as replies: fakeredis closes the connection at one that is raised, which no server does."""
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Read a reply."""
+        try:
+            return super().read_response(*arguments, **options)
+        except ResponseError as exc:
+            return exc
+
+
+_handler.FakeRedisConnection = _Connection
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from celery_sagas.testing import (
     OutboxContract,
     SagaStoreContract,
 )
+from celery_sagas.testing.contract.many import ManyContract
 from celery_sagas.testing.machine import MachineContract
-from tests.stores.redis.conftest import PATIENT, on_every_server
+from tests.stores.redis.conftest import EVERY_SERVER, PATIENT, on_every_server
 
 
 class Redis:
@@ -62,6 +63,11 @@ class TestBuffers(Redis, BuffersContract):
 
 class TestBackend(Redis, BackendContract):
     """The backend."""
+
+
+@pytest.mark.parametrize("url", ["fake_redis", *EVERY_SERVER[1:]], indirect=True)
+class TestMany(Redis, ManyContract):
+    """Operations of several messages at once, on the servers on which the rest of the backend's contract is not tested."""
 
 
 @on_every_server
