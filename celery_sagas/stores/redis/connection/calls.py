@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -61,7 +60,7 @@ class Trip:
     def read(self, replies: Sequence[Any]) -> list[Any]:
         """Set the reply or the error of each call; return the replies to the commands that follow them."""
         rest = iter(replies)
-        refused = _first_error(list(islice(rest, self._loads)))
+        refused = _first_error([next(rest) for _ in range(self._loads)]) if self._loads else None
         for call in self._calls:
             if call.is_asking:
                 next(rest)

@@ -122,7 +122,8 @@ class Client:
         waiting = calls
         while waiting:
             self._try(waiting, tries)
-            waiting = self._to_repeat(waiting, tries)
+            failed = [(call, call.error) for call in waiting if call.error is not None]
+            waiting = self._to_repeat(failed, tries) if failed else ()
         return [call.reply if call.error is None else self._translated(call, call.error) for call in calls]
 
     def on_masters(self, *words: Word) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class Client:
 
     def _send_trip(self, server: Server, calls: Sequence[Call], tries: _Tries) -> None:
         """Send calls in one trip, with what they need before and after them."""
-        waiting = [call for call in calls if call.waits]
+        waiting = [call for call in calls if call.waits] if self.has_replicas else []
         trip = Trip(calls, self._after(waiting[0], tries) if waiting else ())
         for observer in self.observers:
             observer(trip.name)
@@ -201,16 +202,14 @@ class Client:
                 problem = f"{replicas} replicas confirmed a commit within {seconds:g} s, and wait_replicas asks for {wanted}"
                 call.error = StoreUnavailable(self.errors.shown, problem)
 
-    def _to_repeat(self, calls: Sequence[Call], tries: _Tries) -> list[Call]:
-        """Return the calls that are to be sent again, after a pause if the errors of some have to pass."""
+    def _to_repeat(self, failed: Sequence[tuple[Call, Exception]], tries: _Tries) -> list[Call]:
+        """Return those of the failed calls that are to be sent again, after a pause if the errors of some have to pass."""
         ready, passing, codes = list[Call](), list[Call](), set[str]()
-        for call in calls:
-            if call.error is None:
-                continue
-            code = code_of(call.error)
-            if self._is_ready(call, code, call.error):
+        for call, error in failed:
+            code = code_of(error)
+            if self._is_ready(call, code, error):
                 ready.append(call)
-            elif _may_pass(call.error, code):
+            elif _may_pass(error, code):
                 passing.append(call)
                 codes.add(code)
         return [*ready, *passing] if passing and self._wait_until_passed(codes, tries) else ready
