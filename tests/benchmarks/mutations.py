@@ -66,8 +66,8 @@ SQL = (
     Mutation(
         "sql",
         "stores/sql/sagas/instances.py",
-        "version=version, updated_at=now(), **_NOBODY)",
-        "version=version, updated_at=now())",
+        "**next_version(), **NOBODY)",
+        "**next_version())",
         "An update ends the lock of its owner.",
     ),
     Mutation(

@@ -1,9 +1,11 @@
 """The backend in SQL: its ports over one database."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from celery_sagas.errors import UnsafeBackend
-from celery_sagas.stores.ports import Backend
+from celery_sagas.errors import StoreError, UnsafeBackend
+from celery_sagas.stores.operations import Delete, Find, Insert, Update, Write
+from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
 from celery_sagas.stores.sql.aggregators.buffers import SqlBuffers
 from celery_sagas.stores.sql.apps import note_app
@@ -16,6 +18,8 @@ from celery_sagas.stores.sql.journal import SqlJournal
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas.sagas import SqlSagaStore
 from celery_sagas.stores.sql.schema import ddl, prepare_schema
+
+T = TypeVar("T", bound=Operation)
 
 
 class SqlBackend(Backend):
@@ -38,7 +42,9 @@ class SqlBackend(Backend):
         location = locate(url)
         self.url = location.shown
         self.database = Database(location, prefix, options or {}, clock)
-        self.sagas = SqlSagaStore(self.database)
+        sagas = SqlSagaStore(self.database)
+        self._find_together, self._commit_together = sagas.find_together, sagas.commit_together
+        self.sagas = sagas
         self.outbox = SqlOutbox(self.database)
         self.journal = SqlJournal(self.database)
         self.deliveries = SqlDeliveries(self.database)
@@ -60,6 +66,25 @@ class SqlBackend(Backend):
                 "Let saga_backend name a file (sqlite:////path/to/file), or run the worker with --pool=threads or --pool=solo",
             )
         return warnings
+
+    def many(self, operations: Sequence[Operation]) -> list[Any]:
+        finds = {number: each for number, each in enumerate(operations) if isinstance(each, Find)}
+        commits = {number: each for number, each in enumerate(operations) if isinstance(each, Insert | Update | Delete | Write)}
+        others = {number: each for number, each in enumerate(operations) if number not in finds and number not in commits}
+        answers = dict(zip(others, super().many(list(others.values())), strict=True))
+        answers |= self._together(finds, self._find_together)
+        answers |= self._together(commits, self._commit_together)
+        return [answers[number] for number in range(len(operations))]
+
+    def _together(self, operations: Mapping[int, T], perform: Callable[[Sequence[T]], Sequence[Any]]) -> dict[int, Any]:
+        """Perform operations together; if that fails, or there is but one, one by one."""
+        each = list(operations.values())
+        if len(each) > 1:
+            try:
+                return dict(zip(operations, perform(each), strict=True))
+            except StoreError:
+                pass  # whose error it is, each says alone
+        return dict(zip(operations, super().many(each), strict=True))
 
     def note_app(self, name: str) -> str:
         return note_app(self.database, name)

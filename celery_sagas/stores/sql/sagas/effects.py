@@ -1,18 +1,19 @@
 """The effects of a commit besides the instance: its line in the journal and its outgoing rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindparam, case, delete, insert, select
 from sqlalchemy import literal_column as literal
+from sqlalchemy.types import TypeEngine
 
 from celery_sagas.stores.records import Effects, Entry, Outgoing
 from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, chunks, now, one_of
 from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
 
 #: What the store does not set itself, and the names of the parameters for it.
-_ENTRY = tuple(name for name in Entry._fields if name != "at")
-_ENTRY_PARAMETERS = tuple(f"entry_{name}" for name in _ENTRY)
+ENTRY = tuple(name for name in Entry._fields if name != "at")
+_ENTRY_PARAMETERS = tuple(f"entry_{name}" for name in ENTRY)
 #: The columns in which the outgoing rows of a commit differ.
 OUTGOING = Outgoing._fields
 
@@ -25,7 +26,7 @@ def insert_entry() -> Insert:
 
 def entry_columns() -> dict[str, ColumnElement[Any]]:
     """Return the columns of the journal's line."""
-    return {"prefix": PREFIX, **{name: _of_entry(name) for name in _ENTRY}, "at": now()}
+    return {"prefix": PREFIX, **{name: _of_entry(name) for name in ENTRY}, "at": now()}
 
 
 def _of_entry(name: str) -> ColumnElement[Any]:
@@ -37,26 +38,34 @@ def entry_values(entry: Entry) -> Values:
     return dict(zip(_ENTRY_PARAMETERS, entry, strict=False))  # all but the time, which is the last field
 
 
-def outgoing_columns(own: Callable[[Column[Any]], ColumnElement[Any]]) -> dict[str, ColumnElement[Any]]:
+def _of_commit(name: str) -> ColumnElement[Any]:
+    types: Mapping[str, TypeEngine[Any]] = {"owner": outbox.c.token.type, "grace_ms": BigInteger()}
+    return bindparam(name, type_=types[name]) if name in types else _of_entry(name)
+
+
+def outgoing_columns(
+    own: Callable[[Column[Any]], ColumnElement[Any]], of_commit: Callable[[str], ColumnElement[Any]] = _of_commit
+) -> dict[str, ColumnElement[Any]]:
     """Return the columns of an outgoing row; one that waits for its due time is under no lease.
 
     Args:
-        own: Gives the value of a column in which the rows differ.
+        own: Gives the value of a column in which the rows of a commit differ.
+        of_commit: Gives what they have in common: the lease, and values of the journal's line.
     """
     due_at = own(outbox.c.due_at)
     waits = due_at > literal("0")
-    until = now() + bindparam("grace_ms", type_=BigInteger())
+    until = now() + of_commit("grace_ms")
     return {
         "prefix": PREFIX,
         **{name: own(outbox.c[name]) for name in OUTGOING},
         "available_at": case((waits, due_at), else_=until),
         "leased_until": case((waits, literal("0", BigInteger())), else_=until),
-        "token": case((waits, literal("''", outbox.c.token.type)), else_=bound(outbox.c.token, "owner")),
+        "token": case((waits, literal("''", outbox.c.token.type)), else_=of_commit("owner")),
         "attempts": literal("0", outbox.c.attempts.type),
         "error": literal("''", outbox.c.error.type),
-        "instance_id": _of_entry("instance_id"),
-        "step": _of_entry("step"),
-        "cause": _of_entry("message_id"),
+        "instance_id": of_commit("instance_id"),
+        "step": of_commit("step"),
+        "cause": of_commit("message_id"),
     }
 
 

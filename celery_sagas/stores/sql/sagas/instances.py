@@ -23,31 +23,37 @@ from celery_sagas.stores.records import Change, Effects, NewRecord, Record
 from celery_sagas.stores.sql.connection.statements import PREFIX, Values, bound, now, one_of
 from celery_sagas.stores.sql.tables import instance, key
 
-_NOBODY: dict[str, ColumnElement[Any]] = {
+#: The lock of nobody.
+NOBODY: dict[str, ColumnElement[Any]] = {
     "locked_by": literal("''", instance.c.locked_by.type),
     "locked_until": literal("0", BigInteger()),
 }
-_WRITTEN = ("schema_version", "data", "pending")
+#: What a change writes, in the order of ``Change``'s fields.
+WRITTEN = ("schema_version", "data", "pending")
 
 
 def insert_instance(*conditions: ColumnElement[bool]) -> Insert:
     """Insert an instance if the conditions hold."""
     columns: dict[str, ColumnElement[Any]] = {
         "prefix": PREFIX,
-        **{name: bound(instance.c[name], name) for name in ("id", "saga", "key", *_WRITTEN)},
+        **{name: bound(instance.c[name], name) for name in ("id", "saga", "key", *WRITTEN)},
         "version": literal("1", BigInteger()),
         "created_at": now(),
         "updated_at": now(),
-        **_NOBODY,
+        **NOBODY,
     }
     return insert(instance).from_select(list(columns), select(*columns.values()).where(*conditions))
 
 
 def update_instance(*conditions: ColumnElement[bool]) -> Update:
     """Change the instance that was found, if the conditions hold too; its lock ends."""
-    written: dict[str, ColumnElement[Any]] = {name: bound(instance.c[name], name) for name in _WRITTEN}
-    version = instance.c.version + literal("1", BigInteger())
-    return update(instance).where(_as_found(), *conditions).values(**written, version=version, updated_at=now(), **_NOBODY)
+    written: dict[str, ColumnElement[Any]] = {name: bound(instance.c[name], name) for name in WRITTEN}
+    return update(instance).where(_as_found(), *conditions).values(**written, **next_version(), **NOBODY)
+
+
+def next_version() -> dict[str, ColumnElement[Any]]:
+    """Return what every change sets."""
+    return {"version": instance.c.version + literal("1", BigInteger()), "updated_at": now()}
 
 
 def delete_instance() -> Delete:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Select, and_, case, literal_column, select
+from sqlalchemy import ColumnElement, FromClause, Integer, Select, and_, case, literal_column, select, true
+from sqlalchemy import column as named
 
 from celery_sagas.stores.records import ID, KEY, Entry, Record
+from celery_sagas.stores.sql.connection.bulk import rows_of
 from celery_sagas.stores.sql.connection.database import Row
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now, one_of
 from celery_sagas.stores.sql.sagas.instances import has_found_name
@@ -16,6 +18,7 @@ _LOCK_OWNER = case((instance.c.locked_until > now(), instance.c.locked_by), else
 _RECORD: list[ColumnElement[Any]] = [*(instance.c[name] for name in Record._fields if name != "locked_by"), _LOCK_OWNER]
 #: In the order of ``Entry``'s fields.
 ENTRY: list[ColumnElement[Any]] = [journal.c[name] for name in Entry._fields]
+_COLUMNS = {ID: "id", KEY: "key"}
 
 
 def find(property: str, names: int, steps: int) -> Select[Any]:
@@ -48,6 +51,46 @@ def _handled(steps: int) -> ColumnElement[bool]:
         one_of(journal.c.step, "step", steps),
         journal.c.message_id == bound(journal.c.message_id, "message_id"),
     )
+
+
+#: The columns of what is sought, in order; the step is null if only the instance is.
+SOUGHT = ("number", "saga", "property", "value", "step", "message_id")
+
+
+def find_each(property: str) -> Select[Any]:
+    """Select any number of instances and of messages' entries, on PostgreSQL: one row for each that is sought.
+
+    Each is looked up by itself, so that the plan is that of ``find``, however many rows the tables have or seem to have.
+    """
+    types = (
+        Integer(),
+        instance.c.saga.type,
+        key.c.property.type,
+        key.c.value.type,
+        journal.c.step.type,
+        journal.c.message_id.type,
+    )
+    sought = rows_of("sought", *map(named, SOUGHT, types))
+    found = _found_by_column(sought, _COLUMNS[property]) if property in _COLUMNS else _found_by_alternate_key(sought)
+    is_line = [journal.c.prefix == PREFIX, *(journal.c[name] == sought.c[name] for name in ("step", "message_id"))]
+    line = select(*ENTRY).where(*is_line).limit(literal_column("1")).lateral("line")
+    both = sought.outerjoin(found, true()).outerjoin(line, true())
+    return select(sought.c.number, *found.c, *line.c).select_from(both)
+
+
+def _found_by_column(sought: FromClause, name: str) -> FromClause:
+    return _one_instance("found", instance.c.saga == sought.c.saga, instance.c[name] == sought.c.value)
+
+
+def _found_by_alternate_key(sought: FromClause) -> FromClause:
+    holder = _one_instance("holder", instance.c.saga == sought.c.saga, instance.c.id == key.c.instance_id)
+    is_key = [key.c.prefix == PREFIX, *(key.c[name] == sought.c[name] for name in ("property", "value"))]
+    found = select(*holder.c).select_from(key.join(holder, true())).where(*is_key)
+    return found.limit(literal_column("1")).lateral("found")
+
+
+def _one_instance(name: str, *conditions: ColumnElement[bool]) -> FromClause:
+    return select(*_RECORD).where(instance.c.prefix == PREFIX, *conditions).limit(literal_column("1")).lateral(name)
 
 
 def find_rivals() -> Select[Any]:

@@ -1,29 +1,20 @@
 """Instances in SQL."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from celery_sagas.core.ids import time_ordered_id
-from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailable
+from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.operations import Commit, Delete, Find, Insert, Update, Write
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.errors import Fault
-from celery_sagas.stores.sql.connection.statements import Execution, numbered
-from celery_sagas.stores.sql.sagas import postgresql, transactions
+from celery_sagas.stores.sql.connection.statements import numbered
 from celery_sagas.stores.sql.sagas.instances import lock_instance
 from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of
+from celery_sagas.stores.sql.sagas.prepared import Prepared, preparing
 from celery_sagas.stores.sql.sagas.renames import count_instances, rename
-
-
-class _Commits(Protocol):
-    """The commits of a kind of database: their statements, in order."""
-
-    def insert(self, record: NewRecord, effects: Effects) -> list[Execution]: ...
-    def update(self, record: Record, change: Change, effects: Effects) -> list[Execution]: ...
-    def delete(self, record: Record, effects: Effects) -> list[Execution]: ...
-    def record(self, effects: Effects) -> list[Execution]: ...
-
+from celery_sagas.stores.sql.sagas.together import find_all, write_all
 
 #: The faults that are conflicts, with the reasons of these.
 _REASONS: Mapping[Fault | None, str] = {Fault.LOCKED: "deadlock", Fault.UNIQUE: "unique"}
@@ -34,7 +25,7 @@ class SqlSagaStore(SagaStore):
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._commits: _Commits = postgresql if database.name == "postgresql" else transactions
+        self._prepare = preparing(database.name)
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         steps = handling.steps if handling else ()
@@ -46,16 +37,16 @@ class SqlSagaStore(SagaStore):
         return Found(record_of(row), handled_of(row), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        self._commit(self._commits.insert(record, effects), effects)
+        self._commit(self._prepare(Insert(record, effects)))
 
     def update(self, record: Record, change: Change, effects: Effects) -> None:
-        self._commit(self._commits.update(record, change, effects), effects, record, adds_keys=bool(change.added_keys))
+        self._commit(self._prepare(Update(record, change, effects)))
 
     def delete(self, record: Record, effects: Effects) -> None:
-        self._commit(self._commits.delete(record, effects), effects, record)
+        self._commit(self._prepare(Delete(record, effects)))
 
     def record(self, effects: Effects) -> None:
-        self._commit(self._commits.record(effects), effects)
+        self._commit(self._prepare(Write(effects)))
 
     def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
         values = {"id": record.id, "found_saga": record.saga, "lock_owner": lock_owner, "for_ms": for_ms}
@@ -68,24 +59,56 @@ class SqlSagaStore(SagaStore):
     def rename(self, name: str, former: str, limit: int, after: str = "") -> Renamed:
         return rename(self._database, {"name": name, "former": former, "limit": limit, "after": after})
 
-    def _commit(self, steps: list[Execution], effects: Effects, found: Record | None = None, *, adds_keys: bool = False) -> None:
-        """Commit, and if that was refused look up why: a message that was committed before comes first."""
-        reason, cause, entry = "", None, effects.entry
+    def find_together(self, finds: Sequence[Find]) -> list[Found]:
+        """Return the answers of several finds, with as few statements as the database allows.
+
+        Raises:
+            StoreError: What one of them would raise, or all; each is to be tried alone.
+        """
+        if self._database.name != "postgresql":
+            return [self.find(*find) for find in finds]
+        return find_all(self._database, finds)
+
+    def commit_together(self, commits: Sequence[Commit]) -> list[StoreError | None]:
+        """Return the answers of several commits, made in one transaction.
+
+        Raises:
+            StoreError: They were undone, because of one of them or of all; each is to be tried alone.
+        """
+        prepared = [self._prepare(commit) for commit in commits]
+        done = self._database.run(lambda session: write_all(session, prepared))
+        if done is None:
+            raise StoreError("The commits were undone: one of them cannot be made, or left out, with the others.")
+        return [None if number in done else self._why_refused(commit) for number, commit in enumerate(prepared)]
+
+    def _commit(self, commit: Prepared) -> None:
         try:
-            if self._database.run(lambda session: session.change_all(steps)):
-                return
+            if not self._database.run(lambda session: session.change_all(commit.steps)):
+                self._explain(commit)
         except StoreUnavailable as exc:
-            reason, cause = _REASONS.get(self._database.fault_of(exc), ""), exc.__cause__
+            reason = _REASONS.get(self._database.fault_of(exc), "")
             if not reason:
                 raise
+            self._explain(commit, reason, exc.__cause__)
+
+    def _why_refused(self, commit: Prepared) -> StoreError | None:
+        try:
+            self._explain(commit)
+        except StoreError as exc:
+            return exc
+        return None
+
+    def _explain(self, commit: Prepared, reason: str = "", cause: BaseException | None = None) -> None:
+        """Look up why a commit was refused, and raise that; a message that was committed before comes first."""
+        entry, found = commit.effects.entry, commit.found
         attempt, version, lock_owner = self._find_rivals(entry, found)
         if attempt == entry.attempt:
             return
         if attempt is not None:
             raise AlreadyHandled(entry.step, entry.message_id) from cause
         if not reason:
-            is_locked = lock_owner not in ("", effects.lock_owner)
-            reason = _reason(found, version, is_locked=is_locked, adds_keys=adds_keys)
+            is_locked = lock_owner not in ("", commit.effects.lock_owner)
+            reason = _reason(found, version, is_locked=is_locked, adds_keys=commit.adds_keys)
         raise RevisionConflict(*((found.saga, found.key) if found else (entry.saga, entry.key)), reason) from cause
 
     def _find_rivals(self, entry: Entry, found: Record | None) -> tuple[str | None, int | None, str]:
