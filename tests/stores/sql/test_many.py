@@ -56,7 +56,7 @@ class TestStatements:
         with observed(sql) as statements:
             answers = sql.many(finds)
         assert {answer.record.version for answer in answers} == {1}
-        assert statements == ["SELECT"] * (1 if sql.database.name == "postgresql" else MANY)
+        assert len(statements) == (MANY if sql.database.name == "sqlite" else 1)
 
     def test_updates(self, sql: SqlBackend) -> None:
         """All are one transaction, and on PostgreSQL one statement."""

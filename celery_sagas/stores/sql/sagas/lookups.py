@@ -1,14 +1,30 @@
 """Statements that look for an instance and for the journal's entry of a message."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, FromClause, Integer, Select, and_, case, literal_column, select, true
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    CompoundSelect,
+    FromClause,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    case,
+    literal_column,
+    select,
+    true,
+    union_all,
+)
 from sqlalchemy import column as named
+from sqlalchemy.sql.visitors import replacement_traverse
 
-from celery_sagas.stores.records import ID, KEY, Entry, Record
+from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, Record
 from celery_sagas.stores.sql.connection.bulk import rows_of
 from celery_sagas.stores.sql.connection.database import Row
-from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now, one_of
+from celery_sagas.stores.sql.connection.statements import PREFIX, Shape, Values, bound, now, numbered, one_of
 from celery_sagas.stores.sql.sagas.instances import has_found_name
 from celery_sagas.stores.sql.tables import instance, journal, key
 
@@ -51,6 +67,35 @@ def _handled(steps: int) -> ColumnElement[bool]:
         one_of(journal.c.step, "step", steps),
         journal.c.message_id == bound(journal.c.message_id, "message_id"),
     )
+
+
+def sought_by(lookup: Lookup, handling: Handling | None) -> tuple[Shape, Values]:
+    """Return the shape and the parameters of ``find``."""
+    steps = handling.steps if handling else ()
+    values = {"property": lookup.property, "value": lookup.value, **numbered("saga", lookup.names)}
+    if handling:
+        values |= {"message_id": handling.message_id, **numbered("step", steps)}
+    by = lookup.property if lookup.property in (ID, KEY) else ""
+    return (by, len(lookup.names), len(steps)), values
+
+
+def find_numbered(property: str, names: int, steps: int, count: int) -> CompoundSelect[Any]:
+    """Select what this many finds do, each with parameters of its own, and its number as the last column, on MySQL."""
+    return union_all(*(_numbered_find(number, property, names, steps) for number in range(count)))
+
+
+def _numbered_find(number: int, *shape: Any) -> Select[Any]:
+    def renamed(element: Any, **_: object) -> Any:
+        is_own = isinstance(element, BindParameter) and element.key not in (PREFIX.key, "now")
+        return bindparam(f"{element.key}_of_{number}", type_=element.type) if is_own else None
+
+    found = find(*shape).add_columns(literal_column(str(number)).label("number"))
+    return cast(Select[Any], replacement_traverse(found, {}, renamed))
+
+
+def numbered_values(values: Sequence[Values]) -> Values:
+    """Return the parameters of ``find_numbered``."""
+    return {f"{name}_of_{number}": value for number, each in enumerate(values) for name, value in each.items()}
 
 
 #: The columns of what is sought, in order; the step is null if only the instance is.

@@ -6,15 +6,15 @@ from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.operations import Commit, Delete, Find, Insert, Update, Write
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
+from celery_sagas.stores.records import Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import numbered
 from celery_sagas.stores.sql.sagas.instances import lock_instance
-from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of
+from celery_sagas.stores.sql.sagas.lookups import find, find_rivals, handled_of, record_of, sought_by
 from celery_sagas.stores.sql.sagas.prepared import Prepared, preparing
 from celery_sagas.stores.sql.sagas.renames import count_instances, rename
-from celery_sagas.stores.sql.sagas.together import find_all, write_all
+from celery_sagas.stores.sql.sagas.together import find_all, find_in_union, write_all
 
 #: The faults that are conflicts, with the reasons of these.
 _REASONS: Mapping[Fault | None, str] = {Fault.LOCKED: "deadlock", Fault.UNIQUE: "unique"}
@@ -28,12 +28,7 @@ class SqlSagaStore(SagaStore):
         self._prepare = preparing(database.name)
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
-        steps = handling.steps if handling else ()
-        values = {"property": lookup.property, "value": lookup.value, **numbered("saga", lookup.names)}
-        if handling:
-            values |= {"message_id": handling.message_id, **numbered("step", steps)}
-        by = lookup.property if lookup.property in (ID, KEY) else ""
-        row, *_ = self._database.fetch(find, (by, len(lookup.names), len(steps)), values)
+        row, *_ = self._database.fetch(find, *sought_by(lookup, handling))
         return Found(record_of(row), handled_of(row), time_ordered_id())
 
     def insert(self, record: NewRecord, effects: Effects) -> None:
@@ -65,9 +60,9 @@ class SqlSagaStore(SagaStore):
         Raises:
             StoreError: What one of them would raise, or all; each is to be tried alone.
         """
-        if self._database.name != "postgresql":
+        if self._database.name == "sqlite":  # there are no trips to be saved
             return [self.find(*find) for find in finds]
-        return find_all(self._database, finds)
+        return (find_all if self._database.name == "postgresql" else find_in_union)(self._database, finds)
 
     def commit_together(self, commits: Sequence[Commit]) -> list[StoreError | None]:
         """Return the answers of several commits, made in one transaction.

@@ -5,14 +5,24 @@ from collections.abc import Iterator, Sequence
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.operations import Find, Update
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Record
-from celery_sagas.stores.sql.connection.database import Database, SqlSession
-from celery_sagas.stores.sql.connection.statements import Execution
+from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
+from celery_sagas.stores.sql.connection.statements import Execution, Shape, Values
 from celery_sagas.stores.sql.sagas import updates
-from celery_sagas.stores.sql.sagas.lookups import SOUGHT, find_each, handled_of, record_of
+from celery_sagas.stores.sql.sagas.lookups import (
+    SOUGHT,
+    find_each,
+    find_numbered,
+    handled_of,
+    numbered_values,
+    record_of,
+    sought_by,
+)
 from celery_sagas.stores.sql.sagas.prepared import Prepared
 
 #: The most instances that one statement changes.
 _AT_ONCE = 100
+#: The numbers of finds for which a ``UNION`` is compiled.
+_SIZES = (1, 4, 12, 25, 50)
 
 
 def find_all(database: Database, finds: Sequence[Find]) -> list[Found]:
@@ -39,6 +49,32 @@ def _sought(finds: Sequence[Find]) -> dict[str, list[tuple[object, ...]]]:
         alike = (lookup.property, lookup.value)
         rows += [(number, name, *alike, step, message_id) for name in lookup.names for step in steps]
     return sought
+
+
+def find_in_union(database: Database, finds: Sequence[Find]) -> list[Found]:
+    """Find instances and handled messages on MySQL: a ``UNION`` of the statements of those that are of one shape."""
+    alike: dict[Shape, list[tuple[int, Values]]] = {}
+    for number, find in enumerate(finds):
+        shape, values = sought_by(*find)
+        alike.setdefault(shape, []).append((number, values))
+    found: dict[int, Found] = {}
+    for shape, each in alike.items():
+        for start in range(0, len(each), _SIZES[-1]):
+            part = each[start : start + _SIZES[-1]]
+            rows = _rows_of_union(database, shape, [values for _, values in part])
+            found |= {number: _found(rows[place]) for place, (number, _) in enumerate(part)}
+    return [found[number] for number in range(len(finds))]
+
+
+def _rows_of_union(database: Database, shape: Shape, values: Sequence[Values]) -> dict[int, Row]:
+    size = next(size for size in _SIZES if size >= len(values))
+    filled = [*values, *[values[-1]] * (size - len(values))]
+    rows = database.fetch(find_numbered, (*shape, size), numbered_values(filled))
+    return {int(row[-1]): row[:-1] for row in rows}
+
+
+def _found(row: Row) -> Found:
+    return Found(record_of(row), handled_of(row), time_ordered_id())
 
 
 def write_all(session: SqlSession, commits: Sequence[Prepared]) -> set[int] | None:
