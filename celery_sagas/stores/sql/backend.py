@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from celery_sagas.errors import StoreError, UnsafeBackend
+from celery_sagas.errors import StoreError, StoreUnavailable, UnsafeBackend
 from celery_sagas.stores.operations import Delete, Find, Insert, Update, Write
 from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
@@ -11,6 +11,7 @@ from celery_sagas.stores.sql.aggregators.buffers import SqlBuffers
 from celery_sagas.stores.sql.apps import note_app
 from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.dead_letters import SqlDeadLetters
 from celery_sagas.stores.sql.deliveries import SqlDeliveries
@@ -77,14 +78,21 @@ class SqlBackend(Backend):
         return [answers[number] for number in range(len(operations))]
 
     def _together(self, operations: Mapping[int, T], perform: Callable[[Sequence[T]], Sequence[Any]]) -> dict[int, Any]:
-        """Perform operations together; if that fails, or there is but one, one by one."""
+        """Perform operations together; if that fails, or there is but one, one by one.
+
+        A database that is away is waited for once: its error is the answer to all.
+        """
         each = list(operations.values())
         if len(each) > 1:
             try:
                 return dict(zip(operations, perform(each), strict=True))
-            except StoreError:
-                pass  # whose error it is, each says alone
+            except StoreError as exc:  # whose error it is, each says alone
+                if self._is_away(exc):
+                    return dict.fromkeys(operations, exc)
         return dict(zip(operations, super().many(each), strict=True))
+
+    def _is_away(self, error: StoreError) -> bool:
+        return isinstance(error, StoreUnavailable) and self.database.fault_of(error) not in (Fault.LOCKED, Fault.UNIQUE)
 
     def note_app(self, name: str) -> str:
         return note_app(self.database, name)

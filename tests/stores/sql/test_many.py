@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_sagas.errors import RevisionConflict, StoreError
+from celery_sagas.errors import RevisionConflict, StoreError, StoreUnavailable
 from celery_sagas.stores.operations import Find, Insert, Operation, Update
 from celery_sagas.stores.records import Handling, Record
 from celery_sagas.stores.sql.backend import SqlBackend
@@ -144,6 +144,21 @@ def test_victim_of_a_deadlock_has_them_made_one_by_one(sql: SqlBackend, monkeypa
     monkeypatch.setattr(SqlSession, "end", fail_once)
     assert sql.many(list(map(updating, records))) == [None] * 3
     assert (versions(sql, records), sql.outbox.count()) == ({2}, 3)
+
+
+def test_database_that_is_away_is_waited_for_once(sql: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    records, attempts = started(sql, 3), list[bool]()
+
+    def fail(work: object, *, may_repeat: bool) -> None:
+        attempts.append(may_repeat)
+        raise sql.database.driver.OperationalError("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sql.database, "_attempt", fail)
+        answers = sql.many(list(map(updating, records)))
+    assert [type(answer) for answer in answers] == [StoreUnavailable] * 3
+    assert attempts == [True]
+    assert (versions(sql, records), sql.outbox.count()) == ({1}, 0)
 
 
 REFUSED: dict[str, Callable[[], str]] = {"sqlite": lambda: "\ud800", "postgresql": lambda: "\0", "mysql": lambda: "x" * 2**24}
