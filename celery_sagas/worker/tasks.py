@@ -2,22 +2,18 @@
 
 import functools
 import inspect
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 
-from celery_sagas import signals
-from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.core.step import IfMissing, StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_id_of
 from celery_sagas.engine.handling import handle
-from celery_sagas.engine.outcomes import Kind, Outcome
-from celery_sagas.engine.session import Delivery, Session, refuse_inline
-from celery_sagas.engine.unit_of_work import NO_VALUE_LATE
+from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.session import Session, refuse_inline
 from celery_sagas.errors import (
     ConfigurationError,
     DefinitionError,
@@ -28,6 +24,7 @@ from celery_sagas.errors import (
     StoreError,
     UnreadableState,
 )
+from celery_sagas.worker.deliveries import conclude, delivery_of
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, retry_missing
@@ -36,17 +33,10 @@ from celery_sagas.worker.headers import (
     MESSAGE_ID,
     STEP,
     check_message_id,
-    headers_of,
-    read_address,
     read_retries,
-    read_retry_of,
-    read_return_address_of,
 )
-from celery_sagas.worker.requests.answers import forget_link
 from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, mark_over, new_message_id, open_sessions, session_of
-
-logger = logging.getLogger("celery_sagas")
 
 
 class StepTask(DurableTask):
@@ -117,52 +107,18 @@ def _refuse_inline(step: StepDefinition, request: Any) -> None:
 def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, Any]) -> Any:
     step, runtime = task.saga_step, runtime_of(task.app)
     try:
-        address, most = _address_of(task, request), _max_deliveries_of(request, runtime)
-        asked_by = None if request.called_directly else read_return_address_of(request)
-        delivery = Delivery(step, session.message_id, bound, session, _caller(task, step), address, most, task.name, asked_by)
+        delivery = delivery_of(task, request, session, bound, runtime)
         outcome = handle(runtime.services, delivery)
     except (StoreError, SagaNotFound) as exc:
         _later(task, request, runtime, exc)
         raise
-    _log(task, outcome, read_retry_of(request))
-    if asked_by is not None:
-        forget_link(request, asked_by.request)  # the commit answers, or the instance later
+    conclude(task, request, delivery, outcome, runtime)
     if outcome.kind is Kind.FAILED:
         # the process that kept it may have died before the requester was notified
         dead_letter, text = dead_letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
         notify_requester(task.app, request, text, dead_letter=dead_letter)
-        # after a failure no ``link`` or next task of a chain follows; gathered outcomes are kept for a deadline
-        raise Ignore()
-    # a cancelled message may be about another step
-    if address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled":
-        runtime.gathering.forget(step.saga, address.instance_id, address.id)
+        raise Ignore()  # after a failure no ``link`` or next task of a chain follows
     return outcome.result
-
-
-def _address_of(task: StepTask, request: Any) -> Addressed | None:
-    """Return the address of a timeout; a direct call handles a message of its own, in whichever task it is made."""
-    if request.called_directly:
-        return None
-    check_message_id(task.name, headers_of(request).get(MESSAGE_ID))
-    return read_address(request)
-
-
-def _max_deliveries_of(request: Any, runtime: Runtime) -> int | None:
-    """Return the allowed number of deliveries, if the message is a redelivery; its headers may claim that for long."""
-    if request.called_directly or not (request.delivery_info or {}).get("redelivered"):
-        return None
-    return runtime.settings.max_deliveries
-
-
-def _caller(task: StepTask, step: StepDefinition) -> Callable[..., Any]:
-    """Return the function that calls a handler, with the task first if it is bound; an ``if_missing`` function never gets it."""
-
-    def call(function: Any, first: Any, /, **arguments: Any) -> Any:
-        if step.bind and function is step.function:
-            return function(task, first, **arguments)
-        return function(first, **arguments)
-
-    return call
 
 
 def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | SagaNotFound) -> None:
@@ -194,46 +150,3 @@ def _run_of(step: StepDefinition) -> Any:
     task = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     run.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     return run
-
-
-_LEVELS = {
-    Kind.IGNORED: logging.INFO,
-    Kind.MISSING: logging.INFO,
-    Kind.DUPLICATE: logging.INFO,
-    Kind.FAILED: logging.WARNING,
-}
-
-
-#: The message has changed nothing.
-_IN_VAIN = frozenset({Kind.IGNORED, Kind.DROPPED, Kind.DUPLICATE})
-
-
-def _log(task: StepTask, outcome: Outcome, retry_of: str) -> None:
-    """Report the outcome of the message in the log and by signals."""
-    level = logging.INFO if outcome.reason == NO_VALUE_LATE else _LEVELS.get(outcome.kind, logging.DEBUG)
-    logger.log(
-        level,
-        "%s[%s] %s: %s %r%s",
-        outcome.step,
-        outcome.message_id,
-        outcome.kind,
-        outcome.saga,
-        outcome.key,
-        f" ({outcome.reason})" if outcome.reason else "",
-    )
-    if retry_of and outcome.kind in _IN_VAIN:
-        logger.warning(
-            "%s[%s] is the retry of the dead letter %s, and changes nothing: %s %r %s",
-            outcome.step,
-            outcome.message_id,
-            retry_of,
-            outcome.saga,
-            outcome.key,
-            outcome.reason or outcome.kind,
-        )
-    if outcome.is_new:
-        signals.saga_started.send(sender=task, outcome=outcome)
-    if outcome.kind is Kind.COMPLETED:
-        signals.saga_completed.send(sender=task, outcome=outcome)
-    if outcome.kind in (Kind.IGNORED, Kind.DROPPED):
-        signals.step_ignored.send(sender=task, outcome=outcome)
