@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -21,8 +23,10 @@ from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, Receipt
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Delivery, Session
+from celery_sagas.engine.waves import Batch, BatchedMessage
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Change, Entry, Handling, Lookup, Record
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import by_id, effects, found
@@ -121,8 +125,11 @@ class Asynchronous(Recorder):
 class Engine:
     """The services of one process over one backend."""
 
-    def __init__(self, backend: MemoryBackend, *, conflict_retries: int = 5, state_bytes: int = 1_000_000) -> None:
+    def __init__(
+        self, backend: MemoryBackend, *, conflict_retries: int = 5, state_bytes: int = 1_000_000, is_batching: bool = False
+    ) -> None:
         self.backend = backend
+        self.is_batching = is_batching  #: whether a message is handled in a batch first, as in a worker
         self.publisher = Recorder()
         self.session: Session | None = None  #: of the last message, as it ended
         dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
@@ -142,14 +149,21 @@ class Engine:
         """Handle a message, under a new id if none is given."""
         self.session = session = Session(id or str(uuid4()), dict(causation or {}))
         delivery = Delivery(step, session.message_id, arguments, session, _call, addressed, return_address=asked_by)
-        outcome = handle(self.services, delivery)
+        outcome = (self.handle_together(delivery)[0] if self.is_batching else None) or handle(self.services, delivery)
         self.services.dispatcher.confirmations.flush()  # as happens a moment later
         return outcome
+
+    def handle_together(self, *deliveries: Delivery) -> list[Outcome | None]:
+        """Handle messages in one batch; those without an outcome are to be handled alone."""
+        batch = Batch(self.services, [BatchedMessage(delivery, nullcontext) for delivery in deliveries])
+        batch.handle()
+        return batch.outcomes
 
     def interpose(self) -> Interposed:
         """Let something happen around the operations of this engine's store, and not of the rivals'."""
         backend = SimpleNamespace(**vars(self.backend))
         backend.sagas = store = Interposed(self.backend.sagas)
+        backend.many = partial(Backend.many, backend)
         services = self.services
         self.services = replace(services, backend=backend)  # type: ignore[arg-type]
         return store
@@ -234,10 +248,14 @@ def backend(clock: Clock) -> MemoryBackend:
     return MemoryBackend("memory://", prefix="", clock=clock)
 
 
-@pytest.fixture
-def engine(backend: MemoryBackend) -> Engine:
-    """The engine under test."""
-    return Engine(backend)
+#: For tests that count the runs, or pauses, of a message that is handled alone.
+alone = pytest.mark.parametrize("engine", ["alone"], indirect=True)
+
+
+@pytest.fixture(params=["alone", "batch"])
+def engine(request: pytest.FixtureRequest, backend: MemoryBackend) -> Engine:
+    """The engine under test, which handles each message alone, or in a batch first."""
+    return Engine(backend, is_batching=request.param == "batch")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from celery_sagas.errors import (
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Change, Effects, Entry, Found, Record
 from celery_sagas.testing.clock import Clock
-from tests.engine.conftest import Boom, Engine, Order, handler, send, starter
+from tests.engine.conftest import Boom, Engine, Order, alone, handler, send, starter
 
 
 def place(order: Order, order_id: str) -> None:
@@ -77,6 +77,7 @@ class TestUpdateRaces:
         assert store.calls == ["find", "update"] * 4
         assert [message.task for message in engine.publisher.published] == ["placed", "added"]
 
+    @alone
     def test_loser_pauses(self, engine: Engine, rival: Engine, pauses: list[float]) -> None:
         engine.handle(PLACE, order_id="42")
         engine.interpose().once_before("update", *[call(lambda: rival.handle(ADD_TEN, order_id="42"))] * 3)
@@ -150,6 +151,7 @@ class TestUpdateRaces:
         assert engine.handle(step, order_id="42", id="m1").kind is Kind.DUPLICATE
         assert len(engine.entries()) == 1
 
+    @alone
     def test_lost_reply_of_a_commit(self, engine: Engine) -> None:
         """The message comes again, under another attempt: what it decided stands."""
 
@@ -246,6 +248,7 @@ class TestAlternateKeys:
         assert engine.handle(TRACK, order_id="42", tracking="T1").kind is Kind.STARTED
         assert store.calls == ["find", "insert", "find", "insert", "find", "find", "insert"]
 
+    @alone
     def test_another_conflict_is_no_first_failure(self, engine: Engine, rival: Engine) -> None:
         """Only a second uniqueness failure is looked into."""
         engine.handle(TRACK, order_id="41", tracking="T1")

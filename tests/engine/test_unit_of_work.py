@@ -22,7 +22,7 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.testing.clock import Clock
-from tests.engine.conftest import GRACE_S, Boom, Engine, Order, handler, send, starter
+from tests.engine.conftest import GRACE_S, Boom, Engine, Order, alone, handler, send, starter
 
 
 def place(order: Order, order_id: str, total: int = 1) -> None:
@@ -269,6 +269,7 @@ class TestExactlyOnce:
 class TestIdsOfWhatIsSent:
     """They are derived from the incoming message."""
 
+    @alone
     def test_same_in_every_run(self, engine: Engine, rival: Engine) -> None:
         ids: list[str] = []
 
@@ -348,6 +349,7 @@ class TestNothingIsLeftBehind:
         assert engine.session is not None
         assert engine.session.causation == {"order": "before", "parcel": "p"}
 
+    @alone
     def test_message_that_failed_can_be_handled_again(self, engine: Engine) -> None:
         fails = [True]
 

@@ -36,7 +36,7 @@ class Dispatcher:
         self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher)
 
     def dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float) -> None:
-        """Publish the rows of one commit, and have them removed. Raises nothing, except from tasks that run inline.
+        """Publish the rows of one commit, or several, and have them removed. Raises nothing, except from tasks that run inline.
 
         It stops at half the grace: two processes must not publish the rows when the lease has ended. A row whose confirmation it
         does not wait for is removed when that arrives; without one it stays in the outbox, as a row that cannot be published.
@@ -57,7 +57,7 @@ class Dispatcher:
         finally:  # a time limit may strike between two messages
             self.confirmations.add(published)
         if unsent := len(left) - len(published):
-            logger.warning("%d of %d messages of one commit stay in the outbox, the first is %s", unsent, len(rows), rows[0].task)
+            logger.warning("%d of %d committed messages stay in the outbox, the first is %s", unsent, len(rows), rows[0].task)
 
     def _run_inline(self, rows: Sequence[OutgoingMessage]) -> None:
         self.confirmations.add_now([row.id for row in rows])

@@ -12,7 +12,7 @@ from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import entry
-from tests.engine.conftest import GRACE_S, Asynchronous, Batching, Boom, Engine, Order, Recorder, send, starter
+from tests.engine.conftest import GRACE_S, Asynchronous, Batching, Boom, Engine, Order, Recorder, alone, send, starter
 
 ROWS = tuple(Outgoing(f"row-{name}", "sent", f"id-{name}", "task", "{}") for name in "abc")
 ALONE = PublishError("it is too large", False)
@@ -115,6 +115,7 @@ def test_stops_at_half_the_grace(dispatcher: Dispatcher, publisher: Recorder, ag
     assert len(publisher.published) == published
 
 
+@alone
 def test_grace_counts_from_before_the_commit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store's reply may have been slow: the lease began when the store wrote."""
     now = [100.0]
@@ -347,7 +348,7 @@ class TestBatches:
 
         assert publisher.ids == []
         assert "id-a was not confirmed by the broker and stays in the outbox: the broker is away" in caplog.text
-        assert "3 of 3 messages of one commit stay in the outbox" in caplog.text
+        assert "3 of 3 committed messages stay in the outbox" in caplog.text
 
     def test_stops_at_half_the_grace(self, dispatcher: Dispatcher, publisher: Batching) -> None:
         dispatcher.dispatch(ROWS, 1000.0 - GRACE_S / 2 - 0.01)
@@ -406,7 +407,7 @@ class TestPosting:
 
         assert publisher.posted == ["row-a"]
         assert publisher.published == []
-        assert "2 of 3 messages of one commit stay in the outbox" in caplog.text
+        assert "2 of 3 committed messages stay in the outbox" in caplog.text
 
     def test_stops_at_half_the_grace(self, dispatcher: Dispatcher, publisher: Asynchronous) -> None:
         dispatcher.dispatch(ROWS, 1000.0 - GRACE_S / 2 - 0.01)

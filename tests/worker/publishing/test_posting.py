@@ -324,7 +324,7 @@ def test_no_broker(sender: Sender, monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
     assert asked == ["asked"]
     assert sender.left() == 2
-    assert "2 of 2 messages of one commit stay in the outbox" in caplog.text
+    assert "2 of 2 committed messages stay in the outbox" in caplog.text
 
 
 def test_whoever_waited_while_another_found_no_broker_does_not_try_again(sender: Sender) -> None:
