@@ -6,7 +6,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import pytest
@@ -18,6 +20,7 @@ from kombu import pools
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.ports import Backend, SagaStore
+from celery_sagas.worker.batches.steps import consumer_for
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import close_runtime, runtime_of
@@ -81,10 +84,14 @@ def eager(new_app: NewApp) -> Celery:
     return new_app(eager=True)
 
 
-@pytest.fixture
-def worker(app: Celery) -> "Worker":
-    """A worker of the app."""
-    return Worker(app)
+@pytest.fixture(params=["task", "batch"])
+def worker(request: pytest.FixtureRequest, app: Celery) -> "Worker":
+    """A worker of the app, that runs each message as a task, or hands it out in a batch first."""
+    return Worker(app, is_batching=request.param == "batch")
+
+
+#: For tests that count the runs of a message, or look at what Celery alone makes of a task.
+as_tasks = pytest.mark.parametrize("worker", ["task"], indirect=True)
 
 
 def backend_of(app: Celery) -> Backend:
@@ -114,6 +121,7 @@ class Worker:
 
     app: Celery
     done: list[Delivered] = field(default_factory=list)
+    is_batching: bool = False  #: whether steps are handled in batches first, each of one message
 
     def waiting(self) -> list[Delivered]:
         """Return the messages in the queue, which stay there."""
@@ -180,8 +188,32 @@ class Worker:
             return failed(failure, **options)
 
         request.on_failure = on_failure
+        consumer = _Consumer(self.app)
+        task = self.app.tasks[delivered.task]
+        if self.is_batching and hasattr(task, "saga_step"):
+            consumer = consumer_for(task, consumer)
+        consumer.on_task_request(request)
+
+
+class _Consumer:
+    """A worker's consumer, as far as a batch consumer looks at it: everything happens at once."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+        self.pool = TaskPool(app=app)
+        self.pool.start()
+        self.qos = SimpleNamespace(value=1)
+        self.restart_count = 0
+        self.connection_errors = ()
+
+    def on_task_request(self, request: Any) -> None:
+        """Run a message as a task."""
         with suppress(TaskRevokedError):  # an expired one, too
-            request.execute_using_pool(TaskPool(app=self.app))
+            request.execute_using_pool(self.pool)
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        """Call a function."""
+        call(*args)
 
 
 class AgainWorker(Worker):
@@ -268,7 +300,8 @@ class Interposed(SagaStore):
 
 
 def interposed(app: Celery) -> Interposed:
-    """Interpose on the store that an app has open."""
-    backend = backend_of(app)
+    """Interpose on the store that an app has open; operations that come together pass it one by one."""
+    backend: Any = backend_of(app)
     backend.sagas = store = Interposed(backend.sagas)
+    backend.many = partial(Backend.many, backend)
     return store

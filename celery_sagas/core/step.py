@@ -16,6 +16,9 @@ from celery_sagas.core.requests.requests import ANSWERED
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.errors import DefinitionError
 
+#: The most messages that may be handled together, so that a transaction stays short.
+MOST_IN_BATCH: Final = 500
+
 
 class IfExists(StrEnum):
     """The policy of a starter for an instance that exists already."""
@@ -59,6 +62,7 @@ class StepDefinition:
     options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
     if_missing: Callable[..., Any] | None = None  #: registered with ``@step.if_missing``
     is_internal: bool = False  #: the library's own, never named by users
+    batch: int | None = None  #: the most messages that are handled together; ``None``: as the setting says
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -130,6 +134,7 @@ def define_step(
     policy: str,
     by: Any,
     formerly: str | tuple[str, ...] | None,
+    batch: int | None = None,
     options: Mapping[str, Any],
 ) -> StepDefinition:
     """Check a step's declaration, as far as that needs no annotation, and return its definition."""
@@ -140,6 +145,7 @@ def define_step(
     check_options(subject, options)
     check_spelling(subject, options, "if_exists", "if_missing", "formerly")
     check_handler(subject, function, bind=bind)
+    _check_batch(subject, batch)
     name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
     return StepDefinition(
         saga=saga,
@@ -151,7 +157,15 @@ def define_step(
         policy=_policy(subject, starts, policy),
         by=by,
         options=options,
+        batch=batch,
     )
+
+
+def _check_batch(subject: str, batch: object) -> None:
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_IN_BATCH):
+        raise DefinitionError(
+            subject, f"batch={batch!r} is no number from 1 to {MOST_IN_BATCH}", "With 1 each message runs alone"
+        )
 
 
 def answered_step(saga: SagaDefinition) -> StepDefinition:

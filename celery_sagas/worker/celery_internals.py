@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from celery import Celery, _state
+from celery import VERSION, Celery, Task, _state
 from celery.app.routes import MapRoute, Router
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import PromiseProxy
+from celery.utils.imports import symbol_by_name
+from celery.utils.objects import mro_lookup
 from kombu import Exchange, Queue
 
 logger = logging.getLogger("celery_sagas")
@@ -57,6 +59,53 @@ def running_requests() -> Iterator[Any]:
         requests = task.request_stack.stack or ()
         if depth <= len(requests):
             yield requests[-depth]
+
+
+class RunningTask:
+    """A context in which a task runs for a request: it is the current task here."""
+
+    __slots__ = ("_request", "_task")
+
+    def __init__(self, task: Any, request: Any) -> None:
+        self._task = task
+        self._request = request
+
+    def __enter__(self) -> None:
+        state: Any = _state
+        state._task_stack.push(self._task)
+        self._task.request_stack.push(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        self._task.request_stack.pop()
+        state: Any = _state
+        state._task_stack.pop()
+
+
+#: Methods of a task's class that Celery's tracer calls.
+_HOOKS = ("before_start", "on_success", "after_return")
+#: Modules of the classes of Celery's requests, and of those that this library derives from them.
+_REQUESTS = frozenset({"builtins", "celery.worker.request", "celery_sagas.worker.failures.requests"})
+#: Celery 5.5 ignores what a message says about its result.
+_RESULTS_BY_MESSAGE = VERSION[:2] > (5, 5)
+
+
+def runs_like_others(task: Any) -> bool:
+    """Return whether only its function distinguishes a task's runs: no time limits, no hooks, no early acknowledgement."""
+    has_hooks = has_own_call(task) or any(mro_lookup(type(task), name, {Task, object}, ["celery.app.task"]) for name in _HOOKS)
+    requests = {cls.__module__ for cls in symbol_by_name(task.Request).__mro__}
+    has_limits = has_own_limits(task, task.time_limit, task.soft_time_limit)
+    return bool(task.acks_late and task.ignore_result and not has_limits and not has_hooks and requests <= _REQUESTS)
+
+
+def has_own_limits(task: Any, hard: float | None, soft: float | None) -> bool:
+    """Return whether time limits are not those of the app, which since Celery 5.7 are each task's, and each message's."""
+    conf = task.app.conf
+    return hard not in (None, conf.task_time_limit) or soft not in (None, conf.task_soft_time_limit)
+
+
+def stores_result(request: Any) -> bool:
+    """Return whether Celery stores the result of a worker's request."""
+    return not (request.ignore_result if _RESULTS_BY_MESSAGE else request.task.ignore_result)
 
 
 def time_limit_s(task: Any) -> float | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery import Celery, Task
 from celery.canvas import Signature
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.celery_internals import add_task, registered, unregister
@@ -15,6 +15,7 @@ from celery_sagas.worker.failures.redelivery import may_publish_again, requeue
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.publishing.publisher import take_return
 from celery_sagas.worker.runtime import runtime_of
+from celery_sagas.worker.sessions import is_batched
 
 if TYPE_CHECKING:
     _Task = Task[Any, Any]
@@ -47,6 +48,7 @@ class DurableTask(_Task):
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Publish the message again, confirmed, and raise ``Retry``; if that fails, requeue the message: Celery would lose it."""
+        self._leave_batch()
         publisher = runtime_of(self.app).publisher
         if not may_publish_again(publisher, self):
             return super().retry(*args, **options)
@@ -66,6 +68,20 @@ class DurableTask(_Task):
         if throw:
             raise retry
         return retry
+
+    def replace(self, *args: Any, **options: Any) -> Any:
+        """Publish another task in the place of this one, and raise ``Ignore``."""
+        self._leave_batch()
+        return super().replace(*args, **options)
+
+    def _leave_batch(self) -> None:
+        """Have the running message run as a task, which alone publishes it again, or publishes another in its place.
+
+        Raises:
+            Ignore: It is handled with others.
+        """
+        if is_batched(self.request):
+            raise Ignore(f"{self.name} runs again, as a task")
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker's main process handle hard time limits."""

@@ -64,6 +64,7 @@ class Saga(State):
         if_exists: Literal["handle", "ignore", "raise"] = ...,
         by: By | None = ...,
         formerly: Names | None = ...,
+        batch: int | None = ...,
         bind: Literal[True],
         **options: Any,
     ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], BoundStep[SagaT, P, R]]: ...
@@ -75,6 +76,7 @@ class Saga(State):
         if_exists: Literal["handle", "ignore", "raise"] = ...,
         by: By | None = ...,
         formerly: Names | None = ...,
+        batch: int | None = ...,
         **options: Any,
     ) -> Callable[[Callable[Concatenate[SagaT, P], R]], Step[SagaT, P, R]]: ...
     @classmethod
@@ -85,6 +87,7 @@ class Saga(State):
         if_exists: str = "handle",
         by: By | None = None,
         formerly: Names | None = None,
+        batch: int | None = None,
         **options: Any,
     ) -> Any:
         """Make a step that creates the instance if it does not exist.
@@ -95,12 +98,16 @@ class Saga(State):
                 raises ``SagaAlreadyExists``.
             by: Where in the message the key is, if no argument has the key's name.
             formerly: Earlier task names of the step; messages under them are still handled.
+            batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
+                1 each message runs alone.
             **options: Celery's task options.
 
         Raises:
             DefinitionError: The step is declared wrongly.
         """
-        return _decorator(cls.__saga__, function, starts=True, policy=if_exists, by=by, formerly=formerly, options=options)
+        return _decorator(
+            cls.__saga__, function, starts=True, policy=if_exists, by=by, formerly=formerly, batch=batch, options=options
+        )
 
     @overload
     @classmethod
@@ -113,6 +120,7 @@ class Saga(State):
         if_missing: Literal["ignore", "raise", "retry"] = ...,
         by: By | None = ...,
         formerly: Names | None = ...,
+        batch: int | None = ...,
         bind: Literal[True],
         **options: Any,
     ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], BoundStep[SagaT, P, R]]: ...
@@ -124,6 +132,7 @@ class Saga(State):
         if_missing: Literal["ignore", "raise", "retry"] = ...,
         by: By | None = ...,
         formerly: Names | None = ...,
+        batch: int | None = ...,
         **options: Any,
     ) -> Callable[[Callable[Concatenate[SagaT, P], R]], Step[SagaT, P, R]]: ...
     @classmethod
@@ -134,6 +143,7 @@ class Saga(State):
         if_missing: str = "ignore",
         by: By | None = None,
         formerly: Names | None = None,
+        batch: int | None = None,
         **options: Any,
     ) -> Any:
         """Make a step that runs on an existing instance only.
@@ -144,12 +154,16 @@ class Saga(State):
                 after ``default_retry_delay``, at most ``max_retries`` times. See also ``@step.if_missing``.
             by: The property that identifies the instance, or where in the message the key is.
             formerly: Earlier task names of the step; messages under them are still handled.
+            batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
+                1 each message runs alone.
             **options: Celery's task options.
 
         Raises:
             DefinitionError: The step is declared wrongly.
         """
-        return _decorator(cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, options=options)
+        return _decorator(
+            cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, batch=batch, options=options
+        )
 
     def send(
         self,

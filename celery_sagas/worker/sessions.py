@@ -30,6 +30,8 @@ from celery_sagas.worker.headers import (
 _SESSION = "_celery_sagas_session"
 #: Marks the request of a task that has returned; a header may have this name, but not this value.
 _OVER, _IS_OVER = "_celery_sagas_over", object()
+#: Marks the request of a message that is handled with others; a header may have this name, but not this value.
+_BATCHED, _IS_BATCHED = "_celery_sagas_batched", object()
 #: Celery's task that publishes the messages that follow a chord, after its retries.
 _CHORD_UNLOCK = "celery.chord_unlock"
 #: Mark the error of a task that may have answered before it, or cannot have; the main process receives the mark with it.
@@ -130,6 +132,16 @@ def new_publication(id: str, session: Session | None = None) -> str:
 def mark_over(request: Any) -> None:
     """Note that a task has returned: messages published from now on follow it, such as the next of its chain, or a ``link``."""
     request.__dict__[_OVER] = _IS_OVER
+
+
+def mark_batched(request: Any) -> None:
+    """Note that a message is handled with others: if it fails it runs once more, as a task, which may retry or be replaced."""
+    request.__dict__[_BATCHED] = _IS_BATCHED
+
+
+def is_batched(request: Any) -> bool:
+    """Return whether a message is handled with others."""
+    return request.__dict__.get(_BATCHED) is _IS_BATCHED
 
 
 def _is_over(session: Session) -> bool:

@@ -64,6 +64,13 @@ class StepTask(DurableTask):
             task_id = new_message_id(session, self.name, [args, kwargs])
         return super().apply_async(args, kwargs, task_id, *positional, **options)
 
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Have a worker handle messages together that it has received together."""
+        # imports celery.worker, which a process that only sends does without
+        from celery_sagas.worker.batches.steps import consumer_for
+
+        return super().start_strategy(app, consumer_for(self, consumer), **options)
+
     def signature(self, args: Any = None, kwargs: Any = None, *positional: Any, **options: Any) -> Signature[Any]:
         """Return a signature, its arguments encoded; those of a partial one, to which an answer may be added, by their types."""
         arguments = self.saga_step.arguments

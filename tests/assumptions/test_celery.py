@@ -23,7 +23,8 @@ from celery.worker import WorkController
 from celery.worker.consumer import Consumer, Gossip
 from celery.worker.request import Request
 from celery.worker.strategy import default as default_strategy
-from kombu import Connection
+from kombu import Connection, Message
+from kombu.transport.redis import QoS as RedisQoS
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.worker import celery_internals
@@ -675,3 +676,31 @@ class TestRedis:
             channel.qos.ack(next(iter(channel.qos._delivered)))
 
         assert noted == [0, 1]
+
+
+class TestBatches:
+    """What batches of messages lean on."""
+
+    def test_acknowledging_on_redis_is_two_removals(self, redis_url: str) -> None:
+        """``worker/batches/acknowledging.py`` removes many at once."""
+        source = inspect.getsource(RedisQoS._remove_from_indices)
+        assert "zrem(self.unacked_index_key" in source
+        assert "hdel(self.unacked_key" in source
+        assert "super().ack(delivery_tag)" in inspect.getsource(RedisQoS.ack)
+        with Connection(redis_url) as connection, connection.channel() as channel:
+            assert {channel.qos.unacked_key, channel.qos.unacked_index_key} == {"unacked", "unacked_index"}
+
+    def test_an_acknowledged_message_has_a_state(self) -> None:
+        assert "_state = 'ACK'" in inspect.getsource(Message.ack)
+
+    def test_tasks_wait_for_a_place_of_the_pool(self) -> None:
+        assert "self._quick_acquire(self._process_task, req)" in inspect.getsource(WorkController._process_task_sem)
+        assert "self._quick_release()" in inspect.getsource(WorkController._process_task)
+
+    def test_pool_releases_a_place_before_it_reports_on_the_job(self) -> None:
+        source = inspect.getsource(ResultHandler._make_methods)
+        assert source.index("putlock.release()") < source.index("item._set(i, obj)")
+
+    def test_prefetch_count_is_restored_by_acknowledgements(self) -> None:
+        assert "ack_log_error_promise.then(self._restore_prefetch_count" in inspect.getsource(Consumer.create_task_handler)
+        assert Consumer.restart_count == -1

@@ -30,9 +30,10 @@ def place(order: Order, order_id: str, total: int = 0) -> None: ...
 def bound(self, order: Order, order_id: str) -> None: ...
 
 
-def define(function=place, *, saga=Order, starts=True, policy=None, by=None, formerly=None, **options):
+def define(function=place, *, saga=Order, starts=True, policy=None, by=None, formerly=None, batch=None, **options):
     policy = policy or ("handle" if starts else "ignore")
-    return define_step(saga.__saga__, function, starts=starts, policy=policy, by=by, formerly=formerly, options=options)
+    declared = {"policy": policy, "by": by, "formerly": formerly, "batch": batch}
+    return define_step(saga.__saga__, function, starts=starts, options=options, **declared)
 
 
 def refused(function=place, **declared):
@@ -50,6 +51,18 @@ def test_name_and_place():
     assert step.names == ("shop.order.place", "shop.order.begin", "begin")
     assert step.location == (__name__, "place")
     assert define(functools.wraps(place)(lambda *args: None)).name == "shop.order.place"
+
+
+@pytest.mark.parametrize("batch", [None, 1, 500])
+def test_size_of_a_batch(batch):
+    assert define(batch=batch).batch == batch
+
+
+@pytest.mark.parametrize("batch", [0, -1, 501, "10", 1.0, True])
+def test_size_of_a_batch_that_cannot_be(batch):
+    assert refused(batch=batch) == (
+        f"tests.core.test_steps.place: batch={batch!r} is no number from 1 to 500. With 1 each message runs alone."
+    )
 
 
 def test_every_task_option_is_kept():

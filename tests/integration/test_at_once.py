@@ -20,7 +20,7 @@ AT_ONCE = STARTERS // len(SIDES)
 @pytest.mark.parametrize(("engine", "broker"), list(zip(ENGINES, ("rabbitmq", "redis", "rabbitmq", "redis"), strict=True)))
 def test_one_message_at_once_commits_sends_and_schedules_once(deploy: Deploy, engine: str, broker: str) -> None:
     """In the first round eight processes insert the instance, in the others they update it."""
-    deployment = deploy("at_once", broker, engine, saga_relay_interval=0.2)
+    deployment = deploy("at_once", broker, engine, saga_relay_interval=0.2, saga_batch=1)  # in a batch, one process has them all
     worker = deployment.start("prefork", PROCESSES).wait_ready()
     for number in range(ROUNDS):
         _deliver_to_each(deployment, worker, number)

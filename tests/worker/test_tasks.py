@@ -18,7 +18,7 @@ from celery_sagas.errors import InvalidMessage, InvalidState, KeyTaken, MisuseEr
 from celery_sagas.worker.durable import DurableTask
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 from celery_sagas.worker.tasks import StepTask
-from tests.apps import NewApp, Worker, backend_of
+from tests.apps import NewApp, Worker, as_tasks, backend_of
 
 
 class Boom(Exception):
@@ -321,6 +321,7 @@ class TestErrors:
         assert worker.waiting() == []
         nothing_written(app, Order)
 
+    @as_tasks
     def test_retry(self, app: Celery, worker: Worker) -> None:
         """The task's id, and its headers, are the same; the effect happens once."""
 
@@ -353,6 +354,7 @@ class TestErrors:
         assert (order.runs, order.saga.version) == (1, 1)
         assert [delivered.args for delivered in worker.done if delivered.task == "noted"] == [[2]]
 
+    @as_tasks
     def test_retry_is_confirmed(self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         """Celery's own publish is not, and the delivery is acknowledged after it."""
 
@@ -416,6 +418,7 @@ class TestErrors:
         assert inner[0].fate == "requeued"
         assert backend_of(app).dead.list(10) == []
 
+    @as_tasks
     def test_autoretry_for(self, app: Celery, worker: Worker) -> None:
         class Order(Saga, correlate_by="order_id"):
             order_id: str

@@ -64,9 +64,9 @@ class BufferTask(DurableTask):
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker buffer messages together that it has received together."""
         # imports celery.worker, which a process that only sends does without
-        from celery_sagas.worker.aggregators.batch_consumer import BatchConsumer
+        from celery_sagas.worker.aggregators.batch_consumer import ItemBatches
 
-        return super().start_strategy(app, BatchConsumer(consumer, self), **options)
+        return super().start_strategy(app, ItemBatches(consumer, self), **options)
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[Any]:
         """Return a signature, which may be partial."""

@@ -49,6 +49,8 @@ class FailingRequest:
     release. It leaves messages alone that were settled here.
     """
 
+    #: Whether a process handles the message together with others.
+    is_batched = False
     _is_settled = False
     _is_notified = False
 
@@ -56,6 +58,13 @@ class FailingRequest:
 
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of Celery's request."""
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the process that runs the task, as ``revoke(terminate=True)`` asks, unless it would end others with it."""
+        if self.is_batched:
+            logger.warning("%s[%s] is not terminated: its process handles other messages, too", self.name, self.id)
+            return
+        super().terminate(pool, signal)  # type: ignore[misc]
 
     @refusing
     def on_timeout(self, soft: bool, timeout: float) -> None:

@@ -75,7 +75,7 @@ def guard_pool(worker: Any, refuse: Refuse) -> None:
             free_place()  # a timer hands over a message with an eta, and only logs the error
             if isinstance(exc, OSError) or not isinstance(exc, UNREADABLE):
                 raise
-            _forget_job(worker.pool, request)
+            forget_job(worker.pool, request.on_success)
             if fault_of(request.message) is None:
                 _end_worker(worker.consumer, exc)
             end(request, exc)
@@ -127,11 +127,16 @@ def _end_worker(consumer: Any, error: Exception) -> NoReturn:
     raise RuntimeError(f"the worker ends: it fails over a message that is not at fault, with {error!r}") from error
 
 
-def _forget_job(pool: Any, request: Any) -> None:
-    """Remove the pool's record of a task that it could not send to any process: at its end it would wait for that task."""
+def forget_job(pool: Any, callback: Callable[..., object]) -> None:
+    """Remove the pool's record of a job that it could not send to any process: at its end it would wait for that job.
+
+    Args:
+        pool: The worker's pool.
+        callback: Identifies the job: several messages may have the same id.
+    """
     cache = getattr(getattr(pool, "_pool", None), "_cache", None) or {}
     for job in list(cache.values()):
-        if getattr(job._callback, "__self__", None) is request:  # several messages may have the same id
+        if job._callback == callback:
             job.discard()
 
 

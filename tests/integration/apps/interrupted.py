@@ -7,7 +7,7 @@ import gc
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +21,7 @@ from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.connections import Server
 from celery_sagas.stores.sql.connection.connections import Connections, SqlConnection
 from celery_sagas.worker import tasks
+from celery_sagas.worker.batches import steps
 from celery_sagas.worker.runtime import runtime_of
 
 #: When a step is interrupted at the earliest and at the latest: by magnitudes, since machines differ. Seconds.
@@ -29,6 +30,7 @@ FIRST_S, LAST_S = 0.0001, 0.05
 MOST_RETRIES = 3
 
 _handle = tasks.handle_message
+_handle_together = steps.handle_together
 
 
 def handle(task: Any, args: Any, kwargs: Any) -> Any:
@@ -37,14 +39,28 @@ def handle(task: Any, args: Any, kwargs: Any) -> Any:
     if task.name != add_and_tell.name or (task.request.retries or 0) >= MOST_RETRIES:
         return _handle(task, args, kwargs)
     try:
-        signal.setitimer(signal.ITIMER_REAL, FIRST_S * (LAST_S / FIRST_S) ** random.random())
-        try:
-            return _handle(task, args, kwargs)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        return within_time(_handle, task, args, kwargs)
     except SoftTimeLimitExceeded as exc:
         note("interrupted", task.request.id)
         raise task.retry(exc=exc, countdown=0, max_retries=None) from exc
+
+
+def handle_together(described: Sequence[Any]) -> Any:
+    """Handle messages together, interrupted at a random moment: those that are not handled run alone."""
+    note_pool()
+    settled = within_time(_handle_together, described)
+    for _ in settled.left:
+        note("interrupted", "in a batch")
+    return settled
+
+
+def within_time(work: Callable[..., Any], *args: Any) -> Any:
+    """Do work that is interrupted if it takes too long."""
+    signal.setitimer(signal.ITIMER_REAL, FIRST_S * (LAST_S / FIRST_S) ** random.random())
+    try:
+        return work(*args)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def note_pool() -> None:
@@ -95,6 +111,7 @@ def arm(**_: object) -> None:
 
 
 tasks.handle_message = handle
+steps.handle_together = handle_together
 _opened: WeakSet[Any] = WeakSet()
 Server._make = noting(Server._make)  # type: ignore[method-assign]
 Connections.open = noting(Connections.open)  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from counters import Counter, told
 from counters import add as add
 from counters import app as app
 from deployed import FOLDER, first_time
-from traps import die, set_trap
+from traps import die, set_trap, set_traps_of_many
 
 from celery_sagas.engine import conflicts
 from celery_sagas.engine.outcomes import Missing
@@ -119,6 +119,7 @@ class Traps:
         deadly(outbox, "fail", "fail", lambda _, id, *__: self.rows.get(id, ""))
         for stage in ("confirm", "reconfirm"):
             deadly(outbox, "confirm", stage, self.of_confirmed)
+        set_traps_of_many(backend)
 
     def arm_dispatcher(self, dispatcher: Any) -> None:
         """Put the traps into what publishes, and give it all the time that it needs to come there."""

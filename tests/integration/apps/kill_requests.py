@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from asking import app as app
 from celery import signals
 from deployed import FOLDER, note
-from traps import die, set_trap
+from traps import die, set_trap, set_traps_of_many
 
 from celery_sagas.stores.records import KEY
 from celery_sagas.worker.publishing.amqp import AmqpPublisher
@@ -56,6 +56,7 @@ def arm(**_: object) -> None:
         _deadly(dispatcher.publisher, "publish", "publish", lambda row: places_of([row.id]))
         _deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: places_of(row.id for row in rows))
     _deadly(outbox, "confirm", "confirm", lambda token, ids: places_of(ids))
+    set_traps_of_many(runtime.backend)
 
 
 def _deadly(port: Any, method: str, stage: str, places_of: Callable[..., list[Place]]) -> None:

@@ -3,17 +3,34 @@
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from deployed import first_time, note
 
+from celery_sagas.stores import operations
+
 T = TypeVar("T")
+
+#: By port and method: the stages of its traps, for whom, and what is told.
+_traps: dict[tuple[int, str], list[tuple[str, Callable[..., Any], Callable[..., object]]]] = {}
+#: The port and the method of each operation.
+_METHODS: dict[type, tuple[str, str]] = {
+    operations.Find: ("sagas", "find"),
+    operations.Lock: ("sagas", "lock"),
+    operations.Insert: ("sagas", "insert"),
+    operations.Update: ("sagas", "update"),
+    operations.Delete: ("sagas", "delete"),
+    operations.Write: ("sagas", "record"),
+    operations.CountDelivery: ("deliveries", "count"),
+    operations.OutcomeOf: ("journal", "outcome_of"),
+}
 
 
 def set_trap(port: Any, method: str, stage: str, whose: Callable[..., T], come_to: Callable[[T, str], object]) -> None:
     """Have it told when a method is about to run, and when it has: for whom, and ``before …`` or ``after …`` the stage."""
     original = getattr(port, method)
+    _traps.setdefault((id(port), method), []).append((stage, whose, come_to))
 
     @functools.wraps(original)
     def wrapped(*arguments: Any, **options: Any) -> Any:
@@ -25,6 +42,26 @@ def set_trap(port: Any, method: str, stage: str, whose: Callable[..., T], come_t
         return answer
 
     setattr(port, method, wrapped)
+
+
+def set_traps_of_many(backend: Any) -> None:
+    """Set the traps of a backend's ports for the operations that it performs together, too."""
+    original = backend.many
+
+    def come(each: Any, when: str) -> None:
+        port, method = _METHODS[type(each)]
+        for stage, whose, come_to in _traps.get((id(getattr(backend, port)), method), ()):
+            come_to(whose(*each), f"{when} {stage}")
+
+    def many(wanted: Sequence[Any]) -> list[Any]:
+        for each in wanted:
+            come(each, "before")
+        answers: list[Any] = original(wanted)
+        for each in wanted:
+            come(each, "after")
+        return answers
+
+    backend.many = many
 
 
 def die(point: str, first: Callable[[], object] | None = None) -> None:

@@ -48,7 +48,7 @@ from celery_sagas.worker.headers import (
 from celery_sagas.worker.operators import Retried, new_id_of, retry_dead_letter
 from celery_sagas.worker.process import control
 from celery_sagas.worker.runtime import runtime_of, within
-from tests.apps import AgainWorker, NewApp, Worker, backend_of, interposed
+from tests.apps import AgainWorker, NewApp, Worker, as_tasks, backend_of, interposed
 from tests.servers import unique
 from tests.waiting import DEADLINE_S
 from tests.worker.main_process import fail_with, fates, info_of, request_for
@@ -193,6 +193,7 @@ class TestFailures:
         assert "order.place[m1] failed: order '42'" in caplog.text
 
     @pytest.mark.parametrize(("step", "runs"), [("try_thrice", 3), ("try_twice", 2)])
+    @as_tasks
     def test_retries_come_first(self, app: Celery, worker: Worker, order: Any, step: str, runs: int) -> None:
         getattr(order, step).delay("42")
         for _ in range(runs - 1):
@@ -575,6 +576,18 @@ class TestTimeLimit:
         assert dead_letters_in(app) == []
         assert order.saga.find("42").total == 1
 
+    @pytest.mark.parametrize(("is_batched", "ended"), [(False, [4711]), (True, [])])
+    def test_process_that_handles_others_is_not_ended(
+        self, app: Celery, order: Any, fates: list[str], is_batched: bool, ended: list[int]
+    ) -> None:
+        """``revoke(terminate=True)`` ends the process of a message, if it has no other."""
+        order.place.delay("42")
+        request = request_for(app, fates)
+        request.worker_pid, request.time_start, request.is_batched = 4711, 1.0, is_batched
+        terminated: list[int] = []
+        request.terminate(SimpleNamespace(terminate_job=lambda pid, signal: terminated.append(pid)), "TERM")
+        assert terminated == ended
+
     @pytest.mark.parametrize("error", [Ignore(), Reject("no"), Retry(exc=Boom()), WorkerLostError(), Terminated()], ids=repr)
     def test_what_is_no_failure(self, app: Celery, order: Any, fates: list[str], error: Exception) -> None:
         """Celery decides."""
@@ -616,7 +629,9 @@ class TestTimeLimit:
         made: list[Any] = []
         task.Strategy = lambda task, app, consumer, **_: made.append(task.Request)
         try:
-            task.start_strategy(app, object())
+            task.start_strategy(
+                app, SimpleNamespace(restart_count=0, pool=SimpleNamespace(uses_semaphore=False, is_green=False, num_processes=1))
+            )
         finally:
             del task.Strategy
 

@@ -6,7 +6,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_sagas import Saga
 from celery_sagas.errors import InvalidMessage, StoreUnavailable
-from tests.apps import Worker, interposed
+from tests.apps import Worker, as_tasks, interposed
 
 #: What a process can write, with something small before it, and still has room for its last word: 15 of the pipe's 16 pages.
 PIPE = 15 * 4096
@@ -66,6 +66,7 @@ def test_end_of_a_delivery_has_no_frames(worker: Worker, order: type[Saga], erro
     assert (type(delivered.error), delivered.frames) == (error, ["trace_task", "run"])
 
 
+@as_tasks
 def test_message_that_is_redelivered_later_has_no_frames(worker: Worker, order: type[Saga]) -> None:
     def fail() -> None:
         raise AWAY

@@ -23,6 +23,12 @@ AWAY = StoreUnavailable("sqlite://", "it is away")
 
 
 @pytest.fixture
+def worker(app: Celery) -> Worker:
+    """A worker that runs each message as a task: a batch would meet the failures first, which happen once."""
+    return Worker(app)
+
+
+@pytest.fixture
 def broker_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be published any more, but by the test."""
 

@@ -191,7 +191,7 @@ class TestPool:
         """The slot of the pool is free again, and the pool waits for nothing."""
         discarded: list[Any] = []
         request, other = Request(Message(id="\0")), Request(Message(id="\0"))
-        jobs = [SimpleNamespace(_callback=each.reject, discard=partial(discarded.append, each)) for each in (request, other)]
+        jobs = [SimpleNamespace(_callback=each.on_success, discard=partial(discarded.append, each)) for each in (request, other)]
         guard_pool(worker := self.worker_of(error := RecursionError(), jobs), refused := Refused())
         state.task_reserved(request)
         worker._process_task(request)

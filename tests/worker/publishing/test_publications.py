@@ -11,7 +11,7 @@ from celery_sagas import Saga
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.worker import tasks
 from celery_sagas.worker.headers import CAUSE, PUBLICATION
-from tests.apps import NewApp, Worker
+from tests.apps import NewApp, Worker, as_tasks
 
 
 @pytest.fixture
@@ -347,6 +347,7 @@ def test_link_to_a_step_is_the_same_in_each_delivery(app: Celery, worker: Worker
 
 
 @pytest.mark.parametrize("kind", ["task", "step"])
+@as_tasks
 def test_what_a_retry_publishes_is_another_publication_each_time(
     app: Celery, worker: Worker, counted: Any, nightly: Any, kind: str
 ) -> None:

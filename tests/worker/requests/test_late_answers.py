@@ -17,7 +17,7 @@ from celery_sagas.worker import timeouts
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.operators import discard_dead_letter
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import Worker, backend_of
+from tests.apps import Worker, as_tasks, backend_of
 from tests.worker.moments import Moment
 from tests.worker.requests.orders import Boom, Shop, define, only, shop
 
@@ -263,6 +263,7 @@ class TestRefused:
         ],
         ids=repr,
     )
+    @as_tasks
     def test_options(self, worker: Worker, shop: Shop, options: dict[str, Any], error: type[Exception], text: str) -> None:
         errors: list[Exception] = []
 

@@ -16,7 +16,7 @@ from celery_sagas.worker.headers import ADDRESS, CAUSATION, CAUSE, RETURN_ADDRES
 from celery_sagas.worker.operators import Retried, discard_dead_letter, new_id_of, retry_dead_letter
 from celery_sagas.worker.requests import sending
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import NewApp, Worker, backend_of
+from tests.apps import NewApp, Worker, as_tasks, backend_of
 from tests.worker.requests.orders import Boom, Shop, define, only, refused, shop
 
 __all__ = ["shop"]
@@ -653,6 +653,7 @@ class TestCausation:
         assert shop.seen() == ["paid by causation"]
 
 
+@as_tasks
 class TestRefused:
     """What could never be answered is refused at the call."""
 
