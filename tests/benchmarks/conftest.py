@@ -1,13 +1,16 @@
-"""What the benchmarks measured, as one table at the end."""
+"""What the benchmarks measured, as one table at the end, and as JSON."""
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import deploy  # noqa: F401
 
+#: Where the table is written.
+TABLE = Path("benchmarks.json")
 APPS = Path(__file__).resolve().parent / "apps"
 
 
@@ -22,7 +25,7 @@ class Line:
 
     def __str__(self) -> str:
         verdict = {True: "met", False: "MISSED", None: ""}[self.is_met]
-        return f"{self.what:<58}{self.figure:>34}  {self.target:<22}{verdict}"
+        return f"{self.what:<58}{self.figure:>52}  {self.target:<22}{verdict}"
 
 
 Report = Callable[..., None]
@@ -53,8 +56,10 @@ def report() -> Iterator[Report]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table."""
+    """Print the table, and write it as JSON beside it."""
     if _lines:
         terminalreporter.section("benchmarks")
         for line in _lines:
             terminalreporter.write_line(str(line))
+        TABLE.write_text(json.dumps([asdict(line) for line in _lines], indent=2))
+        terminalreporter.write_line(f"as JSON: {TABLE.resolve()}")
