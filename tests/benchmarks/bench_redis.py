@@ -104,7 +104,7 @@ def _rate(deploy: Deploy, counters: int) -> float:
     assert deployment.failures() == []
     assert worker.stop() == 0
     done = [line.split() for line in deployment.noted("completed")]
-    return HOT / (max(float(last) for _, last, _ in done) - min(float(first) for first, _, _ in done))
+    return HOT / (max(float(last) for _, last, _ in done) - min(float(began) for began, _, _ in done))
 
 
 @contextmanager

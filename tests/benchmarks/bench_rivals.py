@@ -21,7 +21,7 @@ def test_eight_processes(deploy: Deploy, report: Report, engine: str) -> None:
     is_exact = values(deployment, "counter", sums(wanted)) == sums(wanted) and deployment.handled(ADD) == INCREMENTS
     assert worker.stop() == 0
     done = [line.split() for line in deployment.noted("completed")]
-    seconds = max(float(last) for _, last, _ in done) - min(float(first) for first, _, _ in done)
+    seconds = max(float(last) for _, last, _ in done) - min(float(began) for began, _, _ in done)
     failed = len(deployment.failures())
     report(
         f"8 processes, {COUNTERS} instances, {INCREMENTS} increments, {engine}",

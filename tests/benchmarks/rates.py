@@ -48,7 +48,7 @@ def ratio(rates: Sequence[float], others: Sequence[float]) -> float:
 
 
 def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS) -> float:
-    """Return the tasks per second, from the first completion to the last."""
+    """Return the tasks per second, from the start of the first one to the end of the last."""
     for name, amount in increments(MESSAGES, counters):
         deployment.send(task, name=name, amount=amount)
     deployment.settings["worker_prefetch_multiplier"] = PREFETCHED // 2
@@ -60,13 +60,13 @@ def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS)
     assert MESSAGES - (0 if deployment.broker.startswith("redis") else PREFETCHED) <= count <= MESSAGES
     deployment.purge()
     assert deployment.failures() == []
-    return (count - 1) / (max(last for _, last, _ in done) - min(first for first, _, _ in done))
+    return count / (max(last for _, last, _ in done) - min(began for began, _, _ in done))
 
 
 def _times(deployment: Deployment, worker: Worker) -> list[tuple[float, float, int]]:
-    """End the worker when everything is done."""
+    """End the worker when everything is done; return when each process began and ended, and how many messages it has handled."""
     wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe, deadline_s=120)
     assert worker.stop() == 0
     notes = deployment.noted("completed")
     Path(deployment.folder / "completed.notes").unlink()
-    return [(float(first), float(last), int(count)) for first, last, count in map(str.split, notes)]
+    return [(float(began), float(last), int(count)) for began, last, count in map(str.split, notes)]

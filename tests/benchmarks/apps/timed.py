@@ -1,4 +1,8 @@
-"""When the processes of a worker completed tasks, told when they end."""
+"""When the processes of a worker began and completed tasks, noted when they end.
+
+A task that succeeds is complete. ``task_postrun`` tells less: a step whose commit meets a conflict in a batch runs again there,
+between signals of its own, and ``task_success`` is sent once for each message that was handled.
+"""
 
 import time
 from pathlib import Path
@@ -6,25 +10,31 @@ from pathlib import Path
 from celery import signals
 from deployed import note
 
-_first = _last = 0.0
+_began = _last = 0.0
 _count = 0
 
 
-@signals.task_postrun.connect
+@signals.task_prerun.connect
+def begin(**_: object) -> None:
+    """Note the time of the first one in memory."""
+    global _began
+    _began = _began or time.time()
+
+
+@signals.task_success.connect
 def complete(**_: object) -> None:
     """Note the time in memory."""
-    global _first, _last, _count
+    global _last, _count
     _last = time.time()
-    _first = _first or _last
     _count += 1
 
 
 @signals.worker_process_shutdown.connect
 @signals.worker_shutdown.connect
 def tell(**_: object) -> None:
-    """Tell what this process has done, and how large it has become."""
+    """Tell what this process has done."""
     if _count:
-        note("completed", f"{_first} {_last} {_count}")
+        note("completed", f"{_began} {_last} {_count}")
 
 
 def resident_kib() -> int:
