@@ -101,7 +101,10 @@ class Batch:
                     work.steps.close()
 
     def _begin(self, work: _Work) -> bool:
-        """Begin to handle a message, up to its find; return whether it is well-formed."""
+        """Begin to handle a message, up to its find; return whether it is well-formed.
+
+        A malformed one has no lookup, and keeps no other waiting: it fails alone, too, and changes nothing.
+        """
         work.steps = handle_once(work.message.delivery, self.services.terms, Attempt(unique=work.unique))
         try:
             work.proceed(None)

@@ -13,6 +13,7 @@ from celery_sagas.engine.outbox.publishing import Receipt
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Delivery, Session
 from celery_sagas.engine.waves import BATCH_S, Batch, BatchedMessage
+from celery_sagas.errors import InvalidMessage, MessageError, Retry
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Operation
 from celery_sagas.testing.clock import Clock
@@ -104,6 +105,17 @@ def test_a_message_that_fails_affects_no_other(engine: Engine, bad: Delivery) ->
     assert engine.record("2") is None
     assert engine.entry(PLACE, "bad") is None
     assert len(engine.publisher.published) == 2
+
+
+@pytest.mark.parametrize("bad", [{}, {"order_id": "2", "total": "many"}], ids=["no key", "argument"])
+def test_a_malformed_message_does_not_keep_others_of_its_instance_waiting(engine: Engine, bad: dict[str, Any]) -> None:
+    """It fails alone, too, whatever the instance is by then: there is no order to keep."""
+    outcomes = engine.handle_together(delivery(PLACE, "bad", **bad), delivery(PLACE, "m2", order_id="2"))
+    assert kinds(outcomes) == [None, Kind.STARTED]
+    with pytest.raises(MessageError) as raised:
+        engine.handle(PLACE, id="bad", **bad)
+    assert raised.value.retry is Retry.NEVER
+    assert engine.data("2")["total"] == 1
 
 
 def test_an_unreadable_state_affects_no_other_message(engine: Engine) -> None:
@@ -287,12 +299,13 @@ def _nowhere() -> Iterator[None]:
 
 @given(
     messages=st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(-1, 5), st.sampled_from([PLACE, PLACE, FINISH])), max_size=20
+        st.tuples(st.sampled_from("abc"), st.integers(-1, 5) | st.just("many"), st.sampled_from([PLACE, PLACE, FINISH])),
+        max_size=20,
     ),
     size=st.integers(1, 8),
 )
-def test_batches_have_the_effect_of_messages_one_by_one(messages: list[tuple[str, int, StepDefinition]], size: int) -> None:
-    """Messages that a batch leaves are handled alone, after it."""
+def test_batches_have_the_effect_of_messages_one_by_one(messages: list[tuple[str, int | str, StepDefinition]], size: int) -> None:
+    """Messages that a batch leaves are handled alone, after it; malformed ones fail there, and those whose handler raises."""
     together, alone = (Engine(MemoryBackend("memory://", prefix="", clock=Clock())) for _ in range(2))
     deliveries = [_delivery_of(number, *message) for number, message in enumerate(messages)]
     for start in range(0, len(deliveries), size):
@@ -307,11 +320,11 @@ def test_batches_have_the_effect_of_messages_one_by_one(messages: list[tuple[str
 
 
 def _handle_alone(engine: Engine, delivery: Delivery) -> None:
-    with suppress(Boom):
+    with suppress(Boom, InvalidMessage):
         engine.handle(delivery.step, id=delivery.message_id, **delivery.bound)
 
 
-def _delivery_of(number: int, key: str, total: int, step: StepDefinition) -> Delivery:
+def _delivery_of(number: int, key: str, total: int | str, step: StepDefinition) -> Delivery:
     arguments = {"order_id": key} if step is FINISH else {"order_id": key, "total": total}
     return delivery(step, f"m{number}", **arguments)
 
