@@ -1,6 +1,7 @@
 """Celery apps for tests: each with a broker and a backend of its own, and a worker that takes one message at a time."""
 
 import pickle
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from kombu import pools
 
 from celery_sagas.core.registry import registry
 from celery_sagas.stores.ports import Backend, SagaStore
+from celery_sagas.worker import timeouts
 from celery_sagas.worker.batches.steps import consumer_for
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.requests.answers import confirm_answers
@@ -88,6 +90,13 @@ def eager(new_app: NewApp) -> Celery:
 def worker(request: pytest.FixtureRequest, app: Celery) -> "Worker":
     """A worker of the app, that runs each message as a task, or hands it out in a batch first."""
     return Worker(app, is_batching=request.param == "batch")
+
+
+@pytest.fixture
+def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have steps take no time: a timeout that is due before its step ends is sent at once, and does not wait in the outbox."""
+    now = time.time()
+    monkeypatch.setattr(timeouts, "time", SimpleNamespace(time=lambda: now))
 
 
 #: For tests that count the runs of a message, or look at what Celery alone makes of a task.

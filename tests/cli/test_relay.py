@@ -6,16 +6,13 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_sagas import Saga
-from celery_sagas.worker import timeouts
 from celery_sagas.worker.process.relay import RelayThread, relay_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
@@ -53,7 +50,7 @@ def interrupt(app: Celery, number: int, when: Any) -> threading.Thread:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_relays_until_a_signal_comes(served: Celery, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_relays_until_a_signal_comes(served: Celery, at_one_time: None, number: int) -> None:
     """With a worker's relay off: this is what runs in its place."""
 
     @served.task(name="plain")
@@ -67,8 +64,6 @@ def test_relays_until_a_signal_comes(served: Celery, monkeypatch: pytest.MonkeyP
         order.send(plain.si(), after=0.02)
 
     runtime_of(served).prepare(processes=1)
-    now = time.time()
-    monkeypatch.setattr(timeouts, "time", SimpleNamespace(time=lambda: now))  # it is not due before the step ends
     place("42")
     thread = interrupt(served, number, lambda: relay_of(served).tally.sent)  # type: ignore[union-attr]
     result = run(served, "relay")

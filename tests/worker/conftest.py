@@ -12,10 +12,10 @@ from celery_sagas.worker.publishing import amqp, confirms, publisher
 from celery_sagas.worker.publishing.amqp import AmqpPublisher
 from celery_sagas.worker.publishing.redis import RedisPublisher
 from celery_sagas.worker.requests import answers
-from tests.apps import app, definitions, eager, new_app, worker
+from tests.apps import app, at_one_time, definitions, eager, new_app, worker
 from tests.waiting import DEADLINE_S
 
-__all__ = ["app", "definitions", "eager", "held", "long_timeouts", "new_app", "waited", "worker"]
+__all__ = ["app", "at_one_time", "definitions", "eager", "held", "long_timeouts", "new_app", "waited", "worker"]
 
 
 @pytest.fixture(autouse=True)

@@ -237,7 +237,9 @@ def test_step_is_not_called_inside_a_step_of_its_own_instance(app: Celery, worke
 
 
 @pytest.mark.parametrize("url", STORES[1:], indirect=True)
-def test_what_comes_late_for_an_instance_that_was_deleted_by_hand_changes_nothing(app: Celery, worker: Worker) -> None:
+def test_what_comes_late_for_an_instance_that_was_deleted_by_hand_changes_nothing(
+    app: Celery, worker: Worker, at_one_time: None
+) -> None:
     """Its timeout, an answer and a message find nobody; a starter makes another one, which gets none of them."""
 
     class Order(Saga, correlate_by="order_id", also_by="parcel"):

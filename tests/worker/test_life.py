@@ -193,7 +193,7 @@ def test_policies_say_what_becomes_of_a_message(app: Celery, worker: Worker) -> 
     assert backend_of(app).dead.count() == 2
 
 
-def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Celery, worker: Worker) -> None:
+def test_timeout_is_handled_by_the_instance_that_scheduled_it_or_by_none(app: Celery, worker: Worker, at_one_time: None) -> None:
     """Also one whose step is a starter: a later instance of the key does not get it, and it begins none.
 
     One that is cancelled does not run, although it is on its way.

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +18,6 @@ from celery_sagas.engine.relay import Relay
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.testing.samples import dead_letter
-from celery_sagas.worker import timeouts
 from celery_sagas.worker.process import control, relay
 from celery_sagas.worker.process.relay import RelayThread, relay_of, terms_of
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
@@ -42,10 +40,8 @@ def thread(fast: Celery) -> Iterator[RelayThread]:
 
 
 @pytest.fixture
-def order(fast: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A saga that reminds itself; however slow the step is, its timeout is not due before the step ends."""
-    now = time.time()
-    monkeypatch.setattr(timeouts, "time", SimpleNamespace(time=lambda: now))
+def order(fast: Celery, at_one_time: None) -> Any:
+    """A saga that reminds itself."""
 
     class Order(Saga, correlate_by="order_id"):
         order_id: str
