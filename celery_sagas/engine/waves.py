@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,9 +41,9 @@ class _Work:
 
     position: int
     message: BatchedMessage
+    steps: Steps[Handled]
     conflicts: int = 0
     unique: int = 0  #: how many of the conflicts were about a key
-    steps: Steps[Handled] | None = None
     operation: Operation | None = None  #: for which the unit of work waits; ``None`` once it has ended
     lookup: Lookup | None = None  #: how its instance is looked up, once that is known
 
@@ -54,31 +54,42 @@ class _Work:
             StopIteration: The message is handled.
             Exception: It is not, and nothing was written.
         """
-        assert self.steps is not None, "a message that has begun has steps"  # noqa: S101
         with self.message.running():
             self.operation = self.steps.throw(answer) if isinstance(answer, StoreError) else self.steps.send(answer)
 
 
-@dataclass
 class Batch:
     """Messages that are handled together, for a bounded time.
 
     A message has its outcome once it was committed and what it sends was published. One without an outcome has to be handled
     alone: it failed, met too many conflicts, was handled before, or was not begun in time.
+
+    Args:
+        services: Those of this process.
+        messages: In the order of their arrival.
+        interruptions: Errors that end the batch, whichever message they strike.
+        publishes_each: Whether what a message sends is published in its handler's context, apart from the others.
+        clock: Returns seconds.
     """
 
-    services: Services
-    messages: Sequence[BatchedMessage]
-    interruptions: tuple[type[Exception], ...] = ()  #: errors that end the batch, whichever message they strike
-    publishes_each: bool = False  #: whether what a message sends is published in its handler's context, apart from the others
-    clock: Callable[[], float] = time.monotonic
-    outcomes: list[Outcome | None] = field(init=False)  #: in the order of the messages
-    is_cut: bool = field(default=False, init=False)  #: whether it took too long, and not all messages were begun
-    handlers_s: float = field(default=0.0, init=False)  #: how long the handlers took
-
-    def __post_init__(self) -> None:
-        self.outcomes = [None] * len(self.messages)
-        self._until = self.clock() + BATCH_S
+    def __init__(
+        self,
+        services: Services,
+        messages: Sequence[BatchedMessage],
+        interruptions: tuple[type[Exception], ...] = (),
+        *,
+        publishes_each: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outcomes: list[Outcome | None] = [None] * len(messages)  #: in the order of the messages
+        self.is_cut = False  #: whether it took too long, and not all messages were begun
+        self._services = services
+        self._interruptions = interruptions
+        self._publishes_each = publishes_each
+        self._clock = clock
+        self._works = [_Work(position, each, self._attempt(each.delivery)) for position, each in enumerate(messages)]
+        self._until = clock() + BATCH_S
+        self._handlers_s = 0.0  #: how long the handlers took
         self._has_run = False  #: whether a handler has run: a slow store must not keep all of them from it
         self._left = set[Lookup | None]()  #: of messages that are left: the later ones must not overtake them
 
@@ -89,26 +100,26 @@ class Batch:
             Exception: One of the interruptions, or an error of the store that is no ``StoreError``. A message without an outcome
                 may have been committed, which its repeat finds in the journal.
         """
-        works = [_Work(position, message) for position, message in enumerate(self.messages)]
         try:
-            waiting = [work for work in works if self._begin(work)]
+            waiting = [work for work in self._works if self._begin(work)]
             while waiting and not self.is_cut:
                 self._run_wave(_first_of_each_lookup(waiting))
                 waiting = [work for work in waiting if work.operation is not None and work.lookup not in self._left]
         finally:
-            for work in works:
-                if work.steps is not None:
-                    work.steps.close()
+            for work in self._works:
+                work.steps.close()
+
+    def _attempt(self, delivery: Delivery, unique: int = 0) -> Steps[Handled]:
+        return handle_once(delivery, self._services.terms, Attempt(unique=unique))
 
     def _begin(self, work: _Work) -> bool:
         """Begin to handle a message, up to its find; return whether it is well-formed.
 
         A malformed one has no lookup, and keeps no other waiting: it fails alone, too, and changes nothing.
         """
-        work.steps = handle_once(work.message.delivery, self.services.terms, Attempt(unique=work.unique))
         try:
             work.proceed(None)
-        except self.interruptions:
+        except self._interruptions:
             raise
         except Exception as exc:
             self._leave(work, exc)
@@ -118,9 +129,9 @@ class Batch:
 
     def _run_wave(self, wave: Sequence[_Work]) -> None:
         """Handle messages of different instances, and publish what they send."""
-        began, done = self.clock(), list[tuple[_Work, Handled]]()
+        began, done = self._clock(), list[tuple[_Work, Handled]]()
         while wave:
-            answers = self.services.backend.many([work.operation for work in wave if work.operation is not None])
+            answers = self._services.backend.many([work.operation for work in wave if work.operation is not None])
             wave = [work for work, answer in zip(wave, answers, strict=True) if self._proceed(work, answer, done)]
         self._publish(done, began)
         for work, handled in done:
@@ -128,8 +139,8 @@ class Batch:
 
     def _publish(self, done: Sequence[tuple[_Work, Handled]], began: float) -> None:
         """Publish what is due at once: all of it together, unless somebody listens who must see whose it is."""
-        dispatch = self.services.dispatcher.dispatch
-        if not self.publishes_each:
+        dispatch = self._services.dispatcher.dispatch
+        if not self._publishes_each:
             dispatch([row for _, handled in done for row in _due(handled)], began)
             return
         for work, handled in done:
@@ -139,11 +150,11 @@ class Batch:
     def _proceed(self, work: _Work, answer: Any, done: list[tuple[_Work, Handled]]) -> bool:
         """Pass an answer to a unit of work; return whether it has another operation in this wave."""
         if isinstance(work.operation, Find):
-            if self._has_run and self.clock() > self._until:
+            if self._has_run and self._clock() > self._until:
                 self.is_cut, work.operation = True, None
                 return False
             self._has_run = True
-        began = self.clock()
+        began = self._clock()
         try:
             work.proceed(answer)
         except StopIteration as end:
@@ -154,28 +165,29 @@ class Batch:
                 self._left.add(work.lookup)
         except RevisionConflict as conflict:
             self._begin_again(work, conflict)
-        except self.interruptions:
+        except self._interruptions:
             raise
         except Exception as exc:
             self._leave(work, exc)
         else:
             return True
         finally:
-            self.handlers_s += self.clock() - began
+            self._handlers_s += self._clock() - began
         return False
 
     @property
     def is_slow(self) -> bool:
         """Whether it took too long because of its handlers, not because of the store."""
-        return self.is_cut and self.handlers_s > BATCH_S / 2
+        return self.is_cut and self._handlers_s > BATCH_S / 2
 
     def _begin_again(self, work: _Work, conflict: RevisionConflict) -> None:
         """Have a message handled once more in the next wave, unless its rivals need a pause, or a lock."""
         work.conflicts += 1
         work.unique += conflict.reason == "unique"
-        if conflict.reason == "locked" or work.conflicts > self.services.conflict_retries:
+        if conflict.reason == "locked" or work.conflicts > self._services.conflict_retries:
             self._leave(work, conflict)
         else:
+            work.steps = self._attempt(work.message.delivery, work.unique)
             self._begin(work)
 
     def _leave(self, work: _Work, error: Exception) -> None:
