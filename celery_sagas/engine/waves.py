@@ -110,7 +110,16 @@ class Batch:
                 work.steps.close()
 
     def _attempt(self, delivery: Delivery, unique: int = 0) -> Steps[Handled]:
-        return handle_once(delivery, self._services.terms, Attempt(unique=unique))
+        timed = delivery._replace(call=partial(self._call, delivery.call))
+        return handle_once(timed, self._services.terms, Attempt(unique=unique))
+
+    def _call(self, call: Callable[..., Any], function: Any, first: Any, /, **arguments: Any) -> Any:
+        """Call a handler, and measure it."""
+        began = self._clock()
+        try:
+            return call(function, first, **arguments)
+        finally:
+            self._handlers_s += self._clock() - began
 
     def _begin(self, work: _Work) -> bool:
         """Begin to handle a message, up to its find; return whether it is well-formed.
@@ -154,7 +163,6 @@ class Batch:
                 self.is_cut, work.operation = True, None
                 return False
             self._has_run = True
-        began = self._clock()
         try:
             work.proceed(answer)
         except StopIteration as end:
@@ -171,8 +179,6 @@ class Batch:
             self._leave(work, exc)
         else:
             return True
-        finally:
-            self._handlers_s += self._clock() - began
         return False
 
     @property

@@ -241,6 +241,22 @@ def test_a_batch_on_a_slow_store_is_cut_and_has_no_slow_handlers(engine: Engine,
     assert (batch.is_cut, batch.is_slow) == (True, False)
 
 
+def test_what_happens_around_the_handlers_does_not_make_them_slow(engine: Engine) -> None:
+    """Such as the validation of messages, or the answers of commits."""
+    now = [0.0]
+
+    @contextmanager
+    def slowly() -> Iterator[None]:
+        now[0] += BATCH_S
+        yield
+
+    messages = [BatchedMessage(delivery(PLACE, f"m{number}", order_id=str(number)), slowly) for number in range(3)]
+    batch = Batch(engine.services, messages, clock=lambda: now[0])
+    batch.handle()
+    assert kinds(batch.outcomes) == [Kind.STARTED, None, None]
+    assert (batch.is_cut, batch.is_slow) == (True, False)
+
+
 def test_a_slow_store_does_not_keep_every_handler_from_running(engine: Engine) -> None:
     now = iter(range(100))
     batch = Batch(engine.services, [BatchedMessage(delivery(PLACE, "m1", order_id="1"), _nowhere)], clock=lambda: next(now))
