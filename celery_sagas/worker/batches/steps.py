@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any
 
@@ -23,7 +23,6 @@ from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.sessions import mark_batched, mark_over, session_of
 
 logger = logging.getLogger("celery_sagas")
-
 
 #: On Celery's consumer: how often it has connected, and its batch consumers since then, by the size of a batch.
 _BATCHES = "_celery_sagas_batches"
@@ -145,59 +144,39 @@ def handle_together(described: Sequence[Mapping[str, Any]]) -> Settled:
     Args:
         described: The dictionaries of their requests.
     """
-    began, handling = time.monotonic(), _Handling(described)
+    began, messages, batch = time.monotonic(), dict[int, _Message](), None
     try:
-        handling.run()
+        app = current_app()
+        runtime = runtime_of(app)
+        messages = _readable(app, runtime, described)
+        batch = _batch_of(runtime, messages.values())
+        batch.handle()
     except SoftTimeLimitExceeded as exc:
         logger.warning("a batch of %d messages has met its soft time limit: %r", len(described), exc)
     except Exception:  # it must not end the worker's loop, which runs this where there is no pool of processes
         logger.exception("a batch of %d messages has failed", len(described))
+    outcomes = dict(zip(messages, batch.outcomes, strict=True)) if batch else {}
     seconds = time.monotonic() - began
-    handling.conclude(seconds / len(described))
-    return Settled(handling.left, seconds, handling.is_slow)
+    for position, outcome in outcomes.items():
+        if outcome is not None:
+            _conclude(messages[position], outcome, seconds / len(described))
+    left = [position for position in range(len(described)) if outcomes.get(position) is None]
+    return Settled(left, seconds, batch is not None and batch.is_slow)
 
 
-class _Handling:
-    """The messages of a batch in the process that handles them."""
+def _batch_of(runtime: Runtime, messages: Iterable[_Message]) -> Batch:
+    """Return the messages as a batch."""
+    batched = [BatchedMessage(each.delivery, each.running, each.in_context) for each in messages]
+    listens = len(signals.before_task_publish.receivers) > 1  # beside the library's own
+    return Batch(runtime.services, batched, (SoftTimeLimitExceeded,), publishes_each=listens)
 
-    def __init__(self, described: Sequence[Mapping[str, Any]]) -> None:
-        self._described = described
-        self._messages: dict[int, _Message] = {}  #: that can be read, by their positions
-        self._batch: Batch | None = None
 
-    def run(self) -> None:
-        """Handle the messages."""
-        app = current_app()
-        runtime = runtime_of(app)
-        self._messages = _readable(app, runtime, self._described)
-        messages = [BatchedMessage(each.delivery, each.running, each.in_context) for each in self._messages.values()]
-        listens = len(signals.before_task_publish.receivers) > 1  # beside the library's own
-        self._batch = Batch(runtime.services, messages, (SoftTimeLimitExceeded,), publishes_each=listens)
-        self._batch.handle()
-
-    @property
-    def _outcomes(self) -> dict[int, Outcome]:
-        outcomes = self._batch.outcomes if self._batch else []
-        return {position: outcome for position, outcome in zip(self._messages, outcomes, strict=False) if outcome}
-
-    @property
-    def left(self) -> list[int]:
-        """The positions of the messages that were not handled."""
-        return [position for position in range(len(self._described)) if position not in self._outcomes]
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the handlers took too long."""
-        return self._batch is not None and self._batch.is_slow
-
-    def conclude(self, seconds: float) -> None:
-        """Report on the handled messages; an error about one, such as a time limit, affects no other."""
-        for position, outcome in self._outcomes.items():
-            message = self._messages[position]
-            try:
-                message.conclude(outcome, seconds)
-            except Exception:
-                logger.exception("%s[%s] was handled, and that cannot be reported", message.task.name, message.request.id)
+def _conclude(message: _Message, outcome: Outcome, seconds: float) -> None:
+    """Report on a handled message; an error about one, such as a time limit, affects no other."""
+    try:
+        message.conclude(outcome, seconds)
+    except Exception:
+        logger.exception("%s[%s] was handled, and that cannot be reported", message.task.name, message.request.id)
 
 
 def _readable(app: Celery, runtime: Runtime, described: Sequence[Mapping[str, Any]]) -> dict[int, _Message]:
