@@ -128,14 +128,18 @@ class _Message:
             signal.send(sender=self.task, task_id=request.id, task=self.task, args=request.args, kwargs=request.kwargs, **about)
 
     def _log_success(self, result: Any, seconds: float) -> None:
-        if trace.logger.isEnabledFor(logging.INFO):
-            request = self.request
-            shown = {
-                "args": request.__dict__.get("argsrepr") or safe_repr(request.args),
-                "kwargs": request.__dict__.get("kwargsrepr") or safe_repr(request.kwargs),
-            }
-            named = {"id": request.id, "name": request.__dict__.get("shadow") or self.task.name}
-            trace.info(trace.LOG_SUCCESS, {**named, **shown, "return_value": saferepr(result), "runtime": seconds})
+        if not trace.logger.isEnabledFor(logging.INFO):
+            return
+        request = self.request
+        context = {
+            "id": request.id,
+            "name": trace.get_task_name(request, self.task.name),
+            "args": getattr(request, "argsrepr", None) or safe_repr(request.args),
+            "kwargs": getattr(request, "kwargsrepr", None) or safe_repr(request.kwargs),
+            "return_value": saferepr(result, self.task.resultrepr_maxsize),
+            "runtime": seconds,
+        }
+        trace.info(trace.LOG_SUCCESS, context)
 
 
 def handle_together(described: Sequence[Mapping[str, Any]]) -> Settled:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task, current_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.saferepr import saferepr
 from celery.worker.request import Request as CeleryRequest
 
 from celery_sagas import Saga
@@ -46,6 +47,10 @@ def shop(app: Celery) -> Shop:
     @Order.handles
     def finish(order: Order, order_id: str) -> None:
         order.complete()
+
+    @Order.starts
+    def read(order: Order, order_id: str) -> str:
+        return "long " * 1_000
 
     @Order.starts(bind=True)
     def look(task: Any, order: Order, order_id: str) -> None:
@@ -222,6 +227,14 @@ def test_success_is_logged_as_by_celery(shop: Shop, caplog: pytest.LogCaptureFix
         handle_together([message(shop, 1)])
     (line,) = [record.getMessage() for record in caplog.records if record.name == "celery.app.trace"]
     assert line.startswith("Task order.place[m1] succeeded in ")
+
+
+def test_a_long_result_is_cut_in_the_log_as_by_celery(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "celery.app.trace"):
+        handle_together([message(shop, 1, "order.read")])
+    (shown,) = [vars(record)["data"] for record in caplog.records if record.name == "celery.app.trace"]
+    assert shown["return_value"] == saferepr("long " * 1_000, shop.app.tasks["order.read"].resultrepr_maxsize)
+    assert len(shown["return_value"]) < 2_000
 
 
 def test_a_retry_is_left_to_the_task(new_app: NewApp) -> None:
