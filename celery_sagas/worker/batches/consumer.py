@@ -156,13 +156,15 @@ class BatchConsumer(ABC):
         """Use a place of the pool for what has come first: each place is requested for one of them."""
         if not self._consumer.pool.active:  # the worker ends, and the broker delivers again what waits
             return
-        if self._left:
-            self._places.run(self._left.popleft())
-        elif self._closed:
-            self._hand_out(self._closed.popleft())
+        if request := next(_drained(self._left), None):
+            self._places.run(request)
+        elif batch := next(_drained(self._closed), None):
+            self._hand_out(batch)
         else:
             self._wants_place = False
-            self._hand_out(self._take(_share(len(self._waiting), self.parts - len(self._jobs), self.most)))
+            waiting = self._take(_share(len(self._waiting), self.parts - len(self._jobs), self.most))
+            # another thread may have closed meanwhile what the place was for
+            self._hand_out(waiting or next(_drained(self._closed), []))
             self._send()
 
     def _take(self, most: int) -> list[Any]:

@@ -1,5 +1,6 @@
 """The batch consumer: messages that wait together are handed out together, and run one by one where that cannot be."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -161,6 +162,46 @@ class TestPlaces:
         consumer.end(0, "callback", Settled([]))
         assert (consumer.sizes, consumer.controller.semaphore.value) == ([1], 1)
 
+    def test_what_comes_after_a_task_does_not_overtake_it(self) -> None:
+        consumer = Consumer(prefetched=100, processes=1)
+        consumer.on_task_request = partial(consumer.controller._quick_acquire, consumer.alone.append)  # type: ignore[method-assign]
+        batches = LargeBatches(consumer)
+        for _ in range(2):
+            receive(batches, 1)
+            consumer.timed.pop()()
+        [alone] = receive(batches, 1, embedded={"chain": [{"task": "next"}]})
+        receive(batches, 1)
+        consumer.timed.pop()()
+        for number in range(2):
+            assert (consumer.sizes, consumer.alone) == ([1] * (number + 1), [])
+            consumer.end(number, "callback", Settled([]))
+        assert (consumer.sizes, consumer.alone) == ([1, 1], [alone])
+        consumer.controller._quick_release()
+        assert consumer.sizes == [1, 1, 1]
+
+    def test_messages_that_another_thread_closes_while_their_place_is_used_are_handed_out(self) -> None:
+        consumer = Consumer(prefetched=100, processes=1)
+        batches = LargeBatches(consumer)
+        for _ in range(2):
+            receive(batches, 1)
+            consumer.timed.pop()()
+        others: list[Callable[[], object]] = [partial(receive, batches, 1, embedded={"chain": [{"task": "next"}]})]
+
+        class Closed(deque[Any]):
+            """Is filled just after it was found empty."""
+
+            def popleft(self) -> Any:
+                try:
+                    return super().popleft()
+                except IndexError:
+                    if others:
+                        others.pop()()
+                    raise
+
+        batches._closed = Closed()
+        consumer.end(0, "callback", Settled([]))
+        assert (len(consumer.alone), consumer.sizes) == (1, [1, 1])
+
     def test_nothing_is_handed_out_once_the_pool_ends(self) -> None:
         """Celery calls what is left in its event loop when that ends."""
         consumer = Consumer(prefetched=100, processes=1)
@@ -187,6 +228,17 @@ class TestPlaces:
         consumer.end(0, "callback", Settled([1, 2]))
         soon.pop()()
         assert (consumer.alone, consumer.sizes) == ([first[1]], [3])
+
+    def test_what_two_batches_leave_runs_in_the_order_of_arrival(self) -> None:
+        consumer = Consumer(prefetched=10, processes=2)
+        batches = Batches(consumer)
+        first, second = receive(batches, 5), receive(batches, 5)
+        assert consumer.sizes == [5, 5]
+        consumer.end(0, "callback", Settled([1, 2, 3]))
+        consumer.end(1, "callback", Settled([0]))
+        for _ in range(2):
+            consumer.controller._quick_release()
+        assert consumer.alone == [*first[1:4], second[0]]
 
     def test_a_message_that_runs_alone_does_not_overtake_those_that_wait(self) -> None:
         consumer = Consumer(prefetched=100, processes=1)
