@@ -202,6 +202,23 @@ class TestPlaces:
         consumer.end(0, "callback", Settled([]))
         assert (len(consumer.alone), consumer.sizes) == (1, [1, 1])
 
+    @pytest.mark.parametrize("pool", [{"is_green": True}, {"uses_semaphore": True}], ids=["greenlets", "processes"])
+    def test_a_pool_that_may_wait_for_a_place_is_given_nothing_while_it_reports(self, pool: dict[str, bool]) -> None:
+        """It would wait for what it does itself. The pool of processes is that of a worker without an event loop."""
+        consumer = Consumer(prefetched=100, prefork=False)
+        vars(consumer.pool).update(pool)
+        consumer.controller.semaphore = None
+        batches = LargeBatches(consumer)
+        requests = receive(batches, 2)
+        consumer.timed.pop()()
+        receive(batches, 1)
+        consumer.timed.pop()()
+        consumer.end(0, "callback", Settled([1]))
+        assert (consumer.alone, consumer.sizes) == ([], [2])
+        for call in consumer.timed:
+            call()
+        assert (consumer.alone, consumer.sizes) == (requests[1:], [2, 1])
+
     def test_nothing_is_handed_out_once_the_pool_ends(self) -> None:
         """Celery calls what is left in its event loop when that ends."""
         consumer = Consumer(prefetched=100, processes=1)
