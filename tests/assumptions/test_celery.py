@@ -693,6 +693,12 @@ class TestBatches:
     def test_an_acknowledged_message_has_a_state(self) -> None:
         assert "_state = 'ACK'" in inspect.getsource(Message.ack)
 
+    def test_acknowledgements_are_called_soon(self) -> None:
+        """In a way of their own, if there is one: it waits for nothing in a worker without an event loop."""
+        source = inspect.getsource(Consumer.create_task_handler)
+        assert ("call_soon_ack = self.call_soon_ack" in source) == hasattr(Consumer, "call_soon_ack")
+        assert "call_soon" in source
+
     def test_tasks_wait_for_a_place_of_the_pool(self) -> None:
         assert "self._quick_acquire(self._process_task, req)" in inspect.getsource(WorkController._process_task_sem)
         assert "self._quick_release()" in inspect.getsource(WorkController._process_task)

@@ -10,7 +10,7 @@ logger = logging.getLogger("celery_sagas")
 
 
 def acknowledge_all(consumer: Any, requests: Sequence[Any]) -> None:
-    """Acknowledge the messages of a consumer's requests, in the consumer's own thread."""
+    """Acknowledge the messages of a consumer's requests, where and when Celery acknowledges one."""
     waiting = [request for request in requests if not request.acknowledged]
     if len(waiting) < 2 or not _may_be_together(consumer):
         for request in waiting:
@@ -18,7 +18,9 @@ def acknowledge_all(consumer: Any, requests: Sequence[Any]) -> None:
         return
     for request in waiting:
         request.acknowledged = True
-    consumer.call_soon(_acknowledge, [request.message for request in waiting], consumer.connection_errors)
+    # without an event loop, Celery before 5.7 leaves acknowledgements to the next turn of its loop, which waits for a message
+    call_soon = getattr(consumer, "call_soon_ack", consumer.call_soon)
+    call_soon(_acknowledge, [request.message for request in waiting], consumer.connection_errors)
 
 
 def _may_be_together(consumer: Any) -> bool:

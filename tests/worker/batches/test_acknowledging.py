@@ -76,6 +76,14 @@ def test_other_brokers_get_each_acknowledgement() -> None:
     assert [request.acks for request in requests] == [1, 1]
 
 
+def test_acknowledgements_wait_for_no_other_message_where_there_is_no_event_loop() -> None:
+    """There, Celery from 5.7 on acknowledges at once, and leaves to the next turn of its loop what else is to be called soon."""
+    consumer, requests = Consumer(), [Request(0), Request(1)]
+    consumer.call_soon_ack, consumer.call_soon = consumer.call_soon, lambda *_: None  # type: ignore[attr-defined]
+    acknowledge_all(consumer, requests)
+    assert [request.acks for request in requests] == [1, 1]
+
+
 @pytest.mark.parametrize(("is_restored", "calls"), [(False, 0), (True, 1)])
 def test_each_restores_the_prefetch_count_after_a_lost_connection(is_restored: bool, calls: int) -> None:
     consumer, requests, soon = Consumer(), [Request(0), Request(1)], []
