@@ -703,6 +703,13 @@ class TestBatches:
         assert "self._quick_acquire(self._process_task, req)" in inspect.getsource(WorkController._process_task_sem)
         assert "self._quick_release()" in inspect.getsource(WorkController._process_task)
 
+    def test_timer_runs_tasks(self) -> None:
+        """Without an event loop it has a thread of its own, or a greenlet, which may wait for a place of the pool."""
+        source = inspect.getsource(default_strategy)
+        assert "call_at = consumer.timer.call_at" in source
+        assert "apply_eta_task, (req,)" in source
+        assert "self.on_task_request(task)" in inspect.getsource(Consumer.apply_eta_task)
+
     def test_pool_releases_a_place_before_it_reports_on_the_job(self) -> None:
         source = inspect.getsource(ResultHandler._make_methods)
         assert source.index("putlock.release()") < source.index("item._set(i, obj)")

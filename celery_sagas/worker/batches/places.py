@@ -107,7 +107,7 @@ class Slots(Places):
         self.release()
 
     def report(self, call: Callable[[], object]) -> None:
-        if self._may_block:
+        if self._may_block:  # the timer may wait for a slot: Celery has it run tasks whose eta has come, too
             self._consumer.timer.call_after(0, call)
         else:
             call()
