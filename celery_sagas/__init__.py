@@ -7,6 +7,7 @@ from celery_sagas.core.pending import RequestView
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.urls import register_backend
+from celery_sagas.worker import transport
 from celery_sagas.worker.aggregators.aggregator import Aggregator, aggregator
 from celery_sagas.worker.aggregators.client import BufferedItem
 from celery_sagas.worker.events import publish
@@ -36,3 +37,4 @@ __all__ = [
 
 receivers.connect()
 bootsteps.connect()
+transport.register()

@@ -1,0 +1,309 @@
+"""Receiving with ``sagas+redis://``: what is taken, noted, handed over, acknowledged and put back."""
+
+import json
+import logging
+import threading
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection
+
+from celery_sagas.worker.transport import receiver
+from tests.worker.transport.conftest import Consume, Queue
+
+
+def test_messages_come_in_their_order(queue: Queue, consume: Consume) -> None:
+    queue.publish(*map(str, range(25)))
+    consumer = consume(prefetch=7)
+    consumer.on_message = lambda message: message.ack()
+    assert consumer.drain(25) == [str(number) for number in range(25)]
+    assert queue.unacknowledged() == (0, 0)
+
+
+def test_no_more_are_taken_than_may_be_prefetched(queue: Queue, consume: Consume) -> None:
+    queue.publish(*"abcde")
+    consumer = consume(prefetch=2)
+    assert consumer.drain(2) == ["a", "b"]
+    assert consumer.drain_once() == ["a", "b"]
+    assert queue.client.llen(queue.name) == 3
+    consumer.got[0].ack()
+    assert consumer.drain(3) == ["a", "b", "c"]
+
+
+def test_without_a_limit_all_are_taken(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sagas.worker.transport.channel.MAX_MESSAGES", 3)
+    queue.publish(*"abcdefgh")
+    assert consume(prefetch=0).drain(8) == [*"abcdefgh"]
+
+
+def test_what_is_taken_at_once_is_bounded_in_bytes(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "MAX_BYTES", 1)
+    queue.publish(*"abc")
+    consumer = consume()
+    assert consumer.drain_once() == ["a"]
+    assert consumer.drain(3) == [*"abc"]
+
+
+def test_a_message_is_noted_as_kombu_notes_it(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consume().drain(2)
+    ours = notes(queue)
+    queue.client.delete("unacked", "unacked_index")
+    queue.publish("a", "b")
+    with Connection(queue.url) as connection, connection.channel() as channel:
+        for _ in range(2):
+            channel.basic_get(queue.name)
+        assert ours == notes(queue)
+
+
+def notes(queue: Queue) -> list[Any]:
+    """Return what is noted, without tags."""
+    noted = [json.loads(note) for note in queue.client.hvals("unacked")]
+    assert {tag.decode() for tag in queue.client.hkeys("unacked")} == {
+        note[0]["properties"].pop("delivery_tag") for note in noted
+    }
+    assert {*queue.client.hkeys("unacked")} == {*queue.client.zrange("unacked_index", 0, -1)}
+    return sorted(noted, key=str)
+
+
+def test_what_a_killed_consumer_had_is_restored_by_kombus_transport_too(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consume().drain(2)  # and is silent from now on
+    with Connection(queue.url, transport_options={"visibility_timeout": -1}) as connection, connection.channel() as channel:
+        channel.qos.restore_visible(interval=1)
+    assert sorted(queue.waiting()) == ["a", "b"]
+    assert queue.unacknowledged() == (0, 0)
+
+
+def test_what_a_killed_consumer_of_kombus_transport_had_is_restored(queue: Queue, consume: Consume) -> None:
+    queue.publish("a")
+    with Connection(queue.url) as connection:
+        connection.channel().basic_get(queue.name)
+        consumer = consume(visibility_timeout=-1)
+        consumer.channel.qos.restore_visible(interval=1)
+        assert consumer.drain(1) == ["a"]
+        assert consumer.got[0].headers["redelivered"]
+
+
+def test_high_priorities_come_first(queue: Queue, consume: Consume) -> None:
+    for priority in (9, 0, 6, 3, 0):
+        queue.publish(f"{priority}", priority=priority)
+    assert consume().drain(5) == ["0", "0", "3", "6", "9"]
+
+
+def test_queues_are_taken_from_in_turn(queue: Queue, consume: Consume) -> None:
+    other = f"{queue.name}-other"
+    queue.publish("a1", "a2", "a3", "a4")
+    queue.publish("b1", queue=other)
+    consumer = consume(queue.name, other, prefetch=2)
+    assert sorted(consumer.drain(2)) == ["a1", "b1"]
+
+
+def test_queues_in_the_order_of_their_names_are_emptied_one_after_the_other(queue: Queue, consume: Consume) -> None:
+    other = f"{queue.name}-other"
+    queue.publish("b1", queue=other)
+    queue.publish("a1", "a2", "a3")
+    consumer = consume(other, queue.name, prefetch=3, queue_order_strategy="sorted")
+    assert consumer.drain(3) == ["a1", "a2", "a3"]
+
+
+def test_a_prefix_of_all_keys_is_kept(queue: Queue, consume: Consume) -> None:
+    with Connection(queue.url, transport_options={"global_keyprefix": "p:"}) as connection, connection.channel() as channel:
+        channel.basic_publish(channel.prepare_message("a"), "", queue.name)
+    consumer = consume(global_keyprefix="p:")
+    assert consumer.drain(1) == ["a"]
+    assert (queue.client.hlen("p:unacked"), queue.client.zcard("p:unacked_index")) == (1, 1)
+    consumer.got[0].ack()
+    assert queue.client.exists("p:unacked", "p:unacked_index") == 0
+
+
+def test_an_idle_consumer_hears_of_new_messages(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server writes to it: it does not ask."""
+    monkeypatch.setattr("celery_sagas.worker.transport.transport.RECHECK_S", 60)
+    monkeypatch.setattr(receiver, "RECHECK_S", 60)
+    consumer = consume()
+    consumer.drain_once()
+    for count in (1, 2, 3):
+        thread = threading.Thread(target=queue.publish, args=(str(count),))
+        thread.start()
+        assert len(consumer.drain(count)) == count
+        thread.join()
+        assert consumer.drain_once() == consumer.bodies
+
+
+def test_messages_are_found_although_the_server_has_written_nothing(
+    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as after a proxy has dropped the connection to which the server writes."""
+    consumer = consume()
+    consumer.drain_once()
+    monkeypatch.setattr(consumer.channel.receiver, "read_news", lambda: None)
+    consumer.connection.transport.cycle.remove(consumer.channel.receiver.fileno())
+    queue.publish("a")
+    assert consumer.drain(1) == ["a"]
+
+
+def test_a_queue_that_is_added_is_looked_at_at_once(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "RECHECK_S", 60)
+    other = f"{queue.name}-other"
+    queue.publish("b", queue=other)
+    consumer = consume()
+    consumer.drain_once()
+    consumer.channel.basic_consume(other, False, consumer._on_message, consumer_tag=other)
+    assert consumer.drain(1) == ["b"]
+
+
+def test_an_acknowledgement_from_another_thread_makes_room(
+    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_sagas.worker.transport.transport.RECHECK_S", 60)
+    queue.publish("a", "b")
+    consumer = consume(prefetch=1)
+    consumer.drain(1)
+    thread = threading.Timer(0.1, consumer.got[0].ack)
+    thread.start()
+    assert consumer.drain(2) == ["a", "b"]
+    thread.join()
+
+
+def test_a_rejected_message_is_dropped_or_put_back(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consumer = consume(prefetch=2)
+    consumer.drain(2)
+    consumer.got[0].reject()
+    consumer.got[1].requeue()
+    assert queue.unacknowledged() == (0, 0)
+    assert consumer.drain(3) == ["a", "b", "b"]
+
+
+def test_a_consumer_without_acknowledgements_gives_none(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consumer = consume(no_ack=True)
+    assert consumer.drain(2) == ["a", "b"]
+    assert queue.unacknowledged() == (0, 0)
+
+
+def test_messages_after_one_whose_handling_fails_are_handed_over(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b", "c")
+    consumer = consume()
+    consumer.on_message = lambda message: 1 / 0 if message.body == b"a" else message.ack()
+    with pytest.raises(ZeroDivisionError):
+        consumer.drain(1)
+    assert consumer.drain(3) == ["a", "b", "c"]
+    assert queue.unacknowledged() == (1, 1)
+
+
+def test_a_consumer_that_is_cancelled_gives_back_what_it_has_not_got(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b", "c")
+    consumer = consume()
+    consumer.on_message = lambda message: consumer.channel.basic_cancel(queue.name)
+    assert consumer.drain(1) == ["a"]
+    assert queue.unacknowledged() == (1, 1)
+    assert queue.waiting() == ["b", "c"]
+    consumer.got[0].ack()
+
+
+def test_a_channel_that_is_closed_gives_back_what_is_unacknowledged(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b", "c")
+    consumer = consume(prefetch=2)
+    consumer.drain(2)
+    consumer.connection.close()
+    assert sorted(queue.waiting()) == ["a", "b", "c"]
+    assert queue.unacknowledged() == (0, 0)
+
+
+@pytest.mark.parametrize("settle", ["ack", "reject", "requeue"])
+def test_a_message_of_a_closed_channel_is_like_one_of_a_lost_connection(queue: Queue, consume: Consume, settle: str) -> None:
+    queue.publish("a")
+    consumer = consume()
+    consumer.drain(1)
+    errors = consumer.connection.connection_errors
+    consumer.connection.close()
+    with pytest.raises(redis.ConnectionError) as info:
+        getattr(consumer.got[0], settle)()
+    assert isinstance(info.value, errors)
+    assert queue.waiting() == ["a"]
+
+
+def test_a_message_in_two_queues_is_noted_for_each(queue: Queue, consume: Consume) -> None:
+    """Such as one that a topic exchange has routed to both: they have one tag."""
+    other = f"{queue.name}-other"
+    queue.publish("a")
+    queue.client.lpush(other, queue.client.lindex(queue.name, 0))
+    consumer = consume(queue.name, other)
+    consumer.drain(2)
+    assert queue.unacknowledged() == (2, 2)
+    consumer.got[0].ack()
+    assert queue.unacknowledged() == (1, 1)
+    consumer.got[1].ack()
+    assert queue.unacknowledged() == (0, 0)
+
+
+def element(**properties: Any) -> str:
+    """Return what a producer pushes, with other properties."""
+    info = {"exchange": "", "routing_key": "q"}
+    return json.dumps({"body": "x", "properties": {"delivery_tag": "t", "delivery_info": info, **properties}})
+
+
+GARBAGE = ["no JSON", "[]", '"text"', b"\xff\xfe", '{"properties": {}}', element(delivery_info={}), element(delivery_info=3)]
+
+
+@pytest.mark.parametrize("garbage", [*GARBAGE, element(body_encoding="base64"), element(body_encoding="unknown")], ids=repr)
+def test_what_is_no_message_is_logged_and_dropped(
+    queue: Queue, consume: Consume, garbage: str | bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.push(garbage)
+    queue.publish("a")
+    with caplog.at_level(logging.CRITICAL, "celery_sagas"):
+        consumer = consume()
+        assert consumer.drain(1) == ["a"]
+    assert queue.name in caplog.text
+    assert "dropped a message" in caplog.text
+    assert queue.unacknowledged() == (1, 1)
+    assert queue.client.llen(queue.name) == 0
+
+
+def test_a_message_that_lua_does_not_read_is_received_and_noted(queue: Queue, consume: Consume) -> None:
+    """Lua's JSON knows no half of a surrogate pair."""
+    queue.publish("half")
+    element = queue.client.rpop(queue.name)
+    queue.push(element.replace(b'"headers": {}', b'"headers": {"half": "\\ud800"}'))
+    consumer = consume()
+    consumer.drain(1)
+    assert consumer.got[0].headers == {"half": "\ud800"}
+    assert queue.unacknowledged() == (1, 1)
+    consumer.got[0].ack()
+    assert queue.unacknowledged() == (0, 0)
+
+
+def test_scripts_that_the_server_has_forgotten_are_sent_again(queue: Queue, consume: Consume) -> None:
+    queue.publish("a")
+    consumer = consume()
+    consumer.drain(1)
+    queue.client.script_flush()
+    queue.publish("b")
+    assert consumer.drain(2) == ["a", "b"]
+
+
+@pytest.mark.parametrize("of", ["_commands", "_news"])
+def test_a_lost_connection_is_raised_and_another_is_opened(queue: Queue, consume: Consume, of: str) -> None:
+    consumer = consume()
+    consumer.drain_once()
+    lost = getattr(consumer.channel.receiver, of)
+    lost._sock.shutdown(2)
+    queue.publish("a")
+    with pytest.raises(redis.ConnectionError):
+        consumer.drain(1)
+    assert consumer.drain(1) == ["a"]
+
+
+def test_messages_can_be_got_one_by_one(queue: Queue, consume: Consume) -> None:
+    queue.publish("a")
+    channel = consume().channel
+    message = channel.basic_get(queue.name)
+    assert message.body == b"a"
+    assert queue.unacknowledged() == (1, 1)
+    message.ack()
+    assert channel.basic_get(queue.name) is None
+    assert queue.unacknowledged() == (0, 0)
