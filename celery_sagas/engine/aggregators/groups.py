@@ -2,20 +2,22 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import InvalidMessage, PublishError
-from celery_sagas.stores.items import Addition, Item
+from celery_sagas.stores.items import Addition, DueGroup, Item
 from celery_sagas.stores.ports import Backend
 
 logger = logging.getLogger("celery_sagas")
 
 #: Groups to claim, and items to read, at once.
 BATCH = 100
+#: The most groups whose flushes are requested by one message, and into how many messages fewer groups are divided.
+IN_MESSAGE, MESSAGES = 25, 4
 #: Groups that one sweep checks after a start.
 LOOKED_AT = 200
 #: Seconds between two rounds through the unreadable items of all aggregators.
@@ -33,7 +35,8 @@ class Groups:
     backend: Backend
     definitions: Callable[[], Iterable[AggregatorDefinition]]
     rules_of: Callable[[AggregatorDefinition], Rules]
-    ask: Callable[[AggregatorDefinition, str], None]  #: publishes the message that flushes a group, or raises PublishError
+    #: Publishes a message that flushes groups, or raises PublishError.
+    ask: Callable[[AggregatorDefinition, Sequence[str]], None]
     lease_s: float
     clock: Callable[[], float] = time.monotonic
 
@@ -50,8 +53,8 @@ class Groups:
         end = self.clock() + self.lease_s / 2
         while known and not sweep.is_broker_away and not must_end() and self.clock() < end:
             due = self.backend.aggregates.claim_due(list(known), BATCH, int(self.lease_s * 1000))
-            for group in due:
-                if not self._ask(sweep, known[group.name], group.group):
+            for name, groups in _in_messages(due):
+                if not self._ask(sweep, known[name], groups):
                     return
             if len(due) < BATCH:
                 break
@@ -73,17 +76,17 @@ class Groups:
             self.backend.aggregates.insert(self.rules_of(definition), [Addition(group, ()) for group in groups]) if groups else []
         )
         for group, each in zip(groups, added, strict=True):
-            if each.needs_flush and not self._ask(sweep, definition, group):
+            if each.needs_flush and not self._ask(sweep, definition, [group]):
                 return
         self._looked_at[definition.name] = groups[-1] if len(groups) == LOOKED_AT else None
 
-    def _ask(self, sweep: Sweep, definition: AggregatorDefinition, group: str) -> bool:
+    def _ask(self, sweep: Sweep, definition: AggregatorDefinition, groups: Sequence[str]) -> bool:
         try:
-            self.ask(definition, group)
+            self.ask(definition, groups)
         except PublishError as exc:
             sweep.error, sweep.is_broker_away = exc.reason, True
             return False
-        sweep.flushes += 1
+        sweep.flushes += len(groups)
         return True
 
     def _try_again(self, definition: AggregatorDefinition) -> None:
@@ -100,6 +103,16 @@ class Groups:
         if len(items) == BATCH:
             group, last = items[-1]
             self._tried[name], self._next_reading = (group, last.number), self.clock()
+
+
+def _in_messages(due: Sequence[DueGroup]) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each message its aggregator and the groups that it flushes; several processes share a few groups."""
+    names: dict[str, list[str]] = {}
+    for each in due:
+        names.setdefault(each.name, []).append(each.group)
+    for name, groups in names.items():
+        most = max(1, min(IN_MESSAGE, len(groups) // MESSAGES))
+        yield from ((name, groups[first : first + most]) for first in range(0, len(groups), most))
 
 
 def _is_readable(definition: AggregatorDefinition, item: Item) -> bool:

@@ -123,7 +123,7 @@ class AggregatorClient:
         count = 0
         for each in groups:
             if self._buffers.fire(self._rules, each):
-                publish_flush(self._runtime, self._definition, each)
+                publish_flush(self._runtime, self._definition, [each])
                 count += 1
         return count
 

@@ -26,27 +26,29 @@ def add_items(runtime: Runtime, definition: AggregatorDefinition, items: Sequenc
     return buffer(runtime.batches.aggregates, runtime.rules_of(definition), items, ask_for)
 
 
-def ask(runtime: Runtime, definition: AggregatorDefinition, group: str) -> bool:
+def ask(runtime: Runtime, definition: AggregatorDefinition, group: str, delay_s: float = 0.0) -> bool:
     """Request the flush of a group; if the broker is away, a relay does so when the flush request has expired.
 
     Returns:
         Whether the broker is available.
     """
     try:
-        publish_flush(runtime, definition, group)
+        publish_flush(runtime, definition, [group], delay_s)
     except PublishError as exc:
         logger.warning("%s: the flush of the group %r is asked for by a relay later: %s", definition.name, group, exc)
         return False
     return True
 
 
-def publish_flush(runtime: Runtime, definition: AggregatorDefinition, group: str) -> None:
-    """Publish the message that flushes a group.
+def publish_flush(runtime: Runtime, definition: AggregatorDefinition, groups: Sequence[str], delay_s: float = 0.0) -> None:
+    """Publish a message that flushes groups, at once or later.
 
     Raises:
         PublishError: It was not confirmed.
     """
-    sent, publisher = runtime.app.tasks[definition.flush_name].si(group), runtime.publisher
+    sent, publisher = runtime.app.tasks[definition.flush_name].si(*groups), runtime.publisher
+    if delay_s:
+        sent.set(countdown=delay_s)
     sent.freeze()
     publish = functools.partial(publisher.publish_signature, sent)
     if publisher.inline:

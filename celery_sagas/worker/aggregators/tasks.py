@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -32,6 +33,8 @@ logger = logging.getLogger("celery_sagas")
 
 #: Seconds that a group pauses if its function has rejected and requeued its message, which the broker redelivers at once.
 _REJECTED_S = 1.0
+#: Seconds after which no other group of a message is flushed: other processes of the pool flush the rest.
+_TOGETHER_S = 0.25
 #: Task options for publishing a message: both tasks have them.
 _PUBLISHING = ("queue", "exchange", "routing_key", "priority", "compression", "delivery_mode", "mandatory", "immediate")
 
@@ -91,7 +94,7 @@ class BufferTask(DurableTask):
 
 
 class FlushTask(DurableTask):
-    """Flushes one batch of a group; errors of its function are retried, with longer and longer pauses."""
+    """Flushes one batch of each of its groups; errors of its function are retried, with longer and longer pauses."""
 
     abstract = True
     saga_aggregator: ClassVar[AggregatorDefinition]
@@ -134,8 +137,41 @@ def _buffer(task: BufferTask, id: str, value: Any) -> None:
         raise
 
 
+def flush_groups(task: FlushTask, groups: Sequence[str]) -> Any:
+    """Flush one batch of each group whose trigger has fired; return the function's result, if there is one group.
+
+    With one group, an error of the function is the task's. Of several groups, one that fails is flushed again by a message of its
+    own, and so is each that has not begun once the others have taken a quarter of a second.
+    """
+    if len(groups) == 1:
+        return flush_group(task, groups[0])
+    began = time.monotonic()
+    for group in groups:
+        if time.monotonic() - began < _TOGETHER_S:
+            _flush_one_of_many(task, group)
+        else:
+            ask(runtime_of(task.app), task.saga_aggregator, group)
+    return None
+
+
 def flush_group(task: FlushTask, group: str) -> Any:
     """Flush one batch of a group, if its trigger has fired; return the function's result."""
+    flushed = _flush(task, group)
+    if flushed.error is not None:
+        _fail(task, flushed.error, flushed)
+    return flushed.result
+
+
+def _flush_one_of_many(task: FlushTask, group: str) -> None:
+    flushed = _flush(task, group)
+    if flushed.error is None or flushed.is_settled or isinstance(flushed.error, RetryAsked):  # that has published a message
+        return
+    name, id = task.saga_aggregator.name, task.request.id
+    logger.warning("%s[%s] failed, and flushes the group %r again", name, id, group, exc_info=flushed.error)
+    ask(runtime_of(task.app), task.saga_aggregator, group, flushed.delay_s)
+
+
+def _flush(task: FlushTask, group: str) -> Flushed:
     definition, runtime = task.saga_aggregator, runtime_of(task.app)
     flush = Flush(
         store=runtime.batches.aggregates,
@@ -156,9 +192,7 @@ def flush_group(task: FlushTask, group: str) -> Any:
     _log(task, flushed)
     for dead_letter, error in flushed.rejections:
         announce(task, dead_letter, error)
-    if flushed.error is not None:
-        _fail(task, flushed.error, flushed)
-    return flushed.result
+    return flushed
 
 
 def _fail(task: FlushTask, error: Exception, flushed: Flushed) -> None:
@@ -242,8 +276,8 @@ def _buffering(definition: AggregatorDefinition) -> Any:
 
 
 def _flushing(definition: AggregatorDefinition) -> Any:
-    def run(self: FlushTask, /, group: str = "") -> Any:
-        return flush_group(self, group)
+    def run(self: FlushTask, /, group: str = "", *groups: str) -> Any:
+        return flush_groups(self, (group, *groups))
 
     return _named(run, definition)
 

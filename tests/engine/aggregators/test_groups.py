@@ -1,6 +1,6 @@
 """What a relay does for aggregators: due groups are flushed, and what could not be read is tried again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ class Deployment:
         self.clock = clock
         self.definitions = [define(group_by="device", size=None)]
         self.asked: list[tuple[str, str]] = []
+        self.messages: list[int] = []  #: how many groups each of them has
         self.errors: list[PublishError] = []
         self.must_end: Callable[[], bool] = lambda: False
 
@@ -39,11 +40,12 @@ class Deployment:
             self.backend, lambda: self.definitions, rules_of, self.ask, LEASE_MS / 1000, clock=lambda: self.clock.now / 1000
         )
 
-    def ask(self, definition: AggregatorDefinition, group: str) -> None:
+    def ask(self, definition: AggregatorDefinition, groups: Sequence[str]) -> None:
         """Take a message, or raise the next error."""
         if self.errors:
             raise self.errors.pop(0)
-        self.asked.append((definition.name, group))
+        self.messages.append(len(groups))
+        self.asked += [(definition.name, group) for group in groups]
 
     def add(self, *groups: str, name: str = NAME, text: str = "", is_unreadable: bool = False, **rules: Any) -> None:
         """Buffer an item in each of these groups."""
@@ -88,7 +90,21 @@ class TestDueGroups:
         deployment.clock.advance(1)
 
         assert deployment.sweep().flushes == 2
+        assert deployment.messages == [1, 1]
         assert sorted(deployment.asked) == [(NAME, "a"), (NAME, "b")]
+
+    def test_share_messages_if_there_are_many(self, deployment: Deployment) -> None:
+        """Of those of one aggregator that are claimed at once. A few are divided, for several processes."""
+        deployment.definitions.append(define(name="other", group_by="device", size=None))
+        deployment.add(*(f"{number}" for number in range(BATCH - 9)), name="other")
+        deployment.clock.advance(1)
+        deployment.add(*(f"{number}" for number in range(9)))
+        deployment.clock.advance(HOUR_MS)
+
+        assert deployment.sweep().flushes == BATCH
+
+        assert deployment.messages == [22, 22, 22, 22, 3, 2, 2, 2, 2, 1]
+        assert len(set(deployment.asked)) == BATCH
 
     def test_are_asked_for_once_while_a_flush_may_come(self, deployment: Deployment) -> None:
         deployment.add("a")
@@ -171,9 +187,9 @@ class TestBounds:
         """With a slow broker it would never end, and there is more to do than this."""
         ask = many.ask
 
-        def slowly(definition: AggregatorDefinition, group: str) -> None:
-            ask(definition, group)
-            many.clock.advance(LEASE_MS // BATCH)
+        def slowly(definition: AggregatorDefinition, groups: Sequence[str]) -> None:
+            ask(definition, groups)
+            many.clock.advance(LEASE_MS // BATCH * len(groups))
 
         monkeypatch.setattr(many, "ask", slowly)
 

@@ -60,6 +60,103 @@ def states(app: Celery) -> set[tuple[str, int]]:
     return {(item.state, item.attempts) for item in runtime_of(app).batches.buffers.read("shop.collect", "", 100)}
 
 
+class TestGroups:
+    """One message may be for several groups, as those of a relay are that finds many of them due."""
+
+    @pytest.fixture
+    def collected(self, worker: Worker) -> Collected:
+        """What is given to the function of an aggregator with three groups that are due, whose messages are not there yet."""
+        collect, collected = collector(group_by="device")
+        for device in ("d1", "d2", "d3"):
+            collect.add_many([Reading(device=device)] * 2)
+        for delivered in worker.waiting():
+            assert len(delivered.args) == 1
+        worker.app.control.purge()
+        return collected
+
+    def flush(self, worker: Worker, *groups: str) -> Delivered:
+        worker.app.tasks["shop.collect.flush"].apply_async(groups)
+        return worker.one()
+
+    def test_are_flushed_one_after_the_other(self, worker: Worker, collected: Collected) -> None:
+        assert self.flush(worker, "d1", "d2", "d3").error is None
+
+        assert [batch.group for batch in collected.batches] == ["d1", "d2", "d3"]
+        assert counts(worker.app) == (0, 0, 0)
+        assert worker.waiting() == []
+
+    def test_one_that_has_nothing_to_flush_is_passed_over(self, worker: Worker, collected: Collected) -> None:
+        self.flush(worker, "unknown", "d2")
+
+        assert [batch.group for batch in collected.batches] == ["d2"]
+
+    def test_one_that_fails_is_flushed_again_by_a_message_of_its_own(
+        self, worker: Worker, clock: Clock, collected: Collected, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        collected.work = lambda batch: raising(Boom("away"))() if batch.group == "d2" else None
+
+        assert self.flush(worker, "d1", "d2", "d3").error is None
+
+        assert "flushes the group 'd2' again" in caplog.text
+        assert "Boom" in caplog.text
+        assert (ids(worker.app, "d1"), len(ids(worker.app, "d2")), ids(worker.app, "d3")) == ([], 2, [])
+        (again,) = worker.waiting()
+        assert again.args == ["d2"]
+        assert 0 < delay_of(again) <= 1
+        collected.work = lambda batch: None
+        clock.advance(1_000)
+        worker.run()
+        assert counts(worker.app) == (0, 0, 0)
+
+    @pytest.mark.parametrize("error", [Reject("later", requeue=True), Reject("never")])
+    def test_one_whose_message_is_rejected_is_flushed_again(self, worker: Worker, collected: Collected, error: Exception) -> None:
+        collected.work = lambda batch: raising(error)() if batch.group == "d1" else None
+
+        assert self.flush(worker, "d1", "d2").fate == "acked"
+
+        assert [again.args for again in worker.waiting()] == [["d1"]]
+
+    def test_one_that_is_ignored_is_done(self, worker: Worker, collected: Collected) -> None:
+        collected.work = raising(Ignore())
+
+        self.flush(worker, "d1", "d2", "d3")
+
+        assert counts(worker.app) == (0, 0, 0)
+        assert worker.waiting() == []
+
+    def test_those_that_are_not_begun_in_time_get_messages_of_their_own(
+        self, worker: Worker, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("celery_sagas.worker.aggregators.tasks._TOGETHER_S", 0.0)
+
+        self.flush(worker, "d1", "d2", "d3")
+
+        assert collected.batches == []
+        assert [again.args for again in worker.waiting()] == [["d1"], ["d2"], ["d3"]]
+        worker.run()
+        assert counts(worker.app) == (0, 0, 0)
+
+    def test_none_is_lost_while_the_store_is_away(
+        self, worker: Worker, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The whole message comes again: those that are flushed have nothing to flush then."""
+        store = runtime_of(worker.app).batches.aggregates
+        with monkeypatch.context() as patch:
+            claim = store.claim
+            patch.setattr(
+                store,
+                "claim",
+                lambda rules, group, token: (
+                    raising(StoreUnavailable("memory://", "away"))() if group == "d2" else claim(rules, group, token)
+                ),
+            )
+            self.flush(worker, "d1", "d2", "d3")
+        assert [batch.group for batch in collected.batches] == ["d1"]
+        worker.run()
+        assert counts(worker.app) == (0, 0, 0)
+        assert [batch.group for batch in collected.batches] == ["d1", "d2", "d3"]
+
+
 class TestFunction:
     """What it returns, and what it raises."""
 
