@@ -5,12 +5,14 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery import VERSION, Celery, Task, _state
 from celery.app.routes import MapRoute, Router
+from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import PromiseProxy
 from celery.utils.imports import symbol_by_name
@@ -95,6 +97,47 @@ def runs_like_others(task: Any) -> bool:
     requests = {cls.__module__ for cls in symbol_by_name(task.Request).__mro__}
     has_limits = has_own_limits(task, task.time_limit, task.soft_time_limit)
     return bool(task.acks_late and task.ignore_result and not has_limits and not has_hooks and requests <= _REQUESTS)
+
+
+def task_of_signature(app: Celery, sent: Any) -> Any:
+    """Return the task of a signature; ``None`` if the app has no such task."""
+    tasks: Any = app.tasks
+    return sent._type or tasks.get(sent["task"])
+
+
+def publishes_like_others(app: Any, task: Any) -> bool:
+    """Return whether only Celery's functions publish a task's messages: none of its class or app, and no tracer's.
+
+    A class of this library describes with ``saga_encode`` what its ``apply_async`` does to a message that has an id.
+    """
+    if "apply_async" in task.__dict__ or "shadow_name" in task.__dict__ or "send_task" in app.__dict__:
+        return False
+    own = [cls.__dict__.get("apply_async") for cls in type(task).__mro__]
+    encode = app.amqp.create_task_message
+    functions = [*own, type(task).shadow_name, type(app).send_task, Signature.apply_async, getattr(encode, "__func__", encode)]
+    known = _publishing.get(task)
+    if known is None or known[0] != functions:
+        known = _publishing[task] = functions, _is_usual(task) and _are_celerys(task, functions)
+    soft, hard = task.soft_time_limit, task.time_limit
+    is_refused = soft and hard and soft > hard
+    return known[1] and not is_refused and task._get_app() is app and not app.conf.task_always_eager
+
+
+#: By task: the functions that publish its messages, any of which may be replaced later, and whether all are Celery's.
+_publishing: WeakKeyDictionary[Any, tuple[list[Any], bool]] = WeakKeyDictionary()
+
+
+def _is_usual(task: Any) -> bool:
+    """Return whether a task's arguments are published as they are, and never expire."""
+    is_pydantic = getattr(task, "_dump_pydantic_arguments", None) is not None  # since Celery 5.7
+    return not is_pydantic and not task.__v2_compat__ and task._get_exec_options()["expires"] is None
+
+
+def _are_celerys(task: Any, functions: Iterable[Any]) -> bool:
+    """Return whether functions are defined in Celery, beside those that are described: a function that wraps one is not."""
+    described = [cls.__dict__["apply_async"] for cls in type(task).__mro__ if "saga_encode" in cls.__dict__]
+    others = [each for each in functions if each is not None and each not in described]
+    return all(type(each) is FunctionType and str(each.__globals__.get("__name__")).startswith("celery.") for each in others)
 
 
 def has_own_limits(task: Any, hard: float | None, soft: float | None) -> bool:

@@ -54,15 +54,20 @@ class StepTask(DurableTask):
 
         A redelivered task publishes it under the same id, so that its step drops the repeat.
         """
+        args, kwargs = self.saga_encode(args, kwargs, options)
+        session = current_session()
+        if task_id is None and session is not None and session.sending is None:
+            task_id = new_message_id(session, self.name, [args, kwargs])
+        return super().apply_async(args, kwargs, task_id, *positional, **options)
+
+    def saga_encode(self, args: Any, kwargs: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the arguments of a message, encoded by their annotations, and mark it as a step's in its options."""
         refuse_stand_in(self.app)
         headers = options["headers"] = {STEP: True, **(options.get("headers") or {})}
         if ADDRESS not in headers:  # an answer is validated where it is handled, not where it is given
             args, kwargs = self.saga_step.arguments.encode(args or (), kwargs or {})
         check_message_id(self.name, headers.get(MESSAGE_ID))
-        session = current_session()
-        if task_id is None and session is not None and session.sending is None:
-            task_id = new_message_id(session, self.name, [args, kwargs])
-        return super().apply_async(args, kwargs, task_id, *positional, **options)
+        return args, kwargs
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Have a worker handle messages together that it has received together."""

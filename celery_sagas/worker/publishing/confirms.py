@@ -16,6 +16,7 @@ from celery_sagas.connections import OnFailure
 from celery_sagas.engine.outbox.publishing import OutgoingMessage
 from celery_sagas.errors import Unroutable
 from celery_sagas.worker.publishing.publisher import DEADLINE_S, ConfirmedPublisher
+from celery_sagas.worker.publishing.signatures import publish
 from celery_sagas.worker.serialization import deserialized
 
 logger = logging.getLogger("celery_sagas")
@@ -114,7 +115,7 @@ class ConfirmChannel:
         self._channel.basic_publish = partial(self._write, ids)
         try:
             sent = deserialized(self._app, message.payload)
-            sent.apply_async(producer=self._producer, retry=False, mandatory=is_mandatory(sent))
+            publish(self._app, sent, self._producer, retry=False, mandatory=is_mandatory(sent))
         except Exception as exc:
             if self._is_end(exc):
                 raise

@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 from celery_sagas.connections import IdleConnections, OnFailure
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher
 from celery_sagas.errors import PublishError, Unconfirmed, Unroutable
+from celery_sagas.worker.publishing.signatures import publish
 from celery_sagas.worker.serialization import deserialized, restored
 
 logger = logging.getLogger("celery_sagas")
@@ -99,7 +100,7 @@ class ConfirmedPublisher(Publisher):
 
     def _publish(self, producer: Any, sent: Signature[Any]) -> Unroutable | None:
         """Publish a signature; return the error if no queue accepts it. Its queue is then declared again the next time."""
-        sent.apply_async(producer=producer, retry=True, retry_policy=RETRY_POLICY, **self._options_of(sent))
+        publish(self._app, sent, producer, retry=True, retry_policy=RETRY_POLICY, **self._options_of(sent))
         return take_return(producer)
 
     def _options_of(self, sent: Signature[Any]) -> dict[str, Any]:

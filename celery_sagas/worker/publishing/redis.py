@@ -11,6 +11,7 @@ from kombu import Producer
 
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Receipt
 from celery_sagas.worker.publishing.publisher import DEADLINE_S, RETRY_POLICY, ConfirmedPublisher
+from celery_sagas.worker.publishing.signatures import publish
 from celery_sagas.worker.serialization import deserialized
 
 logger = logging.getLogger("celery_sagas")
@@ -49,7 +50,8 @@ class RedisPublisher(ConfirmedPublisher):
         for message in messages:
             first, producer.channel.pipeline = len(pipeline), pipeline
             try:
-                deserialized(self._app, message.payload).apply_async(producer=producer, retry=False, retry_policy=RETRY_POLICY)
+                sent = deserialized(self._app, message.payload)
+                publish(self._app, sent, producer, retry=False, retry_policy=RETRY_POLICY)
                 written[message.id] = slice(first, len(pipeline))
             except Exception as exc:
                 if isinstance(exc, SoftTimeLimitExceeded) or self.is_about_broker(exc):
