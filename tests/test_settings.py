@@ -47,6 +47,7 @@ VALUES = {
     "prefix": ("shop", "shop"),
     "create_schema": (False, False),
     "batch": (7, 7),
+    "hand_over": (7, 7),
     "conflict_retries": (7, 7),
     "dispatch_grace": (timedelta(minutes=1), 60.0),
     "journal_retention": (timedelta(hours=2), 7200.0),

@@ -1,7 +1,8 @@
 """Waves: the units of work of several messages proceed together, so that their operations share round trips.
 
 All finds are performed at once, then the handlers run, then all commits are performed, then what they send is published. Messages
-that look up their instance in the same way are handled in successive waves, in the order of their arrival.
+that look up their instance in the same way are handled in successive waves, in the order of their arrival. The last message that
+another has sent may be handled in the next wave, instead of being published.
 """
 
 import logging
@@ -24,6 +25,8 @@ logger = logging.getLogger("celery_sagas")
 
 #: Seconds after which a batch begins no other handler.
 BATCH_S = 0.25
+#: Seconds that slow handlers take, on average. A busy machine makes all of them slower, but not as slow as this.
+SLOW_S = 0.01
 
 
 class BatchedMessage(NamedTuple):
@@ -35,13 +38,32 @@ class BatchedMessage(NamedTuple):
     in_context: Callable[[Callable[[], None]], None] = lambda call: call()
 
 
+class HandOver(NamedTuple):
+    """How a message is handed over to the process that has committed it."""
+
+    most: int  #: how many messages may follow each message of a batch
+    #: Returns the message of the last of the rows that a message has committed, if a step may handle it at once in this process.
+    #: Raises nothing.
+    take: Callable[[Sequence[Outgoing]], BatchedMessage | None]
+
+
+class _Committed(NamedTuple):
+    """A row of the outbox that another message of the batch has committed."""
+
+    row: Outgoing
+    by: "_Work"
+    since: float  #: before its commit
+
+
 @dataclass(slots=True, eq=False)
 class _Work:
     """A message of a batch, and its unit of work."""
 
-    position: int
     message: BatchedMessage
     steps: Steps[Handled]
+    committed: _Committed | None = None  #: its row, if it was handed over
+    depth: int = 0  #: how many messages it follows
+    outcome: Outcome | None = None
     conflicts: int = 0
     unique: int = 0  #: how many of the conflicts were about a key
     operation: Operation | None = None  #: for which the unit of work waits; ``None`` once it has ended
@@ -69,6 +91,8 @@ class Batch:
         messages: In the order of their arrival.
         interruptions: Errors that end the batch, whichever message they strike.
         publishes_each: Whether what a message sends is published in its handler's context, apart from the others.
+        hand_over: Whether, and how, what a message sends is handled in the next wave. What is not handled there is published at
+            the end. If the process dies before, the lease on its row ends, and a relay publishes it.
         clock: Returns seconds.
     """
 
@@ -79,19 +103,32 @@ class Batch:
         interruptions: tuple[type[Exception], ...] = (),
         *,
         publishes_each: bool = False,
+        hand_over: HandOver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.outcomes: list[Outcome | None] = [None] * len(messages)  #: in the order of the messages
         self.is_cut = False  #: whether it took too long, and not all messages were begun
         self._services = services
         self._interruptions = interruptions
         self._publishes_each = publishes_each
+        self._hand_over = hand_over
         self._clock = clock
-        self._works = [_Work(position, each, self._attempt(each.delivery)) for position, each in enumerate(messages)]
+        self._works = [_Work(each, self._attempt(each.delivery)) for each in messages]
+        self._followers: list[_Work] = []  #: that were handed over
         self._until = clock() + BATCH_S
         self._handlers_s = 0.0  #: how long the handlers took
+        self._handlers = 0  #: how many have run
         self._has_run = False  #: whether a handler has run: a slow store must not keep all of them from it
         self._left = set[Lookup | None]()  #: of messages that are left: the later ones must not overtake them
+
+    @property
+    def outcomes(self) -> list[Outcome | None]:
+        """The outcomes of the messages, in their order."""
+        return [work.outcome for work in self._works]
+
+    @property
+    def handed_over(self) -> list[Outcome | None]:
+        """The outcomes of the messages that were handed over, in the order in which they were taken."""
+        return [work.outcome for work in self._followers]
 
     def handle(self) -> None:
         """Handle the messages.
@@ -103,10 +140,11 @@ class Batch:
         try:
             waiting = [work for work in self._works if self._begin(work)]
             while waiting and not self.is_cut:
-                self._run_wave(_first_of_each_lookup(waiting))
+                waiting += [work for work in self._run_wave(_first_of_each_lookup(waiting)) if self._begin(work)]
                 waiting = [work for work in waiting if work.operation is not None and work.lookup not in self._left]
+            self._publish_the_rest()
         finally:
-            for work in self._works:
+            for work in (*self._works, *self._followers):
                 work.steps.close()
 
     def _attempt(self, delivery: Delivery, unique: int = 0) -> Steps[Handled]:
@@ -120,6 +158,7 @@ class Batch:
             return call(function, first, **arguments)
         finally:
             self._handlers_s += self._clock() - began
+            self._handlers += 1
 
     def _begin(self, work: _Work) -> bool:
         """Begin to handle a message, up to its find; return whether it is well-formed.
@@ -136,25 +175,56 @@ class Batch:
             work.lookup = work.operation.lookup
         return work.operation is not None
 
-    def _run_wave(self, wave: Sequence[_Work]) -> None:
-        """Handle messages of different instances, and publish what they send."""
+    def _run_wave(self, wave: Sequence[_Work]) -> list[_Work]:
+        """Handle messages of different instances, and publish what they send; return what was handed over instead."""
         began, done = self._clock(), list[tuple[_Work, Handled]]()
         while wave:
             answers = self._services.backend.many([work.operation for work in wave if work.operation is not None])
             wave = [work for work, answer in zip(wave, answers, strict=True) if self._proceed(work, answer, done)]
-        self._publish(done, began)
+        due = [(work, [row for row in handled.outgoing if not row.due_at]) for work, handled in done]
+        followers = [follower for work, rows in due if (follower := self._take_last(work, rows, began))]
+        self._publish([each for each in due if each[1]], began)
         for work, handled in done:
-            self.outcomes[work.position] = handled.outcome
+            work.outcome = handled.outcome
+        if handled_rows := [work.committed.row.id for work, _ in done if work.committed]:
+            self._services.dispatcher.confirmations.add(handled_rows)
+        return followers
 
-    def _publish(self, done: Sequence[tuple[_Work, Handled]], began: float) -> None:
+    def _take_last(self, work: _Work, rows: list[Outgoing], began: float) -> _Work | None:
+        """Take away the last of the rows that a message has committed, if it may be handled in this process next."""
+        hand_over = self._hand_over
+        if not rows or hand_over is None or work.depth >= hand_over.most or self._clock() > self._until:
+            return None
+        taken: list[BatchedMessage | None] = []
+        self._in_context_of(work, lambda: taken.append(hand_over.take(rows)))
+        if (message := taken[0]) is None:
+            return None
+        committed = _Committed(rows.pop(), work, began)
+        follower = _Work(message, self._attempt(message.delivery), committed, work.depth + 1)
+        self._followers.append(follower)
+        return follower
+
+    def _publish(self, due: Sequence[tuple[_Work, Sequence[Outgoing]]], began: float) -> None:
         """Publish what is due at once: all of it together, unless somebody listens who must see whose it is."""
         dispatch = self._services.dispatcher.dispatch
         if not self._publishes_each:
-            dispatch([row for _, handled in done for row in _due(handled)], began)
+            dispatch([row for _, rows in due for row in rows], began)
             return
-        for work, handled in done:
+        for work, rows in due:
+            self._in_context_of(work, partial(dispatch, rows, began))
+
+    def _publish_the_rest(self) -> None:
+        """Publish what was handed over and not handled."""
+        rest = [work.committed for work in self._followers if work.committed and work.outcome is None]
+        if rest:
+            self._publish([(each.by, [each.row]) for each in rest], min(each.since for each in rest))
+
+    def _in_context_of(self, work: _Work, call: Callable[[], None]) -> None:
+        if self._publishes_each:
             with work.message.running():
-                work.message.in_context(partial(dispatch, _due(handled), began))
+                work.message.in_context(call)
+        else:
+            call()
 
     def _proceed(self, work: _Work, answer: Any, done: list[tuple[_Work, Handled]]) -> bool:
         """Pass an answer to a unit of work; return whether it has another operation in this wave."""
@@ -183,8 +253,8 @@ class Batch:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it took too long because of its handlers, not because of the store."""
-        return self.is_cut and self._handlers_s > BATCH_S / 2
+        """Whether it took too long because of its handlers, beside which it matters little that they share round trips."""
+        return self.is_cut and self._handlers_s > self._handlers * SLOW_S
 
     def _begin_again(self, work: _Work, conflict: RevisionConflict) -> None:
         """Have a message handled once more in the next wave, unless its rivals need a pause, or a lock."""
@@ -202,10 +272,6 @@ class Batch:
         if work.lookup is not None:
             self._left.add(work.lookup)
         logger.debug("%s[%s] is handled alone: %r", delivery.step.name, delivery.message_id, error)
-
-
-def _due(handled: Handled) -> list[Outgoing]:
-    return [row for row in handled.outgoing if not row.due_at]
 
 
 def _first_of_each_lookup(waiting: Sequence[_Work]) -> list[_Work]:

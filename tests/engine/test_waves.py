@@ -12,7 +12,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outbox.publishing import Receipt
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Delivery, Session
-from celery_sagas.engine.waves import BATCH_S, Batch, BatchedMessage
+from celery_sagas.engine.waves import BATCH_S, SLOW_S, Batch, BatchedMessage
 from celery_sagas.errors import InvalidMessage, MessageError, Retry
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Operation
@@ -224,6 +224,19 @@ def test_a_batch_that_takes_too_long_leaves_the_messages_that_it_has_not_begun(e
     assert batch.is_cut
     assert batch.is_slow
     assert engine.record("3") is None
+
+
+def test_handlers_that_each_take_little_time_are_not_slow(engine: Engine) -> None:
+    """A busy machine makes the batch too long for all of them."""
+    now = [0.0]
+
+    def take(order: Order, order_id: str) -> None:
+        now[0] += SLOW_S * 0.9
+
+    deliveries = [delivery(starter(take), f"m{number}", order_id=str(number)) for number in range(int(BATCH_S / SLOW_S) * 2)]
+    batch = Batch(engine.services, [BatchedMessage(each, _nowhere) for each in deliveries], clock=lambda: now[0])
+    batch.handle()
+    assert (batch.is_cut, batch.is_slow) == (True, False)
 
 
 def test_a_batch_on_a_slow_store_is_cut_and_has_no_slow_handlers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ class Consumer:
         self.qos = SimpleNamespace(value=prefetched, decrement_eventually=self._decrement)
         self.timer = SimpleNamespace(call_after=lambda seconds, call: self.timed.append(call))
         self.app = Celery("worker", set_as_current=False)
+        self.event_dispatcher = SimpleNamespace(enabled=False)
+        self.task_buckets: dict[str, Any] = {}
         self.pool = SimpleNamespace(
             apply_async=self._apply, num_processes=processes, uses_semaphore=prefork, active=True, is_green=False
         )

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from celery import Celery, signals, states
@@ -14,10 +15,11 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.encoding import safe_repr
 
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.waves import Batch, BatchedMessage
-from celery_sagas.settings import read_settings
+from celery_sagas.engine.waves import Batch, BatchedMessage, HandOver
+from celery_sagas.stores.records import Outgoing
 from celery_sagas.worker.batches.consumer import BatchConsumer, Settled, is_followed
-from celery_sagas.worker.celery_internals import RunningTask, current_app, has_own_limits, runs_like_others, stores_result
+from celery_sagas.worker.batches.handing_over import batch_size, queues_of, request_of
+from celery_sagas.worker.celery_internals import RunningTask, current_app, has_own_limits, stores_result
 from celery_sagas.worker.deliveries import conclude, delivery_of
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.sessions import mark_batched, mark_over, session_of
@@ -43,7 +45,7 @@ class StepBatches(BatchConsumer):
 
     @property
     def target(self) -> Callable[[Sequence[Any]], Settled]:
-        return handle_together
+        return partial(handle_together, queues=queues_of(self._consumer))
 
     def part_of(self, request: Any) -> Any:
         return request.request_dict
@@ -60,8 +62,7 @@ class StepBatches(BatchConsumer):
 
 def consumer_for(task: Any, consumer: Any) -> Any:
     """Return the consumer of a step's messages: a batch consumer, unless each must run as a task."""
-    most = task.saga_step.batch or read_settings(task.app.conf).batch
-    if most < 2 or not runs_like_others(task):
+    if (most := batch_size(task)) < 2:
         return consumer
     connections, made = consumer.__dict__.get(_BATCHES, (None, {}))
     if connections != consumer.restart_count:  # what waits when the connection is lost is left to the broker
@@ -87,6 +88,11 @@ class _Message:
         self._context = copy_context()
         self._runtime = runtime
         self.delivery = delivery._replace(call=self._run)
+
+    @property
+    def batched(self) -> BatchedMessage:
+        """What a batch needs of it."""
+        return BatchedMessage(self.delivery, self.running, self.in_context)
 
     def running(self) -> RunningTask:
         """Make its task the running one."""
@@ -142,37 +148,81 @@ class _Message:
         trace.info(trace.LOG_SUCCESS, context)
 
 
-def handle_together(described: Sequence[Mapping[str, Any]]) -> Settled:
-    """Handle messages of steps in a process of the pool.
+def handle_together(described: Sequence[Mapping[str, Any]], queues: Collection[str] = ()) -> Settled:
+    """Handle messages of steps in a process of the pool, and messages that they send.
 
     Args:
         described: The dictionaries of their requests.
+        queues: What would go to these is handled here, if possible.
     """
-    began, messages, batch = time.monotonic(), dict[int, _Message](), None
+    began, handling = time.monotonic(), _Handling(described, queues)
     try:
-        app = current_app()
-        runtime = runtime_of(app)
-        messages = _readable(app, runtime, described)
-        batch = _batch_of(runtime, messages.values())
-        batch.handle()
+        handling.run()
     except SoftTimeLimitExceeded as exc:
         logger.warning("a batch of %d messages has met its soft time limit: %r", len(described), exc)
     except Exception:  # it must not end the worker's loop, which runs this where there is no pool of processes
         logger.exception("a batch of %d messages has failed", len(described))
-    outcomes = dict(zip(messages, batch.outcomes, strict=True)) if batch else {}
-    seconds = time.monotonic() - began
-    for position, outcome in outcomes.items():
-        if outcome is not None:
-            _conclude(messages[position], outcome, seconds / len(described))
-    left = [position for position in range(len(described)) if outcomes.get(position) is None]
-    return Settled(left, seconds, batch is not None and batch.is_slow)
+    seconds, handled = time.monotonic() - began, handling.handled()
+    for message, outcome in handled:
+        _conclude(message, outcome, seconds / len(handled))
+    return Settled(handling.left(), seconds, handling.is_slow)
 
 
-def _batch_of(runtime: Runtime, messages: Iterable[_Message]) -> Batch:
-    """Return the messages as a batch."""
-    batched = [BatchedMessage(each.delivery, each.running, each.in_context) for each in messages]
-    listens = len(signals.before_task_publish.receivers) > 1  # beside the library's own
-    return Batch(runtime.services, batched, (SoftTimeLimitExceeded,), publishes_each=listens)
+class _Handling:
+    """The messages of a batch in the process that handles them."""
+
+    def __init__(self, described: Sequence[Mapping[str, Any]], queues: Collection[str]) -> None:
+        self._described = described
+        self._queues = queues
+        self._messages: dict[int, _Message] = {}  #: that can be read, by their positions
+        self._handed_over: list[_Message] = []
+        self._batch: Batch | None = None
+
+    def run(self) -> None:
+        """Handle the messages."""
+        self._app = current_app()
+        self._runtime = runtime_of(self._app)
+        self._messages = _readable(self._app, self._runtime, self._described)
+        self._batch = Batch(
+            self._runtime.services,
+            [each.batched for each in self._messages.values()],
+            (SoftTimeLimitExceeded,),
+            publishes_each=len(signals.before_task_publish.receivers) > 1,  # beside the library's own
+            hand_over=HandOver(self._runtime.settings.hand_over, self._take) if self._queues else None,
+        )
+        self._batch.handle()
+
+    def _take(self, rows: Sequence[Outgoing]) -> BatchedMessage | None:
+        """Take over the last message that a step has sent, if it may be handled here."""
+        try:
+            request = request_of(self._app, rows, self._queues, self._described[0]["hostname"])
+            if request is None:
+                return None
+            self._handed_over.append(_Message(self._app, self._runtime, request))
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:
+            logger.debug("%s[%s] is published: %r", rows[-1].task, rows[-1].message_id, exc)
+            return None
+        return self._handed_over[-1].batched
+
+    def handled(self) -> list[tuple[_Message, Outcome]]:
+        """Return the messages that were handled."""
+        if self._batch is None:
+            return []
+        given = zip(self._messages.values(), self._batch.outcomes, strict=True)
+        handed_over = zip(self._handed_over, self._batch.handed_over, strict=False)  # a time limit may have struck in between
+        return [(message, outcome) for message, outcome in (*given, *handed_over) if outcome]
+
+    def left(self) -> list[int]:
+        """Return the positions of the messages that were not handled."""
+        outcomes = dict(zip(self._messages, self._batch.outcomes, strict=True)) if self._batch else {}
+        return [position for position in range(len(self._described)) if outcomes.get(position) is None]
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the handlers took too long."""
+        return self._batch is not None and self._batch.is_slow
 
 
 def _conclude(message: _Message, outcome: Outcome, seconds: float) -> None:

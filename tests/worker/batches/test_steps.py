@@ -287,6 +287,7 @@ def test_an_interruption_leaves_what_is_not_committed(shop: Shop, monkeypatch: p
 
 def test_a_slow_batch_is_cut(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waves, "BATCH_S", -1.0)
+    monkeypatch.setattr(waves, "SLOW_S", 0.0)
     settled = handle_together([message(shop, 1), message(shop, 2)])
     assert (settled.left, settled.is_slow) == ([1], True)
 
