@@ -1,6 +1,7 @@
 """Redis servers of our own, to be stopped, killed and started again: single ones with any options, a cluster, a sentinel."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -144,6 +145,55 @@ def sentinel(master: RedisServer, name: str) -> Iterator[RedisServer]:
     }
     with _running(partial(RedisServer, require_program(), options, mode="--sentinel")) as server:
         yield server
+
+
+@contextmanager
+def watched(name: str) -> Iterator[tuple[RedisServer, RedisServer, RedisServer]]:
+    """Run a master, its replica, and the sentinel that watches them, until the end of the block."""
+    with running() as first, running(replicaof=f"{HOST} {first.port}") as second:
+        with second.client() as client:
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up", "a replica in touch")
+        with sentinel(first, name) as watching:
+            with watching.client() as client:
+                wait_until(lambda: client.sentinel_slaves(name), "a replica that the sentinel knows")
+            yield first, second, watching
+
+
+def promote(replica: RedisServer, sentinel: RedisServer, name: str) -> None:
+    """Make a replica the master, and have the sentinel say so: by itself it promotes none that has been cut off for long."""
+    with sentinel.client() as client:
+        client.sentinel_remove(name)
+        with replica.client() as promoted:
+            promoted.replicaof("NO", "ONE")
+        client.sentinel_monitor(name, HOST, replica.port, 1)
+
+
+@contextmanager
+def with_tls(folder: Path) -> Iterator[str]:
+    """Run a server until the end of the block; the URL trusts the certificate that it has made of itself, and no other."""
+    certificate, key, port = folder / "redis.crt", folder / "redis.key", free_port()
+    of_host = ["-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}"]
+    kept = ["-out", str(certificate), "-keyout", str(key)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *of_host, *kept]
+    subprocess.run(command, check=True, capture_output=True)
+    files = {"tls_cert_file": str(certificate), "tls_key_file": str(key), "tls_ca_cert_file": str(certificate)}
+    with running(_program_with_tls(), tls_port=str(port), tls_auth_clients="no", **files):
+        yield f"rediss://{HOST}:{port}/0?ssl_cert_reqs=required&ssl_ca_certs={certificate}"
+
+
+def _program_with_tls() -> str:
+    """Return the path of the first ``redis-server`` that was built with TLS; without any skip or fail the test."""
+    for folder in os.get_exec_path():
+        program = shutil.which("redis-server", path=folder)
+        if program and _has_tls(program):
+            return program
+    return servers.absent("no redis-server with TLS on the PATH (Debian: apt-get install redis-server)")
+
+
+def _has_tls(program: str) -> bool:
+    """Whether it knows the option; without a port it ends at once."""
+    done = subprocess.run([program, "--port", "0", "--tls-port", "0"], capture_output=True, text=True, check=False)
+    return "tls-port" not in done.stdout + done.stderr
 
 
 @contextmanager

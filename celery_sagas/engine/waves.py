@@ -8,7 +8,7 @@ another has sent may be handled in the next wave, instead of being published.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import RevisionConflict, StoreError
-from celery_sagas.stores.operations import Find, Operation
+from celery_sagas.stores.operations import Commit, Find, Operation
 from celery_sagas.stores.records import Lookup, Outgoing
 
 logger = logging.getLogger("celery_sagas")
@@ -76,7 +76,8 @@ class _Work:
             StopIteration: The message is handled.
             Exception: It is not, and nothing was written.
         """
-        with self.message.running():
+        # after a commit no code of the user's runs
+        with nullcontext() if isinstance(self.operation, Commit) else self.message.running():
             self.operation = self.steps.throw(answer) if isinstance(answer, StoreError) else self.steps.send(answer)
 
 

@@ -1,4 +1,4 @@
-"""Messages per second with ``sagas+redis://``, against a plain task with kombu's own transport: same messages, same server."""
+"""Messages per second with ``sagas-redis://``, against a plain task with kombu's own transport: same messages, same server."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ def test_what_is_received_in_bulk_against_a_no_op_task_on_kombus_transport(
     )
     reached, target = ratio(done, noop), TARGETS[task, backend]
     report(
-        f"{'no-op task' if task == 'plain.add' else f'step, {backend}'}, sagas+redis:// against no-op, redis://, prefork 2",
+        f"{'no-op task' if task == 'plain.add' else f'step, {backend}'}, sagas-redis:// against no-op, redis://, prefork 2",
         f"{reached:.2f}  ({middle(done)} of {middle(noop)} /s; {spread(done, noop)})",
         f">= {target:.2f}",
         reached >= target,
@@ -34,5 +34,5 @@ def test_what_is_received_in_bulk_against_a_no_op_task_on_kombus_transport(
 def _in_bulk(deploy: Deploy, task: str, backend: str) -> Deployment:
     app: dict[str, Any] = {"plain.add": "plain", "counter.add": "timed_counters"}
     deployment = deploy(app[task], "redis", backend)
-    deployment.settings["broker_read_url"] = f"sagas+{deployment.broker}"
+    deployment.settings["broker_read_url"] = f"sagas-{deployment.broker}"
     return deployment

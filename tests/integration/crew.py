@@ -17,11 +17,14 @@ class Crew:
     On Redis the last one loses processes of its pool only: nobody would repeat what kombu has popped and lost.
     """
 
-    def __init__(self, deployment: Deployment, chance: random.Random, queues: list[str], spare_last: bool) -> None:
+    def __init__(
+        self, deployment: Deployment, chance: random.Random, queues: list[str], spare_last: bool, pause_s: float = PAUSE_S
+    ) -> None:
         self._deployment = deployment
         self._chance = chance
         self._queues = queues
         self._spare_last = spare_last
+        self._pause_s = pause_s
         self._workers = [self._start(queue) for queue in queues]
         #: The processes that were killed, with those of their pools.
         self.dead: set[int] = set()
@@ -33,7 +36,7 @@ class Crew:
 
     def kill_one(self, is_whole: bool) -> bool:
         """Kill any whole worker that may be, or any process of a pool, at a random moment; return whether there was one."""
-        time.sleep(self._chance.uniform(0, PAUSE_S))  # a moment, not an outcome
+        time.sleep(self._chance.uniform(0, self._pause_s))  # a moment, not an outcome
         position = self._chance.randrange(len(self._workers) - (is_whole and self._spare_last))
         if not is_whole:
             children = self._workers[position].children()

@@ -39,6 +39,24 @@ def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, en
     assert worker.is_running
 
 
+#: Where a message is that was handed over to the process that had committed it.
+HANDED_OVER_POINTS = points("find", "commit", "follow", "followed", "confirm")
+
+
+@pytest.mark.parametrize(
+    ("engine", "broker"), matrix(("sqlite", "redis"), ("postgresql", "rabbitmq"), ("mariadb", "redis"), ("redis", "redis"))
+)
+def test_nothing_is_lost_or_doubled_wherever_its_process_dies_that_hands_it_over(
+    deploy: Deploy, engine: str, broker: str
+) -> None:
+    """A relay publishes what was committed and not handled."""
+    deployment = deploy("kill_points", broker, engine, saga_dispatch_grace=2, saga_hand_over=10)
+    worker = deployment.start("prefork", 2).wait_ready()
+    wanted = send_to_their_deaths(deployment, ADD_AND_TELL, HANDED_OVER_POINTS)
+    assert_conserved(deployment, wanted)
+    assert worker.is_running
+
+
 def send_to_their_deaths(deployment: Deployment, step: str, names: list[str]) -> list[tuple[str, int]]:
     """Send a message to each of these counters, one after the other; return the increments."""
     for name in names:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -140,7 +139,7 @@ def test_workers_do_not_start_if_what_aggregators_buffer_may_be_thrown_away(depl
 @pytest.mark.timeout(600)
 def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -> None:
     """A commit that the new master lacks was not answered: its message is handled again, there."""
-    with _watched() as (first, second, sentinel):
+    with redis_servers.watched(MASTER) as (first, second, sentinel):
         url = f"sentinel://{redis_servers.HOST}:{sentinel.port}/0?master_name={MASTER}&wait_replicas=1"
         deployment = deploy("counters", "redis", url)
         deployment.start("prefork", 4).wait_ready()
@@ -166,7 +165,7 @@ def test_a_fail_over_loses_nothing_that_a_replica_must_confirm(deploy: Deploy) -
 @pytest.mark.timeout(600)
 def test_a_fail_over_that_loses_commits_leaves_the_rest_consistent(deploy: Deploy) -> None:
     """Without ``wait_replicas``: whole commits are missing, and what workers do goes on from those that are there."""
-    with _watched() as (first, second, sentinel):
+    with redis_servers.watched(MASTER) as (first, second, sentinel):
         url = f"sentinel://{redis_servers.HOST}:{sentinel.port}/0?master_name={MASTER}"
         deployment = deploy("counters", "rabbitmq", url, **SOON)
         worker = deployment.start("prefork", 4).wait_ready()
@@ -182,7 +181,7 @@ def test_a_fail_over_that_loses_commits_leaves_the_rest_consistent(deploy: Deplo
         deployment.wait_handled(ADD_AND_TELL, 210)
         first.kill()
         later = send_all(deployment, ADD_AND_TELL, wanted[300:])
-        _promote(second, sentinel)
+        redis_servers.promote(second, sentinel, MASTER)
 
         sent = dict(zip([*kept, *lost, *midway, *later], wanted, strict=True))
         wait_until(lambda: _is_over(deployment, sent, later), deployment.describe, redis_servers.FAIL_OVER_S)
@@ -193,15 +192,6 @@ def test_a_fail_over_that_loses_commits_leaves_the_rest_consistent(deploy: Deplo
         assert handled.isdisjoint(lost)
         assert deployment.failures() == []
         assert deployment.backend.dead.count() == 0
-
-
-def _promote(replica: RedisServer, sentinel: RedisServer) -> None:
-    """Make a replica the master, and have the sentinel say so: by itself it promotes none that has been cut off for long."""
-    with sentinel.client() as client:
-        client.sentinel_remove(MASTER)
-        with replica.client() as promoted:
-            promoted.replicaof("NO", "ONE")
-        client.sentinel_monitor(MASTER, redis_servers.HOST, replica.port, 1)
 
 
 def _is_over(deployment: Deployment, sent: Sent, later: list[str]) -> bool:
@@ -232,18 +222,6 @@ def _handled(deployment: Deployment, saga: str, names: list[str]) -> list[str]:
 def _told_by(message_id: str) -> str:
     """Return the id of what a counter sends that handles this message."""
     return derived_id(message_id, f"{ADD_AND_TELL}/0")
-
-
-@contextmanager
-def _watched() -> Iterator[tuple[RedisServer, RedisServer, RedisServer]]:
-    """Run a master, its replica, and the sentinel that watches them."""
-    with redis_servers.running() as first, redis_servers.running(replicaof=f"{redis_servers.HOST} {first.port}") as second:
-        with second.client() as client:
-            wait_until(lambda: client.info("replication")["master_link_status"] == "up", "a replica in touch")
-        with redis_servers.sentinel(first, MASTER) as sentinel:
-            with sentinel.client() as client:
-                wait_until(lambda: client.sentinel_slaves(MASTER), "a replica that the sentinel knows")
-            yield first, second, sentinel
 
 
 def _cut_off(replica: RedisServer, master: RedisServer) -> None:

@@ -27,6 +27,8 @@ from tests.waiting import DEADLINE_S, wait_until
 #: Where the worker processes find their app modules, wherever they run.
 APPS = Path(__file__).resolve().parent / "apps"
 _LOG_TAIL = 4_000
+#: How the URL of a broker begins that is a Redis server.
+REDIS = ("redis", "sentinel")
 #: The sagas in ``apps`` that are not spread over shards.
 _WITH_ALTERNATE_KEYS = ("order",)
 #: Later than the end of any lease. Milliseconds.
@@ -192,7 +194,7 @@ class Deployment:
             folder.mkdir(exist_ok=True)
             folders = {name: str(folder) for name in ("data_folder_in", "data_folder_out", "control_folder")}
             return {**folders, "polling_interval": 0.05, **options}
-        if self.broker.startswith("redis"):  # whoever shares these keys gives each other's messages back to the queues
+        if self.broker.startswith(REDIS):  # whoever shares these keys gives each other's messages back to the queues
             return {**{f"{key}_key": f"{self.name}-{key}" for key in ("unacked", "unacked_index", "unacked_mutex")}, **options}
         return options
 
@@ -308,7 +310,7 @@ class Deployment:
 
     def unacknowledged(self) -> int:
         """Count the messages that kombu's Redis transport has delivered, and that are not done; other brokers do not tell."""
-        if not self.broker.startswith("redis"):
+        if not self.broker.startswith(REDIS):
             return 0
         with self.client.connection_for_read() as connection, connection.channel() as channel:
             return int(channel.client.zcard(channel.unacked_index_key))

@@ -1,20 +1,19 @@
-"""A transport of kombu that receives many messages from Redis at once, and loses none: ``sagas+redis://``.
+"""A transport of kombu that receives many messages from Redis at once, and loses none: ``sagas-redis://``.
 
-kombu cuts a URL at its first ``+``: it finds the transport under what stands before, and gives it the rest. An address to which a
-connection fails over is read whole, and finds the transport under its scheme.
+The scheme has no ``+``, at which kombu would cut the URL, and show the rest of it, with its password, in ``inspect stats``.
 """
 
 from typing import Final
 
 from kombu.transport import TRANSPORT_ALIASES
 
-PREFIX: Final = "sagas"
-#: The schemes of kombu whose servers this transport receives from.
-SCHEMES: Final = ("redis", "rediss", "sentinel")
-_TRANSPORT: Final = "celery_sagas.worker.transport.transport:Transport"
+PREFIX: Final = "sagas-"
+_MODULE: Final = "celery_sagas.worker.transport.transport"
+#: The transport of each scheme, by the scheme of kombu's transport for the same server.
+_TRANSPORTS: Final = {"redis": "Transport", "rediss": "Transport", "sentinel": "SentinelTransport"}
 
 
 def register() -> None:
-    """Make the transport known to kombu, which imports it when a URL names it."""
-    for scheme in (PREFIX, *(f"{PREFIX}+{scheme}" for scheme in SCHEMES)):
-        TRANSPORT_ALIASES[scheme] = _TRANSPORT
+    """Make the transports known to kombu, which imports one when a URL names it."""
+    for scheme, transport in _TRANSPORTS.items():
+        TRANSPORT_ALIASES[f"{PREFIX}{scheme}"] = f"{_MODULE}:{transport}"

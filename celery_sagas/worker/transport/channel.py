@@ -4,8 +4,9 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from threading import RLock
 from time import monotonic
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -15,9 +16,11 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 from kombu.utils.scheduling import priority_cycle
 from redis import ConnectionError as ConnectionLost
+from redis import RedisError
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.worker.transport.receiver import MAX_MESSAGES, Lists, Receiver, Taken
+from celery_sagas.worker.transport import PREFIX
+from celery_sagas.worker.transport.receiver import MAX_MESSAGES, RECHECK_S, Lists, Receiver, Taken
 
 _redis: Any = kombu_redis
 logger = logging.getLogger("celery_sagas")
@@ -33,6 +36,7 @@ _KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 class _Consumer(NamedTuple):
     """What handles the messages of a queue."""
 
+    queue: str
     handle: Callable[[Any], object]
     no_ack: bool
 
@@ -50,6 +54,25 @@ class QoS(_redis.QoS):  # type: ignore[misc]
         super().reject(delivery_tag, requeue=requeue)
         self.channel.wake()
 
+    def restore_unacked(self, client: Any = None) -> None:
+        """Put all unacknowledged messages back, in their order."""
+        self.channel.forget_taken()
+        self._flush()
+        for tag in reversed(self._delivered):
+            self.restore_by_tag(tag, client)
+        self._delivered.clear()
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
+        """Put a message back; one that cannot be read is moved to a list, lest it ends each worker that restores it."""
+        try:
+            super().restore_by_tag(tag, client, leftmost)
+        except (RedisError, OSError):
+            raise
+        except Exception as exc:
+            with self.channel.conn_or_acquire(client) as client:
+                note = client.hget(self.unacked_key, tag)
+            self.channel.set_aside(self.unacked_key, bytes_to_str(tag), note, exc)
+
 
 class Channel(_redis.Channel):  # type: ignore[misc]
     """A channel that takes as many messages at once as may be prefetched.
@@ -65,35 +88,46 @@ class Channel(_redis.Channel):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.receiver: Receiver | None = None
+        self._consumers_by_tag: dict[str, _Consumer] = {}
         self._consumers_of: dict[str, _Consumer] = {}
-        self._taken: deque[tuple[str, Any]] = deque()
+        self._taken: deque[tuple[str, Any]] = deque()  #: messages with their queues
+        self._commanding = RLock()
         super().__init__(*args, **kwargs)
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], object], *args: Any, **kwargs: Any) -> Any:
+    def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], object], consumer_tag: str, **kwargs: Any) -> Any:
         """Begin to consume from a queue."""
-        self._consumers_of[queue] = _Consumer(callback, no_ack)
+        self._consumers_by_tag[consumer_tag] = _Consumer(queue, callback, no_ack)
+        self._update_consumers()
         if self.receiver is not None:
             self.receiver.look_again()  # the server says nothing of this queue yet
-        return super().basic_consume(queue, no_ack, callback, *args, **kwargs)
+        return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
 
     def basic_cancel(self, consumer_tag: str) -> Any:
         """Stop to consume, at once: kombu's own waits for the answer to a command, of which there is none here."""
         return self._basic_cancel(consumer_tag)
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
-        queue = self._tag_to_queue.get(consumer_tag)
-        self._consumers_of.pop(queue, None)
+        self._consumers_by_tag.pop(consumer_tag, None)
+        self._update_consumers()
+        result = super()._basic_cancel(consumer_tag)
         if not self._closing:  # else all that is unacknowledged is put back
-            self._put_back(queue)
-        return super()._basic_cancel(consumer_tag)
+            self._put_back()
+        return result
 
-    def _put_back(self, queue: str | None) -> None:
-        """Put back, in their order, the messages of a queue that were taken and not handed over."""
-        messages = [message for name, message in self._taken if name == queue]
-        self._taken = deque((name, message) for name, message in self._taken if name != queue)
-        for message in reversed(messages):
+    def _update_consumers(self) -> None:
+        self._consumers_of = {consumer.queue: consumer for consumer in self._consumers_by_tag.values()}
+
+    def _put_back(self) -> None:
+        """Put back, in their order, messages that were taken and have no consumer any more."""
+        left = [message for queue, message in self._taken if queue not in self._consumers_of]
+        self._taken = deque((queue, message) for queue, message in self._taken if queue in self._consumers_of)
+        for message in reversed(left):
             self.qos.restore_by_tag(message.delivery_tag)
             virtual.QoS.ack(self.qos, message.delivery_tag)
+
+    def forget_taken(self) -> None:
+        """Hand over no more of what was taken: it is put back with all that is unacknowledged."""
+        self._taken.clear()
 
     def receive(self) -> bool:
         """Take what may be prefetched, and hand the messages to their consumers.
@@ -103,40 +137,55 @@ class Channel(_redis.Channel):  # type: ignore[misc]
 
         Raises:
             ConfigurationError: The server cannot be received from.
-            redis.ConnectionError: The connection was lost.
+            redis.ConnectionError: The server is away, or a connection was lost while it took messages.
+            redis.ResponseError: One of the lists is none.
         """
         if not self._taken:
             self._take()
         ends_at = monotonic() + _HANDING_OVER_S
         is_any = bool(self._taken)
         while self._taken:
-            self._hand_over(*self._taken.popleft())
+            queue, message = self._taken.popleft()
+            self._hand_over(self._consumers_of[queue], message)
             if monotonic() > ends_at:
                 break
         return is_any
 
     def _take(self) -> None:
-        most = self.qos.can_consume_max_estimate()
-        if most == 0 or (self.receiver and self.receiver.is_idle):
+        receiver, most = self._open_receiver(), self.qos.can_consume_max_estimate()
+        if most == 0 or receiver.is_idle:
             return
+        if receiver.is_lost:
+            self._close_lost_receiver()
+            receiver = self._open_receiver()
         queues = self._queue_cycle.consume(len(self.active_queues))
-        with self._closing_receiver_on_error() as receiver:
-            messages = receiver.take(self._lists_of(queues), min(most or MAX_MESSAGES, MAX_MESSAGES))
-        for taken in messages:
-            self._keep(queues[taken.list % len(queues)], taken)
+        with ExitStack() as on_error:
+            on_error.callback(self.close_receiver)
+            answer = receiver.take(self._lists_of(queues), min(most or MAX_MESSAGES, MAX_MESSAGES))
+            on_error.pop_all()
         self._queue_cycle.rotate(queues[0])
+        self._keep(answer.messages)
+        if answer.error:
+            raise answer.error
 
-    def read_news(self) -> None:
+    def read_invalidations(self) -> None:
         """Read what the server has written to the receiver: there may be messages."""
-        with self._closing_receiver_on_error() as receiver:
-            receiver.read_news()
+        receiver = self._open_receiver()
+        try:
+            receiver.read_invalidations()
+        except (RedisError, OSError) as exc:
+            logger.debug("opening the connections to the Redis broker again: %r", exc)
+            self._close_lost_receiver()
 
-    @contextmanager
-    def _closing_receiver_on_error(self) -> Iterator[Receiver]:
-        with ExitStack() as stack:
-            stack.callback(self.close_receiver)
-            yield self._open_receiver()
-            stack.pop_all()
+    def check_server(self) -> None:
+        """See whether the server can be received from.
+
+        Raises:
+            ConfigurationError: It cannot.
+            redis.ConnectionError: The server is away.
+        """
+        self._open_receiver()
+        self.close_receiver()
 
     def _open_receiver(self) -> Receiver:
         if not self.ack_emulation:
@@ -149,6 +198,17 @@ class Channel(_redis.Channel):  # type: ignore[misc]
             self.connection.cycle.watch(self)
         return self.receiver
 
+    def _close_lost_receiver(self) -> None:
+        """Close the receiver, in whose place another is opened: no message is restored that runs.
+
+        Raises:
+            redis.ConnectionError: It was lost as soon as it had been opened.
+        """
+        opened_at = self._open_receiver().opened_at
+        self.close_receiver()
+        if monotonic() - opened_at < RECHECK_S:
+            raise ConnectionLost("The Redis broker closes each connection over which messages are received.")
+
     def close_receiver(self) -> None:
         """Close the receiver's connections; the next call of ``receive`` opens others."""
         if self.receiver is not None:
@@ -158,38 +218,36 @@ class Channel(_redis.Channel):  # type: ignore[misc]
 
     def _lists_of(self, queues: Sequence[str]) -> Lists:
         keys = [self._q_for_pri(queue, step) for step in self.priority_steps for queue in queues]
-        return Lists(self._prefixed(keys), 1 if isinstance(self._queue_cycle, priority_cycle) else len(queues))
+        return Lists(self._prefixed(keys), queues, 1 if isinstance(self._queue_cycle, priority_cycle) else len(queues))
 
     def _prefixed(self, keys: Sequence[str]) -> list[str]:
         return [self.global_keyprefix + key for key in keys]
 
-    def _keep(self, queue: str, taken: Taken) -> None:
-        """Keep a message that was taken until it is handed over; one that cannot be read is logged and dropped."""
-        try:
-            message = self._message_of(taken)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            shown = taken.message[:_SHOWN]
-            logger.critical(
-                "dropped a message of the queue %s, which is not what kombu publishes: %r", queue, shown, exc_info=True
-            )
-            if taken.tag:
-                self._forget([taken.tag])
-        else:
-            self._taken.append((queue, message))
+    def _keep(self, taken: Sequence[Taken]) -> None:
+        """Keep messages until they are handed over; move those that cannot be read to a list."""
+        unreadable = []
+        for each in taken:
+            try:
+                payload = loads(bytes_to_str(each.message))
+                payload["properties"]["delivery_tag"] = each.tag
+                message = self.Message(payload, channel=self)
+                virtual.QoS.append(self.qos, message, each.tag)
+                self._taken.append((each.queue, message))
+            except Exception as exc:  # whatever a codec raises
+                unreadable.append((each, exc))
+        for each, error in unreadable:
+            self.set_aside(each.queue, each.tag, each.message, error)
 
-    def _message_of(self, taken: Taken) -> Any:
-        payload = loads(bytes_to_str(taken.message))
-        if taken.tag:
-            payload["properties"]["delivery_tag"] = taken.tag
-        message = self.Message(payload, channel=self)
-        if taken.tag:
-            virtual.QoS.append(self.qos, message, taken.tag)
-        else:  # what Lua does not read is noted as kombu's own transport does, after it was taken
-            self.qos.append(message, message.delivery_tag)
-        return message
+    def set_aside(self, source: str, tag: str, element: bytes | None, error: Exception) -> None:
+        """Move what cannot be read, and is noted under a tag, to a list that nobody consumes from."""
+        target = f"{source}.unreadable"
+        with self.conn_or_acquire() as client:
+            pipeline = client.pipeline().hdel(self.unacked_key, tag).zrem(self.unacked_index_key, tag)
+            (pipeline if element is None else pipeline.lpush(target, element)).execute()
+        shown = (element or b"")[:_SHOWN]
+        logger.critical("moved a message from %s to the list %s, since it cannot be read: %r: %r", source, target, error, shown)
 
-    def _hand_over(self, queue: str, message: Any) -> None:
-        consumer = self._consumers_of[queue]
+    def _hand_over(self, consumer: _Consumer, message: Any) -> None:
         if consumer.no_ack:
             self.qos.ack(message.delivery_tag)
         consumer.handle(message)
@@ -201,13 +259,14 @@ class Channel(_redis.Channel):  # type: ignore[misc]
             redis.ConnectionError: The channel was closed, or the connection was lost: the messages are delivered again.
         """
         self.require_open()
-        self._forget(tags)
+        if tags:
+            # The hash first, and no MULTI: a server without memory refuses that, and a tag without its message is harmless.
+            with self.conn_or_acquire() as client:
+                pipeline = client.pipeline(transaction=False)
+                pipeline.hdel(self.unacked_key, *tags).zrem(self.unacked_index_key, *tags).execute()
         for tag in tags:
             virtual.QoS.ack(self.qos, tag)
         self.wake()
-
-    def _forget(self, tags: Sequence[str]) -> None:
-        self.kept.pipeline().hdel(self.unacked_key, *tags).zrem(self.unacked_index_key, *tags).execute()
 
     def require_open(self) -> None:
         """Raise redis-py's ``ConnectionError``, as for a connection that was lost, if the channel was closed."""
@@ -217,25 +276,44 @@ class Channel(_redis.Channel):  # type: ignore[misc]
     def wake(self) -> None:
         """Let the thread that receives see that more may be taken."""
         if (connection := self.connection) is not None:
-            connection.cycle.wake_from_elsewhere()
+            connection.cycle.wake_from_another_thread()
 
     @cached_property
-    def kept(self) -> Any:
+    def client_kept(self) -> Any:
         """One client for all commands but those of the receiver; its connections are those of a pool."""
         return self._create_client()
 
-    def conn_or_acquire(self, client: Any = None) -> AbstractContextManager[Any]:
-        """Return a client for some commands: the one that is kept, where kombu makes a new one each time."""
-        return nullcontext(client or self.kept)
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """Yield a client for some commands: the one that is kept, where kombu makes a new one each time.
+
+        Other threads, and greenlets, wait: a pool whose connections are all in use raises, and an acknowledgement would be lost.
+        """
+        with self._commanding:
+            yield client or self.client_kept
 
     def close(self) -> None:
         """Close the channel, and put back what is unacknowledged."""
         if not self.closed:
             self.close_receiver()
+            self.forget_taken()
         super().close()
-        if "kept" in self.__dict__:
-            self.kept.connection_pool.disconnect()
+        if (client := self.__dict__.get("client_kept")) is not None:
+            client.connection_pool.disconnect()
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         # In RESP3 what the server writes unasked comes in between the answers.
         return {**super()._connparams(asynchronous), "protocol": 2}
+
+
+class SentinelChannel(Channel, _redis.SentinelChannel):  # type: ignore[misc]
+    """A channel to the server that Sentinels name."""
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
+        """kombu finds the other Sentinels in URLs with the scheme of its own transport."""
+        client = self.connection.client
+        urls, client.alt = client.alt, [url.removeprefix(PREFIX) for url in client.alt]
+        try:
+            return super()._sentinel_managed_pool(asynchronous)
+        finally:
+            client.alt = urls

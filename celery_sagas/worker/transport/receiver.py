@@ -9,7 +9,7 @@ from time import monotonic, time
 from typing import Any, Final, NamedTuple
 
 import redis
-from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from celery_sagas.errors import ConfigurationError
 
@@ -20,36 +20,51 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 #: Seconds after which the lists are read again although the server has written nothing.
 RECHECK_S: Final = 1.0
 _LOWEST_VERSION: Final = (6, 2)
-#: Where Redis writes what has changed: see its documentation of ``CLIENT TRACKING``.
+#: The channel to which Redis writes the names of keys that have changed: see its documentation of ``CLIENT TRACKING``.
 _INVALIDATIONS: Final = "__redis__:invalidate"
 _SOURCE: Final = (files("celery_sagas.worker.transport") / "take.lua").read_text("utf-8")
 _SHA: Final = sha1(_SOURCE.encode(), usedforsecurity=False).hexdigest()
-_GO_BACK: Final = "or name the broker redis://, without the prefix 'sagas+'"
+#: Has the server write once to the other connection when one of the keys changes that the next command reads.
+_TRACK_NEXT: Final = ("CLIENT", "CACHING", "YES")
+_GO_BACK: Final = "or name the broker redis://, without the prefix 'sagas-'"
 _UPGRADE: Final = f"Use Redis 6.2 or later, {_GO_BACK}"
-#: What a user of Redis needs beside the commands of kombu's own transport and of the script.
-RIGHTS: Final = "+subscribe +client|tracking +client|caching +script|load +eval +evalsha &__redis__:invalidate"
+#: What a user of Redis needs beside the rights for kombu's own transport.
+RIGHTS: Final = (
+    "+subscribe +client|tracking +client|caching +script|load +eval +evalsha +exists +lindex +hsetnx +rpop +zadd +zrem +hdel "
+    "&__redis__:invalidate"
+)
+#: How Redis says that it refuses a command, also within a script.
+_REFUSAL: Final = re.compile("NOPERM|no permission|can't run this command", re.IGNORECASE)
 
 
 class Lists(NamedTuple):
     """Redis lists from which messages are taken."""
 
     keys: Sequence[str]  #: by priority, then by queue
+    queues: Sequence[str]
     in_turn: int  #: how many in a row are taken from in turn; 1: each is emptied before the next
 
 
 class Taken(NamedTuple):
     """A message that was taken from a list."""
 
-    list: int  #: its position among the lists' keys
-    tag: str  #: under which it is noted as unacknowledged; empty: it is not noted
+    queue: str
+    tag: str  #: under which it is noted as unacknowledged
     message: bytes
 
 
-class Receiver:
-    """Takes messages from lists, and knows when there may be some.
+class Answer(NamedTuple):
+    """The messages that were taken, and an error that must be raised once they are safe."""
 
-    The server writes to the second connection when a list changes that the first has read (``CLIENT TRACKING``). It does so once
-    for each reading, and only for readings after ``CLIENT CACHING YES``: it writes nothing while messages are waiting.
+    messages: Sequence[Taken]
+    error: Exception | None
+
+
+class Receiver:
+    """Takes messages from lists, and knows when there may be more.
+
+    After each taking it reads whether there are messages, by a command that the server tracks: if one of the lists changes, it
+    writes to the second connection.
 
     Args:
         pool: A redis-py pool of RESP2 connections, of which two are kept.
@@ -61,12 +76,12 @@ class Receiver:
     """
 
     def __init__(self, pool: Any, noted: Sequence[str]) -> None:
+        self.opened_at = monotonic()
         self._noted = noted
-        self._were_emptied = True  #: whether the lists were empty after the last messages were taken
-        self._is_told = False  #: whether the server writes when there are messages
+        self._is_empty = False  #: whether the lists were, and the server has not written since
         self._taken_at = 0.0
         self._clients: list[Any] = [redis.Redis(connection_pool=pool, single_connection_client=True) for _ in range(2)]
-        self._commands, self._news = (client.connection for client in self._clients)
+        self._commands, self._invalidations = (client.connection for client in self._clients)
         with ExitStack() as stack:
             stack.callback(self.close)
             self._prepare()
@@ -74,14 +89,16 @@ class Receiver:
 
     def _prepare(self) -> None:
         client_id = self._require_server()
-        _ask(self._news, "SUBSCRIBE", _INVALIDATIONS)
+        _ask(self._invalidations, "SUBSCRIBE", _INVALIDATIONS)
         _ask(self._commands, "CLIENT", "TRACKING", "ON", "REDIRECT", client_id, "OPTIN", "NOLOOP")
+        _ask(self._commands, *_TRACK_NEXT)
+        _ask(self._commands, "EXISTS", self._noted[0])
         _ask(self._commands, "SCRIPT", "LOAD", _SOURCE)
 
     def _require_server(self) -> int:
         """Check what the server is, and return the id of the second connection."""
         try:
-            answer = _ask(self._news, "HELLO")
+            answer = _ask(self._invalidations, "HELLO")
         except ResponseError as exc:
             raise ConfigurationError("the Redis broker does not know HELLO: it is older than 6.2", _UPGRADE) from exc
         server = dict(zip(map(_text, answer[::2]), answer[1::2], strict=False))
@@ -96,29 +113,37 @@ class Receiver:
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when the server has written."""
-        return int(_socket(self._news).fileno())
+        return int(_socket(self._invalidations).fileno())
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to take, as far as the server has said."""
-        return self._is_told and monotonic() - self._taken_at < RECHECK_S
+        return self._is_empty and monotonic() - self._taken_at < RECHECK_S
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection that takes messages was closed, such as one that was idle for too long."""
+        try:
+            return bool(_socket(self._commands) and self._commands.can_read(timeout=0))  # nothing comes unasked
+        except (redis.RedisError, OSError):
+            return True
 
     def look_again(self) -> None:
-        """Take from the lists next time, whatever the server has said."""
-        self._is_told = False
+        """Read the lists next time, whatever the server has said."""
+        self._is_empty = False
 
-    def read_news(self) -> None:
+    def read_invalidations(self) -> None:
         """Read what the server has written.
 
         Raises:
             redis.ConnectionError: The connection was lost.
         """
-        _socket(self._news)
+        _socket(self._invalidations)
         self.look_again()
-        while self._news.can_read(timeout=0):
-            self._news.read_response(disable_decoding=True)
+        while self._invalidations.can_read(timeout=0):
+            self._invalidations.read_response(disable_decoding=True)
 
-    def take(self, lists: Lists, most: int) -> list[Taken]:
+    def take(self, lists: Lists, most: int) -> Answer:
         """Take up to ``most`` messages, and note them as unacknowledged, atomically.
 
         Raises:
@@ -126,20 +151,23 @@ class Receiver:
             redis.ConnectionError: The connection was lost; what the script has taken is noted.
         """
         self._taken_at = monotonic()
-        is_tracked = self._were_emptied
         keys = [*self._noted, *lists.keys]
-        is_empty, *values = self._run([len(keys), *keys, most, MAX_BYTES, time(), lists.in_turn], is_tracked)
-        self._were_emptied = bool(is_empty)
-        self._is_told = is_tracked and self._were_emptied
+        arguments = [len(keys), *keys, most, MAX_BYTES, time(), lists.in_turn, *lists.queues]
+        script, _, filled = self._run(arguments, lists.keys)
+        self._is_empty = filled == 0
+        failure, *values = script
         taken = zip(values[::3], values[1::3], values[2::3], strict=True)
-        return [Taken(number - len(self._noted) - 1, _text(tag), message) for number, tag, message in taken]
+        queues, first = lists.queues, len(self._noted) + 1
+        messages = [Taken(queues[(number - first) % len(queues)], _text(tag), message) for number, tag, message in taken]
+        error = filled if isinstance(filled, Exception) else _error_of(_text(failure)) if failure else None
+        return Answer(messages, error)
 
-    def _run(self, arguments: Sequence[Any], is_tracked: bool) -> Any:
-        before = [("CLIENT", "CACHING", "YES")] if is_tracked else []
+    def _run(self, arguments: Sequence[Any], keys: Sequence[str]) -> list[Any]:
+        after = [_TRACK_NEXT, ("EXISTS", *keys)]
         try:
-            return _ask_all(self._commands, [*before, ("EVALSHA", _SHA, *arguments)])
+            return _ask_all(self._commands, [("EVALSHA", _SHA, *arguments), *after])
         except NoScriptError:
-            return _ask_all(self._commands, [*before, ("EVAL", _SOURCE, *arguments)])
+            return _ask_all(self._commands, [("EVAL", _SOURCE, *arguments), *after])
 
     def close(self) -> None:
         """Close both connections."""
@@ -150,27 +178,41 @@ class Receiver:
 
 
 def _ask(connection: Any, *command: Any) -> Any:
-    return _ask_all(connection, [command])
+    return _ask_all(connection, [command])[0]
 
 
-def _ask_all(connection: Any, commands: Sequence[Sequence[Any]]) -> Any:
-    """Send commands together, and return the answer to the last.
+def _ask_all(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Send commands together, and return their answers; an error is raised if it is the first one's.
 
     A connection that was lost is not opened again, as redis-py would: what the server has been told of it is lost with it.
     """
     _socket(connection)
     connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    answers = [_answer_of(connection) for _ in commands]
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers
+
+
+def _answer_of(connection: Any) -> Any:
     try:
-        for _ in commands:
-            answer = connection.read_response()
-    except NoPermissionError as exc:
-        raise ConfigurationError(f"the Redis broker refuses a command: {exc}", f"Allow its user {RIGHTS}; {_GO_BACK}") from exc
-    return answer
+        return connection.read_response()
+    except ResponseError as exc:
+        return _refused(exc) if _REFUSAL.search(str(exc)) else exc
+
+
+def _error_of(failure: str) -> Exception:
+    """Return the error of a command within the script."""
+    return _refused(failure) if _REFUSAL.search(failure) else ResponseError(failure)
+
+
+def _refused(reason: object) -> ConfigurationError:
+    return ConfigurationError(f"the Redis broker refuses a command: {reason}", f"Allow its user {RIGHTS}; {_GO_BACK}")
 
 
 def _socket(connection: Any) -> Any:
     if connection is None or connection._sock is None:
-        raise redis.ConnectionError("The connection to the Redis broker was lost.")
+        raise redis.ConnectionError("The connection over which messages are received was closed.")
     return connection._sock
 
 

@@ -1,24 +1,22 @@
 """The transport, and the poller that receives for the channels of a connection."""
 
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import ssl
+from contextlib import ExitStack, suppress
 from queue import Empty
 from threading import get_ident
 from typing import Any, Final
 
-from kombu import Connection
 from kombu.transport import redis as kombu_redis
 from kombu.utils.eventio import ERR, READ
 
-from celery_sagas.errors import ConfigurationError
-from celery_sagas.worker.transport import PREFIX, SCHEMES
-from celery_sagas.worker.transport.channel import Channel
+from celery_sagas.worker.transport import PREFIX
+from celery_sagas.worker.transport.channel import Channel, SentinelChannel
 from celery_sagas.worker.transport.receiver import RECHECK_S
 
 _redis: Any = kombu_redis
-_CUT: Final = f"{PREFIX}+"
-_SENTINEL: Final = "sentinel"
+#: The scheme of a server with TLS.
+_TLS: Final = f"{PREFIX}rediss"
 
 
 class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
@@ -29,15 +27,14 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         self._channel_of: dict[int, Any] = {}  #: by the descriptor of its receiver
         self._thread = 0
         self._waker: _Waker | None = None
-        #: Removes a descriptor from the event loop, if there is one, or from the poller.
-        self.remove: Callable[[int], object] = lambda fd: self.poller.unregister(fd)
+        self.loop: Any = None  #: the event loop, if there is one
 
     def wake(self) -> None:
         """End the wait for a descriptor, or the next one."""
         if (waker := self._waker) is not None:
             waker.wake()
 
-    def wake_from_elsewhere(self) -> None:
+    def wake_from_another_thread(self) -> None:
         """End the wait of the thread that receives, if this is another."""
         if get_ident() != self._thread:
             self.wake()
@@ -55,7 +52,13 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         """Wait no longer for a channel's receiver."""
         for fd in [fd for fd, other in self._channel_of.items() if other is channel]:
             del self._channel_of[fd]
-            self.remove(fd)
+            self._remove(fd)
+
+    def _remove(self, fd: int) -> None:
+        if self.loop is None:
+            self.poller.unregister(fd)
+        else:
+            self.loop.remove(fd)
 
     @property
     def fds(self) -> dict[int, Any]:
@@ -73,7 +76,7 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         if self._waker and fileno == self._waker.fd:
             self._waker.read()
         elif channel := self._channel_of.get(fileno):
-            channel.read_news()
+            channel.read_invalidations()
         elif fileno in self._fd_to_chan:
             super().on_readable(fileno)
 
@@ -83,6 +86,7 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         Raises:
             Empty: There was none within a second, or within the timeout.
         """
+        self._refresh_bindings()
         if self._receive():
             return
         wait = RECHECK_S if timeout is None else min(timeout, RECHECK_S)
@@ -91,8 +95,13 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         for fd in ready:
             self.on_readable(fd)
         if not self._receive() and not is_fanout:
-            self._keep_house()
+            self.maybe_restore_messages()
             raise Empty
+
+    def _refresh_bindings(self) -> None:
+        """Keep the bindings of queues that expire, as a timer of the event loop does: since kombu 5.7."""
+        if hasattr(self, "maybe_refresh_binding_expiry"):
+            self.maybe_refresh_binding_expiry()
 
     def _receive(self) -> bool:
         """Hand over messages that have come, and return whether there were any."""
@@ -105,17 +114,11 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
                 is_any = channel.receive() or is_any
         return is_any
 
-    def _keep_house(self) -> None:
-        """Do what timers of an event loop do."""
-        self.maybe_restore_messages()
-        if hasattr(self, "maybe_refresh_binding_expiry"):  # since kombu 5.7
-            self.maybe_refresh_binding_expiry()
-
     def close(self) -> None:
         """Forget all channels and descriptors."""
         waker, self._waker = self._waker, None
         for fd in [*self._channel_of, *([waker.fd] if waker else [])]:
-            self.remove(fd)
+            self._remove(fd)
         self._channel_of.clear()
         super().close()
         if waker:
@@ -145,47 +148,38 @@ class _Waker:
 
 
 class Transport(_redis.Transport):  # type: ignore[misc]
-    """kombu's transport for Redis, and for Redis behind Sentinels, that receives many messages at once."""
+    """kombu's transport for Redis, that receives many messages at once."""
 
     Channel: Any = Channel
-    #: kombu gives it the URL without the prefix.
-    can_parse_url = True
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
-        """Make the transport of a connection of kombu.
+        super().__init__(client, **kwargs)
+        self.cycle = Poller()
+        if client.transport_cls == _TLS and not client.ssl:
+            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}  # kombu knows its own scheme alone, and checks no certificate
+
+    def establish_connection(self) -> Any:
+        """Connect, and see whether the server can be received from before anything else is asked of it.
 
         Raises:
-            ConfigurationError: The URL names another broker.
+            ConfigurationError: It cannot.
+            redis.ConnectionError: The server is away.
         """
-        super().__init__(_without_prefix(client), **kwargs)
-        self.cycle = Poller()
-        if self.client.transport_cls == _SENTINEL:
-            self.default_port = _redis.SentinelTransport.default_port
-            self.Channel = type("Channel", (self.Channel, _redis.SentinelChannel), {"__doc__": self.Channel.__doc__})
+        connection = super().establish_connection()
+        with ExitStack() as on_error:
+            on_error.callback(self.close_connection, connection)
+            self._avail_channels[-1].check_server()
+            on_error.pop_all()
+        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Receive in the turns of an event loop."""
         super().register_with_event_loop(connection, loop)
-        self.cycle.remove = loop.remove
+        self.cycle.loop = loop
 
 
-def _without_prefix(client: Any) -> Any:
-    """Return the connection that kombu makes of the URL without the prefix: what the rest of it says is for kombu to read."""
-    hostname = client.hostname or ""
-    connection = Connection(
-        hostname,
-        client.userid,
-        client.password,
-        client.virtual_host,
-        client.port,
-        ssl=client.ssl,
-        transport=None if "://" in hostname else str(client.transport_cls).removeprefix(_CUT),
-        connect_timeout=client.connect_timeout,
-        transport_options=client.transport_options,
-        alternates=[url.removeprefix(_CUT) for url in client.alt],
-        **({"credential_provider": client.credential_provider} if hasattr(client, "credential_provider") else {}),  # kombu 5.6
-    )
-    if connection.transport_cls not in SCHEMES:
-        schemes = ", ".join(f"{PREFIX}+{scheme}://" for scheme in SCHEMES)
-        raise ConfigurationError(f"a broker URL begins with {PREFIX}+, and names no Redis server", f"Use one of {schemes}")
-    return connection
+class SentinelTransport(Transport):
+    """The same for Redis behind Sentinels."""
+
+    default_port = _redis.SentinelTransport.default_port
+    Channel = SentinelChannel

@@ -9,7 +9,7 @@ from deployed import make_app
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert, select, update
 
 app = make_app()
-if (app.conf.broker_read_url or "").startswith("sagas+"):
+if (app.conf.broker_read_url or "").startswith("sagas-"):
     import celery_sagas  # noqa: F401 - for its transport
 client: Any = None
 engine: Any = None

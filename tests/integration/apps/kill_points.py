@@ -109,6 +109,9 @@ class Traps:
         for commit in ("insert", "update", "delete"):
             deadly(sagas, commit, "commit", self.of_effects)
         deadly(sagas, "record", "record", self.of_effects)
+        deadly(sagas, "find", "follow", self.of_told)
+        for commit in ("insert", "update"):
+            deadly(sagas, commit, "followed", self.of_told_effects)
         deadly(sagas, "lock", "lock", lambda record, *_: record.key)
         deadly(backend.journal, "outcome_of", "outcome", lambda _, key: key)
         deadly(backend.deliveries, "count", "count", lambda _, message_id: self.messages.get(message_id, ""))
@@ -136,6 +139,13 @@ class Traps:
         if handling is None or "counter." not in handling.steps[0] or handling.steps[0] == add.name:
             return ""
         return self.messages.setdefault(handling.message_id, str(lookup.value))
+
+    def of_told(self, lookup: Any, handling: Any = None) -> str:
+        return str(lookup.value) if handling is not None and told.name in handling.steps else ""
+
+    def of_told_effects(self, *arguments: Any) -> str:
+        entry = arguments[-1].entry
+        return str(entry.key) if entry.step == told.name else ""
 
     def of_cause(self, cause: Any = None) -> str:
         return self.messages.get(cause.message_id, "") if cause else ""

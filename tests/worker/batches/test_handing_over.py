@@ -22,6 +22,7 @@ Shop = Any
 @pytest.fixture
 def shop(app: Celery) -> Shop:
     """A saga whose first step sends what a test says."""
+    app.conf.saga_hand_over = 10
     seen: list[Any] = []
     shop = SimpleNamespace(app=app, seen=seen, sends=lambda shop, order_id: [shop.ship.si(order_id=order_id)])
 
@@ -250,6 +251,7 @@ class TestQueues:
     @pytest.fixture
     def consumer(self) -> Consumer:
         consumer = Consumer()
+        consumer.app.conf.saga_hand_over = 10
         consumer.app.amqp.queues.select(["one", "two"])
         return consumer
 

@@ -54,7 +54,7 @@ def queue(redis_url: str) -> Iterator[Queue]:
 
 
 class Consumer:
-    """Consumes with ``sagas+redis://``, and keeps what it gets.
+    """Consumes with ``sagas-redis://``, and keeps what it gets.
 
     Attributes:
         got: The messages, in order of their arrival.
@@ -63,7 +63,7 @@ class Consumer:
 
     def __init__(self, url: str, queues: Sequence[str], prefetch: int = 10, **options: Any) -> None:
         no_ack = options.pop("no_ack", False)
-        self.connection = Connection(f"sagas+{url}", transport_options=options)
+        self.connection = Connection(f"sagas-{url}", transport_options=options)
         self.channel: Any = self.connection.channel()
         self.channel.basic_qos(0, prefetch, False)
         self.got: list[Any] = []

@@ -1,4 +1,4 @@
-"""Receiving with ``sagas+redis://``: what is taken, noted, handed over, acknowledged and put back."""
+"""Receiving with ``sagas-redis://``: what is taken, noted, handed over, acknowledged and put back."""
 
 import json
 import logging
@@ -132,14 +132,11 @@ def test_an_idle_consumer_hears_of_new_messages(queue: Queue, consume: Consume, 
         assert consumer.drain_once() == consumer.bodies
 
 
-def test_messages_are_found_although_the_server_has_written_nothing(
-    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_are_found_although_the_server_has_written_nothing(queue: Queue, consume: Consume) -> None:
     """Such as after a proxy has dropped the connection to which the server writes."""
     consumer = consume()
     consumer.drain_once()
-    monkeypatch.setattr(consumer.channel.receiver, "read_news", lambda: None)
-    consumer.connection.transport.cycle.remove(consumer.channel.receiver.fileno())
+    consumer.connection.transport.cycle.unwatch(consumer.channel)
     queue.publish("a")
     assert consumer.drain(1) == ["a"]
 
@@ -246,11 +243,23 @@ def element(**properties: Any) -> str:
     return json.dumps({"body": "x", "properties": {"delivery_tag": "t", "delivery_info": info, **properties}})
 
 
-GARBAGE = ["no JSON", "[]", '"text"', b"\xff\xfe", '{"properties": {}}', element(delivery_info={}), element(delivery_info=3)]
+#: What kombu decodes as a value of its own, and cannot.
+_DECIMAL = element(total={"__type__": "decimal", "__value__": "x"})
+_DEEP = '{"properties": ' + "[" * 900 + "]" * 900 + "}"
+GARBAGE = [
+    _DECIMAL,
+    _DEEP,
+    "0x10",
+    "no JSON",
+    "[]",
+    '"text"',
+    b"\xff\xfe",
+    "{}",
+]
 
 
 @pytest.mark.parametrize("garbage", [*GARBAGE, element(body_encoding="base64"), element(body_encoding="unknown")], ids=repr)
-def test_what_is_no_message_is_logged_and_dropped(
+def test_what_is_no_message_is_moved_to_another_list(
     queue: Queue, consume: Consume, garbage: str | bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.push(garbage)
@@ -258,10 +267,26 @@ def test_what_is_no_message_is_logged_and_dropped(
     with caplog.at_level(logging.CRITICAL, "celery_sagas"):
         consumer = consume()
         assert consumer.drain(1) == ["a"]
-    assert queue.name in caplog.text
-    assert "dropped a message" in caplog.text
+    assert f"moved a message from {queue.name} to the list {queue.name}.unreadable" in caplog.text
     assert queue.unacknowledged() == (1, 1)
     assert queue.client.llen(queue.name) == 0
+    (kept,) = queue.client.lrange(f"{queue.name}.unreadable", 0, -1)
+    assert kept == (garbage if isinstance(garbage, bytes) else garbage.encode())
+
+
+@pytest.mark.parametrize(
+    "incomplete", ['{"properties": {}}', element(delivery_info={}), element(delivery_info=3), element(delivery_tag=None)]
+)
+def test_a_message_without_what_kombu_adds_is_received(queue: Queue, consume: Consume, incomplete: str) -> None:
+    """What handles it says what it thinks of it; if nobody does, it comes again."""
+    queue.push(incomplete)
+    consumer = consume()
+    while not consumer.got:
+        consumer.connection.drain_events(timeout=10)
+    consumer.connection.close()
+    assert queue.client.llen(queue.name) == 1
+    assert queue.unacknowledged() == (0, 0)
+    queue.client.delete(queue.name)
 
 
 def test_a_message_that_lua_does_not_read_is_received_and_noted(queue: Queue, consume: Consume) -> None:
@@ -273,7 +298,8 @@ def test_a_message_that_lua_does_not_read_is_received_and_noted(queue: Queue, co
     consumer.drain(1)
     assert consumer.got[0].headers == {"half": "\ud800"}
     assert queue.unacknowledged() == (1, 1)
-    consumer.got[0].ack()
+    consumer.connection.close()
+    assert queue.waiting() == ["half"]
     assert queue.unacknowledged() == (0, 0)
 
 
@@ -286,16 +312,45 @@ def test_scripts_that_the_server_has_forgotten_are_sent_again(queue: Queue, cons
     assert consumer.drain(2) == ["a", "b"]
 
 
-@pytest.mark.parametrize("of", ["_commands", "_news"])
-def test_a_lost_connection_is_raised_and_another_is_opened(queue: Queue, consume: Consume, of: str) -> None:
+@pytest.mark.parametrize("of", ["_commands", "_invalidations"])
+def test_a_connection_that_is_lost_is_opened_again(
+    queue: Queue, consume: Consume, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody notices: what is unacknowledged stays with its consumer."""
+    queue.publish("a")
+    consumer = consume()
+    consumer.drain(1)
+    consumer.drain_once()
+    consumer.channel.receiver.opened_at = 0
+    getattr(consumer.channel.receiver, of)._sock.shutdown(2)
+    queue.publish("b")
+    assert consumer.drain(2) == ["a", "b"]
+    assert queue.unacknowledged() == (2, 2)
+
+
+def test_a_server_that_closes_each_connection_is_away(queue: Queue, consume: Consume) -> None:
     consumer = consume()
     consumer.drain_once()
-    lost = getattr(consumer.channel.receiver, of)
-    lost._sock.shutdown(2)
-    queue.publish("a")
-    with pytest.raises(redis.ConnectionError):
+    consumer.channel.receiver._invalidations._sock.shutdown(2)
+    with pytest.raises(redis.ConnectionError, match="closes each connection"):
         consumer.drain(1)
+
+
+def test_a_connection_that_is_lost_while_it_takes_messages_is_raised(
+    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has taken is noted, and not known here."""
+    consumer = consume()
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver, "_answer_of", fail_to_answer)
+        with pytest.raises(redis.ConnectionError, match="no answer"):
+            consumer.drain(1)
+    queue.publish("a")
     assert consumer.drain(1) == ["a"]
+
+
+def fail_to_answer(connection: Any) -> Any:
+    raise redis.ConnectionError("no answer")
 
 
 def test_messages_can_be_got_one_by_one(queue: Queue, consume: Consume) -> None:
@@ -306,4 +361,117 @@ def test_messages_can_be_got_one_by_one(queue: Queue, consume: Consume) -> None:
     assert queue.unacknowledged() == (1, 1)
     message.ack()
     assert channel.basic_get(queue.name) is None
+    assert queue.unacknowledged() == (0, 0)
+
+
+def test_one_message_after_the_other_comes_at_once(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no more than one may be prefetched, each taking takes all that it may, and the lists are empty after it."""
+    monkeypatch.setattr(receiver, "RECHECK_S", 60)
+    monkeypatch.setattr("celery_sagas.worker.transport.transport.RECHECK_S", 60)
+    consumer = consume(prefetch=1)
+    consumer.on_message = lambda message: message.ack()
+    for count in (1, 2, 3):
+        queue.publish("a")
+        assert len(consumer.drain(count)) == count
+
+
+def test_a_list_that_is_none_hides_no_message(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consumer = consume(f"{queue.name}-wrong", queue.name)
+    queue.client.set(f"{queue.name}-wrong", "text")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        consumer.drain(1)
+    queue.client.delete(f"{queue.name}-wrong")
+    assert consumer.drain(2) == ["a", "b"]
+
+
+def test_many_queues_are_taken_from(queue: Queue, consume: Consume) -> None:
+    """More than Lua unpacks."""
+    names = [f"{queue.name}-{number}" for number in range(2_100)]
+    consumer = consume(*names)
+    queue.publish("a", queue=names[-1])
+    queue.publish("b", queue=names[0], priority=9)
+    assert consumer.drain(2) == ["a", "b"]
+
+
+def test_what_was_noted_and_cannot_be_read_ends_no_worker_that_restores_it(
+    queue: Queue, consume: Consume, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as by a worker that was killed before it could move it to a list."""
+    queue.client.hset("unacked", "t", f'[{_DECIMAL},"",""]')
+    queue.client.zadd("unacked_index", {"t": 1})
+    consumer = consume(visibility_timeout=-1)
+    consumer.channel.qos.restore_visible(interval=1)
+    assert queue.unacknowledged() == (0, 0)
+    assert "unacked.unreadable" in caplog.text
+    assert queue.client.llen("unacked.unreadable") == 1
+    queue.client.delete("unacked.unreadable")
+
+
+def test_messages_are_put_back_in_their_order(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b", "c", "d")
+    consumer = consume(prefetch=3)
+    consumer.drain(3)
+    consumer.got[1].ack()
+    consumer.connection.close()
+    assert queue.waiting() == ["a", "c", "d"]
+
+
+def test_what_is_recovered_comes_once(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consumer = consume()
+    consumer.on_message = lambda message: consumer.channel.basic_recover(requeue=True) if len(consumer.got) == 1 else None
+    assert consumer.drain(3) == ["a", "a", "b"]
+    assert queue.unacknowledged() == (2, 2)
+
+
+def test_a_handler_may_close_the_connection(queue: Queue, consume: Consume) -> None:
+    queue.publish("a", "b")
+    consumer = consume()
+    consumer.on_message = lambda message: consumer.connection.close()
+    consumer.drain_once()
+    assert consumer.bodies == ["a"]
+    assert queue.waiting() == ["a", "b"]
+
+
+def test_one_of_two_consumers_of_a_queue_may_be_cancelled(queue: Queue, consume: Consume) -> None:
+    consumer = consume()
+    consumer.channel.basic_consume(queue.name, False, consumer._on_message, consumer_tag="second")
+    consumer.channel.basic_cancel(queue.name)
+    queue.publish("a")
+    assert consumer.drain(1) == ["a"]
+
+
+def test_a_simple_queue_gets_messages(queue: Queue) -> None:
+    with Connection(queue.url.replace("redis://", "sagas-redis://")) as connection, connection.SimpleQueue(queue.name) as simple:
+        simple.put("a")
+        message = simple.get(timeout=10)
+        assert message.payload == "a"
+        message.ack()
+
+
+def test_a_connection_may_be_closed_before_it_is_used(queue: Queue) -> None:
+    with Connection(queue.url.replace("redis://", "sagas-redis://")) as connection:
+        connection.channel().close()
+
+
+def test_many_threads_may_acknowledge_at_once(queue: Queue, consume: Consume) -> None:
+    """More than the pool has connections."""
+    queue.publish(*map(str, range(40)))
+    consumer = consume(prefetch=0, max_connections=3)
+    consumer.drain(40)
+    errors: list[Exception] = []
+
+    def acknowledge(message: Any) -> None:
+        try:
+            message.ack()
+        except Exception as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=acknowledge, args=(message,)) for message in consumer.got]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
     assert queue.unacknowledged() == (0, 0)
