@@ -4,36 +4,36 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from celery import Celery
 from celery.canvas import Signature
 from kombu import Queue
 from kombu.utils.json import dumps, loads
 
-from celery_sagas.settings import read_settings
+from celery_sagas.settings import Settings
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.worker.celery_internals import runs_like_others
 from celery_sagas.worker.publishing.signatures import publish
+from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import deserialized
 
 #: Options of messages that are handed over: others say how the broker, or a worker, is to treat a message.
 _OPTIONS = frozenset({"task_id", "root_id", "parent_id", "headers"})
 
 
-def batch_size(task: Any) -> int:
+def batch_size(task: Any, settings: Settings) -> int:
     """Return the most messages of a step that are handled together; 1 if each must run as a task."""
-    most: int = task.saga_step.batch or read_settings(task.app.conf).batch
+    most: int = task.saga_step.batch or settings.batch
     return most if runs_like_others(task) else 1
 
 
 def queues_of(consumer: Any) -> tuple[str, ...]:
     """Return the queues of a worker to which messages need not go; none while its events or rate limits apply to each message."""
-    conf, events = consumer.app.conf, consumer.event_dispatcher
-    if not read_settings(conf).hand_over or (events and events.enabled) or any(consumer.task_buckets.values()):
+    app, events = consumer.app, consumer.event_dispatcher
+    if (events and events.enabled) or app.conf.task_send_sent_event or any(consumer.task_buckets.values()):
         return ()
-    return () if conf.task_send_sent_event else tuple(consumer.app.amqp.queues.consume_from)
+    return tuple(app.amqp.queues.consume_from)
 
 
-def request_of(app: Celery, rows: Sequence[Outgoing], queues: Collection[str], hostname: str) -> dict[str, Any] | None:
+def request_of(runtime: Runtime, rows: Sequence[Outgoing], queues: Collection[str], hostname: str) -> dict[str, Any] | None:
     """Return the request of the last message that a step has sent, as a worker makes it; ``None`` if it must be published.
 
     It may be handled at once if it is for a step of this app whose messages are handled in batches, nothing follows it, and it
@@ -42,11 +42,11 @@ def request_of(app: Celery, rows: Sequence[Outgoing], queues: Collection[str], h
     Raises:
         Exception: It cannot be published either.
     """
-    *others, last = rows
+    app, (*others, last) = runtime.app, rows
     tasks: Any = app.tasks
     task = tasks.get(last.task)
     saga = _saga_of(task)
-    if saga is None or batch_size(task) < 2 or any(_saga_of(tasks.get(row.task)) is saga for row in others):
+    if saga is None or batch_size(task, runtime.settings) < 2 or any(_saga_of(tasks.get(row.task)) is saga for row in others):
         return None
     sent = deserialized(app, last.payload)
     if type(sent) is not Signature or not _OPTIONS.issuperset(sent.options):

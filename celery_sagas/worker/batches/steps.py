@@ -16,6 +16,7 @@ from kombu.utils.encoding import safe_repr
 
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.waves import Batch, BatchedMessage, HandOver
+from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.worker.batches.consumer import BatchConsumer, Settled, is_followed
 from celery_sagas.worker.batches.handing_over import batch_size, queues_of, request_of
@@ -38,6 +39,7 @@ class StepBatches(BatchConsumer):
     def __init__(self, consumer: Any, most: int) -> None:
         super().__init__(consumer)
         self._most = most
+        self._hands_over = read_settings(consumer.app.conf).hand_over > 0
 
     @property
     def most(self) -> int:
@@ -45,7 +47,7 @@ class StepBatches(BatchConsumer):
 
     @property
     def target(self) -> Callable[[Sequence[Any]], Settled]:
-        return partial(handle_together, queues=queues_of(self._consumer))
+        return partial(handle_together, queues=queues_of(self._consumer)) if self._hands_over else handle_together
 
     def part_of(self, request: Any) -> Any:
         return request.request_dict
@@ -62,7 +64,7 @@ class StepBatches(BatchConsumer):
 
 def consumer_for(task: Any, consumer: Any) -> Any:
     """Return the consumer of a step's messages: a batch consumer, unless each must run as a task."""
-    if (most := batch_size(task)) < 2:
+    if (most := batch_size(task, read_settings(task.app.conf))) < 2:
         return consumer
     connections, made = consumer.__dict__.get(_BATCHES, (None, {}))
     if connections != consumer.restart_count:  # what waits when the connection is lost is left to the broker
@@ -195,7 +197,7 @@ class _Handling:
     def _take(self, rows: Sequence[Outgoing]) -> BatchedMessage | None:
         """Take over the last message that a step has sent, if it may be handled here."""
         try:
-            request = request_of(self._app, rows, self._queues, self._described[0]["hostname"])
+            request = request_of(self._runtime, rows, self._queues, self._described[0]["hostname"])
             if request is None:
                 return None
             self._handed_over.append(_Message(self._app, self._runtime, request))

@@ -11,7 +11,7 @@ from celery import Celery, signals
 
 from celery_sagas import Saga
 from celery_sagas.worker.batches.handing_over import queues_of
-from celery_sagas.worker.batches.steps import handle_together
+from celery_sagas.worker.batches.steps import StepBatches, handle_together
 from tests.apps import Worker, backend_of
 from tests.worker.batches.test_steps import message
 from tests.worker.consumers import Consumer
@@ -268,7 +268,14 @@ class TestQueues:
         consumer.task_buckets["any"] = object()
         assert queues_of(consumer) == ()
 
-    @pytest.mark.parametrize("setting", [{"saga_hand_over": 0}, {"task_send_sent_event": True}], ids=str)
-    def test_none_if_a_setting_says_so(self, consumer: Consumer, setting: dict[str, Any]) -> None:
-        consumer.app.conf.update(setting)
+    def test_none_while_each_publication_is_an_event(self, consumer: Consumer) -> None:
+        consumer.app.conf.task_send_sent_event = True
         assert queues_of(consumer) == ()
+
+    def test_are_said_with_each_batch(self, consumer: Consumer) -> None:
+        target: Any = StepBatches(consumer, 50).target
+        assert set(target.keywords["queues"]) == {"one", "two"}
+
+    def test_are_not_asked_for_unless_the_setting_says_so(self, consumer: Consumer) -> None:
+        consumer.app.conf.saga_hand_over = 0
+        assert StepBatches(consumer, 50).target is handle_together
