@@ -32,6 +32,8 @@ from tests.servers import unique
 #: The same moment in each run, except in what is counted from now.
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 LINKED = {"task": "plain", "args": (), "kwargs": {}, "options": {}, "subtask_type": None, "immutable": False}
+#: The queue to which a function routes messages.
+ROUTED = unique("routed")
 #: Parts of a message, and of an event, that are others each time, or that count from now.
 CHANGING = frozenset({"delivery_tag", "expiration", "timestamp", "clock", "pid", PUBLICATION})
 
@@ -80,7 +82,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def route(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, Any]:
     """Route messages by what they say, and by their tasks."""
-    return {"queue": "other", "priority": len(args) + len(kwargs) + (0 if task is None else 3)}
+    return {"queue": ROUTED, "priority": len(args) + len(kwargs) + (0 if task is None else 3)}
 
 
 #: What an app may set.
@@ -159,10 +161,10 @@ def make(new_app: NewApp, broker: str, names: dict[str, str]) -> Iterator[Callab
     if broker.startswith("memory"):
         return
     with Connection(broker) as connection, connection.channel() as channel:
-        for queue in (names["default"], names["other"]):
+        for queue in (names["default"], names["other"], ROUTED):
             channel.queue_delete(queue)
         if not broker.startswith("redis"):
-            for exchange in (names["default"], names["exchange"], names["other"]):
+            for exchange in (names["default"], names["exchange"], names["other"], ROUTED):
                 channel.exchange_delete(exchange)
 
 

@@ -16,6 +16,7 @@ from celery_sagas.worker.events import PUBLISH, event_name
 from celery_sagas.worker.operators import retry_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, NewApp, Worker, backend_of
+from tests.servers import unique
 
 
 class Placed(Message):
@@ -147,12 +148,13 @@ class TestFanOut:
         assert (tasks(worker.done), take(app, crm)) == ([PUBLISH], [])
 
     def test_without_a_queue_celery_routes(self, app: Celery, worker: Worker, crm: str) -> None:
-        app.conf.task_routes = {"accounts.*": {"queue": "billing"}, "contacts.*": {"queue": "other"}}
+        other = unique("other")
+        app.conf.task_routes = {"accounts.*": {"queue": "billing"}, "contacts.*": {"queue": other}}
         publish(EVENT)
         worker.one()
 
         assert worker.waiting() == []
-        assert [[task for task, _, _ in take(app, queue)] for queue in ("billing", crm, "other")] == [[BILLING], [CRM], []]
+        assert [[task for task, _, _ in take(app, queue)] for queue in ("billing", crm, other)] == [[BILLING], [CRM], []]
 
     def test_repeat_has_the_same_ids(self, app: Celery, worker: Worker, crm: str) -> None:
         queues = app.conf.task_default_queue, crm

@@ -36,10 +36,10 @@ class StepBatches(BatchConsumer):
 
     linger_s = 0.005
 
-    def __init__(self, consumer: Any, most: int) -> None:
+    def __init__(self, consumer: Any, most: int, *, hands_over: bool = False) -> None:
         super().__init__(consumer)
         self._most = most
-        self._hands_over = read_settings(consumer.app.conf).hand_over > 0
+        self._hands_over = hands_over
 
     @property
     def most(self) -> int:
@@ -64,14 +64,15 @@ class StepBatches(BatchConsumer):
 
 def consumer_for(task: Any, consumer: Any) -> Any:
     """Return the consumer of a step's messages: a batch consumer, unless each must run as a task."""
-    if (most := batch_size(task, read_settings(task.app.conf))) < 2:
+    settings = read_settings(task.app.conf)
+    if (most := batch_size(task, settings)) < 2:
         return consumer
     connections, made = consumer.__dict__.get(_BATCHES, (None, {}))
     if connections != consumer.restart_count:  # what waits when the connection is lost is left to the broker
         made = {}
         consumer.__dict__[_BATCHES] = consumer.restart_count, made
     if most not in made:
-        made[most] = StepBatches(consumer, most)
+        made[most] = StepBatches(consumer, most, hands_over=settings.hand_over > 0)
     return made[most]
 
 

@@ -11,7 +11,7 @@ from celery import Celery, signals
 
 from celery_sagas import Saga
 from celery_sagas.worker.batches.handing_over import queues_of
-from celery_sagas.worker.batches.steps import StepBatches, handle_together
+from celery_sagas.worker.batches.steps import StepBatches, consumer_for, handle_together
 from tests.apps import Worker, backend_of
 from tests.worker.batches.test_steps import message
 from tests.worker.consumers import Consumer
@@ -273,9 +273,11 @@ class TestQueues:
         assert queues_of(consumer) == ()
 
     def test_are_said_with_each_batch(self, consumer: Consumer) -> None:
-        target: Any = StepBatches(consumer, 50).target
+        target: Any = StepBatches(consumer, 50, hands_over=True).target
         assert set(target.keywords["queues"]) == {"one", "two"}
 
-    def test_are_not_asked_for_unless_the_setting_says_so(self, consumer: Consumer) -> None:
-        consumer.app.conf.saga_hand_over = 0
-        assert StepBatches(consumer, 50).target is handle_together
+    @pytest.mark.parametrize("most", [0, 10])
+    def test_are_asked_for_if_the_setting_says_so(self, shop: Shop, consumer: Consumer, most: int) -> None:
+        shop.app.conf.saga_hand_over = most
+        target = consumer_for(shop.app.tasks["order.place"], consumer).target
+        assert (target is handle_together) == (most == 0)

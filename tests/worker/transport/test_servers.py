@@ -117,7 +117,6 @@ def test_a_user_with_these_rights_alone_receives(server: RedisServer) -> None:
     """Those that the error names, and those for what kombu's own transport does."""
     kombus = [
         "+ping",
-        "+client|setinfo",
         "+multi",
         "+exec",
         "+watch",
