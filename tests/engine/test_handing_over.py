@@ -43,12 +43,11 @@ class Chains:
         self.engine = engine
         self.step = step
         self.most: int = options.pop("most", 10)
-        self.options = options
+        self.options = {"clock": lambda: 0.0, **options}
         self.taken: list[list[str]] = []
         self.batch: Any = None
 
-        if "clock" in options:
-            engine.services.dispatcher.clock = options["clock"]
+        engine.services.dispatcher.clock = self.options["clock"]
 
     def take(self, rows: Sequence[Outgoing]) -> BatchedMessage | None:
         """Take over the next one of a chain."""

@@ -14,7 +14,7 @@ from counters import app as app
 from deployed import FOLDER, first_time
 from traps import die, set_trap, set_traps_of_many
 
-from celery_sagas.engine import conflicts
+from celery_sagas.engine import conflicts, waves
 from celery_sagas.engine.outcomes import Missing
 from celery_sagas.errors import RevisionConflict, StoreUnavailable
 from celery_sagas.worker import runtime
@@ -28,6 +28,7 @@ FIRST: dict[str, tuple[str, Exception | None]] = {
     **dict.fromkeys(("look", "claim", "republish", "reconfirm"), ("after commit", None)),
 }
 
+waves.BATCH_S = 60.0  # however busy the machine is
 conflicts.LOCK_MS = 1_000  # the next delivery waits for that of the dead
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -64,8 +65,9 @@ class TestGroups:
     """One message may be for several groups, as those of a relay are that finds many of them due."""
 
     @pytest.fixture
-    def collected(self, worker: Worker) -> Collected:
+    def collected(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Collected:
         """What is given to the function of an aggregator with three groups that are due, whose messages are not there yet."""
+        monkeypatch.setattr("celery_sagas.worker.aggregators.tasks._TOGETHER_S", math.inf)  # however busy the machine is
         collect, collected = collector(group_by="device")
         for device in ("d1", "d2", "d3"):
             collect.add_many([Reading(device=device)] * 2)

@@ -10,9 +10,11 @@ import pytest
 from celery import Celery, signals
 
 from celery_sagas import Saga
+from celery_sagas.engine import waves
 from celery_sagas.worker.batches.handing_over import queues_of
 from celery_sagas.worker.batches.steps import StepBatches, consumer_for, handle_together
 from tests.apps import Worker, backend_of
+from tests.waiting import DEADLINE_S
 from tests.worker.batches.test_steps import message
 from tests.worker.consumers import Consumer
 
@@ -20,9 +22,10 @@ Shop = Any
 
 
 @pytest.fixture
-def shop(app: Celery) -> Shop:
+def shop(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """A saga whose first step sends what a test says."""
     app.conf.saga_hand_over = 10
+    monkeypatch.setattr(waves, "BATCH_S", DEADLINE_S)  # however busy the machine is
     seen: list[Any] = []
     shop = SimpleNamespace(app=app, seen=seen, sends=lambda shop, order_id: [shop.ship.si(order_id=order_id)])
 
