@@ -6,7 +6,8 @@ How many messages are sent while how many workers are killed stands in ``CELERY_
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.integration.counting import ADD, ADD_AND_TELL, assert_conserved, incr
 from tests.integration.crew import Crew
 from tests.integration.deaths import VISIBILITY, points, wait_died
 from tests.integration.worker import Deployment, Worker
+from tests.processes import free_port
 from tests.redis_servers import RedisServer
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -171,6 +173,64 @@ def test_worker_goes_on_when_its_broker_has_forgotten_the_script(deploy: Deploy,
         client.script_flush()
     wait_delivered(deployment, send_parcels(deployment, ["after"]))
     assert "Connection to broker lost" not in worker.log
+
+
+def test_worker_goes_on_when_a_connection_of_the_receiver_is_killed(deploy: Deploy, server: RedisServer) -> None:
+    """First the one that takes messages, then the one to which the server writes."""
+    deployment = deploy_parcels(deploy, broker=server.url)
+    worker = deployment.start("prefork", 1).wait_ready()
+    for name, is_wanted in RECEIVERS.items():
+        _kill_client(server, is_wanted)
+        wait_delivered(deployment, send_parcels(deployment, named(name, 5)))
+    assert "Connection to broker lost" not in worker.log
+    assert worker.stop() == 0
+
+
+def test_worker_goes_on_when_its_broker_was_a_replica(deploy: Deploy, server: RedisServer) -> None:
+    """Which takes no messages, and answers so."""
+    deployment = deploy_parcels(deploy, broker=server.url)
+    worker = deployment.start("prefork", 1).wait_ready()
+    with server.client() as client:
+        client.replicaof(redis_servers.HOST, free_port())
+        worker.wait_logged("Connection to broker lost")
+        client.replicaof("NO", "ONE")
+    wait_delivered(deployment, send_parcels(deployment, named("later", 5)))
+    assert worker.stop() == 0
+
+
+def test_worker_goes_on_when_a_script_has_kept_its_broker_busy(deploy: Deploy, server: RedisServer) -> None:
+    """That of another program: Redis answers nobody else meanwhile."""
+    deployment = deploy_parcels(deploy, broker=server.url)
+    worker = deployment.start("prefork", 1).wait_ready()
+    with server.client() as client, server.client() as other, ThreadPoolExecutor(1) as threads:
+        client.config_set("lua-time-limit", 10)
+        script = threads.submit(other.eval, "while true do end", 0)
+        worker.wait_logged("Cannot connect to")
+        client.script_kill()
+        assert script.exception()
+    wait_delivered(deployment, send_parcels(deployment, named("later", 5)))
+    assert worker.stop() == 0
+
+
+#: Seconds, as a server counts them, after which a connection that is closed counts no longer as one that was closed at once.
+MOMENT_S = 2
+Client = dict[str, str]
+#: Which of a server's clients takes messages, and to which the server writes.
+RECEIVERS: dict[str, Callable[[Client], bool]] = {
+    "commands": lambda client: "t" in client["flags"],
+    "invalidations": lambda client: client["cmd"] == "subscribe",
+}
+
+
+def _kill_client(server: RedisServer, is_wanted: Callable[[Client], bool]) -> None:
+    """Have a server close a connection, once it is older than one that is closed as soon as it is opened."""
+    with server.client() as client:
+
+        def find() -> list[str]:
+            return [each["id"] for each in client.client_list() if is_wanted(each) and int(each["age"]) > MOMENT_S]
+
+        (number,) = wait_until(find, "a client of the server")
+        assert client.client_kill_filter(_id=number) == 1
 
 
 def test_worker_goes_on_with_the_new_master_of_a_sentinel(deploy: Deploy) -> None:

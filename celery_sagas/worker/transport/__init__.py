@@ -1,6 +1,7 @@
 """A transport of kombu that receives many messages from Redis at once, and loses none: ``sagas-redis://``.
 
-The scheme has no ``+``, at which kombu would cut the URL, and show the rest of it, with its password, in ``inspect stats``.
+The scheme has no ``+``, at which kombu would cut the URL, and show the rest of it, with its password, in ``inspect stats``. That
+is also what it does with the URL of a socket, and with those of several servers, under each scheme.
 """
 
 from typing import Final

@@ -20,7 +20,9 @@ from redis import RedisError
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.worker.transport import PREFIX
-from celery_sagas.worker.transport.receiver import MAX_MESSAGES, RECHECK_S, Lists, Receiver, Taken
+from celery_sagas.worker.transport.away import away_is_lost
+from celery_sagas.worker.transport.qos import QoS
+from celery_sagas.worker.transport.receiver import CONNECTIONS, MAX_MESSAGES, RECHECK_S, Answer, Lists, Receiver, Taken
 
 _redis: Any = kombu_redis
 logger = logging.getLogger("celery_sagas")
@@ -41,39 +43,6 @@ class _Consumer(NamedTuple):
     no_ack: bool
 
 
-class QoS(_redis.QoS):  # type: ignore[misc]
-    """The messages that are not acknowledged: the channel knows how many, the server knows which."""
-
-    def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a message."""
-        self.channel.ack_many([delivery_tag])
-
-    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Put a message back into its queue, or drop it."""
-        self.channel.require_open()
-        super().reject(delivery_tag, requeue=requeue)
-        self.channel.wake()
-
-    def restore_unacked(self, client: Any = None) -> None:
-        """Put all unacknowledged messages back, in their order."""
-        self.channel.forget_taken()
-        self._flush()
-        for tag in reversed(self._delivered):
-            self.restore_by_tag(tag, client)
-        self._delivered.clear()
-
-    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:
-        """Put a message back; one that cannot be read is moved to a list, lest it ends each worker that restores it."""
-        try:
-            super().restore_by_tag(tag, client, leftmost)
-        except (RedisError, OSError):
-            raise
-        except Exception as exc:
-            with self.channel.conn_or_acquire(client) as client:
-                note = client.hget(self.unacked_key, tag)
-            self.channel.set_aside(self.unacked_key, bytes_to_str(tag), note, exc)
-
-
 class Channel(_redis.Channel):  # type: ignore[misc]
     """A channel that takes as many messages at once as may be prefetched.
 
@@ -92,7 +61,8 @@ class Channel(_redis.Channel):  # type: ignore[misc]
         self._consumers_of: dict[str, _Consumer] = {}
         self._taken: deque[tuple[str, Any]] = deque()  #: messages with their queues
         self._commanding = RLock()
-        super().__init__(*args, **kwargs)
+        with away_is_lost():
+            super().__init__(*args, **kwargs)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Callable[[Any], object], consumer_tag: str, **kwargs: Any) -> Any:
         """Begin to consume from a queue."""
@@ -137,7 +107,7 @@ class Channel(_redis.Channel):  # type: ignore[misc]
 
         Raises:
             ConfigurationError: The server cannot be received from.
-            redis.ConnectionError: The server is away, or a connection was lost while it took messages.
+            redis.ConnectionError: The server is away, or has closed a connection as soon as it was opened.
             redis.ResponseError: One of the lists is none.
         """
         if not self._taken:
@@ -155,18 +125,22 @@ class Channel(_redis.Channel):  # type: ignore[misc]
         receiver, most = self._open_receiver(), self.qos.can_consume_max_estimate()
         if most == 0 or receiver.is_idle:
             return
-        if receiver.is_lost:
-            self._close_lost_receiver()
-            receiver = self._open_receiver()
         queues = self._queue_cycle.consume(len(self.active_queues))
         with ExitStack() as on_error:
             on_error.callback(self.close_receiver)
-            answer = receiver.take(self._lists_of(queues), min(most or MAX_MESSAGES, MAX_MESSAGES))
+            try:
+                answer = receiver.take(self._lists_of(queues), min(most or MAX_MESSAGES, MAX_MESSAGES))
+            except ConnectionLost as exc:
+                self._replace_receiver(exc)
+                answer = Answer([], None)  # what the script may have taken comes back after the visibility time-out
             on_error.pop_all()
-        self._queue_cycle.rotate(queues[0])
+        for queue in reversed(dict.fromkeys(each.queue for each in reversed(answer.messages))):  # each where it was last
+            self._queue_cycle.rotate(queue)
         self._keep(answer.messages)
         if answer.error:
             raise answer.error
+        if not answer.messages and not self._open_receiver().is_idle:  # there is one that came after the script
+            self.connection.cycle.wake()
 
     def read_invalidations(self) -> None:
         """Read what the server has written to the receiver: there may be messages."""
@@ -174,8 +148,7 @@ class Channel(_redis.Channel):  # type: ignore[misc]
         try:
             receiver.read_invalidations()
         except (RedisError, OSError) as exc:
-            logger.debug("opening the connections to the Redis broker again: %r", exc)
-            self._close_lost_receiver()
+            self._replace_receiver(exc)
 
     def check_server(self) -> None:
         """See whether the server can be received from.
@@ -194,20 +167,23 @@ class Channel(_redis.Channel):  # type: ignore[misc]
                 "Remove it, or name the broker redis://",
             )
         if self.receiver is None:
-            self.receiver = Receiver(self.async_pool, self._prefixed([self.unacked_key, self.unacked_index_key]))
+            # not of the other pool: before kombu 5.7 the event loop stops to receive when one of its connections is closed
+            self.receiver = Receiver(self.pool, self._prefixed([self.unacked_key, self.unacked_index_key]))
             self.connection.cycle.watch(self)
         return self.receiver
 
-    def _close_lost_receiver(self) -> None:
-        """Close the receiver, in whose place another is opened: no message is restored that runs.
+    def _replace_receiver(self, error: Exception) -> None:
+        """Open a receiver in place of one whose connections were lost: no message is restored that runs.
 
         Raises:
-            redis.ConnectionError: It was lost as soon as it had been opened.
+            redis.ConnectionError: They were lost as soon as they had been opened, or the server is away.
         """
         opened_at = self._open_receiver().opened_at
         self.close_receiver()
         if monotonic() - opened_at < RECHECK_S:
-            raise ConnectionLost("The Redis broker closes each connection over which messages are received.")
+            raise ConnectionLost(f"Cannot receive from the Redis broker: {error}") from error
+        logger.info("opening the connections to the Redis broker again: %r", error)
+        self._open_receiver()
 
     def close_receiver(self) -> None:
         """Close the receiver's connections; the next call of ``receive`` opens others."""
@@ -258,20 +234,28 @@ class Channel(_redis.Channel):  # type: ignore[misc]
         Raises:
             redis.ConnectionError: The channel was closed, or the connection was lost: the messages are delivered again.
         """
-        self.require_open()
-        if tags:
-            # The hash first, and no MULTI: a server without memory refuses that, and a tag without its message is harmless.
-            with self.conn_or_acquire() as client:
-                pipeline = client.pipeline(transaction=False)
-                pipeline.hdel(self.unacked_key, *tags).zrem(self.unacked_index_key, *tags).execute()
-        for tag in tags:
-            virtual.QoS.ack(self.qos, tag)
-        self.wake()
+        with self.settling(tags):
+            if tags:
+                # The hash first, and no MULTI: a server without memory refuses that, and a tag without its message is harmless.
+                with self.conn_or_acquire() as client:
+                    pipeline = client.pipeline(transaction=False)
+                    pipeline.hdel(self.unacked_key, *tags).zrem(self.unacked_index_key, *tags).execute()
 
-    def require_open(self) -> None:
-        """Raise redis-py's ``ConnectionError``, as for a connection that was lost, if the channel was closed."""
+    @contextmanager
+    def settling(self, tags: Sequence[str]) -> Iterator[None]:
+        """Let others be taken in place of these messages, also if the server does not answer: they come back in their time.
+
+        Raises:
+            redis.ConnectionError: The channel was closed; the messages are delivered again.
+        """
         if self.connection is None:
             raise ConnectionLost("The channel of the message was closed; the message is delivered again.")
+        try:
+            yield
+        finally:
+            for tag in tags:
+                virtual.QoS.ack(self.qos, tag)
+            self.wake()
 
     def wake(self) -> None:
         """Let the thread that receives see that more may be taken."""
@@ -289,7 +273,7 @@ class Channel(_redis.Channel):  # type: ignore[misc]
 
         Other threads, and greenlets, wait: a pool whose connections are all in use raises, and an acknowledgement would be lost.
         """
-        with self._commanding:
+        with self._commanding, away_is_lost():
             yield client or self.client_kept
 
     def close(self) -> None:
@@ -302,8 +286,11 @@ class Channel(_redis.Channel):  # type: ignore[misc]
             client.connection_pool.disconnect()
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params = super()._connparams(asynchronous)
+        if params["max_connections"] and not asynchronous:
+            params["max_connections"] += CONNECTIONS
         # In RESP3 what the server writes unasked comes in between the answers.
-        return {**super()._connparams(asynchronous), "protocol": 2}
+        return {**params, "protocol": 2}
 
 
 class SentinelChannel(Channel, _redis.SentinelChannel):  # type: ignore[misc]

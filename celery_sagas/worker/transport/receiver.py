@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha1
 from importlib.resources import files
+from random import uniform
 from time import monotonic, time
 from typing import Any, Final, NamedTuple
 
@@ -12,13 +13,20 @@ import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.worker.transport.away import is_away
 
 #: The most messages that are taken at once, if the consumer sets no limit.
 MAX_MESSAGES: Final = 250
+#: How many connections a receiver has.
+CONNECTIONS: Final = 2
 #: The bytes of messages after which no more are taken at once.
 MAX_BYTES: Final = 4 * 1024 * 1024
 #: Seconds after which the lists are read again although the server has written nothing.
 RECHECK_S: Final = 1.0
+#: How often in a row the server may tell of messages that others take, until a receiver waits before it looks.
+_PATIENCE: Final = 2
+#: By how much the wait grows with each further time, and its longest; it is a random part of this. Seconds.
+_STEP_S, _LONGEST_S = 0.01, 0.1
 _LOWEST_VERSION: Final = (6, 2)
 #: The channel to which Redis writes the names of keys that have changed: see its documentation of ``CLIENT TRACKING``.
 _INVALIDATIONS: Final = "__redis__:invalidate"
@@ -64,7 +72,11 @@ class Receiver:
     """Takes messages from lists, and knows when there may be more.
 
     After each taking it reads whether there are messages, by a command that the server tracks: if one of the lists changes, it
-    writes to the second connection.
+    writes to the second connection. It does so for all receivers, of which one takes the message: those that have come too late a
+    few times wait a little before they look, and are told of nothing else meanwhile.
+
+    Attributes:
+        looks_at: When it looks for what it was told of, on the monotonic clock; 0 if it was told of nothing.
 
     Args:
         pool: A redis-py pool of RESP2 connections, of which two are kept.
@@ -79,8 +91,9 @@ class Receiver:
         self.opened_at = monotonic()
         self._noted = noted
         self._is_empty = False  #: whether the lists were, and the server has not written since
-        self._taken_at = 0.0
-        self._clients: list[Any] = [redis.Redis(connection_pool=pool, single_connection_client=True) for _ in range(2)]
+        self._taken_at = self.looks_at = 0.0
+        self._misses = 0  #: how often in a row it was told of messages, and found none
+        self._clients: list[Any] = [redis.Redis(connection_pool=pool, single_connection_client=True) for _ in range(CONNECTIONS)]
         self._commands, self._invalidations = (client.connection for client in self._clients)
         with ExitStack() as stack:
             stack.callback(self.close)
@@ -111,14 +124,15 @@ class Receiver:
             )
         return int(server["id"])
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when the server has written."""
-        return int(_socket(self._invalidations).fileno())
+    def filenos(self) -> list[int]:
+        """Return the descriptors that are readable when the server has written, or has closed a connection."""
+        return [int(_socket(connection).fileno()) for connection in (self._invalidations, self._commands)]
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to take, as far as the server has said."""
-        return self._is_empty and monotonic() - self._taken_at < RECHECK_S
+        now = monotonic()
+        return (self._is_empty or now < self.looks_at) and now - self._taken_at < RECHECK_S
 
     @property
     def is_lost(self) -> bool:
@@ -130,18 +144,24 @@ class Receiver:
 
     def look_again(self) -> None:
         """Read the lists next time, whatever the server has said."""
-        self._is_empty = False
+        self._is_empty, self.looks_at = False, 0.0
 
     def read_invalidations(self) -> None:
         """Read what the server has written.
 
         Raises:
-            redis.ConnectionError: The connection was lost.
+            redis.ConnectionError: A connection was lost.
         """
         _socket(self._invalidations)
-        self.look_again()
+        if self.is_lost:
+            raise redis.ConnectionError("The connection that takes messages was closed.")
+        if self._is_empty:
+            self._is_empty, self.looks_at = False, monotonic() + self._wait_s()
         while self._invalidations.can_read(timeout=0):
             self._invalidations.read_response(disable_decoding=True)
+
+    def _wait_s(self) -> float:
+        return uniform(0, min(max(self._misses - _PATIENCE, 0) * _STEP_S, _LONGEST_S))
 
     def take(self, lists: Lists, most: int) -> Answer:
         """Take up to ``most`` messages, and note them as unacknowledged, atomically.
@@ -159,7 +179,9 @@ class Receiver:
         taken = zip(values[::3], values[1::3], values[2::3], strict=True)
         queues, first = lists.queues, len(self._noted) + 1
         messages = [Taken(queues[(number - first) % len(queues)], _text(tag), message) for number, tag, message in taken]
-        error = filled if isinstance(filled, Exception) else _error_of(_text(failure)) if failure else None
+        self._misses = 0 if messages else self._misses + bool(self.looks_at)
+        self.looks_at = 0.0
+        error = filled if isinstance(filled, Exception) else _error_of(ResponseError(_text(failure))) if failure else None
         return Answer(messages, error)
 
     def _run(self, arguments: Sequence[Any], keys: Sequence[str]) -> list[Any]:
@@ -198,12 +220,14 @@ def _answer_of(connection: Any) -> Any:
     try:
         return connection.read_response()
     except ResponseError as exc:
-        return _refused(exc) if _REFUSAL.search(str(exc)) else exc
+        return _error_of(exc)
 
 
-def _error_of(failure: str) -> Exception:
-    """Return the error of a command within the script."""
-    return _refused(failure) if _REFUSAL.search(failure) else ResponseError(failure)
+def _error_of(answer: ResponseError) -> Exception:
+    """Return what to raise for an error of the server."""
+    if _REFUSAL.search(str(answer)):
+        return _refused(answer)
+    return redis.ConnectionError(f"The Redis broker serves nobody for now: {answer}") if is_away(answer) else answer
 
 
 def _refused(reason: object) -> ConfigurationError:

@@ -1,5 +1,6 @@
 -- Take messages, those of the highest priority first, and note each as unacknowledged before it leaves its list.
--- KEYS[1]   hash: tag -> [message, exchange, routing key] in JSON, as kombu writes and restores it
+-- KEYS[1]   hash: tag -> [message, "", queue] in JSON: by the default exchange kombu restores it to the queue it was taken from,
+--           and to no other that its own exchange routes it to
 -- KEYS[2]   sorted set: tag -> when the message was taken
 -- KEYS[3…]  lists whose last element is next: one for each queue at the highest priority, then at the one below, …
 -- ARGV: the most messages, the most bytes, now (seconds), how many lists in a row are taken from in turn, the name of each queue
@@ -7,11 +8,8 @@
 local most, bytes, now, in_turn = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local taken = {''}
 
-local function read(message)
-  local properties = cjson.decode(message).properties
-  local info = properties.delivery_info
-  if info.exchange == nil or info.routing_key == nil then error('no address') end
-  return properties.delivery_tag .. '', cjson.encode(info.exchange), cjson.encode(info.routing_key)
+local function tag_of(message)
+  return cjson.decode(message).properties.delivery_tag .. ''
 end
 
 local function queue_of(list)
@@ -19,11 +17,9 @@ local function queue_of(list)
 end
 
 local function note(message, list)
-  local is_read, tag, exchange, routing_key = pcall(read, message)
-  if not is_read then -- Python may read it
-    tag, exchange, routing_key = redis.sha1hex(message), '""', cjson.encode(queue_of(list))
-  end
-  local noted = '[' .. message .. ',' .. exchange .. ',' .. routing_key .. ']'
+  local is_read, tag = pcall(tag_of, message)
+  if not is_read then tag = redis.sha1hex(message) end -- Python may read it
+  local noted = '[' .. message .. ',"",' .. cjson.encode(queue_of(list)) .. ']'
   -- a message that was routed to several queues has the same tag in each
   while redis.call('HSETNX', KEYS[1], tag, noted) == 0 do tag = tag .. '+' .. #taken end
   redis.call('ZADD', KEYS[2], now, tag)

@@ -1,20 +1,26 @@
 """The transport, and the poller that receives for the channels of a connection."""
 
+import logging
 import socket
 import ssl
 from contextlib import ExitStack, suppress
+from os import getpid
 from queue import Empty
 from threading import get_ident
+from time import monotonic
 from typing import Any, Final
 
 from kombu.transport import redis as kombu_redis
 from kombu.utils.eventio import ERR, READ
+from redis import ResponseError
 
 from celery_sagas.worker.transport import PREFIX
+from celery_sagas.worker.transport.away import away_is_lost
 from celery_sagas.worker.transport.channel import Channel, SentinelChannel
 from celery_sagas.worker.transport.receiver import RECHECK_S
 
 _redis: Any = kombu_redis
+logger = logging.getLogger("celery_sagas")
 #: The scheme of a server with TLS.
 _TLS: Final = f"{PREFIX}rediss"
 
@@ -25,9 +31,20 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._channel_of: dict[int, Any] = {}  #: by the descriptor of its receiver
-        self._thread = 0
+        self._thread = self._pid = 0
         self._waker: _Waker | None = None
+        self._restores_at = monotonic() + RECHECK_S
         self.loop: Any = None  #: the event loop, if there is one
+        self._timer: Any = None
+
+    def enter(self, loop: Any) -> None:
+        """Receive in the turns of an event loop, of which there is one at least as often as the lists are read in any case."""
+        self._stop_timer()
+        self.loop, self._timer = loop, loop.call_repeatedly(RECHECK_S, self.wake)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def wake(self) -> None:
         """End the wait for a descriptor, or the next one."""
@@ -44,9 +61,10 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         if self._waker is None:
             self._waker = _Waker()
             self.poller.register(self._waker.fd, READ | ERR)
-        fd = channel.receiver.fileno()
-        self._channel_of[fd] = channel
-        self.poller.register(fd, READ | ERR)
+        for fd in channel.receiver.filenos():
+            self._channel_of[fd] = channel
+            self.poller.register(fd, READ | ERR)
+        self._pid = getpid()
 
     def unwatch(self, channel: Any) -> None:
         """Wait no longer for a channel's receiver."""
@@ -55,6 +73,8 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
             self._remove(fd)
 
     def _remove(self, fd: int) -> None:
+        if self._pid != getpid():
+            return  # a forked process shares the poller, and its parent still waits
         if self.loop is None:
             self.poller.unregister(fd)
         else:
@@ -77,8 +97,11 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
             self._waker.read()
         elif channel := self._channel_of.get(fileno):
             channel.read_invalidations()
+            if self.loop is not None and (pause_s := self._pause_s(monotonic())) < RECHECK_S:
+                self.loop.call_later(pause_s, self.wake)
         elif fileno in self._fd_to_chan:
-            super().on_readable(fileno)
+            with away_is_lost():
+                super().on_readable(fileno)
 
     def get(self, callback: Any, timeout: float | None = None) -> None:
         """Receive without an event loop: wait until there was a message.
@@ -86,22 +109,40 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         Raises:
             Empty: There was none within a second, or within the timeout.
         """
-        self._refresh_bindings()
-        if self._receive():
-            return
-        wait = RECHECK_S if timeout is None else min(timeout, RECHECK_S)
-        ready = [fd for fd, _ in self.poller.poll(wait) or ()]
+        self._do_what_timers_do()
+        now, is_any = monotonic(), self._receive()
+        pause_s = self._pause_s(now)
+        wait_s = pause_s if timeout is None else min(timeout, pause_s)
+        is_any = self._read_ready(0 if is_any else wait_s) or is_any
+        if not is_any and not self._receive():
+            raise Empty
+
+    def _pause_s(self, now: float) -> float:
+        """Return the seconds until a receiver looks for what it was told of, or until the lists are read in any case."""
+        times: list[float] = [channel.receiver.looks_at for channel in self._channel_of.values()]
+        return min([RECHECK_S, *(looks_at - now for looks_at in times if looks_at > now)])
+
+    def _read_ready(self, wait_s: float) -> bool:
+        """Wait for descriptors, read those that are readable, and return whether one was that of a fanout exchange."""
+        ready = [fd for fd, _ in self.poller.poll(wait_s) or ()]
         is_fanout = not self._fd_to_chan.keys().isdisjoint(ready)
         for fd in ready:
             self.on_readable(fd)
-        if not self._receive() and not is_fanout:
-            self.maybe_restore_messages()
-            raise Empty
+        return is_fanout
 
-    def _refresh_bindings(self) -> None:
-        """Keep the bindings of queues that expire, as a timer of the event loop does: since kombu 5.7."""
+    def _do_what_timers_do(self) -> None:
+        """Keep the bindings of queues that expire (since kombu 5.7), and restore messages, as an event loop's timers do."""
         if hasattr(self, "maybe_refresh_binding_expiry"):
             self.maybe_refresh_binding_expiry()
+        if (now := monotonic()) >= self._restores_at:
+            self._restores_at = now + RECHECK_S
+            self._restore()
+
+    def _restore(self) -> None:
+        try:
+            self.maybe_restore_messages()
+        except ResponseError:  # the event loop logs it, too: such as that the server has no memory left
+            logger.exception("cannot restore messages")
 
     def _receive(self) -> bool:
         """Hand over messages that have come, and return whether there were any."""
@@ -116,6 +157,7 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
 
     def close(self) -> None:
         """Forget all channels and descriptors."""
+        self._stop_timer()
         waker, self._waker = self._waker, None
         for fd in [*self._channel_of, *([waker.fd] if waker else [])]:
             self._remove(fd)
@@ -155,8 +197,9 @@ class Transport(_redis.Transport):  # type: ignore[misc]
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.cycle = Poller()
-        if client.transport_cls == _TLS and not client.ssl:
-            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}  # kombu knows its own scheme alone, and checks no certificate
+        if client.ssl is True or (client.transport_cls == _TLS and not client.ssl):
+            # kombu knows its own scheme alone, and checks no certificate; it takes True for no TLS
+            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
 
     def establish_connection(self) -> Any:
         """Connect, and see whether the server can be received from before anything else is asked of it.
@@ -175,7 +218,7 @@ class Transport(_redis.Transport):  # type: ignore[misc]
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Receive in the turns of an event loop."""
         super().register_with_event_loop(connection, loop)
-        self.cycle.loop = loop
+        self.cycle.enter(loop)
 
 
 class SentinelTransport(Transport):

@@ -9,6 +9,7 @@ import pytest
 import redis
 from kombu import Connection
 
+import celery_sagas.worker.transport.transport  # noqa: F401 - kombu would import it with what a test has replaced by then
 from tests.servers import unique
 from tests.waiting import DEADLINE_S
 

@@ -3,13 +3,17 @@
 import json
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import kombu
 import pytest
 import redis
-from kombu import Connection
+from kombu import Connection, Exchange
 
 from celery_sagas.worker.transport import receiver
+from tests.processes import in_child
+from tests.waiting import DEADLINE_S, wait_until
 from tests.worker.transport.conftest import Consume, Queue
 
 
@@ -100,6 +104,68 @@ def test_queues_are_taken_from_in_turn(queue: Queue, consume: Consume) -> None:
     assert sorted(consumer.drain(2)) == ["a1", "b1"]
 
 
+def test_events_are_handled_while_messages_wait(queue: Queue, consume: Consume) -> None:
+    """Such as the commands of Celery's remote control."""
+    consumer, events = consume(prefetch=1), list[Any]()
+    consumer.on_message = lambda message: message.ack()
+    with consumer.connection.channel() as channel, Connection(queue.url) as connection:
+        exchange = Exchange(f"{queue.name}-events", "fanout")(channel)
+        kombu.Queue(f"{queue.name}-events", exchange)(channel).declare()
+        channel.basic_consume(f"{queue.name}-events", True, events.append, consumer_tag="events")
+
+        def publish() -> None:
+            connection.Producer(exchange=exchange).publish("event")
+
+        wait_until(lambda: publish() or consumer.drain_once() or events, "an event")
+        queue.publish(*"a" * 50)
+        consumer.drain(1)
+        events.clear()
+        publish()
+        wait_until(lambda: consumer.drain_once() and events, "another event")
+        assert len(consumer.got) < 50
+    queue.client.delete(f"_kombu.binding.{queue.name}-events")
+
+
+def test_messages_are_restored_while_others_wait(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sagas.worker.transport.transport.RECHECK_S", 0)
+    queue.publish("killed")
+    with Connection(queue.url) as connection:
+        connection.channel().basic_get(queue.name)
+        queue.publish(*"abcdef")
+        consumer = consume(prefetch=1, visibility_timeout=-1)
+        consumer.on_message = lambda message: message.ack()
+        assert "killed" in consumer.drain(3)
+
+
+def test_messages_come_although_none_can_be_restored(
+    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as from a server that has no memory left for a lock."""
+    monkeypatch.setattr("celery_sagas.worker.transport.transport.RECHECK_S", 0)
+    consumer = consume()
+    monkeypatch.setattr(consumer.channel.qos, "restore_visible", refuse)
+    queue.publish("a")
+    assert consumer.drain(1) == ["a"]
+    assert "cannot restore messages" in caplog.text
+
+
+def refuse(**options: Any) -> None:
+    raise redis.ResponseError("OOM")
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_full_queues_are_taken_from_evenly_whatever_may_be_prefetched(queue: Queue, consume: Consume, prefetch: int) -> None:
+    """Though there are empty queues between them."""
+    names = [f"{queue.name}-{number}" for number in range(5)]
+    for name in (names[0], names[1]):
+        queue.publish(*[name] * 12, queue=name)
+    consumer = consume(*names, prefetch=prefetch)
+    consumer.on_message = lambda message: message.ack()
+    bodies = consumer.drain(12)[:12]
+    assert bodies.count(names[0]) == bodies.count(names[1]) == 6
+    queue.client.delete(*names)
+
+
 def test_queues_in_the_order_of_their_names_are_emptied_one_after_the_other(queue: Queue, consume: Consume) -> None:
     other = f"{queue.name}-other"
     queue.publish("b1", queue=other)
@@ -130,6 +196,28 @@ def test_an_idle_consumer_hears_of_new_messages(queue: Queue, consume: Consume, 
         assert len(consumer.drain(count)) == count
         thread.join()
         assert consumer.drain_once() == consumer.bodies
+
+
+def test_a_message_that_comes_right_after_the_lists_were_read_ends_the_wait(
+    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes before the server is asked to tell of the next one, and is seen by that command."""
+    consumer = consume()
+    consumer.drain_once()
+    queue.publish("taken by another")
+    queue.client.delete(queue.name)
+    poller, ask_all = consumer.connection.transport.cycle.poller, receiver._ask_all
+    assert poller.poll(DEADLINE_S)
+    consumer.channel.read_invalidations()
+
+    def publish_between(connection: Any, commands: Any) -> Any:
+        answers = ask_all(connection, commands[:1])
+        queue.publish("a")
+        return answers + ask_all(connection, commands[1:])
+
+    monkeypatch.setattr(receiver, "_ask_all", publish_between)
+    assert not consumer.channel.receive()
+    assert poller.poll(0)
 
 
 def test_messages_are_found_although_the_server_has_written_nothing(queue: Queue, consume: Consume) -> None:
@@ -237,6 +325,42 @@ def test_a_message_in_two_queues_is_noted_for_each(queue: Queue, consume: Consum
     assert queue.unacknowledged() == (0, 0)
 
 
+@pytest.fixture
+def topic(queue: Queue) -> Iterator[list[str]]:
+    """Publish a message to a topic exchange; return the two queues to which it was routed."""
+    names = [queue.name, f"{queue.name}-other"]
+    with Connection(queue.url) as connection, connection.channel() as channel:
+        bind(channel, names)
+        connection.Producer(channel).publish("a", exchange=queue.name, routing_key="any")
+    yield names
+    queue.client.delete(f"_kombu.binding.{queue.name}")
+
+
+def bind(channel: Any, names: list[str]) -> None:
+    """Declare a topic exchange, and the queues to which it routes each message."""
+    for name in names:
+        kombu.Queue(name, Exchange(names[0], "topic"), "#")(channel).declare()
+
+
+def test_a_message_in_two_queues_goes_back_to_each_once(queue: Queue, consume: Consume, topic: list[str]) -> None:
+    for _ in range(2):
+        consumer = consume(*topic)
+        bind(consumer.channel, topic)
+        consumer.drain(2)
+        consumer.connection.close()
+    assert [queue.client.llen(name) for name in topic] == [1, 1]
+
+
+def test_a_message_is_restored_by_a_consumer_that_does_not_know_its_exchange(
+    queue: Queue, consume: Consume, topic: list[str]
+) -> None:
+    """Such as a worker of another app on the same server."""
+    consume(*topic).drain(2)  # and is silent from now on
+    consume("unrelated", visibility_timeout=-1).channel.qos.restore_visible(interval=1)
+    assert queue.unacknowledged() == (0, 0)
+    assert [queue.client.llen(name) for name in topic] == [1, 1]
+
+
 def element(**properties: Any) -> str:
     """Return what a producer pushes, with other properties."""
     info = {"exchange": "", "routing_key": "q"}
@@ -328,29 +452,71 @@ def test_a_connection_that_is_lost_is_opened_again(
     assert queue.unacknowledged() == (2, 2)
 
 
-def test_a_server_that_closes_each_connection_is_away(queue: Queue, consume: Consume) -> None:
-    consumer = consume()
-    consumer.drain_once()
-    consumer.channel.receiver._invalidations._sock.shutdown(2)
-    with pytest.raises(redis.ConnectionError, match="closes each connection"):
-        consumer.drain(1)
+@pytest.mark.parametrize("of", ["_commands", "_invalidations"])
+def test_a_connection_that_is_lost_ends_the_wait(queue: Queue, consume: Consume, of: str) -> None:
+    """Also while no more messages may be taken: else an event loop would turn without end."""
+    queue.publish("a")
+    consumer = consume(prefetch=1)
+    consumer.drain(1)
+    lost = consumer.channel.receiver
+    lost.opened_at = 0
+    getattr(lost, of)._sock.shutdown(2)
+    cycle = consumer.connection.transport.cycle
+    for fd, _ in cycle.poller.poll(DEADLINE_S):
+        cycle.on_readable(fd)
+    assert consumer.channel.receiver is not lost
 
 
-def test_a_connection_that_is_lost_while_it_takes_messages_is_raised(
+def test_a_forked_process_that_closes_the_connection_leaves_the_parent_awake(
     queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it has taken is noted, and not known here."""
+    """Both share what waits for descriptors."""
+    monkeypatch.setattr("celery_sagas.worker.transport.transport.RECHECK_S", 60)
+    monkeypatch.setattr(receiver, "RECHECK_S", 60)
     consumer = consume()
-    with monkeypatch.context() as patch:
-        patch.setattr(receiver, "_answer_of", fail_to_answer)
-        with pytest.raises(redis.ConnectionError, match="no answer"):
-            consumer.drain(1)
+    consumer.drain_once()
+    assert in_child(lambda: consumer.connection.close() or True)
     queue.publish("a")
     assert consumer.drain(1) == ["a"]
 
 
-def fail_to_answer(connection: Any) -> Any:
-    raise redis.ConnectionError("no answer")
+def test_a_server_that_closes_each_connection_is_away(queue: Queue, consume: Consume) -> None:
+    consumer = consume()
+    consumer.drain_once()
+    consumer.channel.receiver._invalidations._sock.shutdown(2)
+    with pytest.raises(redis.ConnectionError, match="Cannot receive"):
+        consumer.drain(1)
+
+
+def test_a_connection_that_is_lost_while_it_takes_messages_is_opened_again(
+    queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has taken is noted, and not known here."""
+    consumer = consume()
+    consumer.drain_once()
+    consumer.channel.receiver.opened_at = 0
+    queue.publish("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(receiver, "_answer_of", Forgetful(receiver._answer_of))
+        consumer.drain_once()
+    queue.publish("b")
+    assert consumer.drain(1) == ["b"]
+    assert queue.unacknowledged() == (2, 2)
+
+
+class Forgetful:
+    """Loses the connection instead of the first answer."""
+
+    def __init__(self, answer_of: Callable[[Any], Any]) -> None:
+        self.answer_of = answer_of
+        self.has_failed = False
+
+    def __call__(self, connection: Any) -> Any:
+        answer = self.answer_of(connection)
+        if not self.has_failed:
+            self.has_failed = True
+            raise redis.ConnectionError("no answer")
+        return answer
 
 
 def test_messages_can_be_got_one_by_one(queue: Queue, consume: Consume) -> None:

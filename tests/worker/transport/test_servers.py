@@ -6,7 +6,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from kombu import Connection
+import redis
+from kombu import Connection, Exchange
+from kombu import Queue as Queue_
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.worker.transport import receiver
@@ -44,6 +46,12 @@ def test_certificates_are_checked() -> None:
     assert not used_by("sagas-redis://server").ssl
 
 
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "sentinel"])
+def test_tls_that_is_asked_for_is_used(scheme: str) -> None:
+    """Such as by ``broker_use_ssl = True``, with which kombu connects without."""
+    assert used_by(f"sagas-{scheme}://server", ssl=True).ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+
+
 def used_by(url: str, **options: Any) -> Any:
     """Return a connection whose transport was made."""
     connection = Connection(url, **options)
@@ -75,6 +83,17 @@ def test_a_server_behind_sentinels_is_found_although_one_is_away(server: RedisSe
             assert consumer.drain(1) == ["a"]
             consumer.got[0].ack()
         assert queue.unacknowledged() == (0, 0)
+
+
+def test_the_connections_of_the_receiver_count_for_no_limit(queue: Queue, consume: Consume) -> None:
+    """As many suffice as for kombu's transport."""
+    consumer = consume(max_connections=2)
+    Queue_("events", Exchange("events", "fanout"), channel=consumer.channel).declare()
+    consumer.channel.basic_consume("events", True, consumer._on_message, consumer_tag="events")
+    queue.publish("a")
+    assert consumer.drain(1) == ["a"]
+    consumer.got[0].ack()
+    assert queue.unacknowledged() == (0, 0)
 
 
 def test_an_old_server_is_refused(queue: Queue, consume: Consume, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +157,20 @@ def test_a_user_with_these_rights_alone_receives(server: RedisServer) -> None:
     with consumer.connection:
         assert consumer.drain(1) == ["a"]
         consumer.got[0].ack()
+
+
+@pytest.mark.parametrize("settle", ["ack", "reject", "requeue"])
+def test_a_message_that_cannot_be_settled_makes_room(server: RedisServer, settle: str) -> None:
+    """It comes back after the visibility time-out, if the server has not got the command."""
+    with server.client() as client:
+        queue = Queue(server.url, client)
+        queue.publish("a", "b")
+        consumer = Consumer(server.url, [queue.name], prefetch=1, socket_timeout=0.2)
+        with consumer.connection:
+            consumer.drain(1)
+            with server.silent(), pytest.raises(redis.TimeoutError):
+                getattr(consumer.got[0], settle)()
+            assert consumer.drain(2) == ["a", "b"]
 
 
 def test_a_server_without_memory_is_drained(server: RedisServer) -> None:
