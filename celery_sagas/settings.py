@@ -84,7 +84,7 @@ class Settings(BaseModel):
     #: The most messages of steps that a process of a worker's pool handles together; 1: each runs as a task.
     batch: Count = Field(default=50, ge=1, le=500)
     #: How many messages may follow one another in the process that commits them, where a step sends to a step; 0: none.
-    hand_over: Count = Field(default=0, ge=0, le=100)
+    hand_over: Count = Field(default=10, ge=0, le=100)
     #: Seconds for which handled messages are remembered, longer than the broker takes to deliver one again; without it, as long
     #: as the backend says: 7 days in SQL, one day in Redis.
     journal_retention: Seconds | None = Field(default=None, gt=0)

@@ -214,7 +214,7 @@ class _Consumer:
         self.qos = SimpleNamespace(value=1)
         self.restart_count = 0
         self.connection_errors = ()
-        self.event_dispatcher = SimpleNamespace(enabled=True)  # so that every message goes through the broker
+        self.event_dispatcher = SimpleNamespace(enabled=True, groups=set())  # so that every message goes through the broker
         self.task_buckets: dict[str, Any] = {}
 
     def on_task_request(self, request: Any) -> None:

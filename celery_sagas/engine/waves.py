@@ -19,7 +19,7 @@ from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import RevisionConflict, StoreError
 from celery_sagas.stores.operations import Commit, Find, Operation
-from celery_sagas.stores.records import Lookup, Outgoing
+from celery_sagas.stores.records import ID, KEY, Found, Lookup, Outgoing
 
 logger = logging.getLogger("celery_sagas")
 
@@ -42,8 +42,8 @@ class HandOver(NamedTuple):
     """How a message is handed over to the process that has committed it."""
 
     most: int  #: how many messages may follow each message of a batch
-    #: Returns the message of the last of the rows that a message has committed, if a step may handle it at once in this process.
-    #: Raises nothing.
+    #: Returns the message of the last of these rows, if a step may handle it at once in this process. The others were sent before
+    #: it, by the same message or by those that it follows in this batch, and are published. Raises nothing.
     take: Callable[[Sequence[Outgoing]], BatchedMessage | None]
 
 
@@ -63,11 +63,14 @@ class _Work:
     steps: Steps[Handled]
     committed: _Committed | None = None  #: its row, if it was handed over
     depth: int = 0  #: how many messages it follows
+    published: Sequence[Outgoing] = ()  #: rows of those
     outcome: Outcome | None = None
     conflicts: int = 0
     unique: int = 0  #: how many of the conflicts were about a key
     operation: Operation | None = None  #: for which the unit of work waits; ``None`` once it has ended
     lookup: Lookup | None = None  #: how its instance is looked up, once that is known
+    instance_id: str = ""  #: once it was found
+    may_set_keys: bool = True  #: by which others are found then: unless it was itself looked up by one that no instance has
 
     def proceed(self, answer: Any) -> None:
         """Pass the answer of the operation to the unit of work, up to its next operation.
@@ -119,7 +122,8 @@ class Batch:
         self._handlers_s = 0.0  #: how long the handlers took
         self._handlers = 0  #: how many have run
         self._has_run = False  #: whether a handler has run: a slow store must not keep all of them from it
-        self._left = set[Lookup | None]()  #: of messages that are left: the later ones must not overtake them
+        #: The lookups, instances and sagas of messages that are left: those that follow must not overtake them.
+        self._left = set[Lookup | str | Sequence[str]]()
 
     @property
     def outcomes(self) -> list[Outcome | None]:
@@ -139,14 +143,21 @@ class Batch:
                 may have been committed, which its repeat finds in the journal.
         """
         try:
-            waiting = [work for work in self._works if self._begin(work)]
-            while waiting and not self.is_cut:
-                waiting += [work for work in self._run_wave(_first_of_each_lookup(waiting)) if self._begin(work)]
-                waiting = [work for work in waiting if work.operation is not None and work.lookup not in self._left]
+            self._run_waves()
+        except Exception:
+            self._publish_the_rest()
+            raise
+        else:
             self._publish_the_rest()
         finally:
             for work in (*self._works, *self._followers):
                 work.steps.close()
+
+    def _run_waves(self) -> None:
+        waiting = [work for work in self._works if self._begin(work)]
+        while waiting and not self.is_cut:
+            waiting += [work for work in self._run_wave(_first_of_each_lookup(waiting)) if self._begin(work)]
+            waiting = [work for work in waiting if work.operation is not None and work.lookup not in self._left]
 
     def _attempt(self, delivery: Delivery, unique: int = 0) -> Steps[Handled]:
         timed = delivery._replace(call=partial(self._call, delivery.call))
@@ -179,9 +190,9 @@ class Batch:
     def _run_wave(self, wave: Sequence[_Work]) -> list[_Work]:
         """Handle messages of different instances, and publish what they send; return what was handed over instead."""
         began, done = self._clock(), list[tuple[_Work, Handled]]()
-        while wave:
-            answers = self._services.backend.many([work.operation for work in wave if work.operation is not None])
-            wave = [work for work, answer in zip(wave, answers, strict=True) if self._proceed(work, answer, done)]
+        answered = self._first_of_each_instance(self._perform(wave))
+        while answered:
+            answered = self._perform([work for work, answer in answered if self._proceed(work, answer, done)])
         due = [(work, [row for row in handled.outgoing if not row.due_at]) for work, handled in done]
         followers = [follower for work, rows in due if (follower := self._take_last(work, rows, began))]
         self._publish([each for each in due if each[1]], began)
@@ -191,17 +202,48 @@ class Batch:
             self._services.dispatcher.confirmations.add(handled_rows)
         return followers
 
+    def _perform(self, wave: Sequence[_Work]) -> list[tuple[_Work, Any]]:
+        """Perform the operations for which these wait; return them with the answers."""
+        answers = self._services.backend.many([work.operation for work in wave if work.operation is not None]) if wave else []
+        return list(zip(wave, answers, strict=True))
+
+    def _first_of_each_instance(self, found: Sequence[tuple[_Work, Any]]) -> list[tuple[_Work, Any]]:
+        """Return the first message of each instance; the others, which have looked it up in another way, begin again.
+
+        So does one that found nothing by an alternate key: an earlier message of its saga may be about to set that.
+        """
+        firsts, before = list[tuple[_Work, Any]](), set[str | Sequence[str]]()
+        for work, answer in found:
+            record = answer.record if isinstance(answer, Found) else None
+            work.instance_id = record.id if record else ""
+            work.may_set_keys = record is not None or work.lookup is None or work.lookup.property in (KEY, ID)
+            may_follow = {work.instance_id} if work.may_set_keys or work.lookup is None else {work.lookup.names}
+            if may_follow & self._left:
+                self._leave(work, "an earlier message, which may be of its instance, is handled alone")
+            elif may_follow & before:
+                self._restart(work)
+            else:
+                firsts.append((work, answer))
+                before |= _marks_of(work)
+        return firsts
+
+    def _restart(self, work: _Work) -> None:
+        """Have a message handled from its find on, in the next wave."""
+        work.steps.close()
+        work.steps = self._attempt(work.message.delivery, work.unique)
+        self._begin(work)
+
     def _take_last(self, work: _Work, rows: list[Outgoing], began: float) -> _Work | None:
         """Take away the last of the rows that a message has committed, if it may be handled in this process next."""
         hand_over = self._hand_over
         if not rows or hand_over is None or work.depth >= hand_over.most or self._clock() > self._until:
             return None
         taken: list[BatchedMessage | None] = []
-        self._in_context_of(work, lambda: taken.append(hand_over.take(rows)))
+        self._in_context_of(work, lambda: taken.append(hand_over.take([*work.published, *rows])))
         if (message := taken[0]) is None:
             return None
         committed = _Committed(rows.pop(), work, began)
-        follower = _Work(message, self._attempt(message.delivery), committed, work.depth + 1)
+        follower = _Work(message, self._attempt(message.delivery), committed, work.depth + 1, [*work.published, *rows])
         self._followers.append(follower)
         return follower
 
@@ -241,7 +283,7 @@ class Batch:
             if end.value.handled_before is None:
                 done.append((work, end.value))
             else:  # what it has left in the outbox must be published
-                self._left.add(work.lookup)
+                self._leave(work, "it was handled before")
         except RevisionConflict as conflict:
             self._begin_again(work, conflict)
         except self._interruptions:
@@ -264,15 +306,20 @@ class Batch:
         if conflict.reason == "locked" or work.conflicts > self._services.conflict_retries:
             self._leave(work, conflict)
         else:
-            work.steps = self._attempt(work.message.delivery, work.unique)
-            self._begin(work)
+            self._restart(work)
 
-    def _leave(self, work: _Work, error: Exception) -> None:
+    def _leave(self, work: _Work, reason: object) -> None:
         """Leave a message to be handled alone."""
         delivery, work.operation = work.message.delivery, None
-        if work.lookup is not None:
-            self._left.add(work.lookup)
-        logger.debug("%s[%s] is handled alone: %r", delivery.step.name, delivery.message_id, error)
+        if work.lookup:
+            self._left |= {work.lookup, *_marks_of(work)}
+        logger.debug("%s[%s] is handled alone: %r", delivery.step.name, delivery.message_id, reason)
+
+
+def _marks_of(work: _Work) -> set[str | Sequence[str]]:
+    """Return the id of a message's instance, and the names of its saga if one that finds nothing may be of that instance."""
+    names = {work.lookup.names} if work.lookup and work.may_set_keys else set()
+    return {*names, *({work.instance_id} - {""})}
 
 
 def _first_of_each_lookup(waiting: Sequence[_Work]) -> list[_Work]:

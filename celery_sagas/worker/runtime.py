@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -250,8 +250,23 @@ def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
         yield runtime.backends
         return
     settings = read_settings(app.conf)
-    with closing(open_app_backend(app, settings)) as backend, closing(_open_batches(settings, backend)) as batches:
+    with ExitStack() as closing:
+        backend = open_app_backend(app, settings)
+        closing.callback(backend.close)
+        batches = _open_batches(settings, backend)
+        if batches is not backend:
+            closing.callback(batches.close)
         yield list(dict.fromkeys((backend, batches)))
+
+
+def import_modules(app: Celery) -> None:
+    """Import the modules of an app's backends and of its publisher, without a connection: its forks need not do so again.
+
+    Raises:
+        ConfigurationError: A setting is wrong, or the backend's driver is missing.
+    """
+    with main_process_backends(app):
+        open_publisher(app).close()
 
 
 _lock = threading.Lock()

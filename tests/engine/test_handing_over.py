@@ -102,7 +102,7 @@ def test_what_is_sent_before_it_is_published_before_it_is_handled(engine: Engine
     chains = Chains(engine, starter(look))
     chains.handle(("1", 1))
     assert seen == [[], ["told 1"]]
-    assert chains.taken == [["told 1", "chain 1 0"], ["told 1"]]
+    assert chains.taken == [["told 1", "chain 1 0"], ["told 1", "told 1"]], "with what was sent before"
 
 
 def test_no_more_follow_a_message_than_may(engine: Engine) -> None:
@@ -217,18 +217,35 @@ def test_one_whose_process_dies_is_published_by_a_relay(engine: Engine, clock: C
     def die(operations: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
-            raise MemoryError
+            raise SystemExit
         return many(operations)
 
     monkeypatch.setattr(engine.backend, "many", die)
     chains = Chains(engine)
-    with pytest.raises(MemoryError):
+    with pytest.raises(SystemExit):
         chains.handle(("1", 1))
     engine.services.dispatcher.confirmations.flush()
     assert chains.published == ["told 1"]
     assert chains.outbox() == []
     clock.advance(int(GRACE_S * 1000))
     assert chains.outbox() == ["chain 1 0"]
+
+
+def test_those_that_an_interruption_leaves_are_published(engine: Engine) -> None:
+    """Such as a soft time limit, which strikes in one of them: the others must not wait for a relay."""
+
+    class Interruption(Exception): ...
+
+    def interrupt(order: Order, order_id: str, left: int) -> None:
+        if left == 0 and order_id == "2":
+            raise Interruption
+        chain(order, order_id, left)
+
+    chains = Chains(engine, starter(interrupt), interruptions=(Interruption,))
+    with pytest.raises(Interruption):
+        chains.handle(("1", 1), ("2", 1), ("3", 1))
+    assert kinds(chains.batch.outcomes) == [Kind.STARTED] * 3
+    assert [task for task in chains.published if task.startswith("chain")] == ["chain 1 0", "chain 2 0", "chain 3 0"]
 
 
 def test_it_is_taken_and_published_in_the_context_of_its_sender(engine: Engine) -> None:

@@ -160,6 +160,86 @@ def test_a_message_that_is_left_is_not_overtaken(engine: Engine) -> None:
     assert kinds(outcomes) == [Kind.STARTED, None, Kind.STARTED, None]
 
 
+def track(order: Order, order_id: str, tracking: str) -> None:
+    """Set an alternate key."""
+    order.tracking = tracking
+
+
+def deliver(order: Order, tracking: str, total: int = 1) -> None:
+    """Go on, found by an alternate key."""
+    order.total += total
+
+
+def fail(order: Order, order_id: str) -> None:
+    """Fail."""
+    raise Boom
+
+
+TRACK, DELIVER, FAIL = starter(track), handler(deliver, by="tracking"), handler(fail)
+
+
+class TestLookups:
+    """Messages of one instance may look it up in different ways: their order is kept."""
+
+    @pytest.fixture
+    def tracked(self, engine: Engine) -> Engine:
+        engine.handle(TRACK, order_id="1", tracking="T1")
+        return engine
+
+    def test_they_go_in_successive_waves(self, tracked: Engine, calls: list[list[str]]) -> None:
+        place_and_deliver = [delivery(PLACE, "m1", order_id="1"), delivery(DELIVER, "m2", tracking="T1")]
+        assert kinds(tracked.handle_together(*place_and_deliver)) == [Kind.HANDLED, Kind.HANDLED]
+        assert calls == [["Find", "Find"], ["Update"], ["Find"], ["Update"]], "no conflict"
+        assert tracked.data("1")["total"] == 2
+
+    def test_a_message_that_is_left_is_not_overtaken(self, tracked: Engine) -> None:
+        outcomes = tracked.handle_together(
+            delivery(FAIL, "m1", order_id="1"),
+            delivery(DELIVER, "m2", tracking="T1"),
+            delivery(PLACE, "m3", order_id="1"),
+            delivery(DELIVER, "m4", tracking="T1"),
+        )
+        assert kinds(outcomes) == [None] * 4
+
+    def test_what_an_earlier_message_sets_is_found(self, engine: Engine, calls: list[list[str]]) -> None:
+        outcomes = engine.handle_together(
+            delivery(TRACK, "m1", order_id="1", tracking="T1"),
+            delivery(TRACK, "m2", order_id="2", tracking="T2"),
+            delivery(DELIVER, "m3", tracking="T2"),
+            delivery(DELIVER, "m4", tracking="T3"),
+        )
+        assert kinds(outcomes) == [Kind.STARTED, Kind.STARTED, Kind.HANDLED, Kind.IGNORED]
+
+    def test_messages_that_find_nothing_share_a_wave(self, engine: Engine, calls: list[list[str]]) -> None:
+        """None of them sets a key."""
+        late = [delivery(DELIVER, f"m{number}", tracking=f"T{number}") for number in range(5)]
+        assert kinds(engine.handle_together(*late)) == [Kind.IGNORED] * 5
+        assert sum(operations.count("Find") for operations in calls) == 5
+
+    def test_what_a_message_that_is_left_would_set_is_waited_for(self, engine: Engine) -> None:
+        def track_and_fail(order: Order, order_id: str, tracking: str) -> None:
+            order.tracking = tracking
+            raise Boom
+
+        outcomes = engine.handle_together(
+            delivery(starter(track_and_fail), "m1", order_id="1", tracking="T1"),
+            delivery(TRACK, "m2", order_id="1", tracking="T2"),
+            delivery(DELIVER, "m3", tracking="T1"),
+            delivery(DELIVER, "m4", tracking="T2"),
+            delivery(PLACE, "m5", order_id="2"),
+        )
+        assert kinds(outcomes) == [None, None, None, None, Kind.STARTED]
+
+    def test_messages_that_are_found_by_their_keys_share_a_wave(self, tracked: Engine, calls: list[list[str]]) -> None:
+        """None of them waits for what another may set."""
+        outcomes = tracked.handle_together(
+            delivery(DELIVER, "m1", tracking="T1"), delivery(PLACE, "m2", order_id="2"), delivery(FINISH, "m3", order_id="3")
+        )
+        assert kinds(outcomes) == [Kind.HANDLED, Kind.STARTED, Kind.IGNORED]
+        assert calls[0] == ["Find"] * 3
+        assert calls.count(["Find"]) == 0
+
+
 def test_what_is_sent_may_be_published_in_the_context_of_its_handler(engine: Engine) -> None:
     calls: list[list[str]] = []
     inside: list[str] = []

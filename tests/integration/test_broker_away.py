@@ -20,8 +20,8 @@ GRACE = 3.0
 
 
 def _deployment(deploy: Deploy, broker: str, proxy: Proxy, **settings: Any) -> Deployment:
-    """Return a deployment whose workers consume directly and publish through the proxy."""
-    deployment = deploy("counters", broker, "sqlite", saga_dispatch_grace=GRACE, **settings)
+    """Return a deployment whose workers consume directly and publish through the proxy, also what a step sends to a step."""
+    deployment = deploy("counters", broker, "sqlite", saga_dispatch_grace=GRACE, saga_hand_over=0, **settings)
     deployment.settings["broker_read_url"] = deployment.broker
     deployment.settings["broker_write_url"] = proxy.url
     return deployment

@@ -28,7 +28,7 @@ from tests.waiting import DEADLINE_S, wait_until
     ("engine", "broker"), matrix(("sqlite", "rabbitmq"), ("postgresql", "redis"), ("mariadb", "rabbitmq"), ("redis", "rabbitmq"))
 )
 def test_nothing_is_lost_or_doubled_wherever_its_process_dies(deploy: Deploy, engine: str, broker: str) -> None:
-    deployment = deploy("kill_points", broker, engine)
+    deployment = deploy("kill_points", broker, engine, saga_hand_over=0)
     worker = deployment.start("prefork", len(POINTS)).wait_ready()
     wanted = [(point, amount) for amount in (1, 10) for point in POINTS]
     for point, amount in wanted[: len(POINTS)]:
@@ -50,7 +50,7 @@ def test_nothing_is_lost_or_doubled_wherever_its_process_dies_that_hands_it_over
     deploy: Deploy, engine: str, broker: str
 ) -> None:
     """A relay publishes what was committed and not handled."""
-    deployment = deploy("kill_points", broker, engine, saga_dispatch_grace=2, saga_hand_over=10)
+    deployment = deploy("kill_points", broker, engine, saga_dispatch_grace=2)
     worker = deployment.start("prefork", 2).wait_ready()
     wanted = send_to_their_deaths(deployment, ADD_AND_TELL, HANDED_OVER_POINTS)
     assert_conserved(deployment, wanted)
@@ -86,7 +86,7 @@ MISSING_POINTS = points("find", "outcome", "record", "publish", "confirm")
 
 def test_what_is_missing_is_told_once_wherever_its_process_dies(deploy: Deploy) -> None:
     """There is no instance: the journal alone knows of the message."""
-    deployment = deploy("kill_points", "rabbitmq", "postgresql")
+    deployment = deploy("kill_points", "rabbitmq", "postgresql", saga_hand_over=0)
     deployment.start("prefork", 2).wait_ready()
     wanted = send_to_their_deaths(deployment, "counter.tell_of_missing", MISSING_POINTS)
     deployment.wait_handled("counter.tell_of_missing", len(wanted))
@@ -184,7 +184,7 @@ def assert_dead_letters_of_nobody(deployment: Deployment, names: list[str]) -> N
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_end_is_told_once_wherever_its_process_dies(deploy: Deploy, engine: str) -> None:
     """The repeat finds no instance, and what its commit has sent."""
-    deployment = deploy("counters", "rabbitmq", engine)
+    deployment = deploy("counters", "rabbitmq", engine, saga_hand_over=0)
     wanted = [(point, 7) for point in POINTS]
     worker = deployment.start("prefork", 2).wait_ready()
     send_all(deployment, ADD, wanted)

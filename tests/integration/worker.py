@@ -218,14 +218,16 @@ class Deployment:
         *options: str,
         queue: str = "",
         is_fresh: bool = False,
+        is_quiet: bool = True,
         **environment: str,
     ) -> Worker:
-        """Start a worker; see ``Worker.wait_ready``."""
+        """Start a worker, which tells others nothing of itself if it is quiet; see ``Worker.wait_ready``."""
         level = environment.pop("level", "INFO")
         name = unique("worker")
         command = ["worker", "-Q", queue or self.name, "-P", pool, "-c", str(concurrency), "-l", level]
-        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--hostname", f"{name}@localhost"]
-        return self._run([*command, *quiet, *options], environment, name, is_fresh or pool == "gevent")
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"] if is_quiet else []
+        named = [*command, *quiet, "--hostname", f"{name}@localhost", *options]
+        return self._run(named, environment, name, is_fresh or pool == "gevent")
 
     def start_relay(self, **environment: str) -> Worker:
         """Start the relay alone; it has written ``The relay runs.`` once it does."""

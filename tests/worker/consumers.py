@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import Celery
 from celery.worker.state import task_accepted
+from kombu import Queue
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 
@@ -53,14 +54,16 @@ class Consumer:
     def __init__(self, prefetched: int = 8, processes: int = 1, *, prefork: bool = True) -> None:
         self.alone: list[Request] = []
         self.timed: list[Callable[[], None]] = []
+        self.lingers_s: list[float] = []  #: after which each of them is called
         self.jobs: list[dict[str, Any]] = []
         self.decremented = 0
         self.restart_count = 0
         self.connection_errors = (OSError,)
         self.qos = SimpleNamespace(value=prefetched, decrement_eventually=self._decrement)
-        self.timer = SimpleNamespace(call_after=lambda seconds, call: self.timed.append(call))
+        self.timer = SimpleNamespace(call_after=self._call_after)
         self.app = Celery("worker", set_as_current=False)
-        self.event_dispatcher = SimpleNamespace(enabled=False)
+        self.event_dispatcher = SimpleNamespace(enabled=True, groups={"worker"})  # as for a worker's heartbeats
+        self.task_consumer: Any = SimpleNamespace(queues=[Queue("one"), Queue("two")])
         self.task_buckets: dict[str, Any] = {}
         self.pool = SimpleNamespace(
             apply_async=self._apply, num_processes=processes, uses_semaphore=prefork, active=True, is_green=False
@@ -87,6 +90,10 @@ class Consumer:
     def sizes(self) -> list[int]:
         """How many messages each job has."""
         return [len(job["parts"]) for job in self.jobs]
+
+    def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.timed.append(call)
+        self.lingers_s.append(seconds)
 
     def _decrement(self) -> None:
         self.decremented += 1

@@ -39,7 +39,6 @@ class ItemBatches(BatchConsumer):
     """Collects the messages of one aggregator."""
 
     linger_s = 0.05
-    of_prefetched = 0.5
 
     def __init__(self, consumer: Any, task: Any) -> None:
         super().__init__(consumer)

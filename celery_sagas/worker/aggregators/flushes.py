@@ -32,10 +32,23 @@ def ask(runtime: Runtime, definition: AggregatorDefinition, group: str, delay_s:
     Returns:
         Whether the broker is available.
     """
+    return _ask(runtime, definition, [group], delay_s)
+
+
+def ask_for_the_rest(runtime: Runtime, definition: AggregatorDefinition, groups: Sequence[str]) -> None:
+    """Request the flush of groups in two messages: so two processes of the pool go on with those of one."""
+    middle = -(-len(groups) // 2)
+    for part in filter(None, (groups[:middle], groups[middle:])):
+        if not _ask(runtime, definition, part):
+            return
+
+
+def _ask(runtime: Runtime, definition: AggregatorDefinition, groups: Sequence[str], delay_s: float = 0.0) -> bool:
     try:
-        publish_flush(runtime, definition, [group], delay_s)
+        publish_flush(runtime, definition, groups, delay_s)
     except PublishError as exc:
-        logger.warning("%s: the flush of the group %r is asked for by a relay later: %s", definition.name, group, exc)
+        shown = f"the group {groups[0]!r}" if len(groups) == 1 else f"{len(groups)} groups"
+        logger.warning("%s: the flush of %s is asked for by a relay later: %s", definition.name, shown, exc)
         return False
     return True
 

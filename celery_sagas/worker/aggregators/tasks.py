@@ -3,6 +3,7 @@
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from celery_sagas.engine.aggregators.flush import Flush, Flushed, FlushVerdict
 from celery_sagas.engine.session import refuse_inline
 from celery_sagas.errors import InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
-from celery_sagas.worker.aggregators.flushes import add_items, ask
+from celery_sagas.worker.aggregators.flushes import add_items, ask, ask_for_the_rest
 from celery_sagas.worker.celery_internals import time_limit_s
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
 from celery_sagas.worker.failures.dead_letters import announce, failing
@@ -141,16 +142,20 @@ def flush_groups(task: FlushTask, groups: Sequence[str]) -> Any:
     """Flush one batch of each group whose trigger has fired; return the function's result, if there is one group.
 
     With one group, an error of the function is the task's. Of several groups, one that fails is flushed again by a message of its
-    own, and so is each that has not begun once the others have taken a quarter of a second.
+    own. Those that have not begun once the others have taken a quarter of a second, or after an error of the library, are left to
+    other messages.
     """
     if len(groups) == 1:
         return flush_group(task, groups[0])
-    began = time.monotonic()
-    for group in groups:
-        if time.monotonic() - began < _TOGETHER_S:
-            _flush_one_of_many(task, group)
-        else:
-            ask(runtime_of(task.app), task.saga_aggregator, group)
+    began, waiting = time.monotonic(), deque(groups)
+    try:
+        while waiting and time.monotonic() - began < _TOGETHER_S:
+            _flush_one_of_many(task, waiting.popleft())
+    except TaskPredicate:  # the message is delivered again
+        waiting.clear()
+        raise
+    finally:
+        ask_for_the_rest(runtime_of(task.app), task.saga_aggregator, list(waiting))
     return None
 
 
@@ -178,7 +183,7 @@ def _flush(task: FlushTask, group: str) -> Flushed:
         definition=definition,
         rules=runtime.rules_of(definition),
         group=group,
-        call=_caller(task),
+        call=_caller(task, group),
         ask=functools.partial(ask, runtime, definition),
         judge=functools.partial(_judge, task),
         time_limit_s=time_limit_s(task),
@@ -220,9 +225,20 @@ def _seconds_until(task: FlushTask, asked: RetryAsked) -> float:
     return max(0.0, (maybe_make_aware(when) - task.app.now()).total_seconds()) if when is not None else 0.0
 
 
-def _caller(task: FlushTask) -> Callable[[Batch[Any]], Any]:
-    function = failing()(task.saga_aggregator.function)
-    return functools.partial(function, task) if task.saga_aggregator.bind else function
+def _caller(task: FlushTask, group: str) -> Callable[[Batch[Any]], Any]:
+    """Return the function for the batches of a group, whose ``self.retry()`` publishes a message for this group alone."""
+    definition, request = task.saga_aggregator, task.request
+    function = failing()(definition.function)
+    call = functools.partial(function, task) if definition.bind else function
+
+    def call_for_group(batch: Batch[Any]) -> Any:
+        args, request.args = request.args, [group]
+        try:
+            return call(batch)
+        finally:
+            request.args = args
+
+    return call_for_group
 
 
 def _item_of(definition: AggregatorDefinition, id: str, value: Any, max_bytes: int) -> tuple[str, NewItem]:

@@ -27,6 +27,8 @@ logger = logging.getLogger("celery_sagas")
 SLOW_S = 60.0
 #: Messages that are handed to one process rather than divided: the others take those that come next.
 LEAST = 8
+#: Seconds that a message waits for others for each message of the batch before: where few come, waiting gathers nothing.
+_LINGER_PER_MESSAGE_S = 0.002
 
 
 class Settled(NamedTuple):
@@ -46,8 +48,8 @@ class BatchConsumer(ABC):
 
     #: Seconds that a message waits for others.
     linger_s: ClassVar[float]
-    #: The part of the worker's limit of unacknowledged messages that waits at most, so that it receives more meanwhile.
-    of_prefetched: ClassVar[float] = 1.0
+    #: Seconds that it waits at most after a large batch.
+    most_linger_s: ClassVar[float] = 0.0
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -55,7 +57,8 @@ class BatchConsumer(ABC):
         self._waiting: deque[Any] = deque()
         self._left: deque[Any] = deque()  #: by batches: they run as tasks, before all others
         self._closed: deque[Sequence[Any]] = deque()  #: batches that came before a message which runs as a task
-        self._jobs: dict[object, int] = {}  #: the batches that the pool runs, with their sizes
+        self._jobs: dict[object, int] = {}  #: the batches that the pool runs, with their sizes; 0: it has reported on it
+        self._last_size = 0  #: of the batch before
         self._is_timed = False
         self._wants_place = False
         self._ended_at = 0.0
@@ -125,13 +128,18 @@ class BatchConsumer(ABC):
             self._send()
         elif not self._is_timed:
             self._is_timed = True
-            self._consumer.timer.call_after(self.linger_s, self._end_linger)
+            linger_s = min(self.most_linger_s, self._last_size * _LINGER_PER_MESSAGE_S)
+            self._consumer.timer.call_after(max(self.linger_s, linger_s), self._end_linger)
 
     def _most_waiting(self) -> float:
-        """Return how many messages may wait: beside those that are being handled, no more than may be prefetched are received."""
+        """Return how many messages may wait: beside those that are being handled, no more than may be prefetched are received.
+
+        They are divided so that while a batch runs in each place, another one waits, and no place is idle.
+        """
         prefetched, most = self._consumer.qos.value, self.most * self.parts
         running = sum(list(self._jobs.values()))  # a copy: threads of the pool remove theirs
-        return max(1, min(most, prefetched * self.of_prefetched, prefetched - running)) if prefetched else most
+        each = max(LEAST, prefetched / (self.parts + 1))
+        return max(1, min(most, each, prefetched - running)) if prefetched else most
 
     def _end_linger(self) -> None:
         self._is_timed = False
@@ -182,7 +190,7 @@ class BatchConsumer(ABC):
             self._places.release()
             return
         job, conf = object(), self._consumer.app.conf
-        self._jobs[job] = len(requests)
+        self._jobs[job] = self._last_size = len(requests)
         settle = partial(self._report, self._settle, job, requests)
         try:
             self._consumer.pool.apply_async(
@@ -196,6 +204,8 @@ class BatchConsumer(ABC):
                 soft_timeout=conf.task_soft_time_limit,
             )
         except Exception as exc:  # such as a message that cannot be encoded
+            if not self._jobs.get(job):  # it was sent: a pool in this process has reported on it
+                raise
             logger.warning("%d messages run one by one, since their batch cannot be sent: %r", len(requests), exc)
             forget_job(self._consumer.pool, settle)
             self._run_as_tasks(requests)
@@ -207,8 +217,10 @@ class BatchConsumer(ABC):
             request.is_batched = True
             request.on_accepted(pid, accepted_at)
 
-    def _report(self, call: Callable[..., object], *args: Any) -> None:
-        self._places.report(partial(call, *args))
+    def _report(self, call: Callable[..., object], job: object, *args: Any) -> None:
+        if job in self._jobs:
+            self._jobs[job] = 0
+        self._places.report(partial(call, job, *args))
 
     def _settle(self, job: object, requests: Sequence[Any], settled: Any) -> None:
         """Acknowledge the handled messages, and run the rest as tasks."""

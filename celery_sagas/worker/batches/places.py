@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 #: Places for batches where all tasks run in one process: one batch computes while the other waits for the store.
@@ -86,6 +87,7 @@ class Slots(Places):
         self._count = min(_IN_ONE_PROCESS, consumer.pool.num_processes or 1)
         self._free: deque[None] = deque([None] * self._count)
         self._wanted: deque[Callable[[], object]] = deque()
+        self._granting: set[int] = set()  #: threads, or greenlets
 
     @property
     def count(self) -> int:
@@ -103,8 +105,10 @@ class Slots(Places):
         self.release()
 
     def run(self, request: Any) -> None:
-        self._consumer.on_task_request(request)
-        self.release()
+        try:
+            self._consumer.on_task_request(request)
+        finally:
+            self.release()
 
     def report(self, call: Callable[[], object]) -> None:
         if self._may_block:  # the timer may wait for a slot: Celery has it run tasks whose eta has come, too
@@ -113,17 +117,38 @@ class Slots(Places):
             call()
 
     def _grant(self) -> None:
+        """Use free slots; what is released, or wanted, meanwhile in this thread is left to the call that is under way.
+
+        Raises:
+            Exception: The first error of those that have used a slot, once no other is wanted.
+        """
+        thread, errors = get_ident(), list[Exception]()
+        if thread in self._granting:
+            return
+        self._granting.add(thread)
+        try:
+            while use := self._next():
+                try:
+                    use()
+                except Exception as exc:
+                    errors.append(exc)
+        finally:
+            self._granting.discard(thread)
+        if errors:
+            raise errors[0]
+
+    def _next(self) -> Callable[[], object] | None:
+        """Take a free slot, and return what wants it."""
         while self._wanted:
             try:
                 self._free.popleft()
             except IndexError:
-                return
+                return None
             try:
-                use = self._wanted.popleft()
+                return self._wanted.popleft()
             except IndexError:  # another thread was faster
                 self._free.append(None)
-            else:
-                use()
+        return None
 
 
 def places_of(consumer: Any) -> Places:

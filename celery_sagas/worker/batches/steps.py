@@ -35,6 +35,7 @@ class StepBatches(BatchConsumer):
     """Collects the messages of all steps of a worker whose batches may have as many messages."""
 
     linger_s = 0.005
+    most_linger_s = 0.02
 
     def __init__(self, consumer: Any, most: int, *, hands_over: bool = False) -> None:
         super().__init__(consumer)
@@ -190,15 +191,16 @@ class _Handling:
             self._runtime.services,
             [each.batched for each in self._messages.values()],
             (SoftTimeLimitExceeded,),
-            publishes_each=len(signals.before_task_publish.receivers) > 1,  # beside the library's own
+            publishes_each=_is_publishing_watched(),
             hand_over=HandOver(self._runtime.settings.hand_over, self._take) if self._queues else None,
         )
         self._batch.handle()
 
     def _take(self, rows: Sequence[Outgoing]) -> BatchedMessage | None:
-        """Take over the last message that a step has sent, if it may be handled here."""
+        """Take over the last of these messages, if it may be handled here."""
         try:
-            request = request_of(self._runtime, rows, self._queues, self._described[0]["hostname"])
+            hostname, batched = self._described[0]["hostname"], len(self._described)
+            request = request_of(self._runtime, rows, self._queues, hostname, batched=batched)
             if request is None:
                 return None
             self._handed_over.append(_Message(self._app, self._runtime, request))
@@ -226,6 +228,11 @@ class _Handling:
     def is_slow(self) -> bool:
         """Whether the handlers took too long."""
         return self._batch is not None and self._batch.is_slow
+
+
+def _is_publishing_watched() -> bool:
+    """Return whether somebody listens to what is published, beside this library."""
+    return len(signals.before_task_publish.receivers) > 1 or bool(signals.after_task_publish.receivers)
 
 
 def _conclude(message: _Message, outcome: Outcome, seconds: float) -> None:

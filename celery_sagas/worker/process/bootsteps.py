@@ -1,6 +1,7 @@
 """The worker's bootsteps: the backend is made ready, or refused, before anything is consumed; then the relay runs."""
 
 import logging
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +20,7 @@ from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
 from celery_sagas.worker.process.relay import RelayThread
 from celery_sagas.worker.requests.answers import confirm_answers
-from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of, warn_of_default_backend
+from celery_sagas.worker.runtime import Runtime, close_runtime, import_modules, runtime_of, warn_of_default_backend
 
 logger = logging.getLogger("celery_sagas")
 
@@ -37,13 +38,16 @@ class PrepareBackend(bootsteps.StartStopStep):
     def create(self, worker: Any) -> None:
         """Prepare the backend before the pool's processes are made.
 
-        They do not see a time limit of the command line, and each of them would log the default backend again.
+        They do not see a time limit of the command line. Each of them would log the default backend again, and import the
+        backend's modules again, which takes longer than a thousand messages.
         """
         guard_targets(worker.pool)
         if worker.time_limit:
             worker.app.conf.task_time_limit = worker.time_limit
         if registry:
             warn_of_default_backend(worker.app)
+            with suppress(Exception):  # which ``start`` meets again, when Celery logs
+                import_modules(worker.app)
 
     def start(self, worker: Any) -> None:
         """Prepare the backend; an error ends the worker. Connections are closed: the pool's processes must not inherit them."""

@@ -47,11 +47,11 @@ def _buffered(app: Celery) -> list[str]:
 
 
 def test_half_of_what_a_worker_may_have_unacknowledged_goes_together() -> None:
-    consumer = Consumer(prefetched=8, processes=4)
+    consumer = Consumer(prefetched=20, processes=4)
     batch_consumer = _batch_consumer(consumer)
-    for number in range(8):
+    for number in range(20):
         batch_consumer.on_task_request(Request(number))
-    assert consumer.sizes == [4, 4]
+    assert consumer.sizes == [10, 10]
 
 
 def test_a_message_that_others_follow_runs_alone() -> None:

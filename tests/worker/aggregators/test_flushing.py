@@ -126,17 +126,54 @@ class TestGroups:
         assert counts(worker.app) == (0, 0, 0)
         assert worker.waiting() == []
 
-    def test_those_that_are_not_begun_in_time_get_messages_of_their_own(
+    def test_those_that_are_not_begun_in_time_are_left_to_two_messages(
         self, worker: Worker, collected: Collected, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("celery_sagas.worker.aggregators.tasks._TOGETHER_S", 0.0)
-
-        self.flush(worker, "d1", "d2", "d3")
+        """Two processes go on with them."""
+        with monkeypatch.context() as patch:
+            patch.setattr("celery_sagas.worker.aggregators.tasks._TOGETHER_S", 0.0)
+            self.flush(worker, "d1", "d2", "d3")
 
         assert collected.batches == []
-        assert [again.args for again in worker.waiting()] == [["d1"], ["d2"], ["d3"]]
+        assert [again.args for again in worker.waiting()] == [["d1", "d2"], ["d3"]]
         worker.run()
         assert counts(worker.app) == (0, 0, 0)
+
+    def test_a_broker_that_is_away_is_asked_once_for_those_that_are_not_begun_in_time(
+        self, worker: Worker, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+
+        def publish(runtime: Any, definition: Any, groups: Any, delay_s: float = 0.0) -> None:
+            asked.append(groups)
+            raise PublishError("away", connection=True)
+
+        monkeypatch.setattr("celery_sagas.worker.aggregators.tasks._TOGETHER_S", 0.0)
+        monkeypatch.setattr("celery_sagas.worker.aggregators.flushes.publish_flush", publish)
+        self.flush(worker, "d1", "d2", "d3")
+
+        assert asked == [["d1", "d2"]]
+
+    def test_an_error_of_the_library_leaves_the_others_to_other_messages(
+        self, worker: Worker, collected: Collected, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runtime_of(worker.app).batches.aggregates, "claim", raising(Boom("unexpected")))
+
+        assert isinstance(self.flush(worker, "d1", "d2", "d3").error, Boom)
+
+        assert [again.args for again in worker.waiting()] == [["d2"], ["d3"]]
+
+    def test_a_function_that_retries_retries_its_group_alone(self, worker: Worker) -> None:
+        @aggregator(size=2, bind=True, name="shop.again", group_by=str)
+        def again(task: Any, batch: Batch[int]) -> None:
+            raise task.retry(countdown=0)
+
+        again.add_many([1, 1, 2, 2])
+        worker.app.control.purge()
+        worker.app.tasks["shop.again.flush"].apply_async(("1", "2"))
+        assert worker.one().error is None
+
+        assert [message.args for message in worker.waiting()] == [["1"], ["2"]]
 
     def test_none_is_lost_while_the_store_is_away(
         self, worker: Worker, collected: Collected, monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,12 @@ class LargeBatches(Batches):
     most = 50
 
 
+class LingeringBatches(LargeBatches):
+    """Waits for more messages after large batches."""
+
+    most_linger_s = 0.02
+
+
 @pytest.mark.parametrize(
     ("processes", "count", "sizes"),
     [(2, 1, [1]), (2, LEAST, [LEAST]), (2, 17, [9, 8]), (3, 20, [7, 7, 6]), (3, 10, [5, 5]), (1, 40, [40]), (1, 50, [50])],
@@ -119,10 +125,33 @@ def test_what_waits_is_handed_out_evenly_in_its_order(processes: int, count: int
 def test_a_pool_in_one_process_gets_two_batches_at_once() -> None:
     consumer = Consumer(prefetched=60, processes=50, prefork=False)
     receive(LargeBatches(consumer), 60)
-    assert consumer.sizes == [30, 30]
-    receive(LargeBatches(consumer), 5)
     for end in consumer.timed:
         end()
+    assert consumer.sizes == [10, 10]
+
+
+def test_another_batch_waits_while_one_runs_in_each_place() -> None:
+    """Else a place would be idle until messages were acknowledged, and others received."""
+    consumer = Consumer(prefetched=60, processes=2)
+    batches = LargeBatches(consumer)
+    receive(batches, 19)
+    assert consumer.sizes == []
+    receive(batches, 1)
+    assert consumer.sizes == [10, 10]
+    receive(batches, 20)
+    consumer.end(0, "callback", Settled([]))
+    assert consumer.sizes == [10, 10, 20]
+
+
+def test_messages_wait_longer_after_a_large_batch() -> None:
+    """Where many come, waiting gathers many: each batch has a trip of its own to the broker, to the pool and to the store."""
+    consumer = Consumer(prefetched=200)
+    batches = LingeringBatches(consumer)
+    for count in (1, 1, 4, 8, 40, 1, 1):
+        receive(batches, count)
+        consumer.timed.pop()()
+        consumer.end(len(consumer.jobs) - 1, "callback", Settled([]))
+    assert consumer.lingers_s == pytest.approx([0.005, 0.005, 0.005, 0.008, 0.016, 0.02, 0.005])
 
 
 class TestPlaces:
@@ -247,7 +276,7 @@ class TestPlaces:
         assert (consumer.alone, consumer.sizes) == ([first[1]], [3])
 
     def test_what_two_batches_leave_runs_in_the_order_of_arrival(self) -> None:
-        consumer = Consumer(prefetched=10, processes=2)
+        consumer = Consumer(prefetched=30, processes=2)
         batches = Batches(consumer)
         first, second = receive(batches, 5), receive(batches, 5)
         assert consumer.sizes == [5, 5]
@@ -263,6 +292,59 @@ class TestPlaces:
         receive(batches, 2)
         [alone] = receive(batches, 1, embedded={"chain": [{"task": "next"}]})
         assert (consumer.sizes, consumer.alone) == ([2], [alone])
+
+
+class Many(Batches):
+    """Hands out at most a thousand messages at once."""
+
+    most = 1_000
+
+
+class TestInOneProcess:
+    """A pool in the worker's process reports where it is given something to do."""
+
+    def test_however_many_messages_run_alone_the_places_are_free_again(self) -> None:
+        consumer = Consumer(prefetched=0, processes=1, prefork=False)
+        batches = Many(consumer)
+        requests = receive(batches, 1_000)
+        consumer.timed.pop()()
+        consumer.end(0, "callback", Settled(range(1_000)))
+        assert consumer.alone == requests
+        receive(batches, 1)
+        consumer.timed.pop()()
+        assert consumer.sizes == [1_000, 1]
+
+    def test_a_task_that_raises_gives_its_place_to_the_next(self) -> None:
+        consumer = Consumer(prefetched=0, processes=1, prefork=False)
+
+        def fail(request: Any) -> None:
+            consumer.alone.append(request)
+            if len(consumer.alone) == 1:
+                raise ValueError(request.id)
+
+        consumer.on_task_request = fail  # type: ignore[method-assign]
+        batches = Many(consumer)
+        requests = receive(batches, 3)
+        consumer.timed.pop()()
+        with pytest.raises(ValueError, match="message 0"):
+            consumer.end(0, "callback", Settled([0, 1, 2]))
+        assert consumer.alone == requests
+        receive(batches, 1)
+        consumer.timed.pop()()
+        assert consumer.sizes == [3, 1]
+
+    def test_a_batch_whose_report_fails_was_sent(self) -> None:
+        """Its messages do not run again."""
+        consumer = Consumer(prefetched=0, processes=1, prefork=False)
+
+        def report(target: Any, args: Any, *, callback: Callable[[object], None], **_: Any) -> None:
+            callback(Settled([5]))  # which it does not have
+
+        consumer.pool.apply_async = report
+        receive(Many(consumer), 1)
+        with pytest.raises(IndexError):
+            consumer.timed.pop()()
+        assert consumer.alone == []
 
 
 class TestUrgency:

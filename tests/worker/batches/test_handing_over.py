@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, current_task, signals
+from celery.canvas import Signature
 
 from celery_sagas import Saga
 from celery_sagas.engine import waves
@@ -19,6 +20,13 @@ from tests.worker.batches.test_steps import message
 from tests.worker.consumers import Consumer
 
 Shop = Any
+
+
+class Delayed(Task):
+    """Has messages run in an hour."""
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        return super().apply_async(*args, **{**options, "countdown": 3600})
 
 
 @pytest.fixture
@@ -66,12 +74,20 @@ def shop(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Shop:
     def alone(parcel: Parcel, order_id: str) -> None:
         parcel.count += 1
 
+    @Parcel.starts(base=Delayed)
+    def delayed(parcel: Parcel, order_id: str) -> None:
+        parcel.count += 1
+
+    @Parcel.starts(batch=2)
+    def few(parcel: Parcel, order_id: str) -> None:
+        parcel.count += 1
+
     @app.task(name="told")
     def told(order_id: str) -> None:
         """Do nothing."""
 
     app.finalize()
-    for step in (place, ship, pack, fail, limited, alone, told):
+    for step in (place, ship, pack, fail, limited, alone, few, delayed, told):
         setattr(shop, step.name.rpartition(".")[2], step)
     shop.order, shop.parcel = Order, Parcel
     return shop
@@ -144,6 +160,56 @@ def test_a_message_follows_another_to_another_saga(shop: Shop) -> None:
     shop.sends = lambda shop, key: [shop.ship.si(order_id=key), shop.pack.si(order_id=key)]
     assert handle(shop) == ["order.ship"]
     assert count(shop) == 1
+
+
+def test_a_message_overtakes_none_that_an_earlier_one_of_its_chain_has_sent(shop: Shop) -> None:
+    """The first step has sent to the parcel by the broker, and so must the second."""
+    shop.sends = lambda shop, key: [shop.pack.si(order_id=key), shop.ship.si(order_id=key)]
+    assert handle(shop) == ["parcel.pack", "parcel.pack"]
+    assert shop.order.find("1").status == "shipped"
+
+
+@pytest.mark.parametrize("before", ["celery_sagas.publish", "of.another.app"])
+def test_a_message_does_not_overtake_one_whose_receiver_is_not_known(shop: Shop, before: str) -> None:
+    event = Signature(before, args=("shop.Placed", {}), app=shop.app)
+    shop.sends = lambda shop, key: [event, shop.ship.si(order_id=key)]
+    assert handle(shop) == [before, "order.ship"]
+
+
+def test_a_message_is_published_if_it_goes_through_a_function_of_the_users(shop: Shop) -> None:
+    """Which may delay it, or have another task follow it."""
+
+    shop.sends = lambda shop, key: [shop.delayed.si(order_id=key)]
+    assert handle(shop) == ["parcel.delayed"]
+
+
+def test_a_step_with_smaller_batches_has_its_own(shop: Shop) -> None:
+    shop.sends = lambda shop, key: [shop.few.si(order_id=key)]
+    assert handle(shop, 1, 2) == []
+    assert handle(shop, 3, 4, 5) == ["parcel.few"] * 3
+
+
+@pytest.mark.parametrize("option", [{"priority": 3}, {"serializer": "yaml"}])
+def test_a_message_whose_route_says_how_it_is_to_be_treated_is_published(shop: Shop, option: dict[str, Any]) -> None:
+    shop.app.conf.task_routes = {"order.ship": option}
+    shop.app.amqp.flush_routes()
+    shop.app.amqp.router = shop.app.amqp.Router()
+    handle(shop)
+    assert shop.order.find("1").status == ""
+
+
+def test_where_messages_are_not_json_none_is_handed_over(shop: Shop) -> None:
+    shop.app.conf.task_serializer = "yaml"
+    handle(shop)
+    assert shop.order.find("1").status == ""
+
+
+def test_headers_are_those_of_a_message(shop: Shop) -> None:
+    """They have passed JSON, and belong to no other message."""
+    given = {"seen": ("by", {1: "one"})}
+    shop.sends = lambda shop, key: [shop.pack.si(order_id=key).set(headers=given)]
+    handle(shop)
+    assert shop.seen[0]["seen"] == ["by", {"1": "one"}]
 
 
 def test_one_that_fails_is_published_and_fails_as_a_task(shop: Shop) -> None:
@@ -238,6 +304,20 @@ class TestSignals:
             signals.before_task_publish.disconnect(carry)
         assert shop.seen[0]["traced"] == "new > order.place > order.ship"
 
+    def test_after_a_message_was_published_its_sender_is_the_current_task(self, shop: Shop) -> None:
+        tasks: list[Any] = []
+
+        def note(sender: Any = None, **_: Any) -> None:
+            tasks.append((sender, current_task and current_task.name))
+
+        shop.sends = lambda shop, key: [shop.told.si(key)]
+        signals.after_task_publish.connect(note)
+        try:
+            handle(shop)
+        finally:
+            signals.after_task_publish.disconnect(note)
+        assert tasks == [("told", "order.place")]
+
     def test_log(self, shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "celery.app.trace"):
             handle(shop)
@@ -255,17 +335,23 @@ class TestQueues:
     def consumer(self) -> Consumer:
         consumer = Consumer()
         consumer.app.conf.saga_hand_over = 10
-        consumer.app.amqp.queues.select(["one", "two"])
         return consumer
 
     def test_are_those_from_which_the_worker_consumes(self, consumer: Consumer) -> None:
-        assert set(queues_of(consumer)) == {"one", "two"}
-        consumer.app.amqp.queues.deselect("one")
-        assert set(queues_of(consumer)) == {"two"}
+        """Not all that its app knows, such as those to which it has published."""
+        consumer.app.amqp.queues.add("three")
+        assert queues_of(consumer) == ("one", "two")
 
-    def test_none_while_events_are_sent(self, consumer: Consumer) -> None:
-        consumer.event_dispatcher.enabled = True
+    def test_none_while_the_connection_is_lost(self, consumer: Consumer) -> None:
+        consumer.task_consumer = None
         assert queues_of(consumer) == ()
+
+    @pytest.mark.parametrize("groups", [set(), {"worker", "task"}])
+    def test_none_while_events_of_tasks_are_sent(self, consumer: Consumer, groups: set[str]) -> None:
+        consumer.event_dispatcher.groups = groups
+        assert queues_of(consumer) == ()
+        consumer.event_dispatcher.enabled = False
+        assert queues_of(consumer) == ("one", "two")
 
     def test_none_while_there_is_a_rate_limit(self, consumer: Consumer) -> None:
         consumer.task_buckets["any"] = object()

@@ -1,5 +1,7 @@
 """The backend is made ready, or refused, before a worker consumes anything."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +88,33 @@ def test_does_not_create_the_tables_if_told_so(new_app: NewApp, saga: Any, tmp_p
 
     with pytest.raises(ConfigurationError):
         start(worker_of(app))
+
+
+def test_imports_the_backend_before_the_pool_forks(tmp_path: Path) -> None:
+    """Each of its processes would import the backend's modules again, at its first message."""
+    script = """
+import sys
+from types import SimpleNamespace
+from celery import Celery
+from celery_sagas import Saga
+from celery_sagas.worker.process.bootsteps import PrepareBackend
+
+class Order(Saga, correlate_by="order_id"):
+    order_id: str
+
+app = Celery(broker="memory://")
+app.conf.saga_backend = sys.argv[1]
+pool = SimpleNamespace(on_apply=print)
+PrepareBackend.create(None, SimpleNamespace(app=app, pool=pool, time_limit=None))
+print("celery_sagas.stores.sql.backend" in sys.modules)
+"""
+    printed = [
+        subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, check=True).stdout.split()[-1]
+        for url in (f"sqlite:///{tmp_path}/sagas.sqlite3", "nosuch://")
+    ]
+
+    assert printed == ["True", "False"]
+    assert list(tmp_path.iterdir()) == [], "nothing is connected"
 
 
 def test_without_sagas_nothing_is_opened(app: Celery) -> None:
