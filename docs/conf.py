@@ -1,6 +1,13 @@
 """The configuration of Sphinx."""
 
+import json
+from functools import reduce
 from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import pygal
+from pygal.style import Style
 
 project = "celery-sagas"
 author = "The celery-sagas maintainers"
@@ -14,3 +21,32 @@ html_title = f"{project} {version}"
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+
+#: What ``tox -e benchmarks`` has written.
+BENCHMARKS = Path(__file__).with_name("benchmarks.json")
+#: Of the benchmarks' names, what is the same for all bars.
+_COMMON = (" against no-op", ", prefork 2", ", redis://")
+#: Readable on the theme's light background and on its dark one.
+_GREY, _BLUE = "#808080", "#3a86c8"
+
+
+def draw_speed(app: Any) -> None:
+    """Draw the rates of the benchmarks, as parts of that of a no-op task on the same broker."""
+    bars = {"no-op task": 1.0}
+    for line in json.loads(BENCHMARKS.read_text()):
+        if "against no-op" in line["what"] and "prefork" in line["what"]:
+            bars[reduce(lambda name, part: name.replace(part, ""), _COMMON, line["what"])] = line["ratio"]
+    style = Style(background="transparent", plot_background="transparent", colors=(_BLUE,), font_family="sans-serif")
+    style.foreground = style.foreground_strong = style.foreground_subtle = _GREY
+    style.guide_stroke_color = style.major_guide_stroke_color = _GREY
+    chart = pygal.HorizontalBar(style=style, js=[], show_legend=False, print_values=True, height=36 * len(bars) + 60)
+    chart.x_labels = list(bars)[::-1]
+    chart.add("", list(bars.values())[::-1], formatter=lambda ratio: f"{ratio:.2f}")
+    target = Path(app.srcdir) / "_build" / "speed.svg"
+    target.parent.mkdir(exist_ok=True)
+    chart.render_to_file(str(target))
+
+
+def setup(app: Any) -> None:
+    """Draw before the pages are read."""
+    app.connect("builder-inited", draw_speed)

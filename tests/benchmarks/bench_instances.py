@@ -49,8 +49,8 @@ def test_a_step_beside_a_million_instances(report: Report, tmp_path: Path, engin
         report(
             f"step beside {MANY} instances against {FEW}, {engine}",
             f"{ratio:.2f}  ({microseconds(many)} against {microseconds(few)} µs)",
-            "<= 1.15",
-            ratio <= 1.15,
+            "<= 1.10",
+            ratio <= 1.10,
         )
 
 

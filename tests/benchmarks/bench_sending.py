@@ -10,7 +10,7 @@ from tests.integration.conftest import Deploy
 from tests.integration.worker import Deployment
 
 #: How much longer a step may take that sends with its commit.
-TARGET = 1.25
+TARGET = 1.0
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def measure(deploy: Deploy, report: Report, backend: str, broker: str, pool: str
         f"{reached:.2f}  ({middle(done)} of {middle(noop)} /s; {spread(done, noop)})",
         "" if target is None else f">= {target:.2f}",
         None if target is None else reached >= target,
+        reached,
     )
 
 
@@ -55,4 +56,5 @@ def test_a_step_against_a_task_that_does_the_same_by_hand(deploy: Deploy, report
         f"{reached:.2f}  ({middle(done)} of {middle(by_hand)} /s; {spread(done, by_hand)})",
         f">= {BY_HAND_TARGET:.2f}",
         reached >= BY_HAND_TARGET,
+        reached,
     )

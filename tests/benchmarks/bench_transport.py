@@ -28,6 +28,7 @@ def test_what_is_received_in_bulk_against_a_no_op_task_on_kombus_transport(
         f"{reached:.2f}  ({middle(done)} of {middle(noop)} /s; {spread(done, noop)})",
         f">= {target:.2f}",
         reached >= target,
+        reached,
     )
 
 

@@ -22,6 +22,7 @@ class Line:
     figure: str
     target: str
     is_met: bool | None  #: ``None`` where there is no target
+    ratio: float | None = None  #: to what it is compared with
 
     def __str__(self) -> str:
         verdict = {True: "met", False: "MISSED", None: ""}[self.is_met]
@@ -45,8 +46,8 @@ def report() -> Iterator[Report]:
     """Return a function that adds a line to the table; a target that was missed fails the benchmark at its end."""
     missed: list[Line] = []
 
-    def add(what: str, figure: str, target: str = "", is_met: bool | None = None) -> None:
-        line = Line(what, figure, target, is_met)
+    def add(what: str, figure: str, target: str = "", is_met: bool | None = None, ratio: float | None = None) -> None:
+        line = Line(what, figure, target, is_met, ratio and round(ratio, 2))
         _lines.append(line)
         if is_met is False:
             missed.append(line)

@@ -54,7 +54,7 @@ def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS)
     deployment.settings["worker_prefetch_multiplier"] = PREFETCHED // 2
     deployment.paths = [str(APPS)]
     worker = deployment.start(pool, 2, level="WARNING").wait_ready()
-    done = _times(deployment, worker)
+    done = times(deployment, worker)
     count = sum(count for _, _, count in done)
     # other brokers do not tell what is prefetched; it is left when the worker ends
     assert MESSAGES - (0 if deployment.broker.startswith("redis") else PREFETCHED) <= count <= MESSAGES
@@ -63,7 +63,7 @@ def rate(deployment: Deployment, task: str, pool: str, counters: int = COUNTERS)
     return count / (max(last for _, last, _ in done) - min(began for began, _, _ in done))
 
 
-def _times(deployment: Deployment, worker: Worker) -> list[tuple[float, float, int]]:
+def times(deployment: Deployment, worker: Worker) -> list[tuple[float, float, int]]:
     """End the worker when everything is done; return when each process began and ended, and how many messages it has handled."""
     wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe, deadline_s=120)
     assert worker.stop() == 0
