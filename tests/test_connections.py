@@ -1,15 +1,17 @@
-"""Connections that stay open between two uses, and what interrupts a use."""
+"""Connections that stay open between two uses, what interrupts a use, and what is written over one."""
 
 import gc
 import os
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 
 import pytest
 
-from celery_sagas.connections import IdleConnections, OnFailure
+from celery_sagas.connections import IdleConnections, OnFailure, hold_packets
 from tests.waiting import DEADLINE_S
 
 
@@ -141,3 +143,28 @@ class TestThreads:
         with ThreadPoolExecutor(self.THREADS) as threads:
             list(threads.map(use, range(self.THREADS), timeout=DEADLINE_S))
         assert connections.idle == next(made) <= self.THREADS
+
+
+class TestHoldingPackets:
+    """Only Linux can."""
+
+    def test_a_socket_that_holds_packets(self) -> None:
+        cork = getattr(socket, "TCP_CORK", None)
+        with socket.socket() as sock:
+            for is_held in (True, False):
+                hold_packets(sock, is_held)
+                assert cork is None or sock.getsockopt(socket.IPPROTO_TCP, cork) == is_held
+
+    @pytest.mark.parametrize("make", [lambda: None, lambda: socket.socket(socket.AF_UNIX), lambda: closed(socket.socket())])
+    def test_one_that_cannot(self, make: Callable[[], socket.socket | None]) -> None:
+        """It has none, is local, or was closed."""
+        sock = make()
+        hold_packets(sock, True)
+        if sock is not None:
+            sock.close()
+
+
+def closed(sock: socket.socket) -> socket.socket:
+    """Return a socket that was closed."""
+    sock.close()
+    return sock

@@ -1,7 +1,7 @@
 """The engine without Celery: a real store in memory, and a publisher that keeps what it is given."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -102,14 +102,17 @@ class Asynchronous(Recorder):
         self.confirmed: list[str] = []
         self.answers: list[PublishError | bool] = []  #: what comes of the next: an error, or whether it is written
 
-    def post(self, message: OutgoingMessage) -> bool:
-        """Keep a message, or do not, or raise the next error."""
-        answer = self.answers.pop(0) if self.answers else True
-        if isinstance(answer, PublishError):
-            raise answer
-        if answer:
+    def post(self, messages: Iterable[OutgoingMessage]) -> int:
+        """Keep messages, until one is not to be kept, or raise the next error."""
+        count = len(self.posted)
+        for message in messages:
+            answer = self.answers.pop(0) if self.answers else True
+            if isinstance(answer, PublishError):
+                raise answer
+            if not answer:
+                break
             self.posted.append(message.id)
-        return answer
+        return len(self.posted) - count
 
     def collect(self) -> list[str]:
         """Return what is confirmed."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -85,12 +85,17 @@ class Dispatcher:
     def _post(self, rows: deque[OutgoingMessage], until: float) -> bool:
         """Take away the rows that can be written without waiting; return whether it makes sense to publish the rest."""
         try:
-            while rows and self.clock() <= until and self.publisher.post(rows[0]):
-                rows.popleft()
+            self.publisher.post(self._written(rows, until))
         except PublishError as exc:
             _warn(rows[0], exc)
             return False
         return True
+
+    def _written(self, rows: deque[OutgoingMessage], until: float) -> Iterator[OutgoingMessage]:
+        """Yield rows while there is time, and take each away once the next one is asked for: it was written then."""
+        while rows and self.clock() <= until:
+            yield rows[0]
+            rows.popleft()
 
     def _publish(self, rows: Sequence[OutgoingMessage], until: float, published: list[str]) -> None:
         """Publish rows, and note the ids of the confirmed ones, until the broker turns out to be away."""

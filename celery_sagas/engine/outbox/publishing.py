@@ -1,7 +1,7 @@
 """The port through which committed messages reach the broker."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,16 +61,17 @@ class Publisher(ABC):
             PublishError: It is away, or accepts no messages now.
         """
 
-    def post(self, message: OutgoingMessage) -> bool:
-        """Write a message after those that were posted before, without waiting; return whether it was written.
+    def post(self, messages: Iterable[OutgoingMessage]) -> int:
+        """Write messages after those that were posted before, without waiting; return how many were written.
 
-        ``collect`` returns it once the broker has confirmed it. It never returns messages that the broker refuses, or does not
-        confirm in time, or that are lost with its connection. For a message that is not written, ``publish`` raises the reason.
+        The next message is asked for once the one before it was written; those that follow one that was not are not written.
+        ``collect`` returns a message once the broker has confirmed it. It never returns messages that the broker refuses, or does
+        not confirm in time, or that are lost with its connection. For one that is not written, ``publish`` raises the reason.
 
         Raises:
-            PublishError: There is no connection, or the time to wait for it is over; the message may have arrived.
+            PublishError: There is no connection, or the time to wait for it is over; the last message may have arrived.
         """
-        return False
+        return 0
 
     def collect(self) -> Sequence[str]:
         """Return the ids of the posted rows that the broker has confirmed since the last call, without waiting."""

@@ -1,10 +1,12 @@
-"""Acknowledging many messages: on Redis in one round trip."""
+"""Acknowledging many messages: on Redis in one round trip, with AMQP in few packets."""
 
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from kombu.transport.virtual import QoS
+
+from celery_sagas.connections import hold_packets
 
 logger = logging.getLogger("celery_sagas")
 
@@ -35,13 +37,23 @@ def _acknowledge(messages: Sequence[Any], connection_errors: tuple[type[BaseExce
     """Acknowledge messages; as with Celery's own, a lost connection is logged, and the messages are redelivered."""
     channel = messages[0].channel
     if not hasattr(getattr(channel, "qos", None), "unacked_index_key"):
-        for message in messages:
-            message.ack_log_error(logger, connection_errors)
+        _acknowledge_one_by_one(channel, messages, connection_errors)
         return
     try:
         _acknowledge_on_redis(channel, messages)
     except connection_errors as exc:
         logger.critical("Couldn't ack %d messages, reason:%r", len(messages), exc, exc_info=True)
+
+
+def _acknowledge_one_by_one(channel: Any, messages: Sequence[Any], connection_errors: tuple[type[BaseException], ...]) -> None:
+    """Acknowledge each message by itself, as AMQP must, and send the acknowledgements together."""
+    sock = getattr(getattr(channel, "connection", None), "sock", None)
+    hold_packets(sock, True)
+    try:
+        for message in messages:
+            message.ack_log_error(logger, connection_errors)
+    finally:
+        hold_packets(sock, False)
 
 
 def _acknowledge_on_redis(channel: Any, messages: Sequence[Any]) -> None:

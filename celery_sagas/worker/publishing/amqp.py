@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -102,30 +102,37 @@ class AmqpPublisher(ConfirmedPublisher):
             if not is_opened_anew:
                 writing.wait(DEADLINE_S)
             raise
+        finally:
+            writing.send_held()
         writing.wait(DEADLINE_S)
 
-    def post(self, message: OutgoingMessage) -> bool:
-        """Write a message after those that were written before."""
-        asked_at = time.monotonic()
+    def post(self, messages: Iterable[OutgoingMessage]) -> int:
+        """Write messages after those that were written before."""
+        asked_at, count = time.monotonic(), 0
         if self._process.is_child or self._is_posting_here():
-            return False
+            return count
         with self._lock, self._posting():
-            if self._is_closed:
-                return False
-            began = time.monotonic()
-            channel = self._channel = self._channel or self._open(asked_at)
-            try:
-                with self._ending_on_error(message.id):
-                    return channel.post(message)
-            except SoftTimeLimitExceeded as exc:
+            for message in messages:
+                if self._is_closed or not self._post(message, asked_at):
+                    break
+                asked_at, count = time.monotonic(), count + 1
+        return count
+
+    def _post(self, message: OutgoingMessage, asked_at: float) -> bool:
+        began = time.monotonic()
+        channel = self._channel = self._channel or self._open(asked_at)
+        try:
+            with self._ending_on_error(message.id):
+                return channel.post(message)
+        except SoftTimeLimitExceeded as exc:
+            raise PublishError(repr(exc), connection=True) from exc
+        except Exception as exc:
+            now = time.monotonic()
+            if now - began >= MESSAGE_DEADLINE_S:
+                self._failed_at = now
+            if now - asked_at >= MESSAGE_DEADLINE_S:
                 raise PublishError(repr(exc), connection=True) from exc
-            except Exception as exc:
-                now = time.monotonic()
-                if now - began >= MESSAGE_DEADLINE_S:
-                    self._failed_at = now
-                if now - asked_at >= MESSAGE_DEADLINE_S:
-                    raise PublishError(repr(exc), connection=True) from exc
-                return False
+            return False
 
     def _is_posting_here(self) -> bool:
         """Return whether a message is handled while one is published, as a receiver of Celery's signals may do."""
@@ -138,6 +145,8 @@ class AmqpPublisher(ConfirmedPublisher):
             yield
         finally:
             self._poster = None
+            if self._channel is not None:
+                self._channel.send_held()
 
     def collect(self) -> Sequence[str]:
         """Return the ids of the rows that the broker has confirmed since the last call."""

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_sagas.connections import OnFailure
+from celery_sagas.connections import OnFailure, hold_packets
 from celery_sagas.engine.outbox.publishing import OutgoingMessage
 from celery_sagas.errors import Unroutable
 from celery_sagas.worker.publishing.publisher import DEADLINE_S, ConfirmedPublisher
@@ -102,6 +102,7 @@ class ConfirmChannel:
         self._declared: set[tuple[str, str]] = set()  #: queues and exchanges, by class and name
         self._producer = self._make_producer()
         self._is_sound = True
+        self._held: Any = None  #: the socket that holds what is written
         # else py-amqp looks for events before each message, and tries indefinitely to read the rest of half a frame
         channel.connection.client_properties = {**channel.connection.client_properties, "capabilities": {}}
         channel.events["basic_ack"].add(self.confirms.ack)
@@ -110,8 +111,12 @@ class ConfirmChannel:
         channel.confirm_select()
 
     def write(self, message: OutgoingMessage) -> bool:
-        """Write a message without waiting for its confirmation; return whether it could be written."""
+        """Write a message without waiting for its confirmation; return whether it could be written.
+
+        It is sent with those that follow: when packets are full, when a confirmation is waited for, or by ``send_held``.
+        """
         ids = [message.id]
+        self._hold()
         self._channel.basic_publish = partial(self._write, ids)
         try:
             sent = deserialized(self._app, message.payload)
@@ -179,12 +184,23 @@ class ConfirmChannel:
         Raises:
             TimeoutError: It has not. Responses that arrived while this process was blocked are read first.
         """
+        self.send_held()
         deadline = time.monotonic() + timeout_s
         while len(self.confirms.expected) > most:
             left_s = deadline - time.monotonic()
             if left_s <= 0 and not self._has_come():
                 raise TimeoutError(f"the broker has not confirmed it within {timeout_s:g} s")
             self._channel.connection.drain_events(timeout=left_s if left_s > 0 else MESSAGE_DEADLINE_S)
+
+    def send_held(self) -> None:
+        """Send all messages that were written."""
+        held, self._held = self._held, None
+        hold_packets(held, False)
+
+    def _hold(self) -> None:
+        if self._held is None:
+            self._held = getattr(self._channel.connection, "sock", None)
+            hold_packets(self._held, True)
 
     def _make_producer(self) -> Any:
         """Return a producer that checks each queue to be declared once, and not with every message."""

@@ -2,12 +2,15 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kombu import Connection
 from kombu.transport.redis import Channel
 
+from celery_sagas.worker.batches import acknowledging
 from celery_sagas.worker.batches.acknowledging import acknowledge_all
 from tests.servers import unique
 from tests.worker.consumers import Consumer, Request
@@ -74,6 +77,19 @@ def test_other_brokers_get_each_acknowledgement() -> None:
     requests = [Request(0), Request(1)]
     acknowledge_all(Consumer(), requests)
     assert [request.acks for request in requests] == [1, 1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_with_amqp_they_are_sent_together(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself would wake the broker."""
+    requests, sent = [Request(0), Request(1)], list[object]()
+    monkeypatch.setattr(acknowledging, "hold_packets", lambda *call: sent.append(call))
+    for request in requests:
+        request.message.channel = SimpleNamespace(connection=SimpleNamespace(sock="the socket"))
+        monkeypatch.setattr(request.message, "ack_log_error", lambda *_: 1 / 0 if fails else sent.append("ack"))
+    with suppress(ZeroDivisionError):
+        acknowledge_all(Consumer(), requests)
+    assert sent == [("the socket", True), *([] if fails else ["ack", "ack"]), ("the socket", False)]
 
 
 def test_acknowledgements_wait_for_no_other_message_where_there_is_no_event_loop() -> None:

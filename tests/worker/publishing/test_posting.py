@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from amqp.exceptions import ChannelError
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import before_task_publish
@@ -212,13 +213,40 @@ def test_closing_beside_a_silent_broker_is_bounded(sender: Sender, monkeypatch: 
     assert sender.left() == 1
 
 
+def test_what_is_posted_together_is_held_until_all_is_written(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each message wakes the broker."""
+    sender.send("a")
+    sock, held = channel_of(sender)._channel.connection.sock, list[tuple[Any, bool]]()
+    monkeypatch.setattr(confirms, "hold_packets", lambda *call: held.append(call))
+    sender.send("b", "c")
+    assert held == [(sock, True), (sock, False)]
+    sender.settle()
+
+    assert sender.left() == 0
+
+
+def test_nothing_is_held_when_a_message_cannot_be_written(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that others publish over the connection would be late."""
+    held = list[bool]()
+    monkeypatch.setattr(confirms, "hold_packets", lambda _, is_held: held.append(is_held))
+    monkeypatch.setattr(ConfirmChannel, "_is_end", lambda *_: True)
+    monkeypatch.setattr(confirms, "publish", refuse)
+    assert not sender.publisher.publish_many([sender.row("a"), sender.row("b")]).confirmed
+
+    assert held == [True, False]
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise ChannelError
+
+
 def test_closing_waits_for_what_was_posted(sender: Sender) -> None:
     sender.send("a", "b")
     sender.dispatcher.close()
     sender.publisher.close()
 
     assert sender.left() == 0
-    assert not sender.publisher.post(sender.row("c"))
+    assert sender.publisher.post([sender.row("c")]) == 0
 
 
 @pytest.mark.parametrize(
@@ -331,7 +359,7 @@ def test_whoever_waited_while_another_found_no_broker_does_not_try_again(sender:
     sender.publisher._failed_at = math.inf
 
     with pytest.raises(PublishError) as raised:
-        sender.publisher.post(sender.row("a"))
+        sender.publisher.post([sender.row("a")])
     assert raised.value.connection
 
 
@@ -540,7 +568,7 @@ def test_a_child_reads_nothing_of_its_parents(sender: Sender, monkeypatch: pytes
         patched.setattr(os, "getpid", lambda: parent + 1)
         patched.setattr(channel, "read", lambda: pytest.fail("read"))
         assert sender.publisher.collect() == ()
-        assert not sender.publisher.post(sender.row("b"))
+        assert sender.publisher.post([sender.row("b")]) == 0
         sender.settle()
         sender.dispatcher.close()
     sender.settle()
@@ -565,7 +593,7 @@ def test_leftovers_wait_for_what_was_posted(sender: Sender) -> None:
 def test_other_brokers_post_nothing(new_app: NewApp, broker: str) -> None:
     """Their publishing is its own confirmation."""
     with closing(open_publisher(new_app(broker_url=broker))) as publisher:
-        assert not publisher.post(Outgoing("a", "sent", "a", "plain", "{}"))
+        assert publisher.post([Outgoing("a", "sent", "a", "plain", "{}")]) == 0
         assert (publisher.collect(), publisher.awaited()) == ((), frozenset())
 
 
