@@ -9,11 +9,11 @@ from tests.integration.counting import increments
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
-MESSAGES = 2_500
+MESSAGES = 5_000
 COUNTERS = 250
 ROUNDS = 5
 #: Messages that a worker of two processes has received beforehand, of tasks and of steps: as the page on speed recommends it.
-PREFETCHED = 64
+PREFETCHED = 128
 
 
 def in_turn(measures: Sequence[Callable[[], float]]) -> list[list[float]]:
