@@ -1,5 +1,6 @@
 """Two connections to a Redis server: one that takes messages, and one to which the server writes when there are new ones."""
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -95,9 +96,12 @@ class Receiver:
         self._misses = 0  #: how often in a row it was told of messages, and found none
         self._clients: list[Any] = [redis.Redis(connection_pool=pool, single_connection_client=True) for _ in range(CONNECTIONS)]
         self._commands, self._invalidations = (client.connection for client in self._clients)
+        self._fds: list[int] = []
         with ExitStack() as stack:
             stack.callback(self.close)
             self._prepare()
+            for connection in (self._invalidations, self._commands):
+                self._fds.append(os.dup(_socket(connection).fileno()))
             stack.pop_all()
 
     def _prepare(self) -> None:
@@ -125,8 +129,12 @@ class Receiver:
         return int(server["id"])
 
     def filenos(self) -> list[int]:
-        """Return the descriptors that are readable when the server has written, or has closed a connection."""
-        return [int(_socket(connection).fileno()) for connection in (self._invalidations, self._commands)]
+        """Return the descriptors that are readable when the server has written, or has closed a connection.
+
+        They are open until ``close``, where redis-py closes its own upon an error: a poller that watches a descriptor cannot
+        forget it then, and goes on to report it while a forked process has the connection open.
+        """
+        return list(self._fds)
 
     @property
     def is_idle(self) -> bool:
@@ -197,6 +205,8 @@ class Receiver:
             with suppress(redis.RedisError, OSError):
                 client.connection.disconnect()
             client.close()
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def _ask(connection: Any, *command: Any) -> Any:

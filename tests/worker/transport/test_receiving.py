@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -465,6 +466,22 @@ def test_a_connection_that_is_lost_ends_the_wait(queue: Queue, consume: Consume,
     for fd, _ in cycle.poller.poll(DEADLINE_S):
         cycle.on_readable(fd)
     assert consumer.channel.receiver is not lost
+
+
+@pytest.mark.parametrize("of", ["_commands", "_invalidations"])
+def test_a_lost_connection_that_another_process_has_open_is_forgotten(queue: Queue, consume: Consume, of: str) -> None:
+    """A pool's process that was started later has it. The event loop would turn without end."""
+    consumer = consume()
+    consumer.drain_once()
+    lost = consumer.channel.receiver
+    lost.opened_at = 0
+    connection, cycle = getattr(lost, of), consumer.connection.transport.cycle
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[connection._sock.fileno()]):
+        connection._sock.shutdown(2)
+        connection.disconnect()  # as redis-py does when a command fails
+        queue.publish("a")
+        assert consumer.drain(1) == ["a"]
+        wait_until(lambda: not [cycle.on_readable(fd) for fd, _ in cycle.poller.poll(0) or ()], "nothing more to read")
 
 
 def test_a_forked_process_that_closes_the_connection_leaves_the_parent_awake(
