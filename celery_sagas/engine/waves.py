@@ -124,6 +124,7 @@ class Batch:
         self._has_run = False  #: whether a handler has run: a slow store must not keep all of them from it
         #: The lookups, instances and sagas of messages that are left: those that follow must not overtake them.
         self._left = set[Lookup | str | Sequence[str]]()
+        self._left_unfound = set[Sequence[str]]()  #: sagas of those that have found no instance: they may be of any
 
     @property
     def outcomes(self) -> list[Outcome | None]:
@@ -218,7 +219,7 @@ class Batch:
             work.instance_id = record.id if record else ""
             work.may_set_keys = record is not None or work.lookup is None or work.lookup.property in (KEY, ID)
             may_follow = {work.instance_id} if work.may_set_keys or work.lookup is None else {work.lookup.names}
-            if may_follow & self._left:
+            if may_follow & self._left or (record and work.lookup and work.lookup.names in self._left_unfound):
                 self._leave(work, "an earlier message, which may be of its instance, is handled alone")
             elif may_follow & before:
                 self._restart(work)
@@ -313,6 +314,8 @@ class Batch:
         delivery, work.operation = work.message.delivery, None
         if work.lookup:
             self._left |= {work.lookup, *_marks_of(work)}
+            if not work.may_set_keys:
+                self._left_unfound.add(work.lookup.names)
         logger.debug("%s[%s] is handled alone: %r", delivery.step.name, delivery.message_id, reason)
 
 

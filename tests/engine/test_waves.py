@@ -230,6 +230,18 @@ class TestLookups:
         )
         assert kinds(outcomes) == [None, None, None, None, Kind.STARTED]
 
+    def test_what_is_left_before_its_instance_is_known_is_not_overtaken(self, engine: Engine) -> None:
+        """An unrelated message has failed, which could have set the key."""
+        outcomes = engine.handle_together(
+            delivery(PLACE, "m1", order_id="2"),
+            delivery(PLACE, "m2", order_id="1", total=-1),
+            delivery(TRACK, "m3", order_id="2", tracking="T2"),
+            delivery(DELIVER, "m4", tracking="T2"),
+            delivery(FINISH, "m5", order_id="2"),
+            delivery(PLACE, "m6", order_id="3"),
+        )
+        assert kinds(outcomes) == [Kind.STARTED, None, Kind.HANDLED, None, None, Kind.STARTED]
+
     def test_messages_that_are_found_by_their_keys_share_a_wave(self, tracked: Engine, calls: list[list[str]]) -> None:
         """None of them waits for what another may set."""
         outcomes = tracked.handle_together(

@@ -115,7 +115,7 @@ class AmqpPublisher(ConfirmedPublisher):
             for message in messages:
                 if self._is_closed or not self._post(message, asked_at):
                     break
-                asked_at, count = time.monotonic(), count + 1
+                count += 1
         return count
 
     def _post(self, message: OutgoingMessage, asked_at: float) -> bool:
