@@ -129,7 +129,7 @@ class Traps:
         """Put the traps into what publishes, and give it all the time that it needs to come there."""
         dispatcher.clock = float
         if isinstance(dispatcher.publisher, AmqpPublisher):
-            deadly(dispatcher.publisher, "post", "publish", self.of_row)
+            deadly(dispatcher.publisher, "_post", "publish", lambda row, _: self.of_row(row))
         else:
             deadly(dispatcher.publisher, "publish", "publish", self.of_row)
             deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: self.of_row(rows[0]))

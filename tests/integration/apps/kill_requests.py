@@ -51,7 +51,7 @@ def arm(**_: object) -> None:
         _deadly(sagas, commit, "commit", places_written)
     dispatcher = runtime.services.dispatcher
     if isinstance(dispatcher.publisher, AmqpPublisher):
-        _deadly(dispatcher.publisher, "post", "publish", lambda row: places_of([row.id]))
+        _deadly(dispatcher.publisher, "_post", "publish", lambda row, _: places_of([row.id]))
     else:
         _deadly(dispatcher.publisher, "publish", "publish", lambda row: places_of([row.id]))
         _deadly(dispatcher.publisher, "publish_many", "publish", lambda rows: places_of(row.id for row in rows))
