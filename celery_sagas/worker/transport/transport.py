@@ -4,7 +4,6 @@ import logging
 import socket
 import ssl
 from contextlib import ExitStack, suppress
-from os import getpid
 from queue import Empty
 from threading import get_ident
 from time import monotonic
@@ -14,6 +13,7 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.eventio import ERR, READ
 from redis import ResponseError
 
+from celery_sagas.forks import Process
 from celery_sagas.worker.transport import PREFIX
 from celery_sagas.worker.transport.away import away_is_lost
 from celery_sagas.worker.transport.channel import Channel, SentinelChannel
@@ -31,7 +31,8 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._channel_of: dict[int, Any] = {}  #: by the descriptor of its receiver
-        self._thread = self._pid = 0
+        self._thread = 0
+        self._process = Process()
         self._waker: _Waker | None = None
         self._restores_at = monotonic() + RECHECK_S
         self.loop: Any = None  #: the event loop, if there is one
@@ -64,7 +65,7 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
         for fd in channel.receiver.filenos():
             self._channel_of[fd] = channel
             self.poller.register(fd, READ | ERR)
-        self._pid = getpid()
+        self._process = Process()
 
     def unwatch(self, channel: Any) -> None:
         """Wait no longer for a channel's receiver."""
@@ -73,8 +74,8 @@ class Poller(_redis.MultiChannelPoller):  # type: ignore[misc]
             self._remove(fd)
 
     def _remove(self, fd: int) -> None:
-        if self._pid != getpid():
-            return  # a forked process shares the poller, and its parent still waits
+        if self._process.is_child:
+            return  # it shares the poller, and its parent still waits
         if self.loop is None:
             self.poller.unregister(fd)
         else:
