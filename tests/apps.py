@@ -96,7 +96,7 @@ def worker(request: pytest.FixtureRequest, app: Celery) -> "Worker":
 def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have steps take no time: a timeout that is due before its step ends is sent at once, and does not wait in the outbox."""
     now = time.time()
-    monkeypatch.setattr(timeouts, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(timeouts, "time_s", lambda: now)
 
 
 #: For tests that count the runs of a message, or look at what Celery alone makes of a task.

@@ -6,6 +6,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from celery_sagas import clock
 from celery_sagas.core.pending import Pending, RequestView
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
@@ -39,6 +40,11 @@ class SagaView(NamedTuple):
     #: The requests that were open when this step began, by id; without the one that is answered now, and those timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})
     requester: str | None = None  #: the id of the message that started it, if that requests an answer and has none yet
+
+    @property
+    def now(self) -> datetime:
+        """The time: aware, UTC. In a test with a ``SagaHarness`` it is the harness's, so that time passes as the test says."""
+        return clock.now()
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import uuid4
 
+from celery_sagas.clock import time_s
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.aggregators.groups import Groups
@@ -62,7 +63,7 @@ class Relay:
     terms: Terms
     publishing: Callable[[], AbstractContextManager[None]] = nullcontext  #: brackets each call that publishes
     clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
+    wall_clock: Callable[[], float] = time_s
     is_stopping: Callable[[], bool] = lambda: False
     tally: Tally = field(default_factory=Tally)  #: its totals, for others to read
     groups: Groups | None = None  #: of aggregators

@@ -6,11 +6,13 @@
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery import VERSION, Celery, Task, _state
+from celery.app import backends
 from celery.app.routes import MapRoute, Router
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
@@ -29,6 +31,46 @@ def current_app() -> Celery:
     """Return the current app itself, not the proxy for it."""
     app: Celery = _state.get_current_app()
     return app
+
+
+def present_app() -> Celery | None:
+    """Return the current app, if there is one: Celery would make one."""
+    state: Any = _state
+    app: Celery | None = getattr(state._tls, "current_app", None) or state.default_app
+    return app
+
+
+@contextmanager
+def as_current_app(app: Celery | None) -> Iterator[None]:
+    """Have an app be the current one of this thread meanwhile; without one, leave whichever is, and was before."""
+    state: Any = _state
+    before = getattr(state._tls, "current_app", None)
+    if app is not None:
+        app.set_current()
+    try:
+        yield
+    finally:
+        state._set_current_app(before)
+
+
+@contextmanager
+def with_result_backend(app: Any, url: str) -> Iterator[None]:
+    """Have an app keep results elsewhere meanwhile; the tracers of its tasks, which know their backend, are made anew."""
+    before = app._backend_cache, getattr(app._local, "backend", None)
+    found: Any = backends.by_url(url, app.loader)
+    cls, url = found
+    app._backend_cache = cls(app=app, url=url)
+    _forget_tracers(app)
+    try:
+        yield
+    finally:
+        app._backend_cache, app._local.backend = before
+        _forget_tracers(app)
+
+
+def _forget_tracers(app: Any) -> None:
+    for task in app.tasks.values():
+        task.__trace__ = None
 
 
 def is_stand_in(app: Any) -> bool:
@@ -281,8 +323,7 @@ def is_terminating() -> bool:
 
 def is_finalised() -> bool:
     """Return whether the current app has registered its tasks, without making or finalising an app."""
-    state: Any = _state
-    app = getattr(state._tls, "current_app", None) or state.default_app
+    app: Any = present_app()
     return app is not None and bool(app.finalized)
 
 

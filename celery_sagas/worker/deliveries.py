@@ -83,6 +83,8 @@ def caller(task: Any, step: StepDefinition) -> Callable[..., Any]:
 def conclude(task: Any, request: Any, delivery: Delivery, outcome: Outcome, runtime: Runtime) -> None:
     """Report the outcome of a message, and remove what is no longer needed: the answer of its task, and gathered outcomes."""
     _report(task, outcome, read_retry_of(request))
+    if runtime.observe is not None:
+        runtime.observe(outcome)
     if delivery.return_address is not None:
         forget_link(request, delivery.return_address.request)  # the commit answers, or the instance later
     if outcome.kind is Kind.FAILED:

@@ -19,6 +19,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
+from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.forks import WORK
@@ -39,14 +40,17 @@ T = TypeVar("T")
 class Runtime:
     """One app's backend, publisher and services in one process."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(
+        self, app: Celery, backend: Backend | None = None, publisher: ConfirmedPublisher | EagerPublisher | None = None
+    ) -> None:
         refuse_stand_in(app)
         self.app = app
         self.settings = read_settings(app.conf)
+        self.observe: Callable[[Outcome], object] | None = None  #: called with the outcome of each message that was handled
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
-        self.backend = open_app_backend(app, self.settings)
-        self.batches = _open_batches(self.settings, self.backend)
-        self.publisher = open_publisher(app)
+        self.backend = backend or open_app_backend(app, self.settings)
+        self.batches = backend or _open_batches(self.settings, self.backend)
+        self.publisher = publisher or open_publisher(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
         dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s)
         serialize = partial(serialized, app, max_bytes=most_bytes)
@@ -185,7 +189,7 @@ def runtime_of(app: Celery) -> Runtime:
     runtime = _runtimes.get(app)
     if runtime is None:
         with _lock:
-            runtime = _runtimes.get(app) or _runtimes.setdefault(app, Runtime(app))
+            runtime = _runtimes.get(app) or _runtimes.setdefault(app, _open(app))
     return runtime
 
 
@@ -198,6 +202,21 @@ def publisher_of(app: Celery) -> ConfirmedPublisher | EagerPublisher:
         with _lock:
             publisher = _publishers.get(app) or _publishers.setdefault(app, open_publisher(app))
     return publisher
+
+
+@contextmanager
+def runtimes_opened_by(open_runtime: Callable[[Celery], Runtime]) -> Iterator[WeakKeyDictionary[Celery, Runtime]]:
+    """Have the runtimes of this process's apps opened by a function meanwhile, as a test does; yield those that are open."""
+    global _open, _runtimes
+    with _lock:
+        before = _open, _runtimes
+        _open, _runtimes = open_runtime, WeakKeyDictionary()
+        opened = _runtimes
+    try:
+        yield opened
+    finally:
+        with _lock:
+            _open, _runtimes = before
 
 
 def close_runtime(app: Celery) -> None:
@@ -270,6 +289,8 @@ def import_modules(app: Celery) -> None:
 
 
 _lock = threading.Lock()
+#: Opens a runtime.
+_open: Callable[[Celery], Runtime] = Runtime
 _runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 #: For apps without sagas.
 _publishers: WeakKeyDictionary[Celery, ConfirmedPublisher | EagerPublisher] = WeakKeyDictionary()

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps, loads
 
+from celery_sagas import clock
 from celery_sagas.core.arguments import is_native
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.errors import InvalidMessage
@@ -218,7 +219,7 @@ def _take_due_time(app: Celery, options: dict[str, Any]) -> int:
     """
     if options.keys().isdisjoint(_TIMES):
         return 0
-    now = datetime.now(UTC)
+    now = clock.now()
     if isinstance(options.get("expires"), (int, float)):
         options["expires"] = now + timedelta(seconds=options["expires"])
     countdown, eta = options.pop("countdown", None), options.pop("eta", None)

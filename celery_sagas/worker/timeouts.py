@@ -2,11 +2,11 @@
 
 import logging
 import math
-import time
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery_sagas.clock import time_s
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
 from celery_sagas.core.saga import SagaDefinition
@@ -38,7 +38,7 @@ def due_time(after: Delay | None, at: datetime | None = None, *, since: int | No
     """
     if (after is None) == (at is None):
         raise TypeError("a timeout is due after= a time or at= a time: give one of them")
-    now_s = time.time() if since is None else since / 1000
+    now_s = time_s() if since is None else since / 1000
     due_s = now_s + seconds_of("after", after) if after is not None else _timestamp(at)
     if not math.isfinite(due_s) or due_s * 1000 > _LAST_MS:
         raise ValueError(f"{after if after is not None else at!r} is beyond all dates")
@@ -47,7 +47,7 @@ def due_time(after: Delay | None, at: datetime | None = None, *, since: int | No
 
 def waiting(due_at: int) -> int:
     """Return a future due time, or 0: messages that are due are sent at once, and in eager mode all are."""
-    is_due = due_at <= time.time() * 1000 or current_app().conf.task_always_eager
+    is_due = due_at <= time_s() * 1000 or current_app().conf.task_always_eager
     return 0 if is_due else due_at
 
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
+from celery_sagas.clock import time_s
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.names import storable
 from celery_sagas.core.requests.answers import Failure
@@ -88,7 +89,7 @@ class Gathering:
     retention_ms: int  #: how long the journal is kept
     max_bytes: int  #: of an answer
     clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
+    wall_clock: Callable[[], float] = time_s
     #: Until when a gather is known to be waited for, and by which request.
     _known: dict[Gather, tuple[float, Request]] = field(default_factory=dict, init=False)
 

@@ -12,6 +12,7 @@ from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.memory.state import Clock, MemoryState, wall_clock
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Record
 
 _shared: dict[tuple[str, str], MemoryState] = {}
 _shared_lock = threading.Lock()
@@ -58,6 +59,17 @@ class MemoryBackend(Backend):
         with self._state.lock:
             before, self._state.app = self._state.app, name
         return before
+
+    def instances(self) -> list[Record]:
+        """Return all instances, in the order in which they were made."""
+        with self._state.lock:
+            return list(self._state.instances.values())
+
+    def next_due(self) -> int | None:
+        """Return when the next row of the outbox, or group of an aggregator, is due; in milliseconds since the epoch."""
+        with self._state.lock:
+            times = [self._state.outbox.next_due(), *(buffer.due for buffer in self._state.buffers.groups.values())]
+        return min((time for time in times if time is not None), default=None)
 
     def schema(self) -> str:
         return ""

@@ -77,6 +77,10 @@ class Rows:
                 return
             yield self._by_id[id]
 
+    def next_due(self) -> int | None:
+        """Return when the first row is, or was, due."""
+        return self._by_time[0][0] if self._by_time else None
+
     def leased(self, now: int) -> list[Row]:
         """Return the rows that are under a lease."""
         return [row for row in self._by_id.values() if row.leased_until > now]

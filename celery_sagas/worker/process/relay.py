@@ -3,6 +3,8 @@
 import logging
 import random
 import threading
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -92,25 +94,37 @@ class RelayThread:
     def _relay_of(self, runtime: Runtime) -> Relay:
         """Return the relay of this process's runtime."""
         if self._relay is None or self._relay.backend is not runtime.backend:
-            self._relay = Relay(
-                runtime.backend,
-                runtime.publisher,
-                self._app.tasks.__contains__,
-                terms_of(runtime),
-                lambda: WORK,
-                is_stopping=self._stopping.is_set,
-                tally=self.tally,
-                groups=groups_of(runtime),
-                gathers=Gathers(runtime.gathering, registry.sagas.values),
-                notify_requester=partial(_notify_requester, self._app),
-                announce=partial(_announce, self._app),
-            )
+            self._relay = open_relay(runtime, is_stopping=self._stopping.is_set, tally=self.tally)
         return self._relay
 
     def _pause_s(self) -> float:
         longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
         pause_s: float = min(self._interval_s * 2 ** min(self._failures, 30), longest_s)
         return pause_s * random.uniform(0.8, 1.0)
+
+
+def open_relay(runtime: Runtime, *, clock: Callable[[], float] = time.monotonic, **options: Any) -> Relay:
+    """Return the relay of a runtime.
+
+    Args:
+        runtime: The resources of its app.
+        clock: Returns seconds, of any beginning.
+        **options: Of the relay.
+    """
+    app = runtime.app
+    return Relay(
+        runtime.backend,
+        runtime.publisher,
+        app.tasks.__contains__,
+        terms_of(runtime),
+        lambda: WORK,
+        clock=clock,
+        groups=groups_of(runtime, clock),
+        gathers=Gathers(runtime.gathering, registry.sagas.values, clock),
+        notify_requester=partial(_notify_requester, app),
+        announce=partial(_announce, app),
+        **options,
+    )
 
 
 def _notify_requester(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None:
@@ -124,7 +138,7 @@ def _announce(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None
     signals.step_failed.send(sender=sender, dead_letter=dead_letter, exception=error.__cause__ or error)
 
 
-def groups_of(runtime: Runtime) -> Groups | None:
+def groups_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> Groups | None:
     """Return the groups of the app's aggregators, if it has any."""
     if not registry.aggregators:
         return None
@@ -134,6 +148,7 @@ def groups_of(runtime: Runtime) -> Groups | None:
         runtime.rules_of,
         partial(publish_flush, runtime),
         runtime.settings.lease_ttl,
+        clock,
     )
 
 

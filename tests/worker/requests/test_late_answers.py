@@ -4,7 +4,6 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ class TestDeadline:
     def test_counts_from_when_the_message_is_sent(self, worker: Worker, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
         """However long the step takes in between."""
         hours = count(time.time(), 3600)
-        monkeypatch.setattr(timeouts, "time", SimpleNamespace(time=lambda: next(hours)))
+        monkeypatch.setattr(timeouts, "time_s", lambda: next(hours))
         ask(shop, worker, after=100 * HOUR)
 
         due = {row.kind: row.due_at for row in shop.rows()}
