@@ -1,0 +1,1 @@
+"""Sagas in virtual time: steps, participants, timeouts and the broker in one process, as a test moves them."""

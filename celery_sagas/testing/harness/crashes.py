@@ -1,0 +1,97 @@
+"""Where a worker's process ends in a test, and the backend that its end leaves behind."""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.memory.sagas import MemorySagaStore
+from celery_sagas.stores.memory.state import Clock, MemoryState
+from celery_sagas.stores.records import Change, Effects, Found, Handling, Lookup, NewRecord, Record
+
+#: Where the process ends: before a step looks its instance up, or a plain task begins; after the handler, or the plain task, and
+#: before the commit, or the answer; after the commit, before what it sends is published; after that; when everything is done,
+#: except for the acknowledgement.
+CrashPoint = Literal["before_find", "after_handler", "after_commit", "after_publishing", "before_acknowledgement"]
+POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
+
+
+class ProcessKilled(BaseException):
+    """Raised where the process ends: nothing after it has an effect, not even in a ``finally``."""
+
+
+class Crash:
+    """The end of a worker's process, if one is planned for the message that it handles."""
+
+    def __init__(self) -> None:
+        self._planned: CrashPoint | None = None
+        self.happened: CrashPoint | None = None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the process that handles the next message ends."""
+        return self._planned is not None
+
+    def plan(self, point: CrashPoint | None) -> None:
+        """Have the process that handles the next message end at a point, or not."""
+        if point is not None and point not in POINTS:
+            raise ValueError(f"a process can be killed at {', '.join(POINTS)}, not {point!r}")
+        self._planned, self.happened = point, None
+
+    def reach(self, point: CrashPoint) -> None:
+        """End the process if it was to end here, or before, at a point that its message has not reached; or has ended.
+
+        Raises:
+            ProcessKilled: It has ended.
+        """
+        is_last = self._planned is not None and point == POINTS[-1]
+        if self._planned == point or is_last:
+            self.happened = point
+        self.check()
+
+    def check(self) -> None:
+        """Refuse to do anything for a process that has ended.
+
+        Raises:
+            ProcessKilled: It has ended.
+        """
+        if self.happened:
+            raise ProcessKilled(self.happened)
+
+
+class WatchedBackend(MemoryBackend):
+    """The backend in memory; a process may end before and after each commit."""
+
+    def __init__(self, clock: Clock, crash: Crash) -> None:
+        super().__init__("memory://", prefix="", clock=clock)
+        self.sagas = _WatchedSagas(self._state, clock, crash)
+
+
+class _WatchedSagas(MemorySagaStore):
+    def __init__(self, state: MemoryState, clock: Clock, crash: Crash) -> None:
+        super().__init__(state, clock)
+        self._crash = crash
+
+    def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
+        self._crash.reach("before_find")
+        return super().find(lookup, handling)
+
+    def insert(self, record: NewRecord, effects: Effects) -> None:
+        self._commit_watched(super().insert, record, effects)
+
+    def update(self, record: Record, change: Change, effects: Effects) -> None:
+        self._commit_watched(super().update, record, change, effects)
+
+    def delete(self, record: Record, effects: Effects) -> None:
+        self._commit_watched(super().delete, record, effects)
+
+    def record(self, effects: Effects) -> None:
+        self._commit_watched(super().record, effects)
+
+    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
+        self._crash.check()
+        return super().lock(record, lock_owner, for_ms)
+
+    def _commit_watched(self, commit: Callable[..., None], *arguments: Any) -> None:
+        self._crash.reach("after_handler")
+        commit(*arguments)
+        self._crash.reach("after_commit")

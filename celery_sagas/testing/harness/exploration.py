@@ -1,0 +1,210 @@
+"""Exploration: one scenario in many orders, with repeats, failures and killed workers, until an invariant does not hold."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from celery import Celery
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import strategies as st
+
+from celery_sagas.testing.harness.broker import SentMessage
+from celery_sagas.testing.harness.crashes import POINTS
+from celery_sagas.testing.harness.harness import SagaHarness
+from celery_sagas.testing.harness.timeline import ScenarioError
+
+#: What may go wrong, besides the order: a message is delivered twice; a participant fails, or never answers; a worker is killed.
+Fault = Literal["repeat", "fail", "silence", "crash"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+#: Sets up a test: sends the first messages, and says how participants answer.
+Scenario = Callable[[SagaHarness], object]
+#: Asserts what must always be so; or returns whether it is.
+Invariant = Callable[[SagaHarness], object]
+
+#: The kinds of actions, the simplest first, to which a failing history is reduced: the most frequent is an ordinary delivery.
+_KINDS = ("deliver",) * 5 + ("wait", *FAULTS)
+_OF_A_KIND = 1_000
+#: Actions of one history that are drawn; what is left is delivered in order.
+_DRAWN = 30
+#: Messages of one history.
+_MOST = 1_000
+
+
+class ParticipantFailed(Exception):
+    """Raised by a participant that fails in an exploration."""
+
+
+def explore(
+    scenario: Scenario,
+    invariant: Invariant,
+    *,
+    examples: int = 200,
+    faults: Collection[Fault] = FAULTS,
+    lasts: timedelta = timedelta(days=30),
+    app: Celery | None = None,
+) -> None:
+    """Look for a history of a scenario in which an invariant does not hold.
+
+    Each history delivers the messages in an order of its own: repeats some, lets timeouts overtake them, lets participants fail
+    or never answer, and kills workers. What is left in the end is delivered in order, until nothing happens any more. The
+    invariant is checked after every step; of what must hold in the end it asserts it ``if harness.is_quiet``.
+
+    Args:
+        scenario: Sends the first messages with a harness, and says how participants answer.
+        invariant: Asserts with the harness what must always be so; or returns whether it is.
+        examples: How many histories are tried.
+        faults: What may go wrong, besides the order.
+        lasts: For how long virtual time passes: a saga that reminds somebody every day never ends.
+        app: The Celery app; the current one if left out.
+
+    Raises:
+        ScenarioError: The invariant does not hold from the start; or the scenario does not end.
+        Exception: Raised by the invariant, for the shortest history that was found: its note is a test that repeats it.
+    """
+    if unknown := set(faults) - set(FAULTS):
+        raise ValueError(f"faults= takes {', '.join(FAULTS)}, not {', '.join(map(repr, sorted(unknown)))}")
+    with SagaHarness(app, most=_MOST) as harness:
+        scenario(harness)
+        try:
+            _check(invariant, harness)
+        except Exception as exc:
+            exc.add_note(f"{_name(invariant)} does not hold from the start, before anything is delivered.")
+            raise
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        print_blob=False,
+        report_multiple_bugs=False,
+    )
+    @given(st.lists(st.integers(0, len(_KINDS) * _OF_A_KIND - 1), max_size=_DRAWN))
+    def run(choices: list[int]) -> None:
+        with SagaHarness(app, most=_MOST) as harness:
+            history = _History(harness, scenario, invariant, frozenset(faults), harness.now + lasts)
+            try:
+                history.play(choices)
+            except Exception as exc:
+                exc.add_note(history.as_test())
+                raise
+
+    run()
+
+
+@dataclass
+class _History:
+    """One history of a scenario."""
+
+    harness: SagaHarness
+    scenario: Scenario
+    invariant: Invariant
+    faults: frozenset[Fault]
+    until: Any
+    _actions: list[tuple[str, SentMessage | None]] = field(default_factory=list)  #: as calls of the harness
+    _repeated: list[SentMessage] = field(default_factory=list)
+
+    def play(self, choices: Sequence[int]) -> None:
+        """Do what was drawn, and then what is left, in order.
+
+        Raises:
+            ScenarioError: It does not end.
+            Exception: Raised by the invariant.
+        """
+        self.scenario(self.harness)
+        for choice in choices:
+            if self._is_over():
+                return
+            self._do(*divmod(choice, _OF_A_KIND))
+        while not self._is_over():
+            if len(self._actions) > _MOST:
+                raise ScenarioError(f"{_name(self.scenario)} does not end after {_MOST} steps", self.harness.timeline())
+            self._do(0, 0)
+
+    def _is_over(self) -> bool:
+        return self.harness.is_quiet or self.harness.now > self.until
+
+    def _do(self, kind: int, which: int) -> None:
+        """Do one thing: the kind that was drawn, if it is possible now, or else an ordinary delivery."""
+        act = getattr(self, f"_{_KINDS[kind]}") if _KINDS[kind] in (*self.faults, "wait") else self._deliver
+        if not act(which) and not self._deliver(which):
+            self._wait(which)
+        _check(self.invariant, self.harness)
+
+    def _deliver(self, which: int) -> bool:
+        return self._deliver_one(self._due(), which)
+
+    def _wait(self, which: int) -> bool:
+        self._actions.append(("saga_harness.wait()", None))
+        self.harness.wait()
+        return True
+
+    def _repeat(self, which: int) -> bool:
+        delivered = list(dict.fromkeys(message for _, message in self._actions if message is not None))
+        messages = [message for message in delivered if message not in self.harness.pending]
+        if not messages:
+            return False
+        message = messages[which % len(messages)]
+        if message not in self._repeated:
+            self._repeated.append(message)
+        self._actions.append((f"saga_harness.deliver({self._variable(message)})", None))
+        self.harness.deliver(message)
+        return True
+
+    def _fail(self, which: int) -> bool:
+        return self._deliver_one(self._participants(), which, "fail=ParticipantFailed", fail=ParticipantFailed)
+
+    def _silence(self, which: int) -> bool:
+        return self._deliver_one(self._participants(), which, "silent=True", silent=True)
+
+    def _crash(self, which: int) -> bool:
+        which, point = divmod(which, len(POINTS))
+        return self._deliver_one(self._due(), which, f"crash={POINTS[point]!r}", crash=POINTS[point])
+
+    def _deliver_one(self, messages: Sequence[SentMessage], which: int, how: str = "", **options: Any) -> bool:
+        """Deliver one of these messages; return whether there is any."""
+        if not messages:
+            return False
+        message = messages[which % len(messages)]
+        position = self.harness.pending.index(message)
+        first = next(each for each in self.harness.pending if each.task == message.task)
+        shown = repr(message.task) if first is message else f"saga_harness.pending[{position}]"
+        self._actions.append((f"saga_harness.deliver({shown}{', ' if how else ''}{how})", message))
+        self.harness.deliver(message, **options)
+        return True
+
+    def _due(self) -> list[SentMessage]:
+        return [message for message in self.harness.pending if self.harness.is_due(message)]
+
+    def _participants(self) -> list[SentMessage]:
+        return [message for message in self._due() if not _is_ours(message)]
+
+    def as_test(self) -> str:
+        """Return a test that repeats it."""
+        calls = [self._shown(call, message) for call, message in self._actions]
+        lines = [f"{_name(self.scenario)}(saga_harness)", *calls, f"{_name(self.invariant)}(saga_harness)"]
+        return "\n".join(["To repeat it:", "", "def test_found(saga_harness):", *(f"    {line}" for line in lines)])
+
+    def _shown(self, call: str, message: SentMessage | None) -> str:
+        return call if message is None or message not in self._repeated else f"{self._variable(message)} = {call}"
+
+    def _variable(self, message: SentMessage) -> str:
+        return f"message_{self._repeated.index(message) + 1}"
+
+
+def _is_ours(message: SentMessage) -> bool:
+    """Return whether a message goes to a step, or to a task of the library's own."""
+    task: Any = message.app.tasks.get(message.task)
+    return hasattr(task, "saga_step") or hasattr(task, "saga_aggregator") or message.task.startswith("celery_sagas.")
+
+
+def _check(invariant: Invariant, harness: SagaHarness) -> None:
+    if invariant(harness) is False:
+        raise ScenarioError(f"{_name(invariant)} does not hold", harness.timeline())
+
+
+def _name(function: Callable[..., object]) -> str:
+    return getattr(function, "__name__", "scenario")

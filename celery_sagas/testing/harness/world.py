@@ -1,0 +1,284 @@
+"""The world of a test: a clock, a broker, a backend, and a worker with its relay, which move only when the test moves them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_sagas import clock
+from celery_sagas.engine.outbox.confirmations import Confirmations
+from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.relay import Relay
+from celery_sagas.testing.harness.broker import Broker, SentMessage, TestPublisher
+from celery_sagas.testing.harness.crashes import Crash, CrashPoint, WatchedBackend
+from celery_sagas.testing.harness.delivering import Delivered, StandIn, deliver
+from celery_sagas.testing.harness.real_time import warn_of_real_time
+from celery_sagas.testing.harness.timeline import Line, ScenarioError, Timeline, shown_outcome
+from celery_sagas.worker.celery_internals import add_task, as_current_app, unregister, with_result_backend
+from celery_sagas.worker.headers import CAUSATION
+from celery_sagas.worker.process.relay import open_relay
+from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
+from celery_sagas.worker.sessions import current_session
+
+#: How many messages of an endless scenario are shown.
+_LAST = 5
+
+
+class _PromptConfirmations(Confirmations):
+    """Removes published rows at once, without a thread of its own."""
+
+    def add(self, ids: Any) -> None:
+        self.add_now(ids)
+
+
+class World:
+    """Everything around the code under test.
+
+    Args:
+        start: The time at which the test begins; aware.
+        most: The messages that one ``run`` or ``advance`` delivers at most.
+    """
+
+    def __init__(self, start: datetime, most: int) -> None:
+        self._ms = int(start.timestamp() * 1000)
+        self.crash = Crash()
+        self.backend = WatchedBackend(lambda: self._ms, self.crash)
+        self.broker = Broker(self.crash, self._check_publisher)
+        self.timeline = Timeline(self.now)
+        self.stand_ins: dict[str, StandIn] = {}  #: by the name of a task
+        self.held: set[str] = set()  #: names of tasks whose messages are not delivered by themselves
+        self._most = most
+        self._closing = ExitStack()
+        self._apps: list[Celery] = []
+        self._relay: Relay | None = None
+        self._outcome: Outcome | None = None
+        self._problems: list[str] = []
+        self._looked_at: set[str] = set()  #: steps whose source was searched for the real time
+
+    @property
+    def now(self) -> datetime:
+        """The time: aware, UTC."""
+        return datetime.fromtimestamp(self._ms / 1000, UTC)
+
+    def open(self, app: Celery | None) -> None:
+        """Put this world in the place of the real one, for every app of the process."""
+        with ExitStack() as opening:
+            opening.enter_context(clock.replaced_by(lambda: self._ms / 1000))
+            self._runtimes = opening.enter_context(runtimes_opened_by(self._open_runtime))
+            opening.enter_context(self.broker.replacing(self.attach))
+            opening.enter_context(as_current_app(app))
+            self._closing = opening.pop_all()
+        if app is not None:
+            self.attach(app)
+
+    def close(self) -> None:
+        """Put the real world back."""
+        self._closing.close()
+
+    def attach(self, app: Celery) -> None:
+        """Have an app's tasks run here only."""
+        if app not in self._apps:
+            self._apps.append(app)
+            self._closing.enter_context(_moved(app))
+
+    @property
+    def app(self) -> Celery:
+        """The app that the test is about: the first that has published anything, or has opened its backend."""
+        if not self._apps:
+            raise ScenarioError("no app has sent anything yet: give the app, SagaHarness(app), or send a message first")
+        return self._apps[0]
+
+    def _open_runtime(self, app: Celery) -> Runtime:
+        self.attach(app)
+        runtime = Runtime(app, self.backend, TestPublisher(app, self.broker, self.crash))
+        dispatcher = runtime.services.dispatcher
+        dispatcher.confirmations = _PromptConfirmations(*_parts(dispatcher.confirmations))
+        runtime.observe = self._note
+        return runtime
+
+    def _note(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def _check_publisher(self, app: Celery, task: str) -> None:
+        """Note a message that a step publishes directly: it would be sent even if the step failed."""
+        session = current_session()
+        if session is None or session.sending is None or runtime_of(app).settings.direct_publish == "allow":
+            return
+        self._problems.append(
+            f"{session.sending.step} publishes {task} itself: it is sent even if the step fails, and again whenever it runs. "
+            "Use send(), or set saga_direct_publish = 'allow'"
+        )
+
+    def is_due(self, message: SentMessage) -> bool:
+        """Return whether a message is delivered by itself now."""
+        return message.task not in self.held and (message.due_at is None or message.due_at <= self.now)
+
+    def deliver(self, message: SentMessage, crash: CrashPoint | None = None, stand_in: StandIn | None = None) -> None:
+        """Deliver a message; one that was acknowledged before is delivered again, as a broker may do.
+
+        Args:
+            message: The message.
+            crash: Where the process ends that handles it.
+            stand_in: Runs in the place of its task, this once.
+
+        Raises:
+            ScenarioError: Its task is not known; or a step publishes directly.
+        """
+        self._look_at_task(message)
+        if message in self.broker.pending:
+            self.broker.pending.remove(message)
+        is_expired = message.expires_at is not None and message.expires_at < self.now
+        stand_in = stand_in or self.stand_ins.get(message.task)
+        sent, dead, self._outcome = len(self.broker.sent), self.backend.dead.count(), None
+        self.crash.plan(crash)
+        with as_current_app(message.app):
+            delivered = deliver(message, self.crash, is_expired=is_expired, stand_in=stand_in)
+        killed = self.crash.happened
+        self.crash.plan(None)
+        if killed:
+            self._end_process(message.app)
+        if delivered.is_kept:
+            self.broker.pending.append(message)
+        what = self._what_happened(delivered, killed, [each.task for each in self.broker.sent[sent:]], stand_in is never_answer)
+        if self.backend.dead.count() > dead:
+            what += "; kept as a dead letter"
+        self._add_to_timeline(message, what)
+        if self._problems:
+            raise ScenarioError(self._problems.pop(0), self.timeline.shown())
+
+    def _look_at_task(self, message: SentMessage) -> None:
+        app, name = message.app, message.task
+        if name not in app.tasks:
+            if name not in self.stand_ins:
+                remedy = f"import its module, or say what comes of it: harness.answer({name!r}, …), fail, silence or hold"
+                raise ScenarioError(f"no task {name!r} is registered: {remedy}", self.timeline.shown())
+            add_task(app, lambda *_, **__: None, name=name, acks_late=True, typing=False)
+            self._closing.callback(unregister, app, name)
+        step = getattr(app.tasks[name], "saga_step", None)
+        if step is not None and name not in self._looked_at:
+            self._looked_at.add(name)
+            warn_of_real_time(step.function)
+
+    def _end_process(self, app: Celery) -> None:
+        """Go on with a new process, which knows nothing of what the one before has leased, or has not confirmed."""
+        self._runtimes.pop(app, None)
+        self._relay = None
+
+    def _what_happened(self, delivered: Delivered, killed: CrashPoint | None, sent: list[str], is_silent: bool) -> str:
+        if killed:
+            return f"worker killed {killed.replace('_', ' ')}{'' if delivered.is_kept else '; acknowledged early: lost'}"
+        if self._outcome is not None:
+            return shown_outcome(self._outcome, sent)
+        return _shown(delivered, is_silent=is_silent)
+
+    def _add_to_timeline(self, message: SentMessage, what: str) -> None:
+        outcome = self._outcome
+        instances = {str(id) for id in (message.headers.get(CAUSATION) or {}).values()}
+        if outcome is not None and outcome.instance_id:
+            instances.add(outcome.instance_id)
+        self.timeline.add(Line(self.now, message, message.id, what, frozenset(instances)))
+
+    def run(self) -> int:
+        """Deliver what is due, in order, until nothing is; return how many messages were delivered."""
+        return self._run(self._most)
+
+    def _run(self, most: int) -> int:
+        count = 0
+        while True:
+            message = next(filter(self.is_due, self.broker.pending), None)
+            if message is None:
+                if not self._sweep():
+                    return count
+                continue
+            if count >= most:
+                last = "\n".join(f"  {line.message}" for line in self.timeline.lines[-_LAST:])
+                raise ScenarioError(f"it does not end: {self._most} messages were delivered. The last ones:\n{last}")
+            self.deliver(message)
+            count += 1
+
+    def _sweep(self) -> bool:
+        """Have the relay publish what is due; return whether it published anything."""
+        due = self.backend.next_due()
+        if due is None or due > self._ms:
+            return False
+        sent = len(self.broker.sent)
+        if self._relay is None:
+            self._relay = open_relay(runtime_of(self.app), clock=lambda: self._ms / 1000)
+        with as_current_app(self.app):
+            self._relay.sweep()
+        return len(self.broker.sent) > sent
+
+    def advance(self, by: timedelta) -> int:
+        """Let time pass, and deliver what falls due meanwhile, when it does; return how many messages were delivered."""
+        target, count = self._ms + int(by.total_seconds() * 1000), 0
+        while True:
+            count += self._run(self._most - count)
+            due = self.next_due()
+            if due is None or due > target:
+                self._ms = target
+                return count
+            self._ms = due
+
+    def wait(self, until: int) -> None:
+        """Let time pass, and have the relay publish what falls due; deliver nothing.
+
+        Args:
+            until: Milliseconds since the epoch.
+        """
+        while (due := self.backend.next_due()) is not None and due <= until and due >= self._ms:
+            self._ms = due
+            if not self._sweep():
+                break
+        self._ms = max(until, self._ms)
+        self._sweep()
+
+    def next_due(self) -> int | None:
+        """Return when the next thing happens by itself, if nothing happens now; in milliseconds since the epoch.
+
+        What is due already, and cannot be published yet, is tried again with the next sweep.
+        """
+        messages = [message for message in self.broker.pending if message.task not in self.held and message.due_at]
+        times = [int(message.due_at.timestamp() * 1000) for message in messages if message.due_at]
+        if (in_backend := self.backend.next_due()) is not None:
+            times.append(in_backend)
+        sweep = self._ms + int(runtime_of(self.app).settings.relay_interval * 1000) if times else 0
+        return min((time if time > self._ms else sweep for time in times), default=None)
+
+
+def never_answer(*_: object, **__: object) -> None:
+    """Stand in for a task: neither answers nor fails, as if its worker were lost."""
+    raise Ignore()
+
+
+def _shown(delivered: Delivered, *, is_silent: bool) -> str:
+    error = delivered.error
+    if delivered.is_expired:
+        return "expired"
+    if is_silent:
+        return "never answers"
+    if isinstance(error, Retry):
+        return f"is retried: {error}"
+    if isinstance(error, Ignore | Reject):
+        return "is delivered again" if delivered.is_kept else "is redelivered later" if isinstance(error, Ignore) else "rejected"
+    return f"returned {delivered.result}" if error is None else f"raised {error!r}"
+
+
+@contextmanager
+def _moved(app: Any) -> Iterator[None]:
+    """Have an app publish its messages, with its results in memory and in virtual time, whatever its settings say."""
+    is_eager = app.conf.task_always_eager
+    app.conf.task_always_eager = False
+    app.now = lambda: clock.now().astimezone(app.timezone)
+    with with_result_backend(app, "cache+memory://"):
+        try:
+            yield
+        finally:
+            del app.now
+            app.conf.task_always_eager = is_eager
+
+
+def _parts(confirmations: Confirmations) -> tuple[Any, ...]:
+    return confirmations.outbox, confirmations.owner, confirmations.lasts_s, confirmations.publisher
