@@ -1,4 +1,4 @@
-"""Tools for tests of sagas (``collected``), and the published contract of the stores.
+"""Tools for tests of sagas (``SagaHarness``, ``explore``, ``collected``), and the published contract of the stores.
 
 A backend's test is a subclass of each class, and one fixture.
 
@@ -39,6 +39,12 @@ from celery_sagas.testing.contract.interleaving import InterleavingContract  # n
 from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
+from celery_sagas.testing.harness.broker import SentMessage  # noqa: E402
+from celery_sagas.testing.harness.crashes import CrashPoint  # noqa: E402
+from celery_sagas.testing.harness.exploration import Fault, ParticipantFailed, explore  # noqa: E402
+from celery_sagas.testing.harness.harness import SagaHarness, ScheduledTimeout  # noqa: E402
+from celery_sagas.testing.harness.real_time import RealTimeWarning  # noqa: E402
+from celery_sagas.testing.harness.timeline import ScenarioError  # noqa: E402
 from celery_sagas.worker.collecting import Collected, CollectedMessage, collected  # noqa: E402
 
 __all__ = [
@@ -48,13 +54,22 @@ __all__ = [
     "Clock",
     "Collected",
     "CollectedMessage",
+    "CrashPoint",
     "DeadLettersContract",
     "DeliveriesContract",
+    "Fault",
     "InterleavingContract",
     "JournalContract",
     "NewBackend",
     "OpenBackend",
     "OutboxContract",
+    "ParticipantFailed",
+    "RealTimeWarning",
+    "SagaHarness",
     "SagaStoreContract",
+    "ScenarioError",
+    "ScheduledTimeout",
+    "SentMessage",
     "collected",
+    "explore",
 ]

@@ -1,12 +1,16 @@
 """Where a worker's process ends in a test, and the backend that its end leaves behind."""
 
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, get_args
 
+from celery_sagas.stores.items import Added, Addition, Rules, Snapshot
+from celery_sagas.stores.memory.aggregates import MemoryAggregateStore
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.memory.state import Clock, MemoryState
 from celery_sagas.stores.records import Change, Effects, Found, Handling, Lookup, NewRecord, Record
+
+T = TypeVar("T")
 
 #: Where the process ends: before a step looks its instance up, or a plain task begins; after the handler, or the plain task, and
 #: before the commit, or the answer; after the commit, before what it sends is published; after that; when everything is done,
@@ -64,13 +68,24 @@ class WatchedBackend(MemoryBackend):
     def __init__(self, clock: Clock, crash: Crash) -> None:
         super().__init__("memory://", prefix="", clock=clock)
         self.sagas = _WatchedSagas(self._state, clock, crash)
+        self.aggregates = _WatchedAggregates(self._state, clock, crash)
 
 
-class _WatchedSagas(MemorySagaStore):
+class _Watched:
+    """A store around whose commits a process may end."""
+
     def __init__(self, state: MemoryState, clock: Clock, crash: Crash) -> None:
-        super().__init__(state, clock)
+        super().__init__(state, clock)  # type: ignore[call-arg]
         self._crash = crash
 
+    def _commit_watched(self, commit: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        self._crash.reach("after_handler")
+        result = commit(*arguments, **options)
+        self._crash.reach("after_commit")
+        return result
+
+
+class _WatchedSagas(_Watched, MemorySagaStore):
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         self._crash.reach("before_find")
         return super().find(lookup, handling)
@@ -91,7 +106,17 @@ class _WatchedSagas(MemorySagaStore):
         self._crash.check()
         return super().lock(record, lock_owner, for_ms)
 
-    def _commit_watched(self, commit: Callable[..., None], *arguments: Any) -> None:
-        self._crash.reach("after_handler")
-        commit(*arguments)
-        self._crash.reach("after_commit")
+
+class _WatchedAggregates(_Watched, MemoryAggregateStore):
+    def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        return self._commit_watched(super().insert, rules, additions)
+
+    def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:
+        self._crash.reach("before_find")
+        return super().claim(rules, group, token)
+
+    def remove(self, rules: Rules, group: str, token: str, **options: Any) -> bool:
+        return self._commit_watched(super().remove, rules, group, token, **options)
+
+    def release(self, rules: Rules, group: str, token: str, **options: Any) -> None:
+        self._commit_watched(super().release, rules, group, token, **options)

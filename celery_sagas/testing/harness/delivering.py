@@ -110,8 +110,8 @@ def deliver(message: SentMessage, crash: Crash, *, is_expired: bool, stand_in: S
 @contextmanager
 def _running(task: Any, stand_in: StandIn | None, crash: Crash) -> Iterator[None]:
     """Have a function run in the place of a plain task; or the task itself, between two points at which its process may end."""
-    is_step = hasattr(task, "saga_step")
-    if stand_in is None and (is_step or not crash.is_planned):
+    is_ours = hasattr(task, "saga_step") or hasattr(task, "saga_aggregator")  # their stores have these points
+    if stand_in is None and (is_ours or not crash.is_planned):
         yield
         return
     given, trace, run = task.__dict__.get("run", _MISSING), task.__trace__, stand_in or task.run

@@ -155,7 +155,7 @@ class World:
             if name not in self.stand_ins:
                 remedy = f"import its module, or say what comes of it: harness.answer({name!r}, …), fail, silence or hold"
                 raise ScenarioError(f"no task {name!r} is registered: {remedy}", self.timeline.shown())
-            add_task(app, lambda *_, **__: None, name=name, acks_late=True, typing=False)
+            add_task(app, never_answer, name=name, acks_late=True, typing=False)
             self._closing.callback(unregister, app, name)
         step = getattr(app.tasks[name], "saga_step", None)
         if step is not None and name not in self._looked_at:
@@ -269,15 +269,16 @@ def _shown(delivered: Delivered, *, is_silent: bool) -> str:
 @contextmanager
 def _moved(app: Any) -> Iterator[None]:
     """Have an app publish its messages, with its results in memory and in virtual time, whatever its settings say."""
-    is_eager = app.conf.task_always_eager
+    is_eager, tells_time = app.conf.task_always_eager, "now" in app.__dict__  # in the world of a harness around this one
     app.conf.task_always_eager = False
     app.now = lambda: clock.now().astimezone(app.timezone)
     with with_result_backend(app, "cache+memory://"):
         try:
             yield
         finally:
-            del app.now
             app.conf.task_always_eager = is_eager
+            if not tells_time:
+                del app.now
 
 
 def _parts(confirmations: Confirmations) -> tuple[Any, ...]:

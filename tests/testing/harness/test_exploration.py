@@ -1,0 +1,255 @@
+"""Exploration finds the mistakes that sagas have, and none where there is none."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sagas import Failure, Saga
+from celery_sagas.testing.harness.exploration import Invariant, ParticipantFailed, Scenario, explore
+from celery_sagas.testing.harness.harness import SagaHarness
+from celery_sagas.testing.harness.timeline import ScenarioError
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+def found(scenario: Scenario, invariant: Invariant, **options: Any) -> str:
+    """Return the test that repeats what an exploration finds, and check that it does."""
+    with pytest.raises(AssertionError) as caught:
+        explore(scenario, invariant, **options)
+    (note,) = caught.value.__notes__
+    repeat(note, scenario, invariant)
+    return note
+
+
+def repeat(note: str, scenario: Scenario, invariant: Invariant) -> None:
+    """Run the test in a note, as somebody would who has pasted it."""
+    names = {"ParticipantFailed": ParticipantFailed, scenario.__name__: scenario, invariant.__name__: invariant}
+    exec(note[note.index("def ") :], names)
+    with SagaHarness() as harness, pytest.raises(AssertionError):
+        names["test_found"](harness)
+
+
+def calls(note: str) -> list[str]:
+    """Return the lines of a test between the scenario and the invariant."""
+    return [line.strip() for line in note.splitlines()[4:-1]]
+
+
+@pytest.fixture
+def parcels(app: Celery) -> Any:
+    """Parcels that are paid and packed, in any order; it is a mistake to look only when the payment comes."""
+
+    class Parcel(Saga, correlate_by="parcel_id"):
+        parcel_id: str
+        paid: bool = False
+        packed: bool = False
+
+    @app.task(acks_late=True)
+    def ship(parcel_id: str) -> None: ...
+
+    @Parcel.starts
+    def pay(parcel: Parcel, parcel_id: str) -> None:
+        parcel.paid = True
+        if parcel.packed or not parcels.is_wrong:
+            look(parcel)
+
+    @Parcel.starts
+    def pack(parcel: Parcel, parcel_id: str) -> None:
+        parcel.packed = True
+        if not parcels.is_wrong:
+            look(parcel)
+
+    def look(parcel: Parcel) -> None:
+        if parcel.paid and parcel.packed:
+            parcel.send(ship.s(parcel.parcel_id))
+            parcel.complete()
+
+    parcels = SimpleNamespace(app=app, Parcel=Parcel, pay=pay, pack=pack, ship=ship, is_wrong=True)
+    return parcels
+
+
+class TestOrder:
+    def test_finds_the_order_that_breaks_it(self, parcels: Any) -> None:
+        def paid_and_packed(harness: SagaHarness) -> None:
+            harness.send(parcels.pack, "p")
+            harness.send(parcels.pay, "p")
+
+        def ships(harness: SagaHarness) -> None:
+            if harness.is_quiet:
+                harness.assert_sent(parcels.ship, "p")
+
+        note = found(paid_and_packed, ships)
+        assert calls(note) == ["saga_harness.deliver('parcel.pay')", "saga_harness.deliver('parcel.pack')"]
+
+    def test_correct_saga_passes(self, parcels: Any) -> None:
+        parcels.is_wrong = False
+
+        def paid_and_packed(harness: SagaHarness) -> None:
+            harness.send(parcels.pack, "p")
+            harness.send(parcels.pay, "p")
+
+        def ships_once(harness: SagaHarness) -> None:
+            if harness.is_quiet:
+                harness.assert_completed(parcels.Parcel, "p")
+                assert len({message.id for message in harness.assert_sent(parcels.ship, "p")}) == 1
+
+        explore(paid_and_packed, ships_once, examples=2000)
+
+
+class TestTimeouts:
+    def test_finds_a_timeout_that_is_lost(self, app: Celery) -> None:
+        """It asks once more, and then waits for an answer that may never come."""
+
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        @app.task(acks_late=True)
+        def charge(order_id: str) -> str:
+            return "receipt"
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send(charge.s(order_id), then=charged, otherwise=ask_again, within=HOUR)
+
+        @Order.handles
+        def ask_again(order: Order, failure: Failure) -> None:
+            order.send(charge.s(order.order_id), then=charged)
+
+        @Order.handles
+        def charged(order: Order, receipt: str) -> None:
+            order.complete()
+
+        def one_order(harness: SagaHarness) -> None:
+            harness.send(place, "42")
+
+        def ends(harness: SagaHarness) -> None:
+            if harness.is_quiet:
+                harness.assert_completed(Order, "42")
+
+        note = found(one_order, ends)
+        assert len([call for call in calls(note) if "silent=True" in call or "fail=ParticipantFailed" in call]) == 2
+
+        def ends_if_all_answer(harness: SagaHarness) -> None:
+            ends(harness)
+
+        explore(one_order, ends_if_all_answer, faults=["repeat", "crash"])
+
+
+class TestRepeats:
+    def test_finds_a_participant_that_does_its_work_twice(self, app: Celery) -> None:
+        class Order(Saga, correlate_by="order_id"):
+            order_id: str
+
+        charged: list[str] = []
+
+        @app.task(acks_late=True)
+        def charge(order_id: str) -> None:
+            charged.append(order_id)
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None:
+            order.send(charge.s(order_id))
+
+        def one_order(harness: SagaHarness) -> None:
+            charged.clear()
+            harness.send(place, "42")
+
+        def charges_once(harness: SagaHarness) -> bool:
+            return len(charged) <= 1
+
+        note = found(one_order, charges_once)
+        assert len(calls(note)) == 3
+        explore(one_order, charges_once, faults=["fail", "silence"])
+
+
+class TestOvertaking:
+    def test_finds_a_compensation_that_overtakes_what_it_undoes(self, app: Celery) -> None:
+        class Trip(Saga, correlate_by="trip_id"):
+            trip_id: str
+
+        booked: set[str] = set()
+
+        @app.task(acks_late=True)
+        def book(trip_id: str) -> str:
+            booked.add(trip_id)
+            return "booked"
+
+        @app.task(acks_late=True)
+        def unbook(trip_id: str) -> None:
+            booked.discard(trip_id)
+
+        @Trip.starts
+        def start(trip: Trip, trip_id: str) -> None:
+            trip.send(book.s(trip_id))
+
+        @Trip.handles
+        def cancel(trip: Trip, trip_id: str) -> None:
+            trip.send(unbook.s(trip_id))
+            trip.complete()
+
+        def cancelled(harness: SagaHarness) -> None:
+            booked.clear()
+            harness.send(start, "t")
+            harness.send(cancel, "t")
+
+        def nothing_stays_booked(harness: SagaHarness) -> None:
+            if harness.is_quiet and harness.journal(Trip, "t")[-1].kind == "completed":
+                assert not booked
+
+        note = found(cancelled, nothing_stays_booked, faults=[])
+        assert [call.split("'")[1].rpartition(".")[2] for call in calls(note)] == ["start", "cancel", "unbook", "book"]
+
+
+class TestMistakes:
+    def test_invariant_that_is_false_from_the_start(self, parcels: Any) -> None:
+        with pytest.raises(ScenarioError, match="never does not hold") as caught:
+            explore(lambda harness: harness.send(parcels.pay, "p"), never)
+        assert caught.value.__notes__ == ["never does not hold from the start, before anything is delivered."]
+
+    def test_scenario_without_an_end(self, app: Celery) -> None:
+        @app.task
+        def again() -> None:
+            again.delay()
+
+        with pytest.raises(ScenarioError, match="does not end after 1000 steps"):
+            explore(lambda harness: again.delay(), lambda harness: None, examples=1)
+
+    def test_saga_that_never_ends_is_left(self, app: Celery) -> None:
+        class Newsletter(Saga, correlate_by="reader"):
+            reader: str
+            sent: int = 0
+
+        @Newsletter.starts
+        def subscribe(newsletter: Newsletter, reader: str) -> None:
+            newsletter.schedule(send, after=DAY)
+
+        @Newsletter.handles
+        def send(newsletter: Newsletter) -> None:
+            newsletter.sent += 1
+            newsletter.schedule(send, after=DAY)
+
+        seen: list[int] = []
+
+        def look(harness: SagaHarness) -> None:
+            state = harness.state(Newsletter, "r")
+            seen.append(state.sent if state else 0)
+
+        explore(lambda harness: harness.send(subscribe, "r"), look, examples=5, lasts=10 * DAY)
+        assert 10 <= max(seen) <= 11
+
+    def test_unregistered_participant(self, app: Celery) -> None:
+        with pytest.raises(ScenarioError, match="no task 'billing' is registered"):
+            explore(lambda harness: app.send_task("billing"), lambda harness: None, examples=1)
+
+    def test_unknown_fault(self, app: Celery) -> None:
+        with pytest.raises(ValueError, match="faults= takes repeat, fail, silence, crash, not 'fire'"):
+            explore(lambda harness: None, lambda harness: None, faults=["fire"])  # type: ignore[list-item]
+
+    def test_scenario_that_sends_nothing(self, app: Celery) -> None:
+        explore(lambda harness: None, lambda harness: None, examples=1)
+
+
+def never(harness: SagaHarness) -> bool:
+    return False
