@@ -1,0 +1,176 @@
+"""The shop's sagas in virtual time: its own tasks, its own bank and ledger, and no worker."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import _state
+
+from celery_sagas.core.registry import registry
+from celery_sagas.testing import SagaHarness, explore
+from tests.folders import in_memory
+
+ORDERS = Path(__file__).parents[2] / "example_project" / "orders.py"
+TOTAL = Decimal("19.99")
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[Any]:
+    """The shop's modules, imported as its worker does, for the tests of this module alone."""
+    kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators)
+    for table in (registry.sagas, registry.steps, registry.aggregators):
+        table.clear()
+    shared, current = set(_state._on_app_finalizers), _state._get_current_app() if _state.default_app else None
+    names = ("app", "bank", "ledger", "orders", "payments", "shipping", "till")
+    modules = SimpleNamespace(**{name: importlib.import_module(f"example_project.{name}") for name in names})
+    yield modules
+    modules.app.app.close()
+    _state._set_current_app(current)
+    _state._on_app_finalizers.intersection_update(shared)
+    registry.sagas, registry.steps, registry.aggregators = kept
+    for name in [name for name in sys.modules if name.partition(".")[0] == "example_project"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def shop(modules: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The shop, with a bank and a ledger of this test."""
+    with in_memory(otherwise=tmp_path) as folder:
+        for name in ("bank", "ledger"):
+            monkeypatch.setenv(f"SHOP_{name.upper()}", str(folder / f"{name}.sqlite3"))
+        modules.folder = folder
+        yield modules
+
+
+@contextmanager
+def changed(shop: Any, line: str, other: str) -> Iterator[None]:
+    """Have one line of the orders be another one meanwhile: steps that are defined again replace those before."""
+    source = ORDERS.read_text()
+    assert source.count(line) == 1
+    try:
+        exec(compile(source.replace(line, other), ORDERS, "exec"), vars(shop.orders))
+        yield
+    finally:
+        exec(compile(source, ORDERS, "exec"), vars(shop.orders))
+
+
+@pytest.fixture
+def harness(shop: Any) -> Iterator[SagaHarness]:
+    """A harness for the shop."""
+    with SagaHarness(shop.app.app) as harness:
+        yield harness
+
+
+def check_out(harness: SagaHarness, shop: Any, card: str = "good", destination: str = "town") -> None:
+    """Do what a customer does."""
+    hour = timedelta(hours=1)
+    harness.send(shop.orders.place_order, order_id="42", total=TOTAL, card=card, destination=destination, patience=hour)
+
+
+def test_order_is_delivered(harness: SagaHarness, shop: Any) -> None:
+    check_out(harness, shop)
+    harness.run()
+    order = harness.assert_state(shop.orders.Order, "42", receipt="receipt-42", carrier="prompt", tracking="1Z-42")
+    assert [timeout.name for timeout in harness.timeouts] == ["delivery"]
+    assert order.total == TOTAL
+    harness.advance(timedelta(seconds=5))
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.parcel_delivered)
+    assert harness.assert_state(shop.till.Till, "high street", orders=1).taken == TOTAL
+    assert [invoice.number for invoice in shop.ledger.invoices()] == ["42"]
+    assert shop.bank.balance() == TOTAL
+
+
+def test_second_click_changes_nothing(harness: SagaHarness, shop: Any) -> None:
+    check_out(harness, shop)
+    check_out(harness, shop)
+    harness.advance(timedelta(seconds=5))
+    assert shop.bank.count("calls") == 1
+
+
+@pytest.mark.parametrize(("card", "seconds"), [("flaky", 10), ("slow", 10)])
+def test_bank_that_answers_later(harness: SagaHarness, shop: Any, card: str, seconds: int) -> None:
+    check_out(harness, shop, card=card)
+    harness.run()
+    harness.assert_state(shop.orders.Order, "42", receipt=None)
+    harness.advance(timedelta(seconds=seconds))
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.parcel_delivered)
+
+
+def test_card_that_is_declined(harness: SagaHarness, shop: Any) -> None:
+    check_out(harness, shop, card="declined")
+    harness.run()
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.not_charged)
+
+
+def test_bank_that_never_answers(harness: SagaHarness, shop: Any) -> None:
+    harness.silence(shop.payments.charge_card)
+    check_out(harness, shop)
+    harness.advance(timedelta(minutes=59))
+    harness.assert_state(shop.orders.Order, "42")
+    harness.advance(timedelta(minutes=1))
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.not_charged)
+    harness.assert_sent(shop.payments.give_back, "42", times=1)
+
+
+def test_carriers_that_do_not_answer(harness: SagaHarness, shop: Any) -> None:
+    harness.silence(shop.shipping.quote)
+    check_out(harness, shop)
+    harness.advance(2 * timedelta(hours=1))
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.nobody_delivers)
+    assert shop.bank.balance() == 0
+
+
+def test_parcel_that_everybody_has_forgotten(harness: SagaHarness, shop: Any) -> None:
+    harness.answer(shop.shipping.ship, "1Z-lost")
+    harness.silence(shop.shipping.ask_carrier)
+    check_out(harness, shop)
+    harness.advance(5 * DAY)
+    harness.assert_sent(shop.shipping.ask_carrier, "1Z-lost", times=1)
+    harness.assert_state(shop.orders.Order, "42")
+
+
+def test_customer_who_is_quicker_than_the_checkout(harness: SagaHarness, shop: Any) -> None:
+    harness.send(shop.orders.cancel_order, order_id="42")
+    check_out(harness, shop, card="slow")
+    harness.advance(timedelta(seconds=10))
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.card_charged)
+    assert shop.bank.balance() == 0
+
+
+class TestExploration:
+    """Each order ends, and a customer has paid what was delivered: in whichever order the messages come, and however often."""
+
+    #: Without it a report that comes before the shop knows the parcel is ignored, and its repeats are repeats.
+    GUARD = '@Order.handles(by="tracking", if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)'
+
+    def explore(self, shop: Any, examples: int) -> None:
+        def one_order(harness: SagaHarness) -> None:
+            for file in shop.folder.glob("*.sqlite3"):
+                file.unlink()
+            check_out(harness, shop)
+
+        def books_balance(harness: SagaHarness) -> None:
+            if harness.is_quiet:
+                outcome = harness.assert_completed(shop.orders.Order, "42")
+                assert shop.bank.balance() == (TOTAL if outcome.step == "order.parcel_delivered" else 0)
+
+        explore(one_order, books_balance, examples=examples, faults=["repeat"], app=shop.app.app)
+
+    def test_every_order_of_arrival_is_fine(self, shop: Any) -> None:
+        self.explore(shop, 200)
+
+    def test_finds_the_report_that_comes_too_early(self, shop: Any) -> None:
+        without = '@Order.handles(by="tracking")'
+        with changed(shop, self.GUARD, without), pytest.raises(AssertionError, match="has not completed") as caught:
+            self.explore(shop, 200)
+        assert "order.parcel_delivered(tracking='1Z-42')" in str(caught.value)
+        assert "ignored (missing)" in str(caught.value)
+        assert "def test_found(saga_harness):" in caught.value.__notes__[0]
