@@ -1,4 +1,4 @@
-"""Tools for tests of sagas (``SagaHarness``, ``explore``, ``collected``), and the published contract of the stores.
+"""Tools for tests of sagas (``SagaHarness``, ``collected``), and the published contract of the stores.
 
 A backend's test is a subclass of each class, and one fixture.
 
@@ -18,8 +18,8 @@ A backend's test is a subclass of each class, and one fixture.
     class TestInterleaving(Fixtures, InterleavingContract): ...
 
 A store whose operations are several commands overrides ``commands`` in ``TestInterleaving`` (and ``new_rival``, if the operation
-holds locks in between). ``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis.
-The extra ``testing`` installs both: ``pip install "celery-sagas[testing]"``.
+holds locks in between). ``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis, as
+``celery_sagas.testing.exploration`` does. The extra ``testing`` installs both: ``pip install "celery-sagas[testing]"``.
 """
 
 import pytest
@@ -41,7 +41,6 @@ from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
 from celery_sagas.testing.harness.broker import SentMessage  # noqa: E402
 from celery_sagas.testing.harness.crashes import CrashPoint  # noqa: E402
-from celery_sagas.testing.harness.exploration import Fault, ParticipantFailed, explore  # noqa: E402
 from celery_sagas.testing.harness.harness import SagaHarness, ScheduledTimeout  # noqa: E402
 from celery_sagas.testing.harness.real_time import RealTimeWarning  # noqa: E402
 from celery_sagas.testing.harness.timeline import ScenarioError  # noqa: E402
@@ -57,13 +56,11 @@ __all__ = [
     "CrashPoint",
     "DeadLettersContract",
     "DeliveriesContract",
-    "Fault",
     "InterleavingContract",
     "JournalContract",
     "NewBackend",
     "OpenBackend",
     "OutboxContract",
-    "ParticipantFailed",
     "RealTimeWarning",
     "SagaHarness",
     "SagaStoreContract",
@@ -71,5 +68,4 @@ __all__ = [
     "ScheduledTimeout",
     "SentMessage",
     "collected",
-    "explore",
 ]

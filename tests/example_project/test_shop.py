@@ -14,7 +14,8 @@ import pytest
 from celery import _state
 
 from celery_sagas.core.registry import registry
-from celery_sagas.testing import SagaHarness, explore
+from celery_sagas.testing import SagaHarness
+from celery_sagas.testing.exploration import explore
 from tests.folders import in_memory
 
 ORDERS = Path(__file__).parents[2] / "example_project" / "orders.py"
@@ -162,7 +163,7 @@ class TestExploration:
                 outcome = harness.assert_completed(shop.orders.Order, "42")
                 assert shop.bank.balance() == (TOTAL if outcome.step == "order.parcel_delivered" else 0)
 
-        explore(one_order, books_balance, examples=examples, faults=["repeat"], app=shop.app.app)
+        explore(one_order, books_balance, examples=examples, faults=["repeat", "crash"], app=shop.app.app)
 
     def test_every_order_of_arrival_is_fine(self, shop: Any) -> None:
         self.explore(shop, 200)

@@ -7,10 +7,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas.testing.harness.harness import SagaHarness
-from tests.apps import app, definitions, eager, new_app
 from tests.testing.harness.shop import open_shop
-
-__all__ = ["app", "definitions", "eager", "harness", "new_app"]
 
 
 @pytest.fixture(name="shop")

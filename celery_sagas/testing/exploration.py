@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Literal, get_args
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Literal, NamedTuple, get_args
 
 from celery import Celery
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
@@ -24,13 +25,25 @@ Scenario = Callable[[SagaHarness], object]
 #: Asserts what must always be so; or returns whether it is.
 Invariant = Callable[[SagaHarness], object]
 
-#: The kinds of actions, the simplest first, to which a failing history is reduced: the most frequent is an ordinary delivery.
-_KINDS = ("deliver",) * 4 + ("wait", *FAULTS)
+#: What is drawn, the simplest first, to which a failing history is reduced: nothing; an ordinary delivery; what may go wrong.
+_KINDS = ("nothing", *("deliver",) * 4, "wait", *FAULTS)
 _OF_A_KIND = 10
-#: The least and the most actions of one history that are drawn; what is left is delivered in order.
+#: How much is drawn for one history, at least and at most; what is left then is delivered in order.
 _DRAWN = 10, 30
 #: Messages of one history.
 _MOST = 1_000
+#: Steps to play while steps are left out of a history that fails.
+_REDUCING = 10_000
+#: Steps that differ from an ordinary one: later messages first, a timeout that overtakes what waits, and what may go wrong.
+_ORDERS = ("deliver", "wait")
+_STEPS = [
+    *(("deliver", which) for which in (1, 2, 3)),
+    ("wait", 0),
+    *((what, which) for what in ("repeat", "fail", "silence") for which in (0, 1)),
+    *(("crash", point) for point in range(len(POINTS))),
+]
+#: What is done, step by step: one of ``_KINDS``, and a number that says to which message, or where.
+Plan = list[tuple[str, int]]
 
 
 class InvariantFalse(ScenarioError):
@@ -70,7 +83,8 @@ def explore(
     """
     if unknown := set(faults) - set(FAULTS):
         raise ValueError(f"faults= takes {', '.join(FAULTS)}, not {', '.join(map(repr, sorted(unknown)))}")
-    _check_start(scenario, invariant, app)
+    explorer, failures = _Explorer(scenario, invariant, frozenset(faults), lasts, app), list[_Played]()
+    explorer.check_start()
 
     @settings(
         max_examples=examples,
@@ -84,27 +98,90 @@ def explore(
     )
     @given(st.lists(st.integers(0, len(_KINDS) * _OF_A_KIND - 1), min_size=_DRAWN[0], max_size=_DRAWN[1]))
     def run(choices: list[int]) -> None:
-        with SagaHarness(app, most=_MOST) as harness:
-            history = _History(harness, scenario, invariant, frozenset(faults), harness.now + lasts)
-            try:
-                history.play(choices)
-            except Exception as exc:
-                exc.add_note(history.as_test(exc))
-                raise
+        played = explorer.play([(_KINDS[choice // _OF_A_KIND], choice % _OF_A_KIND) for choice in choices])
+        if played.error:
+            failures.append(played)
+            raise played.error
 
     with _without_logs():
-        run()
-
-
-def _check_start(scenario: Scenario, invariant: Invariant, app: Celery | None) -> None:
-    """Check the invariant before anything is delivered: if it is false then, that says nothing about the sagas."""
-    with SagaHarness(app, most=_MOST) as harness:
-        scenario(harness)
+        plain = explorer.play([])
+        if plain.error:
+            raise plain.error  # no history is simpler
+        failures += filter(_has_failed, map(explorer.play, islice(explorer.deviations_from(plain), examples)))
         try:
-            _check(invariant, harness)
-        except Exception as exc:
-            exc.add_note(f"{_name(invariant)} does not hold from the start, before anything is delivered.")
-            raise
+            if not failures:
+                run()
+        except Exception:
+            if not failures:
+                raise
+        shortest = explorer.reduced(min(failures, key=_size)) if failures else plain
+    if shortest.error:
+        raise shortest.error
+
+
+class _Played(NamedTuple):
+    """A history that was played."""
+
+    plan: Plan  #: what was done
+    error: Exception | None  #: with which it ended
+
+
+def _has_failed(played: _Played) -> bool:
+    return played.error is not None
+
+
+def _size(played: _Played) -> tuple[int, int]:
+    """Return the length of a history, and how much goes wrong in it."""
+    return len(played.plan), sum(what in FAULTS for what, _ in played.plan)
+
+
+@dataclass(frozen=True)
+class _Explorer:
+    """Plays histories of a scenario, each with a harness of its own."""
+
+    scenario: Scenario
+    invariant: Invariant
+    faults: frozenset[Fault]
+    lasts: timedelta
+    app: Celery | None
+
+    def check_start(self) -> None:
+        """Check the invariant before anything is delivered: if it is false then, that says nothing about the sagas."""
+        with SagaHarness(self.app, most=_MOST) as harness:
+            self.scenario(harness)
+            try:
+                _check(self.invariant, harness)
+            except Exception as exc:
+                exc.add_note(f"{_name(self.invariant)} does not hold from the start, before anything is delivered.")
+                raise
+
+    def deviations_from(self, plain: _Played) -> Iterator[Plan]:
+        """Yield all that differ from a history in one step: most mistakes need no more, and are shortest so."""
+        for position in range(len(plain.plan)):
+            yield from ([*plain.plan[:position], step] for step in _STEPS if step[0] in (*self.faults, *_ORDERS))
+
+    def play(self, plan: Plan) -> _Played:
+        """Play a history."""
+        with SagaHarness(self.app, most=_MOST) as harness:
+            history = _History(harness, self.scenario, self.invariant, self.faults, harness.now + self.lasts)
+            try:
+                history.play(plan)
+            except Exception as exc:
+                exc.add_note(history.as_test(exc))
+                return _Played(history.done, exc)
+        return _Played(history.done, None)
+
+    def reduced(self, failure: _Played) -> _Played:
+        """Leave out, one by one, the steps without which something fails as well."""
+        position, left = 0, _REDUCING
+        while position < len(failure.plan) and left > 0:
+            left -= len(failure.plan)
+            shorter = self.play(failure.plan[:position] + failure.plan[position + 1 :])
+            if shorter.error and _size(shorter) < _size(failure):
+                failure = shorter
+            else:
+                position += 1
+        return failure
 
 
 @dataclass
@@ -115,33 +192,36 @@ class _History:
     scenario: Scenario
     invariant: Invariant
     faults: frozenset[Fault]
-    until: Any
-    _actions: list[tuple[str, SentMessage | None]] = field(default_factory=list)  #: as calls of the harness
+    until: datetime
+    done: Plan = field(default_factory=list)
+    _calls: list[tuple[str, SentMessage | None]] = field(default_factory=list)  #: of the harness, and what they deliver
     _repeated: list[SentMessage] = field(default_factory=list)
 
-    def play(self, choices: Sequence[int]) -> None:
-        """Do what was drawn, and then what is left, in order.
+    def play(self, plan: Plan) -> None:
+        """Do what is planned, and then what is left, in order.
 
         Raises:
             ScenarioError: It does not end.
             Exception: Raised by the invariant.
         """
         self.scenario(self.harness)
-        for choice in choices:
+        for what, which in plan:
             if self._is_over():
                 return
-            self._do(*divmod(choice, _OF_A_KIND))
+            if what != "nothing":
+                self._do(what, which)
         while not self._is_over():
-            if len(self._actions) > _MOST:
+            if len(self._calls) > _MOST:
                 raise ScenarioError(f"{_name(self.scenario)} does not end after {_MOST} steps", self.harness.timeline())
-            self._do(0, 0)
+            self._do("deliver", 0)
 
     def _is_over(self) -> bool:
         return self.harness.is_quiet or self.harness.now > self.until
 
-    def _do(self, kind: int, which: int) -> None:
-        """Do one thing: the kind that was drawn, if it is possible now, or else an ordinary delivery."""
-        act = getattr(self, f"_{_KINDS[kind]}") if _KINDS[kind] in (*self.faults, "wait") else self._deliver
+    def _do(self, what: str, which: int) -> None:
+        """Do what was drawn, if it is possible now and may go wrong; or else an ordinary delivery."""
+        act = getattr(self, f"_{what}") if what in (*self.faults, "wait") else self._deliver
+        self.done.append((what, which))
         if not act(which) and not self._deliver(which):
             self._wait(which)
         _check(self.invariant, self.harness)
@@ -150,19 +230,19 @@ class _History:
         return self._deliver_one(self._due(), which)
 
     def _wait(self, which: int) -> bool:
-        self._actions.append(("saga_harness.wait()", None))
+        self._calls.append(("saga_harness.wait()", None))
         self.harness.wait()
         return True
 
     def _repeat(self, which: int) -> bool:
-        delivered = list(dict.fromkeys(message for _, message in self._actions if message is not None))
+        delivered = list(dict.fromkeys(message for _, message in self._calls if message is not None))
         messages = [message for message in delivered if message not in self.harness.pending]
         if not messages:
             return False
         message = messages[which % len(messages)]
         if message not in self._repeated:
             self._repeated.append(message)
-        self._actions.append((f"saga_harness.deliver({self._variable(message)})", None))
+        self._calls.append((f"saga_harness.deliver({self._variable(message)})", None))
         self.harness.deliver(message)
         return True
 
@@ -184,7 +264,7 @@ class _History:
         position = self.harness.pending.index(message)
         first = next(each for each in self.harness.pending if each.task == message.task)
         shown = repr(message.task) if first is message else f"saga_harness.pending[{position}]"
-        self._actions.append((f"saga_harness.deliver({shown}{', ' if how else ''}{how})", message))
+        self._calls.append((f"saga_harness.deliver({shown}{', ' if how else ''}{how})", message))
         self.harness.deliver(message, **options)
         return True
 
@@ -196,10 +276,12 @@ class _History:
 
     def as_test(self, error: Exception) -> str:
         """Return a test that repeats it, and the error."""
-        calls = [self._shown(call, message) for call, message in self._actions]
+        calls = [self._shown(call, message) for call, message in self._calls]
         checks = f"{'assert ' if isinstance(error, InvariantFalse) else ''}{_name(self.invariant)}(saga_harness)"
         lines = [f"{_name(self.scenario)}(saga_harness)", *calls, checks]
-        return "\n".join(["To repeat it:", "", "def test_found(saga_harness):", *(f"    {line}" for line in lines)])
+        is_used = any(ParticipantFailed.__name__ in call for call in calls)
+        imports = [f"from {__name__} import {ParticipantFailed.__name__}", "", ""] if is_used else []
+        return "\n".join(["To repeat it:", "", *imports, "def test_found(saga_harness):", *(f"    {line}" for line in lines)])
 
     def _shown(self, call: str, message: SentMessage | None) -> str:
         return call if message is None or message not in self._repeated else f"{self._variable(message)} = {call}"

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Failure, Saga
-from celery_sagas.testing.harness.exploration import Invariant, ParticipantFailed, Scenario, explore
+from celery_sagas.testing.exploration import Invariant, Scenario, explore
 from celery_sagas.testing.harness.harness import SagaHarness
 from celery_sagas.testing.harness.timeline import ScenarioError
 
@@ -26,15 +26,15 @@ def found(scenario: Scenario, invariant: Invariant, **options: Any) -> str:
 
 def repeat(note: str, scenario: Scenario, invariant: Invariant) -> None:
     """Run the test in a note, as somebody would who has pasted it."""
-    names = {"ParticipantFailed": ParticipantFailed, scenario.__name__: scenario, invariant.__name__: invariant}
-    exec(note[note.index("def ") :], names)
+    names: dict[str, Any] = {scenario.__name__: scenario, invariant.__name__: invariant}
+    exec(note.removeprefix("To repeat it:"), names)
     with SagaHarness() as harness, pytest.raises(AssertionError):
         names["test_found"](harness)
 
 
 def calls(note: str) -> list[str]:
     """Return the lines of a test between the scenario and the invariant."""
-    return [line.strip() for line in note.splitlines()[4:-1]]
+    return [line.strip() for line in note.partition("def ")[2].splitlines()[2:-1]]
 
 
 @pytest.fixture
