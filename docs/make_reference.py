@@ -485,7 +485,9 @@ def types() -> Iterator[str]:
 
 AGGREGATORS = ["aggregator", "Aggregator", "BufferedItem", "Batch"]
 SAGAS = ["Saga", "Step", "Message", "SagaKey", "publish", "Failure", "Gathered", "Outcome", "Missing"]
-TESTS = ["collected", "Collected", "CollectedMessage"]
+TESTS = ["SagaHarness", "SentMessage", "ScheduledTimeout", "ScenarioError", "RealTimeWarning"]
+TESTS += ["collected", "Collected", "CollectedMessage"]
+EXPLORATION = ["explore", "ParticipantFailed"]
 BACKENDS = ["register_backend"]
 
 
@@ -513,9 +515,16 @@ def page() -> Iterator[str]:
     for name in AGGREGATORS:
         yield from shown(PACKAGE, name)
     yield "## Tests"
-    yield 'Import these from `celery_sagas.testing`. Install it with `pip install "celery-sagas[testing]"`.'
+    yield (
+        'Import these from `celery_sagas.testing`. Install it with `pip install "celery-sagas[testing]"`. The fixture '
+        "`saga_harness` of its pytest plugin is a `SagaHarness` of the current app. [Testing sagas](testing.md) says more."
+    )
     for name in TESTS:
         yield from shown(f"{PACKAGE}.testing", name)
+    yield "### Exploration"
+    yield "Import these from `celery_sagas.testing.exploration`."
+    for name in EXPLORATION:
+        yield from shown(f"{PACKAGE}.testing.exploration", name)
     yield "## Signals"
     yield "Import these from `celery_sagas.signals`."
     yield from signals()
@@ -529,7 +538,7 @@ def page() -> Iterator[str]:
         yield from shown(PACKAGE, name)
     yield "### The contract of backends"
     yield "Tests of a backend subclass these contracts, which are in `celery_sagas.testing`."
-    yield from contracts(TESTS)
+    yield from contracts([*TESTS, "CrashPoint"])
     yield "## Types"
     yield "These stand in the signatures above. The names `R`, `P`, `ItemT`, `StateT` and `T_co` are type variables."
     yield from types()

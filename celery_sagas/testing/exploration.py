@@ -17,6 +17,8 @@ from celery_sagas.testing.harness.crashes import POINTS
 from celery_sagas.testing.harness.harness import SagaHarness
 from celery_sagas.testing.harness.timeline import ScenarioError
 
+__all__ = ["Fault", "ParticipantFailed", "explore"]
+
 #: What may go wrong, besides the order: a message is delivered twice; a participant fails, or never answers; a worker is killed.
 Fault = Literal["repeat", "fail", "silence", "crash"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)

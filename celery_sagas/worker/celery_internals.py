@@ -54,6 +54,17 @@ def as_current_app(app: Celery | None) -> Iterator[None]:
 
 
 @contextmanager
+def with_settings(app: Any, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Have an app use other settings meanwhile."""
+    before = {name: app.conf.get(name) for name in settings}
+    app.conf.update(settings)
+    try:
+        yield
+    finally:
+        app.conf.update(before)
+
+
+@contextmanager
 def with_result_backend(app: Any, url: str) -> Iterator[None]:
     """Have an app keep results elsewhere meanwhile; the tracers of its tasks, which know their backend, are made anew."""
     before = app._backend_cache, getattr(app._local, "backend", None)

@@ -96,12 +96,11 @@ def test_second_click_changes_nothing(harness: SagaHarness, shop: Any) -> None:
     assert shop.bank.count("calls") == 1
 
 
-@pytest.mark.parametrize(("card", "seconds"), [("flaky", 10), ("slow", 10)])
-def test_bank_that_answers_later(harness: SagaHarness, shop: Any, card: str, seconds: int) -> None:
+@pytest.mark.parametrize("card", ["flaky", "slow"])
+def test_bank_that_answers_later(harness: SagaHarness, shop: Any, card: str) -> None:
     check_out(harness, shop, card=card)
-    harness.run()
-    harness.assert_state(shop.orders.Order, "42", receipt=None)
-    harness.advance(timedelta(seconds=seconds))
+    harness.advance(timedelta(seconds=10))
+    assert len(harness.assert_sent(shop.payments.charge_card)) > 1
     harness.assert_completed(shop.orders.Order, "42", by=shop.orders.parcel_delivered)
 
 

@@ -1,5 +1,6 @@
 """The world of a test: a clock, a broker, a backend, and a worker with its relay, which move only when the test moves them."""
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -17,12 +18,15 @@ from celery_sagas.testing.harness.crashes import Crash, CrashPoint, WatchedBacke
 from celery_sagas.testing.harness.delivering import Delivered, StandIn, deliver
 from celery_sagas.testing.harness.real_time import warn_of_real_time
 from celery_sagas.testing.harness.timeline import Line, ScenarioError, Timeline, shown_outcome
-from celery_sagas.worker.celery_internals import add_task, as_current_app, unregister, with_result_backend
+from celery_sagas.worker.celery_internals import add_task, as_current_app, unregister, with_result_backend, with_settings
 from celery_sagas.worker.headers import CAUSATION
 from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
 from celery_sagas.worker.sessions import current_session
 
+#: Celery looks at the broker's transport, which need not be installed.
+_BROKERS = dict.fromkeys(("broker_url", "broker_read_url", "broker_write_url"), "memory://")
+_SETTINGS = {**_BROKERS, "broker_transport": None, "task_always_eager": False}
 #: How many messages of an endless scenario are shown.
 _LAST = 5
 
@@ -70,6 +74,8 @@ class World:
             self._runtimes = opening.enter_context(runtimes_opened_by(self._open_runtime))
             opening.enter_context(self.broker.replacing(self.attach))
             opening.enter_context(as_current_app(app))
+            opening.callback(random.setstate, random.getstate())
+            random.seed(0)  # of the pauses before retries, which the same test has each time
             self._closing = opening.pop_all()
         if app is not None:
             self.attach(app)
@@ -269,15 +275,13 @@ def _shown(delivered: Delivered, *, is_silent: bool) -> str:
 @contextmanager
 def _moved(app: Any) -> Iterator[None]:
     """Have an app publish its messages, with its results in memory and in virtual time, whatever its settings say."""
-    is_eager, tells_time = app.conf.task_always_eager, "now" in app.__dict__  # in the world of a harness around this one
-    app.conf.task_always_eager = False
+    is_moved = "now" in app.__dict__  # by a harness around this one
     app.now = lambda: clock.now().astimezone(app.timezone)
-    with with_result_backend(app, "cache+memory://"):
+    with with_settings(app, _SETTINGS), with_result_backend(app, "cache+memory://"):
         try:
             yield
         finally:
-            app.conf.task_always_eager = is_eager
-            if not tells_time:
+            if not is_moved:
                 del app.now
 
 

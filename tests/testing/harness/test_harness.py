@@ -129,6 +129,19 @@ class TestDelivery:
         assert len(shop.ran) == 3
         assert harness.is_quiet
 
+    def test_jitter_of_retries_is_the_same_each_time(self, shop: Any) -> None:
+        @shop.app.task(autoretry_for=(ValueError,), retry_backoff=100, max_retries=None)
+        def jittery() -> None:
+            raise ValueError("not yet")
+
+        def due() -> list[datetime | None]:
+            with SagaHarness(shop.app) as harness:
+                harness.send(jittery)
+                harness.advance(DAY)
+                return [message.due_at for message in harness.sent]
+
+        assert due() == due()
+
     def test_message_that_comes_before_its_instance_is_retried(self, harness: SagaHarness, shop: Any) -> None:
         harness.send(shop.cancel, "42")
         harness.run()
