@@ -63,7 +63,9 @@ class Crash:
 
 
 class WatchedBackend(MemoryBackend):
-    """The backend in memory; a process may end before and after each commit."""
+    """The backend in memory, which forgets nothing; a process may end before and after each commit."""
+
+    journal_retention_s = 1000 * 366 * 86_400.0
 
     def __init__(self, clock: Clock, crash: Crash) -> None:
         super().__init__("memory://", prefix="", clock=clock)

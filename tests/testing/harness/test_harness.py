@@ -289,9 +289,11 @@ class TestTime:
                 move(-SECOND)
 
     def test_journal_is_remembered_for_years(self, harness: SagaHarness, shop: Any) -> None:
-        harness.send(shop.place, "42")
-        harness.run()
-        harness.advance(5000 * DAY)
+        sent = harness.send(shop.place, "42")
+        for _ in range(3):  # the relay purges now and then
+            harness.send(shop.place, "43")
+            harness.advance(2000 * DAY)
+        harness.deliver(sent)
         assert len(harness.journal(shop.Order, "42")) == 3
 
 
