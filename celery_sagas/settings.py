@@ -71,7 +71,8 @@ class Settings(BaseModel):
     #: URL of the backend that keeps the state: SQLite, PostgreSQL, MariaDB or MySQL, with or without Celery's ``db+``; Redis, its
     #: Sentinels or its Cluster; or ``memory://``.
     backend: str = Field(default=DEFAULT_BACKEND, repr=False)
-    #: URL of the backend that keeps what aggregators buffer, if that is another one.
+    #: URL of the backend that keeps what aggregators buffer, if that is another one. Answers that ``gather`` collects are kept
+    #: there if ``backend`` is one without aggregators.
     aggregator_backend: str | None = Field(default=None, repr=False)
     #: Options of the backend; they are listed on the pages of stores and of Redis.
     backend_options: dict[str, Any] = Field(default_factory=dict, repr=False)

@@ -20,6 +20,7 @@ from celery.worker.request import Request
 from kombu import pools
 
 from celery_sagas.core.registry import registry
+from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend, SagaStore
 from celery_sagas.worker import timeouts
 from celery_sagas.worker.batches.steps import consumer_for
@@ -257,6 +258,14 @@ def _take_all(queue: Any) -> list[Any]:
 def _delivered(message: Any) -> Delivered:
     args, kwargs, embed = message.payload
     return Delivered(message.headers["task"], message.headers["id"], dict(message.headers), args, kwargs, embed)
+
+
+class WithoutAggregators(MemoryBackend):
+    """A backend in memory that keeps no items of aggregators."""
+
+    def __init__(self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Any = None) -> None:
+        super().__init__(url, prefix=prefix, options=options, clock=clock)
+        del self.aggregates, self.buffers
 
 
 class Interposed(SagaStore):

@@ -1,5 +1,7 @@
 """The ports of aggregators. The docstrings are the specification; ``celery_sagas.testing`` tests each sentence.
 
+A backend may lack them: see ``Backend``.
+
 What ``celery_sagas.stores.ports`` says of all ports holds here too. Every call works on one group, or on one aggregator.
 Aggregators and groups do not see one another's items: their names are compared byte by byte. No round trip is needed before the
 first call, and no call takes longer because others have many items.

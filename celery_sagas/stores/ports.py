@@ -7,9 +7,10 @@ exist. Names, keys, values and message ids are compared byte by byte.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from inspect import getattr_static
+from typing import Any, Final, Protocol
 
-from celery_sagas.errors import StoreError
+from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.records import (
     Change,
@@ -231,20 +232,42 @@ class Operation(Protocol):
         """Perform it; return what the port returns, or raise what it raises."""
 
 
+class _NotKept:
+    """A port of aggregators that a backend has not set: reading it raises ``ConfigurationError``."""
+
+    def __get__(self, backend: "Backend | None", owner: type["Backend"]) -> Any:
+        if backend is None:
+            return self
+        raise no_aggregators(backend, "the items of aggregators")
+
+
+_NOT_KEPT: Final[Any] = _NotKept()
+
+
 class Backend(ABC):
-    """One backend, open in one process: its ports, and the methods that prepare and close it."""
+    """One backend, open in one process: its ports, and the methods that prepare and close it.
+
+    Aggregators are optional. A backend without them sets neither ``aggregates`` nor ``buffers``: reading one of the two raises
+    ``ConfigurationError``. Apps with aggregators, and sagas that call ``gather``, are then refused, unless
+    ``saga_aggregator_backend`` names a backend that has both.
+    """
 
     sagas: SagaStore
     outbox: Outbox
     journal: Journal
     deliveries: Deliveries
     dead: DeadLetters
-    aggregates: AggregateStore
-    buffers: Buffers
+    aggregates: AggregateStore = _NOT_KEPT
+    buffers: Buffers = _NOT_KEPT
     #: How long the journal is kept if the setting does not say. Seconds.
     journal_retention_s: float
     #: The URL as it may be shown: without a password.
     url: str
+
+    @property
+    def has_aggregators(self) -> bool:
+        """Return whether this backend has set both ports of aggregators."""
+        return not any(isinstance(getattr_static(self, port), _NotKept) for port in ("aggregates", "buffers"))
 
     @abstractmethod
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
@@ -297,6 +320,12 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close every connection. A closed backend is not used again."""
+
+
+def no_aggregators(backend: Backend, what: str) -> ConfigurationError:
+    """Return the error about something that a backend without aggregators cannot keep."""
+    problem = f"{what} cannot be kept in {backend.url}, a backend without aggregators"
+    return ConfigurationError(problem, "Set saga_aggregator_backend to the URL of a backend that has them")
 
 
 def _answer(operation: Operation, backend: Backend) -> Any:

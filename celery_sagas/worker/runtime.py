@@ -24,7 +24,7 @@ from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.forks import WORK
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
-from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.ports import Backend, no_aggregators
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
 from celery_sagas.worker.publishing import open_publisher
@@ -59,7 +59,8 @@ class Runtime:
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
         lease_ms, retention_ms = int(self.settings.lease_ttl * 1000), int(self.retention_s(self.backend) * 1000)
         end = partial(publish_gathered, app, self.publisher)
-        self.gathering = Gathering(self.backend, end, lease_ms, retention_ms, most_bytes)
+        answers = self.backend if self.backend.has_aggregators else self.batches
+        self.gathering = Gathering(self.backend, answers, end, lease_ms, retention_ms, most_bytes)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 
@@ -102,7 +103,7 @@ class Runtime:
         return rules[1]
 
     def prepare(self, *, processes: int) -> None:
-        """Prepare the backend: create missing tables, refuse an unsafe one.
+        """Prepare the backend: create missing tables, refuse an unsafe one, and one without aggregators if the app has some.
 
         Args:
             processes: The number of processes that handle this app's messages on it.
@@ -111,6 +112,8 @@ class Runtime:
             ConfigurationError: The backend cannot be used, or cannot keep the promise.
             StoreUnavailable: It cannot be reached.
         """
+        if registry.aggregators and not self.batches.has_aggregators:
+            raise no_aggregators(self.batches, f"the items of {', '.join(sorted(registry.aggregators))}")
         for backend in self.backends:
             prepare_backend(backend, self.settings, processes)
 

@@ -240,6 +240,7 @@ class Saga(State):
             InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not
                 accept these arguments; or a step has no parameter for the outcomes, or does not accept them.
             MisuseError: No step runs on this object; or a step does not belong to this saga.
+            ConfigurationError: The backend has no aggregators, and collects no answers: set ``saga_aggregator_backend``.
         """
         return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)
 

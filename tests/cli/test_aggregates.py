@@ -492,6 +492,16 @@ def test_backend_of_the_aggregators(new_app: NewApp) -> None:
     assert runtime_of(app).backend.buffers.names() == []
 
 
+def test_backend_without_aggregators(new_app: NewApp) -> None:
+    """It says what to set."""
+    app = new_app()
+    app.conf.saga_backend = f"tests.apps:WithoutAggregators+memory://{uuid4()}"
+    result = run(app, "aggregates", "list")
+
+    assert result.exit_code == 1
+    assert "Set saga_aggregator_backend" in result.output
+
+
 def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so, without a traceback."""
 

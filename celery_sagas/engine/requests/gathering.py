@@ -23,7 +23,7 @@ from celery_sagas.engine.commit import STATES_IN_MESSAGES
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.errors import InvalidMessage, StoreError, UnreadableState
 from celery_sagas.stores.items import Addition, Item, NewItem
-from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.ports import Backend, no_aggregators
 from celery_sagas.stores.records import ID, Lookup
 
 logger = logging.getLogger("celery_sagas")
@@ -83,7 +83,8 @@ class Gathering:
     The store notifies the caller whose item completes a group, and no other until the caller's flush request expires.
     """
 
-    backend: Backend
+    backend: Backend  #: of the sagas
+    answers: Backend  #: where the answers are collected: the same one, unless that has no aggregators
     publish: Callable[[Gather, Target, Mapping[str, Any]], None]  #: sends a step the outcomes, or raises PublishError
     lease_ms: int  #: how long the process that completes a group may take to send them
     retention_ms: int  #: how long the journal is kept
@@ -108,7 +109,7 @@ class Gathering:
             return False
         limit = min(self.max_bytes, STATES_IN_MESSAGES * self.max_bytes // request.members)  # one message has all of them
         item = NewItem(str(member.position), payload_of(gather, request.members, member, limit))
-        (added,) = self.backend.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
+        (added,) = self.answers.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
         if added.needs_flush or (not added.added and self._is_complete(gather, request)):  # its first sender may have died
             verdict = self.conclude(gather)
             if verdict is GatherState.WAITING and added.needs_flush:
@@ -141,7 +142,7 @@ class Gathering:
         if request is None:
             self.clear(gather)
             return GatherState.ENDED
-        items = self.backend.buffers.read(gather.buffer, gather.request, request.members)
+        items = self.answers.buffers.read(gather.buffer, gather.request, request.members)
         if len(items) < request.members and not is_over:
             return GatherState.WAITING
         gathered = gathered_of(gather, request.members, items)
@@ -167,10 +168,21 @@ class Gathering:
         request = pending_of(record).requests.get(gather.request)
         return request if request and request.members else None
 
+    def require(self) -> None:
+        """Refuse to gather where no answers can be collected.
+
+        Raises:
+            ConfigurationError: The backend has no aggregators; the error says what to set.
+        """
+        if not self.answers.has_aggregators:
+            raise no_aggregators(self.answers, "the answers of gather()")
+
     def clear(self, gather: Gather) -> None:
         """Remove the outcomes of a gather that is no longer awaited."""
         self._known.pop(gather, None)
-        count = self.backend.buffers.clear(self.rules(gather), gather.request)
+        if not self.answers.has_aggregators:
+            return  # no gather was begun on it
+        count = self.answers.buffers.clear(self.rules(gather), gather.request)
         logger.debug("%s: %d answers were cleared from the gather %s", gather.saga.name, count, gather.request)
 
     def forget(self, saga: SagaDefinition, instance_id: str, request: str) -> None:
@@ -191,11 +203,11 @@ class Gathering:
             StoreError: The store is away.
         """
         rules, token = self.rules(gather, members), uuid4().hex
-        for oldest in self.backend.buffers.read(gather.buffer, gather.request, 1):
+        for oldest in self.answers.buffers.read(gather.buffer, gather.request, 1):
             age_ms = int(self.wall_clock() * 1000) - oldest.at
             rules = rules._replace(idle_ms=max(rules.idle_ms, 2 * age_ms))
-        if self.backend.aggregates.claim(rules, gather.request, token) is not None:
-            self.backend.aggregates.release(rules, gather.request, token, counted=False)
+        if self.answers.aggregates.claim(rules, gather.request, token) is not None:
+            self.answers.aggregates.release(rules, gather.request, token, counted=False)
             self.conclude(gather)
 
     def publish_again_later(self, gather: Gather, members: int) -> None:
@@ -205,10 +217,10 @@ class Gathering:
             StoreError: The store is away.
         """
         rules, token = self.rules(gather, members), uuid4().hex
-        snapshot = self.backend.aggregates.claim(rules, gather.request, token)
+        snapshot = self.answers.aggregates.claim(rules, gather.request, token)
         if snapshot is not None:
             delay_ms = min(rules.lease_ms << min(snapshot.items[0].attempts, 20), LONGEST_MS)
-            self.backend.aggregates.release(rules, gather.request, token, delay_ms=delay_ms)
+            self.answers.aggregates.release(rules, gather.request, token, delay_ms=delay_ms)
 
     def rules(self, gather: Gather, members: int = 0) -> Rules:
         """Return a gather's rules for its buffer: it is checked when it is complete, or when no more outcomes come."""
@@ -216,7 +228,7 @@ class Gathering:
         return Rules(gather.buffer, size=members, idle_ms=idle_ms, max_attempts=_NEVER, lease_ms=lease_ms)
 
     def _is_complete(self, gather: Gather, request: Request) -> bool:
-        return self.backend.buffers.count(gather.buffer, gather.request).buffered >= request.members
+        return self.answers.buffers.count(gather.buffer, gather.request).buffered >= request.members
 
 
 def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> str:

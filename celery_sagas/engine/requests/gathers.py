@@ -45,7 +45,7 @@ class Gathers:
             return
         self._next_look, end = self.clock() + lease_s / 4, self.clock() + lease_s / 2
         while not must_end() and self.clock() < end:
-            due = self.gathering.backend.aggregates.claim_due(list(known), BATCH, self.gathering.lease_ms)
+            due = self.gathering.answers.aggregates.claim_due(list(known), BATCH, self.gathering.lease_ms)
             for group in due:
                 if must_end() or not self._look(sweep, *known[group.name], group):
                     return
@@ -56,7 +56,7 @@ class Gathers:
         """Check a gather; return whether it makes sense to continue with the next."""
         gather, members = Gather(saga, name, "", group.group), 1
         try:
-            for item in self.gathering.backend.buffers.read(group.name, group.group, 1):
+            for item in self.gathering.answers.buffers.read(group.name, group.group, 1):
                 gather, members = owner_of(gather, item)
                 self._end(gather, members)
         except LeaseLost:

@@ -120,7 +120,7 @@ def open_relay(runtime: Runtime, *, clock: Callable[[], float] = time.monotonic,
         lambda: WORK,
         clock=clock,
         groups=groups_of(runtime, clock),
-        gathers=Gathers(runtime.gathering, registry.sagas.values, clock),
+        gathers=gathers_of(runtime, clock),
         notify_requester=partial(_notify_requester, app),
         announce=partial(_announce, app),
         **options,
@@ -150,6 +150,13 @@ def groups_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> 
         runtime.settings.lease_ttl,
         clock,
     )
+
+
+def gathers_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> Gathers | None:
+    """Return the gathers of the app's sagas, unless its backend collects no answers."""
+    if not runtime.gathering.answers.has_aggregators:
+        return None
+    return Gathers(runtime.gathering, registry.sagas.values, clock)
 
 
 def terms_of(runtime: Runtime) -> Terms:

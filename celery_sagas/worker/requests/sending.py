@@ -82,8 +82,11 @@ def gather(
         ValueError: There are too few or too many members, or ``at_least`` is not between 1 and their number.
         MisuseError: A step does not belong to this saga.
         InvalidMessage: A step has no parameter for the outcomes, or does not accept them; or a member cannot be sent.
+        ConfigurationError: The backend collects no answers.
     """
     sending = context.require_sending("gather")
+    if not context.collects:  # nothing of it is sent
+        runtime_of(current_app()).gathering.require()
     members = _checked_members(signatures)
     needed = _checked_number(at_least, len(members), otherwise)
     if within is not None:

@@ -33,7 +33,7 @@ class Shop:
     def process(self) -> Gathering:
         """Begin another process over the same backend."""
         now = {"clock": lambda: self.clock.now / 1000, "wall_clock": lambda: self.clock.now / 1000}
-        return Gathering(self.backend, self.publish, LEASE_MS, DAY_MS, 1_000, **now)
+        return Gathering(self.backend, self.backend, self.publish, LEASE_MS, DAY_MS, 1_000, **now)
 
     def publish(self, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
         """Note what is told, or raise the next error."""
