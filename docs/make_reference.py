@@ -537,7 +537,7 @@ def page() -> Iterator[str]:
     for name in BACKENDS:
         yield from shown(PACKAGE, name)
     yield "### The contract of backends"
-    yield "Tests of a backend subclass these contracts, which are in `celery_sagas.testing`."
+    yield "Tests of a backend subclass `WholeContract`, or the contract of one port; all are in `celery_sagas.testing`."
     yield from contracts([*TESTS, "CrashPoint"])
     yield "## Types"
     yield "These stand in the signatures above. The names `R`, `P`, `ItemT`, `StateT` and `T_co` are type variables."

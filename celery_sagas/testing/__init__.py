@@ -1,25 +1,24 @@
 """Tools for tests of sagas (``SagaHarness``, ``collected``), and the published contract of the stores.
 
-A backend's test is a subclass of each class, and one fixture.
+A backend's test is a class with one fixture. pytest runs the classes of ``WholeContract`` within it, one for each port, and shows
+them by name: ``TestShelf::TestSagas::test_stale_version_conflicts``.
 
-    class Fixtures:
+    class TestShelf(WholeContract):
         @pytest.fixture
         def new_backend(self) -> NewBackend:
-            return lambda prefix, clock: MyBackend("my://server", prefix=prefix, clock=clock)
+            return lambda prefix, clock: ShelfBackend("shelf://contract", prefix=prefix, options={}, clock=clock)
 
-    class TestSagas(Fixtures, SagaStoreContract): ...
-    class TestOutbox(Fixtures, OutboxContract): ...
-    class TestJournal(Fixtures, JournalContract): ...
-    class TestDeliveries(Fixtures, DeliveriesContract): ...
-    class TestDeadLetters(Fixtures, DeadLettersContract): ...
-    class TestAggregates(Fixtures, AggregateStoreContract): ...
-    class TestBuffers(Fixtures, BuffersContract): ...
-    class TestBackend(Fixtures, BackendContract): ...
-    class TestInterleaving(Fixtures, InterleavingContract): ...
+A store whose operations are several commands overrides ``commands`` (and ``new_rival``, if the operation holds locks in between).
+``MachineContract`` plays many operations in any order; it needs hypothesis, as ``celery_sagas.testing.exploration`` does.
 
-A store whose operations are several commands overrides ``commands`` in ``TestInterleaving`` (and ``new_rival``, if the operation
-holds locks in between). ``celery_sagas.testing.machine.MachineContract`` is used in the same way and needs hypothesis, as
-``celery_sagas.testing.exploration`` does. The extra ``testing`` installs both: ``pip install "celery-sagas[testing]"``.
+        class TestInterleaving(WholeContract.TestInterleaving):
+            def commands(self, backend: Backend, before: Callable[[], None]) -> AbstractContextManager[None]: ...
+
+        class TestMachine(WholeContract.Part, MachineContract): ...
+
+A backend may lack aggregators (see ``celery_sagas.stores.ports.Backend``): the tests of these are skipped then. The contract of
+one port, such as ``SagaStoreContract``, can be subclassed alone, with the same fixture.
+The extra ``testing`` installs pytest and hypothesis: ``pip install "celery-sagas[testing]"``.
 """
 
 import pytest
@@ -39,6 +38,7 @@ from celery_sagas.testing.contract.interleaving import InterleavingContract  # n
 from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
 from celery_sagas.testing.contract.sagas import SagaStoreContract  # noqa: E402
+from celery_sagas.testing.contract.whole import WholeContract  # noqa: E402
 from celery_sagas.testing.harness.broker import SentMessage  # noqa: E402
 from celery_sagas.testing.harness.crashes import CrashPoint  # noqa: E402
 from celery_sagas.testing.harness.harness import SagaHarness, ScheduledTimeout  # noqa: E402
@@ -67,5 +67,6 @@ __all__ = [
     "ScenarioError",
     "ScheduledTimeout",
     "SentMessage",
+    "WholeContract",
     "collected",
 ]

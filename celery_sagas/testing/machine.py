@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
@@ -54,6 +55,7 @@ class MachineContract(StoreFixtures):
         game: Any = partial(StoreMachine, new_backend)  # any callable will do, hypothesis only annotates a class
         run_state_machine_as_test(game, settings=self.bounds)
 
+    @pytest.mark.usefixtures("aggregators")
     def test_buffers_behave_as_those_in_memory(self, new_backend: NewBackend) -> None:
         match: Any = partial(BufferMachine, new_backend)
         run_state_machine_as_test(match, settings=self.bounds)

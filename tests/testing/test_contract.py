@@ -27,6 +27,18 @@ def test_no_part_of_a_contract_hides_another(contract):
     assert not hidden, f"Rename one of each: {', '.join(sorted(hidden))}"
 
 
+def test_whole_contract_has_every_contract():
+    """Each in a class that pytest collects, and with the backend of the class around it."""
+    parts = [part for name, part in vars(testing.WholeContract).items() if name.startswith("Test")]
+    assert {contract for part in parts for contract in part.__mro__} >= set(CONTRACTS) - {MachineContract}
+    assert all(part.__mro__[1] is testing.WholeContract.Part for part in parts)
+
+
+def test_contracts_are_those_that_are_published():
+    published = {getattr(testing, name) for name in testing.__all__ if name.endswith("Contract")}
+    assert published == {*CONTRACTS, testing.WholeContract} - {MachineContract}
+
+
 def test_names_are_those_that_are_published():
     """What stands in ``__all__`` is there."""
     assert all(hasattr(testing, name) for name in testing.__all__)

@@ -13,5 +13,6 @@ Port               Contract
 ``Backend``        ``backend`` and ``many``, of a whole backend
 =================  ===========================================
 
-``interleaving`` proves that the operations of all of them are atomic; ``fixtures`` are what a backend's test overrides.
+``whole`` has all of them in one class, which a backend's test subclasses. ``interleaving`` proves that the operations of all of
+them are atomic; ``fixtures`` are what a backend's test overrides.
 """

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.batches import HOURLY, add, flush
 from celery_sagas.testing.clock import Clock
@@ -110,6 +111,15 @@ class BackendContract(ManyContract):
 
     def test_backend_has_its_url(self, backend: Backend) -> None:
         assert "://" in backend.url
+
+    @pytest.mark.parametrize("port", ["aggregates", "buffers"])
+    def test_aggregators_are_there_or_say_what_to_set(self, backend: Backend, port: str) -> None:
+        """A backend sets both ports, or neither."""
+        if backend.has_aggregators:
+            assert getattr(backend, port) is not None
+        else:
+            with pytest.raises(ConfigurationError, match="saga_aggregator_backend"):
+                getattr(backend, port)
 
     def test_journal_is_kept_for_a_time(self, backend: Backend) -> None:
         """A message is handled exactly once within it."""
@@ -256,6 +266,7 @@ class BackendContract(ManyContract):
         assert ended.message_id == line.message_id
         assert start(backend, keys=T1).id != record.id
 
+    @pytest.mark.usefixtures("aggregators")
     def test_items_keep_their_order_when_the_clock_goes_back(self, backend: Backend, clock: Clock) -> None:
         """They are counted by their number, and wait for as long as the clock needs."""
         add(backend, TIMED, "a")

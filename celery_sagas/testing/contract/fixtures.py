@@ -46,3 +46,9 @@ class StoreFixtures:
         backend = open_backend(prefix)
         backend.prepare(create_schema=True, processes=1)
         return backend
+
+    @pytest.fixture
+    def aggregators(self, backend: Backend) -> None:
+        """Skip the test if the backend has no aggregators."""
+        if not backend.has_aggregators:
+            pytest.skip("this backend has no aggregators")

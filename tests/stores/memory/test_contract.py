@@ -10,22 +10,11 @@ from hypothesis import settings
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.ports import Backend
-from celery_sagas.testing import (
-    AggregateStoreContract,
-    BackendContract,
-    BuffersContract,
-    DeadLettersContract,
-    DeliveriesContract,
-    InterleavingContract,
-    JournalContract,
-    NewBackend,
-    OutboxContract,
-    SagaStoreContract,
-)
+from celery_sagas.testing import NewBackend, WholeContract
 from celery_sagas.testing.machine import BOUNDED, MachineContract
 
 
-class Memory:
+class TestMemory(WholeContract):
     """Backends on one shared name, which stand for the processes of a database."""
 
     @pytest.fixture
@@ -33,50 +22,22 @@ class Memory:
         url = f"memory://{uuid.uuid4()}"
         return lambda prefix, clock: MemoryBackend(url, prefix=prefix, clock=clock)
 
+    class TestInterleaving(WholeContract.TestInterleaving):
+        """A rival before each taking of the lock: whatever is done under it is one command."""
 
-class TestSagas(Memory, SagaStoreContract):
-    """The sagas."""
+        @contextmanager
+        def commands(self, backend: Backend, before: Callable[[], None]) -> Iterator[None]:
+            assert isinstance(backend.sagas, MemorySagaStore)
+            state = backend.sagas._state
+            lock = state.lock
+            state.lock = Watched(lock, before)
+            yield
+            state.lock = lock
 
+    class TestMachine(WholeContract.Part, MachineContract):
+        """Many operations in any order; here they cost little."""
 
-class TestOutbox(Memory, OutboxContract):
-    """The outgoing rows."""
-
-
-class TestJournal(Memory, JournalContract):
-    """The journal."""
-
-
-class TestDeliveries(Memory, DeliveriesContract):
-    """The counts of deliveries."""
-
-
-class TestDeadLetters(Memory, DeadLettersContract):
-    """The dead letters."""
-
-
-class TestAggregates(Memory, AggregateStoreContract):
-    """The buffers of aggregators, and their flushes."""
-
-
-class TestBuffers(Memory, BuffersContract):
-    """A look at the buffers, and changes by hand."""
-
-
-class TestBackend(Memory, BackendContract):
-    """The backend."""
-
-
-class TestInterleaving(Memory, InterleavingContract):
-    """A rival before each taking of the lock: whatever is done under it is one command."""
-
-    @contextmanager
-    def commands(self, backend: Backend, before: Callable[[], None]) -> Iterator[None]:
-        assert isinstance(backend.sagas, MemorySagaStore)
-        state = backend.sagas._state
-        lock = state.lock
-        state.lock = Watched(lock, before)
-        yield
-        state.lock = lock
+        bounds = settings(BOUNDED, max_examples=40)
 
 
 class Watched:
@@ -92,9 +53,3 @@ class Watched:
 
     def __exit__(self, *error: object) -> None:
         self._lock.__exit__(None, None, None)
-
-
-class TestMachine(Memory, MachineContract):
-    """Many operations in any order; here they cost little."""
-
-    bounds = settings(BOUNDED, max_examples=40)

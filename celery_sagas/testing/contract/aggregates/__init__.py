@@ -1,5 +1,7 @@
 """``AggregateStore``, in all of its parts."""
 
+import pytest
+
 from celery_sagas.testing.contract.aggregates.crowd import CrowdContract
 from celery_sagas.testing.contract.aggregates.due import DueGroupsContract, DueTimesContract
 from celery_sagas.testing.contract.aggregates.duplicates import DuplicatesContract
@@ -11,6 +13,7 @@ from celery_sagas.testing.contract.aggregates.restore import ResolvingContract, 
 from celery_sagas.testing.contract.aggregates.text import OddNamesContract
 
 
+@pytest.mark.usefixtures("aggregators")
 class AggregateStoreContract(
     BufferingContract,
     DuplicatesContract,

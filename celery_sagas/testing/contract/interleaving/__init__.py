@@ -82,6 +82,7 @@ class InterleavingContract(StoreFixtures):
         strange = list(self._strange(backend, rival, clock, World, operation, rivals))
         assert not strange, "\n".join(strange)
 
+    @pytest.mark.usefixtures("aggregators")
     @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
     def test_outcome_on_a_buffer_is_that_of_a_serial_order(
         self, backend: Backend, rival: Backend, clock: Clock, operation: BufferMove
