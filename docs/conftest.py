@@ -12,6 +12,7 @@ from celery import Celery, _state
 from sybil import Sybil
 from sybil.parsers.myst import PythonCodeBlockParser
 
+from celery_sagas.core.registry import registry
 from celery_sagas.stores.urls import open_backend
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,9 +22,27 @@ def begin(namespace: dict[str, Any]) -> None:
     """Give a page's program a module name, and a folder of its own."""
     scratch = TemporaryDirectory()
     leave = os.getcwd(), scratch, set(_state._on_app_finalizers)
-    sys.modules["shop"] = ModuleType("shop")  # pydantic looks the module up in which a generic model is used
+    for table in (registry.sagas, registry.steps, registry.aggregators):
+        table.clear()  # no page has the definitions of another
+    sys.modules["shop"] = module_of(namespace)
     namespace.update(__name__="shop", start_worker=start_worker, leave=leave)
     os.chdir(scratch.name)
+
+
+def module_of(namespace: dict[str, Any]) -> ModuleType:
+    """Return the module of a page's program: a file that the page writes can import from it.
+
+    Pydantic looks the module up in which a generic model is used.
+    """
+    module = ModuleType("shop")
+
+    def find(name: str) -> Any:
+        if name in namespace:
+            return namespace[name]
+        raise AttributeError(name)
+
+    module.__getattr__ = find  # type: ignore[method-assign]
+    return module
 
 
 def end(namespace: dict[str, Any]) -> None:

@@ -532,7 +532,7 @@ def page() -> Iterator[str]:
     yield "Import these from `celery_sagas.errors`. `Retry` says when a message that failed with an error runs again."
     yield from errors()
     yield "## Ports"
-    yield "A backend implements these; their docstrings are the specification. See [stores](stores.md#a-backend-of-your-own)."
+    yield "A backend implements these; their docstrings are the specification. See [writing a backend](writing-a-backend.md)."
     yield from ports()
     for name in BACKENDS:
         yield from shown(PACKAGE, name)
