@@ -72,6 +72,20 @@ class MisuseError(SagaError):
         return _sentences(self.problem, self.remedy)
 
 
+@dataclass(eq=False, repr=False)
+class HistoryError(SagaError):
+    """Raised when the history of an instance cannot be read, or not be replayed from its beginning."""
+
+    saga: str
+    key: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        subject = f"{self.saga} {self.key!r}: " if self.saga else ""
+        return _sentences(f"{subject}{self.problem}", self.remedy)
+
+
 class MessageError(SagaError):
     """The base of errors that a message cannot outlive: it is never retried."""
 

@@ -20,6 +20,7 @@ SAMPLES = {
     errors.UnsafeBackend: ("Redis may evict sagas", "Set maxmemory-policy to noeviction"),
     errors.DefinitionError: ("Order", "correlate_by names no field", "Name one of: order_id"),
     errors.MisuseError: ("a step was called inside a step", "Use order.send"),
+    errors.HistoryError: ("order", "42", "it never existed", "Name another"),
     errors.MessageError: ("text",),
     errors.InvalidMessage: ("order.place_order", [["total", "Input should be a valid decimal"], ["", "Unexpected argument"]]),
     errors.InvalidState: ("order", "42", [["total", "Field required"]], "set the total"),

@@ -39,6 +39,7 @@ def lines_of(saga: SagaDefinition) -> list[str]:
         "schema version": str(saga.schema_version),
         "key": " + ".join(saga.correlate_by),
         "alternate keys": ", ".join(saga.also_by),
+        "history": saga.history or "",
     }
     lines = [saga.name, *(f"  {name}: {value}" for name, value in facts.items() if value)]
     for step in registry.steps_of(saga):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -66,6 +67,18 @@ def dump(definition: SagaDefinition, key: str, state: State, unknown: Mapping[st
     if unknown:
         text = to_json({**unknown, **from_json(text)}).decode()
     return text
+
+
+def encoded_fields(state: State) -> dict[str, Any]:
+    """Return the fields of a state as JSON values; without those that cannot be encoded, as an instance that ends may have."""
+    try:
+        fields: dict[str, Any] = from_json(_json(state))
+    except BUGS:
+        fields = {}
+        for name in state.__dict__.keys() & type(state).model_fields.keys():
+            with suppress(*BUGS):
+                fields |= from_json(_json(state, include={name}))
+    return fields
 
 
 def validation_problems(error: ValidationError) -> Problems:

@@ -18,6 +18,7 @@ class MessageView(NamedTuple):
     id: str  #: under which it is remembered: the task's id, unless its producer has named another
     step: str  #: the step's name
     late: bool = False  #: it answers a request that was reported as failed before, such as when its deadline had passed
+    at: datetime | None = None  #: when its step began, if the saga keeps its ``history``: aware, UTC
 
 
 #: The message of a copy that ``find`` returned.
@@ -43,8 +44,11 @@ class SagaView(NamedTuple):
 
     @property
     def now(self) -> datetime:
-        """The time: aware, UTC. In a test with a ``SagaHarness`` it is the harness's, so that time passes as the test says."""
-        return clock.now()
+        """The time: aware, UTC. In a test with a ``SagaHarness`` it is the harness's, so that time passes as the test says.
+
+        In a saga that keeps its ``history`` it is the time at which the step began, which a replay repeats.
+        """
+        return self.message.at or clock.now()
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from celery_sagas.core.correlation import SagaKeys
+from celery_sagas.core.hidden import hides, marked
 from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.names import as_names, checked_names, snake_case
 from celery_sagas.errors import DefinitionError
@@ -20,6 +21,8 @@ RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather"),
     *("find", "wait", "outcome", "upgrade", "saga", "_context"),
 }
+#: The history that a saga may keep.
+HISTORY: Final = "messages"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class SagaDefinition:
     schema_version: int
     correlate_by: tuple[str, ...]
     also_by: tuple[str, ...]
+    history: str | None = None  #: "messages": the journal keeps the messages that were handled
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,6 +52,11 @@ class SagaDefinition:
         """The names of the stored fields, in their order."""
         fields: KeysView[str] = self.cls.model_fields.keys()
         return fields
+
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """The fields that are hidden, or may have hidden parts."""
+        return frozenset(name for name, info in self.cls.model_fields.items() if hides(marked(info)))
 
     @cached_property
     def keys(self) -> SagaKeys:
@@ -72,6 +81,7 @@ def define(
     name: str | None,
     formerly: str | tuple[str, ...] | None,
     schema_version: int,
+    history: str | None = None,
 ) -> SagaDefinition:
     """Check the class keywords of a concrete saga and return its definition."""
     subject = cls.__qualname__
@@ -79,6 +89,8 @@ def define(
     _check_properties(cls, key, also_by)
     if isinstance(schema_version, bool) or not isinstance(schema_version, int) or not 1 <= schema_version < 2**31:
         raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1 to 2,147,483,647")
+    if history not in (None, HISTORY):
+        raise DefinitionError(subject, f"history={history!r} is unknown", f'Known: "{HISTORY}"; leave it out to keep none')
     today, *earlier = checked_names(snake_case(cls.__name__) if name is None else name, formerly, of=subject)
     return SagaDefinition(
         cls=cls,
@@ -87,6 +99,7 @@ def define(
         schema_version=schema_version,
         correlate_by=key,
         also_by=also_by,
+        history=history,
     )
 
 

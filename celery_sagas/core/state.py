@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
@@ -52,6 +52,7 @@ class State(BaseModel):
             name: str | None = None,
             formerly: str | tuple[str, ...] | None = None,
             schema_version: int = 1,
+            history: Literal["messages"] | None = None,
         ) -> None: ...
 
     else:
@@ -140,21 +141,28 @@ def _define(
     name: str | None = None,
     formerly: str | tuple[str, ...] | None = None,
     schema_version: int = 1,
+    history: str | None = None,
     **unknown: object,
 ) -> SagaDefinition | None:
     if unknown:
         raise DefinitionError(
             cls.__qualname__,
             f"unknown class keyword {', '.join(sorted(unknown))}",
-            "Known: correlate_by, also_by, name, formerly, schema_version",
+            "Known: correlate_by, also_by, name, formerly, schema_version, history",
         )
     cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
     if correlate_by is None:
-        if name or formerly or schema_version != 1:
+        if name or formerly or schema_version != 1 or history is not None:
             raise DefinitionError(cls.__qualname__, "it has no correlate_by", "Name the field that is the key of an instance")
         return None
     return define(
-        cls, correlate_by=correlate_by, also_by=cls.__also_by__, name=name, formerly=formerly, schema_version=schema_version
+        cls,
+        correlate_by=correlate_by,
+        also_by=cls.__also_by__,
+        name=name,
+        formerly=formerly,
+        schema_version=schema_version,
+        history=history,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, get_origin
 
 from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
 from celery_sagas.core.correlation import Rule, choose_rule
+from celery_sagas.core.hidden import hides
 from celery_sagas.core.names import checked_names
 from celery_sagas.core.requests.requests import ANSWERED
 from celery_sagas.core.saga import SagaDefinition
@@ -89,6 +90,11 @@ class StepDefinition:
     def rule(self) -> Rule:
         """The rule by which its messages find their instance."""
         return choose_rule(self.saga.keys, step=self.name, parameters=self.arguments.annotations, starter=self.starts, by=self.by)
+
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """The parameters whose arguments are hidden, or may have hidden parts."""
+        return frozenset(name for name, annotation in self.arguments.annotations.items() if hides(annotation))
 
     def resolve(self) -> None:
         """Run the checks that must wait until annotations can be resolved.

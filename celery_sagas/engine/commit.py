@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from celery_sagas.core.codec import dump
+from celery_sagas.core.history import digests_of, keep_message, shown_fields
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
 from celery_sagas.core.requests.requests import REQUESTS
 from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
@@ -132,8 +133,17 @@ def _check_size(run: Run, key: str, data: str, pending: str) -> None:
 
 def _effects_of(run: Run, kind: Kind, state: State, rows: Sequence[Outgoing]) -> Effects:
     context = context_of(state)
-    view = context.view
-    return _effects(run, kind, view.key, view.id, view.version + 1, rows, context.pending.to_journal())
+    view, about = context.view, context.pending.to_journal()
+    if run.step.saga.history:
+        about = {**about, **_history_of(run.delivery, state)}
+    return _effects(run, kind, view.key, view.id, view.version + 1, rows, about)
+
+
+def _history_of(delivery: Delivery, state: State) -> dict[str, object]:
+    """Return what the journal keeps for a replay: the message, and digests of the state after it."""
+    step, sent_to, asked_by = delivery.step, delivery.addressed, delivery.asked_by
+    message = keep_message(step, delivery.bound, view=context_of(state).view, sent_to=sent_to, asked_by=asked_by)
+    return {"message": message, "state": digests_of(shown_fields(step.saga, state))}
 
 
 def _effects(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery_sagas.connections import OnFailure
@@ -65,6 +66,7 @@ class Delivery(NamedTuple):
     max_deliveries: int | None = None  #: if the broker has delivered it before
     task: str = ""  #: the name of the step in the message, if that is a former one
     return_address: ReturnAddress | None = None  #: if it requests an answer
+    at: datetime | None = None  #: when its handling began, if its saga keeps its history
 
     @property
     def asked_by(self) -> dict[str, Any] | None:

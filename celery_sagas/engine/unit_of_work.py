@@ -80,7 +80,7 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
         return _repeated(delivery, found.handled)
     sending = Sending(step.name, delivery.message_id, terms.serialize)
     run = Run(found.new_id, delivery, attempt, terms, sending)
-    message = MessageView(delivery.message_id, step.name)
+    message = MessageView(delivery.message_id, step.name, at=delivery.at)
     if addressed:
         return (yield from _handle_addressed(run, found.record, message, addressed))
     decision = step.decide(found.record is not None)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery_sagas import signals
+from celery_sagas import clock, signals
 from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Kind, Outcome
@@ -51,6 +51,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         _max_deliveries_of(request, runtime),
         task.name,
         read_return_address_of(request) if is_message else None,
+        clock.now() if step.saga.history else None,
     )
 
 

@@ -42,6 +42,7 @@ class Saga(State):
       inherited.
     * ``name``: the stored name (default: the class name in snake case); ``formerly``: names that it had earlier.
     * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
+    * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
     """
 
     if not TYPE_CHECKING:

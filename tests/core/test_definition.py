@@ -66,7 +66,10 @@ def test_every_keyword():
 @pytest.mark.parametrize(
     ("keywords", "problem"),
     [
-        ({"colour": "red"}, "unknown class keyword colour. Known: correlate_by, also_by, name, formerly, schema_version"),
+        (
+            {"colour": "red"},
+            "unknown class keyword colour. Known: correlate_by, also_by, name, formerly, schema_version, history",
+        ),
         ({"correlated_by": "k", "also": "k"}, "unknown class keyword also, correlated_by"),
         ({"correlate_by": ()}, "correlate_by is empty"),
         ({"correlate_by": ""}, "no field ''"),
@@ -84,6 +87,9 @@ def test_every_keyword():
         ({"schema_version": True}, "schema_version=True is not"),
         ({"schema_version": "2"}, "schema_version='2' is not"),
         ({"schema_version": 1.0}, "schema_version=1.0 is not"),
+        ({"history": "states"}, "history='states' is unknown. Known: \"messages\"; leave it out to keep none"),
+        ({"history": True}, "history=True is unknown"),
+        ({"history": ["messages"]}, "history=['messages'] is unknown"),
     ],
 )
 def test_wrong_class_keyword(keywords, problem):
@@ -93,7 +99,7 @@ def test_wrong_class_keyword(keywords, problem):
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("keywords", [{"name": "x"}, {"formerly": "x"}, {"schema_version": 2}])
+@pytest.mark.parametrize("keywords", [{"name": "x"}, {"formerly": "x"}, {"schema_version": 2}, {"history": "messages"}])
 def test_keywords_of_a_concrete_saga_on_an_abstract_one(keywords):
     with pytest.raises(DefinitionError, match=r"it has no correlate_by\. Name the field"):
         saga(correlate_by=None, **keywords)

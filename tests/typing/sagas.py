@@ -16,7 +16,15 @@ class Base(Saga):
     note: str = ""
 
 
-class Order(Base, correlate_by="order_id", also_by=("tracking",), name="order", formerly="purchase", schema_version=2):
+class Order(
+    Base,
+    correlate_by="order_id",
+    also_by=("tracking",),
+    name="order",
+    formerly="purchase",
+    schema_version=2,
+    history="messages",
+):
     """A concrete one, with every class keyword."""
 
     order_id: str
@@ -35,6 +43,7 @@ def attributes(order: Order) -> None:
     assert_type(order.saga, SagaView)
     assert_type(order.saga.is_new, bool)
     assert_type(order.saga.message.id, str)
+    assert_type(order.saga.message.at, datetime | None)
     order.total = Decimal(3)
     order.total = "3"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
     order.saga = None  # type: ignore[assignment, misc]  # pyright: ignore[reportAttributeAccessIssue]
