@@ -7,19 +7,20 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
-from typing import Any, TypeAlias
+from types import FunctionType, SimpleNamespace
+from typing import Any, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery import VERSION, Celery, Task, _state
 from celery.app import backends
+from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import PromiseProxy
 from celery.utils.imports import symbol_by_name
 from celery.utils.objects import mro_lookup
-from kombu import Exchange, Queue
+from kombu import Connection, Exchange, Queue
 
 logger = logging.getLogger("celery_sagas")
 
@@ -62,6 +63,39 @@ def with_settings(app: Any, settings: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         app.conf.update(before)
+
+
+@contextmanager
+def publishing_nothing(app: Any) -> Iterator[None]:
+    """Have whatever this process publishes be dropped meanwhile, and nothing of it run here, or be sent to a result backend."""
+    celerys: Any = AMQP
+    usual, celerys.producer_pool = celerys.producer_pool, _NoProducers()
+    try:
+        with with_settings(app, {"task_always_eager": False}), with_result_backend(app, "cache+memory://"):
+            yield
+    finally:
+        celerys.producer_pool = usual
+
+
+class _NoProducers:
+    """A pool, a producer and its context in one, which drop what is published; Celery looks at the producer's transport."""
+
+    connections = SimpleNamespace(connection=Connection("memory://"))
+    connection = connections.connection
+    on_return = None
+
+    def acquire(self, *_: object, **__: object) -> Self:
+        """Return itself."""
+        return self
+
+    def publish(self, *_: object, **__: object) -> None:
+        """Drop a message."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Keep it: there is nothing to release."""
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from os import PathLike
+from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from celery import Celery
 
+from celery_sagas.core.history import History
 from celery_sagas.core.pending import utc_time
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import pending_of
@@ -17,6 +20,7 @@ from celery_sagas.testing.harness.crashes import CrashPoint
 from celery_sagas.testing.harness.timeline import ScenarioError
 from celery_sagas.testing.harness.world import World, never_answer
 from celery_sagas.worker.celery_internals import present_app
+from celery_sagas.worker.replaying import replaying
 from celery_sagas.worker.saga import Saga
 
 SagaT = TypeVar("SagaT", bound=Saga)
@@ -300,6 +304,29 @@ class SagaHarness:
         left += [f"{each.task} has failed: {each.error}: {each.text}" for each in self.dead]
         if left:
             raise ScenarioError("it is not done:\n" + "\n".join(f"  {each}" for each in left), self._world.timeline.shown())
+
+    def replay(self, path: str | PathLike[str]) -> Saga | None:
+        """Handle the messages of a history again with the steps of this process, and compare the state after each.
+
+        Nothing is published, and neither the time nor the instances of this harness change.
+
+        Args:
+            path: A file that ``celery sagas export SAGA KEY`` has written.
+
+        Returns:
+            A read-only copy of the instance as it is then; ``None`` if it has completed.
+
+        Raises:
+            ScenarioError: The steps do something else with a message than they did; or it cannot be replayed.
+            HistoryError: The file is no history, or that of an unknown saga.
+        """
+        history = History.from_text(Path(path).read_text(encoding="utf-8"))
+        with replaying(self._world.app) as replay:
+            replayed = replay(history)
+        if replayed.difference or replayed.stopped:
+            raise ScenarioError(str(replayed))
+        state = replayed.state
+        return state if isinstance(state, Saga) else None
 
     def _entries(self, saga: type[Saga], key: object, by: Mapping[str, object]) -> list[Entry]:
         definition = _definition(saga)
