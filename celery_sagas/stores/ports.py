@@ -182,6 +182,13 @@ class Journal(ABC):
         """Return the newest ``limit`` entries of a key, oldest first; entries of one time in the order of their versions."""
 
     @abstractmethod
+    def began(self, names: Sequence[str], within_ms: int, limit: int) -> list[str]:
+        """Return the keys of the newest ``limit`` instances that began within this time, by the store's clock, newest first.
+
+        Those count whose entry of version 1 has the outcome "started" or "completed". A key of several instances comes once.
+        """
+
+    @abstractmethod
     def purge(self, older_than_ms: int, limit: int) -> int:
         """Remove at most ``limit`` entries that are older, by the store's clock, than this age; return how many."""
 

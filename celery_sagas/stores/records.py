@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from celery_sagas.core.correlation import ID, KEY
 
 __all__ = [
+    "BEGINNINGS",
     "BOUND_KINDS",
     "ID",
     "KEY",
@@ -23,8 +24,11 @@ __all__ = [
     "Outgoing",
     "Record",
     "Renamed",
+    "has_begun",
 ]
 
+#: The outcomes of a message with which an instance may begin.
+BEGINNINGS: Final = ("started", "completed")
 #: The kinds of outgoing rows that end with their instance.
 BOUND_KINDS: Final = ("scheduled", "deadline")
 
@@ -105,6 +109,11 @@ class Entry(NamedTuple):
     version: int  #: of the instance after the message; 0 where there was none
     detail: str  #: JSON text for operators: what was sent, why it was ignored
     at: int = 0  #: set by the store
+
+
+def has_begun(entry: Entry) -> bool:
+    """Return whether an instance began with the message of an entry; it may have completed at once."""
+    return entry.version == 1 and entry.outcome in BEGINNINGS
 
 
 class Outgoing(NamedTuple):

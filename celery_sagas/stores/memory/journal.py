@@ -5,7 +5,7 @@ from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.ports import Journal
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.records import Entry, has_begun
 
 
 class MemoryJournal(MemoryStore, Journal):
@@ -20,6 +20,13 @@ class MemoryJournal(MemoryStore, Journal):
         with self._state.lock:
             entries = sorted(self._entries(names, key), key=_age)
             return entries[max(0, len(entries) - limit) :]
+
+    def began(self, names: Sequence[str], within_ms: int, limit: int) -> list[str]:
+        with self._state.lock:
+            since = self._clock() - within_ms
+            entries = [entry for entry in self._state.journal.values() if entry.saga in names and has_begun(entry)]
+        newest = sorted((entry for entry in entries if entry.at >= since), key=_age, reverse=True)
+        return list(dict.fromkeys(entry.key for entry in newest[:limit]))
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         with self._state.lock:

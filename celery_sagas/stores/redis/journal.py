@@ -1,10 +1,11 @@
 """The journal in Redis."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from celery_sagas.stores.ports import Journal
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.records import Entry, has_begun
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.stores.redis.keys import Shard
@@ -13,9 +14,12 @@ from celery_sagas.stores.redis.store import RedisStore
 
 #: How many entries one script reads.
 _READ_AT_ONCE: Final = 100
+#: How many entries one script looks at.
+_LOOKED_AT_AT_ONCE: Final = 500
 #: The most entries that one script removes.
 _PURGED_AT_ONCE: Final = 200
 
+_BEGAN: Final = load("journal_began")
 _HISTORY: Final = load("journal_history")
 _OUTCOME_OF: Final = load("journal_outcome_of")
 _PURGE: Final = load("journal_purge")
@@ -40,6 +44,14 @@ class RedisJournal(RedisStore, Journal):
                 entries += self._newest(shard, name, key, limit)
         entries.sort(key=_age)
         return entries[max(0, len(entries) - limit) :]
+
+    def began(self, names: Sequence[str], within_ms: int, limit: int) -> list[str]:
+        entries: list[Entry] = []
+        for shard in self._placement.in_turn():
+            found = (entry for entry in self._began(shard, names[0], within_ms) if entry.saga in names and has_begun(entry))
+            entries += islice(found, limit)
+        newest = sorted(entries, key=_age, reverse=True)[:limit]
+        return list(dict.fromkeys(entry.key for entry in newest))
 
     def purge(self, older_than_ms: int, limit: int) -> int:
         purged = 0
@@ -66,6 +78,16 @@ class RedisJournal(RedisStore, Journal):
             number, digest, *entries = self._client.run(_HISTORY, [shard.journal, shard.heads], args)
             yield from entries
             if not number:
+                return
+
+    def _began(self, shard: Shard, saga: str, within_ms: int) -> Iterator[Entry]:
+        """Yield a shard's entries of a first version, newest first; some twice."""
+        looked_at = 0
+        while True:
+            args: list[Word] = [self._now(), within_ms, looked_at, _LOOKED_AT_AT_ONCE]
+            looked_at, *entries = self._client.run(_BEGAN, [shard.journal, shard.order], args)
+            yield from (_unpack(shard, saga, "", packed) for packed in entries)
+            if not looked_at:
                 return
 
 

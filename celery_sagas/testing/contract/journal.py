@@ -116,6 +116,49 @@ class JournalContract(StoreFixtures):
         assert [line.saga for line in backend.journal.history(NAMES, "42", 9)] == ["purchase", "purchase", "order"]
         assert [line.saga for line in backend.journal.history(("order",), "42", 9)] == ["order"]
 
+    def test_instances_that_began_are_the_newest_first(self, backend: Backend, clock: Clock) -> None:
+        for key in ("41", "42", "43"):
+            update(backend, start(backend, key))
+            clock.advance(1)
+        assert backend.journal.began(NAMES, HOUR, 9) == ["43", "42", "41"]
+        assert backend.journal.began(NAMES, HOUR, 2) == ["43", "42"]
+
+    def test_instance_that_completed_at_birth_began_too(self, backend: Backend) -> None:
+        send(backend, line=entry(new_record(), outcome="completed", version=1))
+        assert backend.journal.began(NAMES, HOUR, 9) == ["42"]
+
+    def test_messages_that_began_nothing_do_not_count(self, backend: Backend) -> None:
+        for outcome in ("ignored", "failed", "missing"):
+            send(backend, line=entry(key="41", outcome=outcome))
+            send(backend, line=entry(key="41", outcome=outcome, version=1))
+        complete(backend, update(backend, start(backend)))
+        assert backend.journal.began(NAMES, HOUR, 9) == ["42"]
+
+    def test_instances_that_began_earlier_do_not_count(self, backend: Backend, clock: Clock) -> None:
+        record = start(backend, "41")
+        clock.advance(1_000)
+        start(backend, "42")
+        clock.advance(500)
+        update(backend, record)
+        assert backend.journal.began(NAMES, 1_000, 9) == ["42"]
+        assert backend.journal.began(NAMES, 500, 9) == ["42"]
+        assert backend.journal.began(NAMES, 499, 9) == []
+
+    def test_key_of_several_instances_began_once(self, backend: Backend, clock: Clock) -> None:
+        for _ in range(2):
+            complete(backend, start(backend))
+            clock.advance(1)
+        assert backend.journal.began(NAMES, HOUR, 9) == ["42"]
+
+    def test_instances_under_a_former_name_began_too(self, backend: Backend, clock: Clock) -> None:
+        start(backend, "41", names=("purchase",))
+        clock.advance(1)
+        start(backend, "42", names=(OTHER,))
+        clock.advance(1)
+        start(backend, "43")
+        assert backend.journal.began(NAMES, HOUR, 9) == ["43", "41"]
+        assert backend.journal.began(("order",), HOUR, 9) == ["43"]
+
     def test_old_entries_are_purged_and_younger_ones_stay(self, backend: Backend, clock: Clock) -> None:
         for _ in range(3):
             self._line_at(backend, clock, after=0)

@@ -176,6 +176,13 @@ class TestShards:
             assert [line.version for line in sharded.journal.history(names, str(number), 9)] == [0, 2, 3]
         assert sharded.outbox.count() == 12
 
+    def test_instances_of_all_shards_began(self, sharded: RedisBackend) -> None:
+        for number in range(12):
+            line = entry(key=str(number), outcome="started", version=1)
+            sharded.sagas.record(effects(line=line))
+        assert set(sharded.journal.began(("order",), HOUR, 99)) == {str(number) for number in range(12)}
+        assert len(sharded.journal.began(("order",), HOUR, 5)) == 5
+
     def test_strange_id_is_found_nowhere_and_always_in_the_same_shard(self, sharded: RedisBackend) -> None:
         for id in ("unknown", "unknown.3", "unknown.-1", "unknown.00", ""):
             first, second = (sharded.sagas.find(Lookup(IN_ALL, ID, id)) for _ in range(2))

@@ -197,6 +197,11 @@ def _history(backend: RedisBackend) -> None:
     backend.journal.outcome_of(NAMES, "42")
 
 
+def _began(backend: RedisBackend) -> None:
+    start(backend)
+    assert "42" in backend.journal.began(NAMES, HOUR, 9)
+
+
 def _purge(backend: RedisBackend) -> None:
     complete(backend, start(backend))
     update(backend, start(backend))
@@ -253,6 +258,7 @@ PLAYS: tuple[Play, ...] = (
     _fail,
     _count,
     _history,
+    _began,
     _purge,
     _count_a_delivery,
     _forget_deliveries,
@@ -666,6 +672,25 @@ class TestJournal:
         history = redis_backend.journal.history(NAMES, "42", 1_000)
         assert [line.message_id for line in history] == [line.message_id for line in lines]
         assert [line.version for line in redis_backend.journal.history(NAMES, "42", 120)] == list(range(130, 250))
+
+    def test_beginnings_are_found_in_pieces_while_others_begin(self, redis_backend: RedisBackend) -> None:
+        start(redis_backend, "41")
+        for _ in range(700):
+            send(redis_backend)
+        rivals, run = iter(["43", "44"]), redis_backend.client.run
+
+        def with_rivals(*args: Any, **options: Any) -> Any:
+            reply = run(*args, **options)
+            if args[0].name == "journal_began" and (key := next(rivals, "")):
+                start(redis_backend, key)
+            return reply
+
+        start(redis_backend, "42")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(redis_backend.client, "run", with_rivals)
+            found = redis_backend.journal.began(NAMES, HOUR, 9)
+        assert {"41", "42"} <= set(found) <= {"41", "42", "43", "44"}
+        assert len(found) == len(set(found))
 
     def test_message_that_is_handled_again_after_a_purge_makes_no_circle(self, open_redis: Open) -> None:
         clock = Clock()
