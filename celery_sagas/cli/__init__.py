@@ -5,8 +5,10 @@ import click
 from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
+from celery_sagas.cli.export import export
 from celery_sagas.cli.relay import relay
 from celery_sagas.cli.rename import rename
+from celery_sagas.cli.replay import replay
 from celery_sagas.cli.schema import schema
 from celery_sagas.worker.process import control
 
@@ -22,6 +24,8 @@ def sagas() -> None:
 sagas.add_command(aggregates)
 sagas.add_command(dead)
 sagas.add_command(describe)
+sagas.add_command(export)
 sagas.add_command(relay)
 sagas.add_command(rename)
+sagas.add_command(replay)
 sagas.add_command(schema)

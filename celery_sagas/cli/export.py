@@ -1,0 +1,37 @@
+"""``celery sagas export``: the history of an instance, as JSON."""
+
+from typing import TextIO
+
+import click
+
+from celery_sagas.cli.app import opened
+from celery_sagas.core.registry import registry
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.history import history_of
+
+
+@click.command()
+@click.argument("name", metavar="SAGA")
+@click.argument("key")
+@click.option("-o", "--output", type=click.File("w", encoding="utf-8", lazy=True), default="-", help="Write it into this file.")
+@click.pass_context
+def export(context: click.Context, name: str, key: str, output: TextIO) -> None:
+    """Write the messages that the newest instance with a key has handled, so that they can be replayed.
+
+    The saga says history="messages". The key of several parts is their JSON array, such as '["eu","42"]'.
+    """
+    with opened(context) as runtime:
+        history = history_of(runtime.backend.journal, saga_named(name), key)
+        output.write(history.to_text())
+
+
+def saga_named(name: str) -> SagaDefinition:
+    """Return the saga that an operator names: by its stored name, or by that of its class.
+
+    Raises:
+        ClickException: There is none.
+    """
+    named = registry.saga_named(name) or next((saga for saga in registry.sagas.values() if saga.cls.__name__ == name), None)
+    if named is None:
+        raise click.ClickException(f"unknown saga {name}; known: {', '.join(registry.sagas) or 'none'}")
+    return named

@@ -1,0 +1,119 @@
+"""``celery sagas replay``: today's code handles what instances have handled, and says for how many it makes a difference."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.app import opened
+from celery_sagas.cli.export import saga_named
+from celery_sagas.core.history import History
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.history import history_of
+from celery_sagas.engine.replay import Replayed
+from celery_sagas.errors import HistoryError
+from celery_sagas.stores.ports import Journal
+from celery_sagas.worker.replaying import replaying
+
+#: The most instances of which a difference, or a reason, is shown.
+_SHOWN = 10
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+
+def _milliseconds(context: click.Context, parameter: click.Parameter, age: str | None) -> int | None:
+    """Read a time that has passed."""
+    if age is None:
+        return None
+    number, unit = age[:-1], _UNITS_MS.get(age[-1:])
+    if unit is None or not (number.isascii() and number.isdigit()):
+        raise click.BadParameter(f"{age!r} is no time such as 1d, 12h, 30m or 2w")
+    return int(number) * unit
+
+
+@click.command()
+@click.argument("name", metavar="SAGA")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--since", callback=_milliseconds, help="All instances that began within this time, such as 1d, 12h, 30m or 2w.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=1_000, show_default=True, help="How many of these, at most: the newest."
+)
+@click.pass_context
+def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int | None, limit: int) -> None:
+    """Handle again what instances have handled, with the code of this app, and show the first difference of each.
+
+    Nothing is written, published or looked up; but what a handler does by itself, such as a request over HTTP, it does again.
+    With - as the only key, keys are read from stdin, one in each line. The exit status is 1 if any differs, or none can be.
+    """
+    if bool(keys) == (since is not None):
+        raise click.UsageError("name keys, or give --since")
+    tally = _Tally()
+    with opened(context) as runtime:
+        saga, journal = saga_named(name), runtime.backend.journal
+        with replaying(runtime.app) as run:
+            for key in _given(keys) if since is None else journal.began(saga.names, since, limit):
+                tally.add(partial(_replay, run, journal, saga, key))
+    click.echo(tables.block("\n".join(tally.lines())))
+    if tally.different or (tally.failed and not tally.replayed):
+        raise click.exceptions.Exit(1)
+
+
+def _given(keys: tuple[str, ...]) -> Iterable[str]:
+    if keys != ("-",):
+        return keys
+    return (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+
+
+@dataclass
+class _Tally:
+    """What came of many replays."""
+
+    replayed: int = 0
+    different: int = 0
+    failed: int = 0  #: those that cannot be replayed
+    shown: list[str] = field(default_factory=list)  #: the first of those that differ
+    reasons: list[str] = field(default_factory=list)  #: the first of those that cannot be replayed
+
+    def add(self, replay: Callable[[], Replayed]) -> None:
+        """Add one."""
+        try:
+            replayed = replay()
+        except HistoryError as exc:
+            self._fail(str(exc))
+            return
+        if replayed.stopped:
+            self._fail(str(replayed))
+            return
+        self.replayed += 1
+        if replayed.difference:
+            self.different += 1
+            self.shown += [str(replayed)] if self.different <= _SHOWN else []
+
+    def _fail(self, reason: str) -> None:
+        self.failed += 1
+        self.reasons += [reason] if self.failed <= _SHOWN else []
+
+    def lines(self) -> Iterator[str]:
+        """Yield what is shown."""
+        yield from self.shown
+        yield from _rest(self.different, "differ")
+        yield from self.reasons
+        yield from _rest(self.failed, "cannot be replayed")
+        yield f"{_instances(self.replayed)} replayed, {self.different:,} of them with a difference."
+        if self.failed:
+            yield f"{self.failed:,} could not be replayed."
+
+
+def _replay(run: Callable[[History], Replayed], journal: Journal, saga: SagaDefinition, key: str) -> Replayed:
+    return run(history_of(journal, saga, key))
+
+
+def _rest(count: int, what: str) -> Iterator[str]:
+    if count > _SHOWN:
+        yield f"and {count - _SHOWN:,} more {what}"
+
+
+def _instances(count: int) -> str:
+    return "1 instance was" if count == 1 else f"{count:,} instances were"
