@@ -7,20 +7,18 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType, SimpleNamespace
-from typing import Any, Self, TypeAlias
+from types import FunctionType
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from celery import VERSION, Celery, Task, _state
-from celery.app import backends
-from celery.app.amqp import AMQP
 from celery.app.routes import MapRoute, Router
 from celery.canvas import Signature
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.local import PromiseProxy
 from celery.utils.imports import symbol_by_name
 from celery.utils.objects import mro_lookup
-from kombu import Connection, Exchange, Queue
+from kombu import Exchange, Queue
 
 logger = logging.getLogger("celery_sagas")
 
@@ -52,70 +50,6 @@ def as_current_app(app: Celery | None) -> Iterator[None]:
         yield
     finally:
         state._set_current_app(before)
-
-
-@contextmanager
-def with_settings(app: Any, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Have an app use other settings meanwhile."""
-    before = {name: app.conf.get(name) for name in settings}
-    app.conf.update(settings)
-    try:
-        yield
-    finally:
-        app.conf.update(before)
-
-
-@contextmanager
-def publishing_nothing(app: Any) -> Iterator[None]:
-    """Have whatever this process publishes be dropped meanwhile, and nothing of it run here, or be sent to a result backend."""
-    celerys: Any = AMQP
-    usual, celerys.producer_pool = celerys.producer_pool, _NoProducers()
-    try:
-        with with_settings(app, {"task_always_eager": False}), with_result_backend(app, "cache+memory://"):
-            yield
-    finally:
-        celerys.producer_pool = usual
-
-
-class _NoProducers:
-    """A pool, a producer and its context in one, which drop what is published; Celery looks at the producer's transport."""
-
-    connections = SimpleNamespace(connection=Connection("memory://"))
-    connection = connections.connection
-    on_return = None
-
-    def acquire(self, *_: object, **__: object) -> Self:
-        """Return itself."""
-        return self
-
-    def publish(self, *_: object, **__: object) -> None:
-        """Drop a message."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Keep it: there is nothing to release."""
-
-
-@contextmanager
-def with_result_backend(app: Any, url: str) -> Iterator[None]:
-    """Have an app keep results elsewhere meanwhile; the tracers of its tasks, which know their backend, are made anew."""
-    before = app._backend_cache, getattr(app._local, "backend", None)
-    found: Any = backends.by_url(url, app.loader)
-    cls, url = found
-    app._backend_cache = cls(app=app, url=url)
-    _forget_tracers(app)
-    try:
-        yield
-    finally:
-        app._backend_cache, app._local.backend = before
-        _forget_tracers(app)
-
-
-def _forget_tracers(app: Any) -> None:
-    for task in app.tasks.values():
-        task.__trace__ = None
 
 
 def is_stand_in(app: Any) -> bool:

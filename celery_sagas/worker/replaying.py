@@ -12,8 +12,9 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.replay import Replayed, replay
 from celery_sagas.engine.session import Session
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.worker.celery_internals import as_current_app, publishing_nothing
+from celery_sagas.worker.celery_internals import as_current_app
 from celery_sagas.worker.deliveries import caller
+from celery_sagas.worker.isolation import drop, local, publishing_to
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
 from celery_sagas.worker.sessions import collecting_session
 
@@ -26,7 +27,8 @@ def replaying(app: Celery) -> Iterator[Callable[[History], Replayed]]:
     looks up another instance finds none.
     """
     with ExitStack() as stack:
-        stack.enter_context(publishing_nothing(app))
+        stack.enter_context(publishing_to(drop))
+        stack.enter_context(local(app))
         stack.enter_context(runtimes_opened_by(_open))
         stack.enter_context(as_current_app(app))
         runtime = runtime_of(app)

@@ -5,18 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
-from celery.app.amqp import AMQP
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu import Connection
 from kombu.serialization import dumps, loads
 
 from celery_sagas.engine.outbox.publishing import OutgoingMessage
 from celery_sagas.errors import PublishError
 from celery_sagas.testing.harness.crashes import Crash
+from celery_sagas.worker.isolation import LocalProducer
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 
 #: How many characters of the arguments of a message are shown.
@@ -83,66 +81,6 @@ class Broker:
         self.sent.append(message)
         self.pending.append(message)
 
-    @contextmanager
-    def replacing(self, attach: Callable[[Celery], object]) -> Iterator[None]:
-        """Accept meanwhile what any app of this process publishes.
-
-        Args:
-            attach: Called with an app before it publishes.
-        """
-
-        def producers(amqp: Any) -> "_Producers":
-            attach(amqp.app)
-            return _Producers(amqp.app, self)
-
-        celerys: Any = AMQP
-        usual = celerys.producer_pool
-        celerys.producer_pool = property(producers)
-        try:
-            yield
-        finally:
-            celerys.producer_pool = usual
-
-
-#: Never connected; Celery looks at its transport.
-_CONNECTION = Connection("memory://")
-
-
-class _Producer:
-    """Publishes to a test's broker, as kombu's producer does to another; also the context of its use."""
-
-    connection = _CONNECTION
-    on_return = None
-
-    def __init__(self, app: Celery, broker: Broker) -> None:
-        self._app = app
-        self._broker = broker
-
-    def __enter__(self) -> "_Producer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Keep it: there is nothing to release."""
-
-    def publish(
-        self, body: Any, *, headers: Mapping[str, Any], serializer: str | None = None, routing_key: str = "", **_: object
-    ) -> None:
-        """Publish a message of Celery's."""
-        self._broker.accept(self._app, body, headers, serializer, routing_key)
-
-
-class _Producers:
-    """A pool of such producers."""
-
-    connections = SimpleNamespace(connection=_CONNECTION)
-
-    def __init__(self, app: Celery, broker: Broker) -> None:
-        self._producer = _Producer(app, broker)
-
-    def acquire(self, *_: object, **__: object) -> _Producer:
-        """Return one."""
-        return self._producer
-
 
 class TestPublisher(ConfirmedPublisher):
     """Publishes to a test's broker, which confirms at once."""
@@ -153,7 +91,7 @@ class TestPublisher(ConfirmedPublisher):
         self._app = app
         self._options = {}
         self._connection_errors = ()
-        self._to_broker: Any = _Producer(app, broker)
+        self._to_broker: Any = LocalProducer(app, broker.accept)
         self._crash = crash
         self._posted: list[str] = []
 

@@ -18,15 +18,13 @@ from celery_sagas.testing.harness.crashes import Crash, CrashPoint, WatchedBacke
 from celery_sagas.testing.harness.delivering import Delivered, StandIn, deliver
 from celery_sagas.testing.harness.real_time import warn_of_real_time
 from celery_sagas.testing.harness.timeline import Line, ScenarioError, Timeline, shown_outcome
-from celery_sagas.worker.celery_internals import add_task, as_current_app, unregister, with_result_backend, with_settings
+from celery_sagas.worker.celery_internals import add_task, as_current_app, unregister
 from celery_sagas.worker.headers import CAUSATION
+from celery_sagas.worker.isolation import local, publishing_to
 from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
 from celery_sagas.worker.sessions import current_session
 
-#: Celery looks at the broker's transport, which need not be installed.
-_BROKERS = dict.fromkeys(("broker_url", "broker_read_url", "broker_write_url"), "memory://")
-_SETTINGS = {**_BROKERS, "broker_transport": None, "task_always_eager": False}
 #: How many messages of an endless scenario are shown.
 _LAST = 5
 
@@ -72,7 +70,7 @@ class World:
         with ExitStack() as opening:
             opening.enter_context(clock.replaced_by(lambda: self._ms / 1000))
             self._runtimes = opening.enter_context(runtimes_opened_by(self._open_runtime))
-            opening.enter_context(self.broker.replacing(self.attach))
+            opening.enter_context(publishing_to(self.broker.accept, self.attach))
             opening.enter_context(as_current_app(app))
             opening.callback(random.setstate, random.getstate())
             random.seed(0)  # of the pauses before retries, which the same test has each time
@@ -277,7 +275,7 @@ def _moved(app: Any) -> Iterator[None]:
     """Have an app publish its messages, with its results in memory and in virtual time, whatever its settings say."""
     is_moved = "now" in app.__dict__  # by a harness around this one
     app.now = lambda: clock.now().astimezone(app.timezone)
-    with with_settings(app, _SETTINGS), with_result_backend(app, "cache+memory://"):
+    with local(app):
         try:
             yield
         finally:
