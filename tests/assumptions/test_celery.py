@@ -14,7 +14,7 @@ import pytest
 from billiard.pool import ApplyResult, Pool, ResultHandler, TimeoutHandler
 from billiard.pool import Worker as PoolProcess
 from billiard.sharedctypes import Value
-from celery import Celery, Task, _state, shared_task, signals
+from celery import Celery, Task, _state, group, shared_task, signals
 from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
 from celery.local import PromiseProxy
@@ -28,6 +28,7 @@ from kombu.transport.redis import QoS as RedisQoS
 from kombu.utils.json import dumps, loads
 
 from celery_sagas.worker import celery_internals
+from celery_sagas.worker.isolation import local, publishing_to
 from tests.apps import NewApp, Worker
 from tests.servers import unique
 from tests.waiting import wait_until
@@ -717,3 +718,35 @@ class TestBatches:
     def test_prefetch_count_is_restored_by_acknowledgements(self) -> None:
         assert "ack_log_error_promise.then(self._restore_prefetch_count" in inspect.getsource(Consumer.create_task_handler)
         assert Consumer.restart_count == -1
+
+
+class TestIsolation:
+    """What keeps the messages and results of an app in a process, see ``celery_sagas.worker.isolation``."""
+
+    def test_every_message_is_published_by_a_producer_of_the_pool(self, app: Celery) -> None:
+        accepted: list[str] = []
+
+        @app.task(name="work")
+        def work(*_: object) -> None: ...
+
+        with publishing_to(lambda app, content, headers, serializer, queue: accepted.append(headers["task"])), local(app):
+            work.delay()
+            work.apply_async((1,), countdown=3)
+            app.send_task("elsewhere")
+            (work.s(1) | work.s(2)).apply_async()
+            group(work.s(1), work.s(2)).apply_async()
+        assert accepted == ["work", "work", "elsewhere", "work", "work", "work"]
+
+    def test_results_and_tracers_know_the_backend(self, app: Celery) -> None:
+        @app.task
+        def work() -> None: ...
+
+        app.finalize()
+        before = app.backend
+        work.__trace__ = trace.build_tracer(work.name, work, app=app)
+        with local(app):
+            assert app.backend is not before
+            assert work.__trace__ is None
+            work.__trace__ = trace.build_tracer(work.name, work, app=app)
+        assert app.backend is before
+        assert work.__trace__ is None
