@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
-#: Returns seconds since the epoch.
-_read: Callable[[], float] = time.time
+#: In the place of this machine's clock: returns seconds since the epoch.
+_other: Callable[[], float] | None = None
 
 
 def time_s() -> float:
     """Return the time in seconds since the epoch."""
-    return _read()
+    return time.time() if _other is None else _other()
 
 
 def now() -> datetime:
     """Return the time: aware, UTC."""
-    return datetime.fromtimestamp(_read(), UTC)
+    return datetime.fromtimestamp(time_s(), UTC)
 
 
 @contextmanager
@@ -26,9 +26,9 @@ def replaced_by(read: Callable[[], float]) -> Iterator[None]:
     Args:
         read: Returns seconds since the epoch.
     """
-    global _read
-    before, _read = _read, read
+    global _other
+    before, _other = _other, read
     try:
         yield
     finally:
-        _read = before
+        _other = before

@@ -1,13 +1,15 @@
 """Exploration: one scenario in many orders, with repeats, failures and killed workers, until an invariant does not hold."""
 
 import logging
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
+import pytest
 from celery import Celery
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from celery_sagas.testing.harness.broker import SentMessage
 from celery_sagas.testing.harness.crashes import POINTS
 from celery_sagas.testing.harness.harness import SagaHarness
 from celery_sagas.testing.harness.timeline import ScenarioError
+from celery_sagas.worker.timeouts import Delay, seconds_of
 
 __all__ = ["Fault", "ParticipantFailed", "explore"]
 
@@ -30,10 +33,16 @@ Invariant = Callable[[SagaHarness], object]
 #: What is drawn, the simplest first, to which a failing history is reduced: nothing; an ordinary delivery; what may go wrong.
 _KINDS = ("nothing", *("deliver",) * 4, "wait", *FAULTS)
 _OF_A_KIND = 10
-#: How much is drawn for one history, at least and at most; what is left then is delivered in order.
-_DRAWN = 10, 30
-#: Messages of one history.
-_MOST = 1_000
+#: How long virtual time passes, unless the caller says it. Seconds.
+_LASTS_S = 90 * 86_400.0
+_NOT_QUIET = (
+    "after ninety days something is still to happen in {}: what its invariant asserts if harness.is_quiet may never be checked. "
+    "Give the time that it lasts: explore(…, lasts=…)"
+)
+#: What an invariant raises; pytest.fail() raises no Exception.
+_FAILURES = (Exception, pytest.fail.Exception)
+#: Messages of one history; and how many of one without an end are shown.
+_MOST, _LAST = 1_000, 5
 #: Steps to play while steps are left out of a history that fails.
 _REDUCING = 10_000
 #: Steps that differ from an ordinary one: later messages first, a timeout that overtakes what waits, and what may go wrong.
@@ -52,6 +61,14 @@ class InvariantFalse(ScenarioError):
     """Raised when an invariant returns ``False``."""
 
 
+class Endless(ScenarioError):
+    """Raised when a scenario does not end."""
+
+
+class _Found(Exception):
+    """Raised within hypothesis for a history that fails."""
+
+
 class ParticipantFailed(Exception):
     """Raised by a participant that fails in an exploration."""
 
@@ -62,61 +79,44 @@ def explore(
     *,
     examples: int = 200,
     faults: Collection[Fault] = FAULTS,
-    lasts: timedelta = timedelta(days=30),
+    lasts: Delay | None = None,
     app: Celery | None = None,
 ) -> None:
     """Look for a history of a scenario in which an invariant does not hold.
 
     Each history delivers the messages in an order of its own: repeats some, lets timeouts overtake them, lets participants fail
     or never answer, and kills workers. What is left in the end is delivered in order, until nothing happens any more. The
-    invariant is checked after every step; of what must hold in the end it asserts it ``if harness.is_quiet``.
+    invariant is checked after every step; of what must hold in the end it asserts it ``if harness.is_quiet``. The same histories
+    are tried each time.
 
     Args:
         scenario: Sends the first messages with a harness, and says how participants answer.
         invariant: Asserts with the harness what must always be so; or returns whether it is.
-        examples: How many histories are tried.
+        examples: How many histories are tried at most that differ in one step from the plain one; and how many others.
         faults: What may go wrong, besides the order.
-        lasts: For how long virtual time passes: a saga that reminds somebody every day never ends.
+        lasts: For how long virtual time passes, as a ``timedelta`` or in seconds: a saga that reminds somebody every day never
+            ends. Without it ninety days, and a warning if something would still happen then.
         app: The Celery app; the current one if left out.
 
     Raises:
-        ScenarioError: The invariant does not hold from the start; or the scenario does not end.
-        Exception: Raised by the invariant, for the shortest history that was found: its note is a test that repeats it.
+        ScenarioError: The scenario does not end; or the invariant has returned ``False``.
+        Exception: Raised by the invariant, for the shortest history that was found: its note is a test that repeats it. If it
+            does not hold from the start, its note says so.
     """
-    if unknown := set(faults) - set(FAULTS):
-        raise ValueError(f"faults= takes {', '.join(FAULTS)}, not {', '.join(map(repr, sorted(unknown)))}")
-    explorer, failures = _Explorer(scenario, invariant, frozenset(faults), lasts, app), list[_Played]()
+    if isinstance(faults, str) or (unknown := set(faults) - set(FAULTS)):
+        shown = repr(faults) if isinstance(faults, str) else ", ".join(map(repr, sorted(unknown)))
+        raise ValueError(f"faults= takes some of {list(FAULTS)}, not {shown}")
+    seconds = _LASTS_S if lasts is None else seconds_of("lasts", lasts)
+    explorer, failures = _Explorer(scenario, invariant, frozenset(faults), timedelta(seconds=seconds), app), list[_Played]()
     explorer.check_start()
-
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
-    @given(st.lists(st.integers(0, len(_KINDS) * _OF_A_KIND - 1), min_size=_DRAWN[0], max_size=_DRAWN[1]))
-    def run(choices: list[int]) -> None:
-        played = explorer.play([(_KINDS[choice // _OF_A_KIND], choice % _OF_A_KIND) for choice in choices])
-        if played.error:
-            failures.append(played)
-            raise played.error
-
     with _without_logs():
         plain = explorer.play([])
         if plain.error:
             raise plain.error  # no history is simpler
+        if lasts is None and not plain.is_quiet:
+            warnings.warn(_NOT_QUIET.format(_name(scenario, "the scenario")), stacklevel=2)
         failures += filter(_has_failed, map(explorer.play, islice(explorer.deviations_from(plain), examples)))
-        try:
-            if not failures:
-                run()
-        except Exception:
-            if not failures:
-                raise
-        shortest = explorer.reduced(min(failures, key=_size)) if failures else plain
+        shortest = explorer.reduced(min(failures or explorer.drawn(examples, plain), key=_size, default=plain))
     if shortest.error:
         raise shortest.error
 
@@ -125,7 +125,9 @@ class _Played(NamedTuple):
     """A history that was played."""
 
     plan: Plan  #: what was done
-    error: Exception | None  #: with which it ended
+    tasks: list[str]  #: of the messages that were delivered, step by step
+    error: BaseException | None  #: with which it ended
+    is_quiet: bool  #: whether nothing happens after it
 
 
 def _has_failed(played: _Played) -> bool:
@@ -153,25 +155,61 @@ class _Explorer:
             self.scenario(harness)
             try:
                 _check(self.invariant, harness)
-            except Exception as exc:
-                exc.add_note(f"{_name(self.invariant)} does not hold from the start, before anything is delivered.")
+            except _FAILURES as exc:
+                exc.add_note(
+                    f"{_name(self.invariant, 'The invariant')} does not hold from the start, before anything is delivered."
+                )
                 raise
 
     def deviations_from(self, plain: _Played) -> Iterator[Plan]:
-        """Yield all that differ from a history in one step: most mistakes need no more, and are shortest so."""
-        for position in range(len(plain.plan)):
+        """Yield all that differ from a history in one step: most mistakes need no more, and are shortest so.
+
+        Those come first in which that is the first message to a task; then the second ones, and so on.
+        """
+        seen = [plain.tasks[:position].count(task) for position, task in enumerate(plain.tasks)]
+        for position in sorted(range(len(seen)), key=seen.__getitem__):
             yield from ([*plain.plan[:position], step] for step in _STEPS if step[0] in (*self.faults, *_ORDERS))
 
     def play(self, plan: Plan) -> _Played:
         """Play a history."""
         with SagaHarness(self.app, most=_MOST) as harness:
             history = _History(harness, self.scenario, self.invariant, self.faults, harness.now + self.lasts)
+            error: BaseException | None = None
             try:
                 history.play(plan)
-            except Exception as exc:
-                exc.add_note(history.as_test(exc))
-                return _Played(history.done, exc)
-        return _Played(history.done, None)
+            except _FAILURES as exc:
+                error = exc
+                if not isinstance(exc, Endless):
+                    exc.add_note(history.as_test(exc))
+            return _Played(history.done, history.tasks, error, harness.is_quiet)
+
+    def drawn(self, examples: int, plain: _Played) -> list[_Played]:
+        """Return the histories that have failed among those that hypothesis draws, and among those to which it reduces them."""
+        failures: list[_Played] = []
+        least, most = len(plain.plan) // 2, 2 * len(plain.plan)
+        choices = st.lists(st.integers(0, len(_KINDS) * _OF_A_KIND - 1), min_size=max(least, 10), max_size=max(most, 30))
+
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+            print_blob=False,
+            report_multiple_bugs=False,
+        )
+        @given(choices)
+        def run(choices: list[int]) -> None:
+            played = self.play([(_KINDS[choice // _OF_A_KIND], choice % _OF_A_KIND) for choice in choices])
+            if played.error:
+                failures.append(played)
+                raise _Found
+
+        with suppress(_Found):
+            run()
+        return failures
 
     def reduced(self, failure: _Played) -> _Played:
         """Leave out, one by one, the steps without which something fails as well."""
@@ -196,6 +234,7 @@ class _History:
     faults: frozenset[Fault]
     until: datetime
     done: Plan = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)  #: step by step; an empty name where no message was delivered
     _calls: list[tuple[str, SentMessage | None]] = field(default_factory=list)  #: of the harness, and what they deliver
     _repeated: list[SentMessage] = field(default_factory=list)
 
@@ -214,7 +253,8 @@ class _History:
                 self._do(what, which)
         while not self._is_over():
             if len(self._calls) > _MOST:
-                raise ScenarioError(f"{_name(self.scenario)} does not end after {_MOST} steps", self.harness.timeline())
+                last = "\n".join(self.harness.timeline().splitlines()[-_LAST:])
+                raise Endless(f"{_name(self.scenario, 'the scenario')} does not end after {_MOST} steps. The last ones:", last)
             self._do("deliver", 0)
 
     def _is_over(self) -> bool:
@@ -224,6 +264,7 @@ class _History:
         """Do what was drawn, if it is possible now and may go wrong; or else an ordinary delivery."""
         act = getattr(self, f"_{what}") if what in (*self.faults, "wait") else self._deliver
         self.done.append((what, which))
+        self.tasks.append("")
         if not act(which) and not self._deliver(which):
             self._wait(which)
         _check(self.invariant, self.harness)
@@ -267,6 +308,7 @@ class _History:
         first = next(each for each in self.harness.pending if each.task == message.task)
         shown = repr(message.task) if first is message else f"saga_harness.pending[{position}]"
         self._calls.append((f"saga_harness.deliver({shown}{', ' if how else ''}{how})", message))
+        self.tasks[-1] = message.task
         self.harness.deliver(message, **options)
         return True
 
@@ -276,11 +318,11 @@ class _History:
     def _participants(self) -> list[SentMessage]:
         return [message for message in self._due() if not _is_ours(message)]
 
-    def as_test(self, error: Exception) -> str:
+    def as_test(self, error: BaseException) -> str:
         """Return a test that repeats it, and the error."""
         calls = [self._shown(call, message) for call, message in self._calls]
-        checks = f"{'assert ' if isinstance(error, InvariantFalse) else ''}{_name(self.invariant)}(saga_harness)"
-        lines = [f"{_name(self.scenario)}(saga_harness)", *calls, checks]
+        checks = f"{'assert ' if isinstance(error, InvariantFalse) else ''}{_name(self.invariant, 'invariant')}(saga_harness)"
+        lines = [f"{_name(self.scenario, 'scenario')}(saga_harness)", *calls, checks]
         is_used = any(ParticipantFailed.__name__ in call for call in calls)
         imports = [f"from {__name__} import {ParticipantFailed.__name__}", "", ""] if is_used else []
         return "\n".join(["To repeat it:", "", *imports, "def test_found(saga_harness):", *(f"    {line}" for line in lines)])
@@ -299,8 +341,9 @@ def _is_ours(message: SentMessage) -> bool:
 
 
 def _check(invariant: Invariant, harness: SagaHarness) -> None:
-    if invariant(harness) is False:
-        raise InvariantFalse(f"{_name(invariant)} does not hold", harness.timeline())
+    holds = invariant(harness)
+    if holds is not None and not holds:
+        raise InvariantFalse(f"{_name(invariant, 'the invariant')} does not hold", harness.timeline())
 
 
 @contextmanager
@@ -317,5 +360,6 @@ def _without_logs() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _name(function: Callable[..., object]) -> str:
-    return getattr(function, "__name__", "scenario")
+def _name(function: Callable[..., object], otherwise: str) -> str:
+    name = getattr(function, "__name__", "")
+    return name if name.isidentifier() else otherwise

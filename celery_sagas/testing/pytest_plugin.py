@@ -10,11 +10,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def saga_harness() -> "Iterator[SagaHarness]":
+def saga_harness_options() -> dict[str, Any]:
+    """The arguments of the ``SagaHarness`` of the fixture ``saga_harness``: override it to name an app, or a time."""
+    return {}
+
+
+@pytest.fixture
+def saga_harness(saga_harness_options: dict[str, Any]) -> "Iterator[SagaHarness]":
     """Sagas in virtual time, of the current Celery app, which the test may also make: see ``SagaHarness``."""
     from celery_sagas.testing.harness.harness import SagaHarness
 
-    with SagaHarness() as harness:
+    with SagaHarness(**saga_harness_options) as harness:
         yield harness
 
 

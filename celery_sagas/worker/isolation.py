@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Self
+from uuid import uuid4
 
 from celery import Celery
 from celery.app import backends
@@ -83,7 +84,8 @@ def local(app: Any) -> Iterator[None]:
     results = app._backend_cache, getattr(app._local, "backend", None)
     app.conf.update(_SETTINGS)
     found: Any = backends.by_url("cache+memory://", app.loader)
-    app._backend_cache = found[0](app=app, url=found[1])
+    app._backend_cache = backend = found[0](app=app, url=found[1])
+    backend.task_keyprefix = uuid4().bytes + backend.task_keyprefix  # the cache is one for the process
     _forget_tracers(app)
     try:
         yield

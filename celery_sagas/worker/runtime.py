@@ -192,7 +192,7 @@ def runtime_of(app: Celery) -> Runtime:
     runtime = _runtimes.get(app)
     if runtime is None:
         with _lock:
-            runtime = _runtimes.get(app) or _runtimes.setdefault(app, _open(app))
+            runtime = _runtimes.get(app) or _runtimes.setdefault(app, (_open or Runtime)(app))
     return runtime
 
 
@@ -292,8 +292,8 @@ def import_modules(app: Celery) -> None:
 
 
 _lock = threading.Lock()
-#: Opens a runtime.
-_open: Callable[[Celery], Runtime] = Runtime
+#: Opens a runtime, in a test.
+_open: Callable[[Celery], Runtime] | None = None
 _runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 #: For apps without sagas.
 _publishers: WeakKeyDictionary[Celery, ConfirmedPublisher | EagerPublisher] = WeakKeyDictionary()

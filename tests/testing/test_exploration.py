@@ -11,6 +11,7 @@ from celery_sagas import Failure, Saga
 from celery_sagas.testing.exploration import Invariant, Scenario, explore
 from celery_sagas.testing.harness.harness import SagaHarness
 from celery_sagas.testing.harness.timeline import ScenarioError
+from tests.testing.harness.shop import open_shop
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
@@ -202,6 +203,66 @@ class TestOvertaking:
         assert [call.split("'")[1].rpartition(".")[2] for call in calls(note)] == ["start", "cancel", "unbook", "book"]
 
 
+class TestLongHistories:
+    def test_finds_what_goes_wrong_late(self, app: Celery) -> None:
+        """After twenty polls it sends a task, and waits for an answer that may never come."""
+
+        class Poll(Saga, correlate_by="name"):
+            name: str
+            polls: int = 0
+
+        @app.task(acks_late=True)
+        def pay(name: str) -> str:
+            return "paid"
+
+        @Poll.starts
+        def begin(poll: Poll, name: str) -> None:
+            poll.schedule(look, after=HOUR)
+
+        @Poll.handles
+        def look(poll: Poll) -> None:
+            poll.polls += 1
+            if poll.polls < 20:
+                poll.schedule(look, after=HOUR)
+            else:
+                poll.send(pay.s(poll.name), then=paid)
+
+        @Poll.handles
+        def paid(poll: Poll, receipt: str) -> None:
+            poll.complete()
+
+        def one_poll(harness: SagaHarness) -> None:
+            harness.send(begin, "p")
+
+        def ends(harness: SagaHarness) -> None:
+            if harness.is_quiet:
+                harness.assert_completed(Poll, "p")
+
+        with pytest.raises(AssertionError, match="has not completed"):
+            explore(one_poll, ends)
+
+    def test_correct_saga_with_everything_passes(self, app: Celery) -> None:
+        """Requests, a gather, a child, an event, timeouts and an aggregator; whatever is killed makes no dead letter."""
+        shop = open_shop(app)
+
+        def one_order(harness: SagaHarness) -> None:
+            shop.flushed.clear()
+            harness.send(shop.place, "42")
+            harness.send(shop.compare, "42")
+            harness.send(shop.bill, "42")
+            harness.send(shop.readings, shop.Reading(meter="m", kwh=1))
+
+        def all_is_well(harness: SagaHarness) -> None:
+            assert not harness.dead
+            order = harness.state(shop.Order, "42")
+            assert not order or order.receipt in (None, "r-42")
+            if harness.is_quiet:
+                assert shop.flushed
+                assert shop.readings.count() == 0
+
+        explore(one_order, all_is_well, examples=250, lasts=30 * DAY)
+
+
 class TestMistakes:
     def test_invariant_that_is_false_from_the_start(self, parcels: Any) -> None:
         with pytest.raises(ScenarioError, match="never does not hold") as caught:
@@ -213,8 +274,10 @@ class TestMistakes:
         def again() -> None:
             again.delay()
 
-        with pytest.raises(ScenarioError, match="does not end after 1000 steps"):
+        with pytest.raises(ScenarioError, match="the scenario does not end after 1000 steps") as caught:
             explore(lambda harness: again.delay(), lambda harness: None, examples=1)
+        assert len(str(caught.value).splitlines()) == 6
+        assert not hasattr(caught.value, "__notes__")
 
     def test_saga_that_never_ends_is_left(self, app: Celery) -> None:
         class Newsletter(Saga, correlate_by="reader"):
@@ -239,13 +302,72 @@ class TestMistakes:
         explore(lambda harness: harness.send(subscribe, "r"), look, examples=5, lasts=10 * DAY)
         assert 10 <= max(seen) <= 11
 
+    def test_time_that_is_too_short_is_warned_of(self, app: Celery) -> None:
+        class Patient(Saga, correlate_by="name"):
+            name: str
+
+        @Patient.starts
+        def begin(patient: Patient, name: str) -> None:
+            patient.schedule(end, after=100 * DAY)
+
+        @Patient.handles
+        def end(patient: Patient) -> None:
+            raise KeyError("at the end")
+
+        def no_dead_letter(harness: SagaHarness) -> bool:
+            return not (harness.is_quiet and harness.dead)
+
+        with pytest.warns(UserWarning, match="after ninety days something is still to happen in the scenario"):
+            explore(lambda harness: harness.send(begin, "p"), no_dead_letter, examples=1)
+        with pytest.raises(ScenarioError, match="no_dead_letter does not hold"):
+            explore(lambda harness: harness.send(begin, "p"), no_dead_letter, examples=1, lasts=101 * DAY)
+
+    def test_held_messages_do_not_keep_it_from_ending(self, parcels: Any) -> None:
+        def held(harness: SagaHarness) -> None:
+            harness.hold(parcels.pack)
+            harness.send(parcels.pack, "p")
+
+        explore(held, lambda harness: None, examples=5)
+
+    @pytest.mark.parametrize("result", [False, 0, [], ""])
+    def test_invariant_that_returns_something_false(self, parcels: Any, result: Any) -> None:
+        with pytest.raises(ScenarioError, match="the invariant does not hold") as caught:
+            explore(
+                lambda harness: harness.send(parcels.pay, "p"),
+                lambda harness: result if harness.journal(parcels.Parcel, "p") else 1,
+            )
+        assert "assert invariant(saga_harness)" in caught.value.__notes__[0]
+        assert "    scenario(saga_harness)" in caught.value.__notes__[0]
+
+    def test_invariant_that_fails_by_pytest(self, parcels: Any) -> None:
+        def no_parcel(harness: SagaHarness) -> None:
+            if harness.state(parcels.Parcel, "p"):
+                pytest.fail("there is one")
+
+        with pytest.raises(pytest.fail.Exception, match="there is one") as caught:
+            explore(lambda harness: harness.send(parcels.pay, "p"), no_parcel)
+        assert "saga_harness.deliver('parcel.pay')" in caught.value.__notes__[0]
+
+    def test_same_histories_are_tried_each_time(self, parcels: Any) -> None:
+        parcels.is_wrong = False
+        tried: list[list[str]] = [[], []]
+        for each in tried:
+
+            def note(harness: SagaHarness, each: list[str] = each) -> None:
+                each.append(harness.timeline())
+
+            explore(lambda harness: harness.send(parcels.pay, "p"), note, examples=20)
+        assert tried[0] == tried[1]
+
     def test_unregistered_participant(self, app: Celery) -> None:
         with pytest.raises(ScenarioError, match="no task 'billing' is registered"):
             explore(lambda harness: app.send_task("billing"), lambda harness: None, examples=1)
 
     def test_unknown_fault(self, app: Celery) -> None:
-        with pytest.raises(ValueError, match="faults= takes repeat, fail, silence, crash, not 'fire'"):
+        with pytest.raises(ValueError, match=r"faults= takes some of \[.*\], not 'fire'"):
             explore(lambda harness: None, lambda harness: None, faults=["fire"])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="not 'crash'"):
+            explore(lambda harness: None, lambda harness: None, faults="crash")  # type: ignore[arg-type]
 
     def test_scenario_that_sends_nothing(self, app: Celery) -> None:
         explore(lambda harness: None, lambda harness: None, examples=1)

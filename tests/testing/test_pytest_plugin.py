@@ -74,6 +74,22 @@ def test_fixture_needs_no_import(folder: Path):
     assert "1 passed" in written, written
 
 
+def test_options_of_the_fixture_can_be_overridden(folder: Path):
+    test = """
+from datetime import UTC, datetime
+import pytest
+
+@pytest.fixture
+def saga_harness_options():
+    return {"now": datetime(2000, 1, 1, tzinfo=UTC)}
+
+def test(saga_harness):
+    assert saga_harness.now.year == 2000
+"""
+    written = run(folder, test)
+    assert "1 passed" in written, written
+
+
 def test_failure_shows_what_has_happened(folder: Path):
     written = run(folder, f"{ONE_ORDER}    assert Order.find('1').receipt == ''\n")
     assert "1 failed" in written, written

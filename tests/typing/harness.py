@@ -40,8 +40,10 @@ def test_order(saga_harness: SagaHarness) -> None:
     saga_harness.deliver(crash="sometime")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(saga_harness.run(), int)
     assert_type(saga_harness.advance(timedelta(days=1)), int)
-    saga_harness.advance(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    saga_harness.advance(3.5)
+    saga_harness.advance("3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     saga_harness.wait()
+    saga_harness.wait(timedelta(hours=1))
 
     assert_type(saga_harness.state(Order, "42"), Order | None)
     assert_type(saga_harness.state(Order, order_id="42"), Order | None)

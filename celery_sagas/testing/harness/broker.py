@@ -9,10 +9,10 @@ from typing import Any
 
 from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.serialization import dumps, loads
+from kombu.serialization import dumps, loads, prepare_accept_content
 
 from celery_sagas.engine.outbox.publishing import OutgoingMessage
-from celery_sagas.errors import PublishError
+from celery_sagas.errors import ConfigurationError, PublishError
 from celery_sagas.testing.harness.crashes import Crash
 from celery_sagas.worker.isolation import LocalProducer
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
@@ -39,7 +39,7 @@ class SentMessage:
     def content(self) -> Any:
         """The content, decoded as by a worker: the arguments by position and by name, and what follows the task."""
         content_type, encoding, text = self._content
-        return loads(text, content_type, encoding, accept={content_type})
+        return loads(text, content_type, encoding, accept=prepare_accept_content(self.app.conf.accept_content))
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -72,8 +72,12 @@ class Broker:
         self._look_at = look_at
 
     def accept(self, app: Celery, content: Any, headers: Mapping[str, Any], serializer: str | None, queue: str) -> None:
-        """Accept a message."""
+        """Accept a message; one to the workers themselves, such as a revocation, is lost, since there are none."""
         self._crash.check()
+        if "task" not in headers:
+            if isinstance(content, Mapping) and "task" in content:
+                raise ConfigurationError(f"{content['task']} is published by task_protocol 1", "Set task_protocol = 2")
+            return
         task, due_at, expires_at = headers["task"], _time(app, headers.get("eta")), _time(app, headers.get("expires"))
         encoded = dumps(content, serializer or "json")
         message = SentMessage(app, task, headers["id"], dict(headers), due_at, expires_at, queue, _content=encoded)

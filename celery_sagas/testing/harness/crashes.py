@@ -1,5 +1,6 @@
 """Where a worker's process ends in a test, and the backend that its end leaves behind."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -19,8 +20,18 @@ CrashPoint = Literal["before_find", "after_handler", "after_commit", "after_publ
 POINTS: tuple[CrashPoint, ...] = get_args(CrashPoint)
 
 
-class ProcessKilled(BaseException):
+class ProcessKilled(SystemExit):
     """Raised where the process ends: nothing after it has an effect, not even in a ``finally``."""
+
+
+def check_point(point: CrashPoint | None) -> None:
+    """Refuse a point at which no process ends.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if point is not None and point not in POINTS:
+        raise ValueError(f"a process can be killed at {', '.join(POINTS)}, not {point!r}")
 
 
 class Crash:
@@ -28,6 +39,7 @@ class Crash:
 
     def __init__(self) -> None:
         self._planned: CrashPoint | None = None
+        self._thread = 0  #: that handles the message
         self.happened: CrashPoint | None = None
 
     @property
@@ -37,9 +49,7 @@ class Crash:
 
     def plan(self, point: CrashPoint | None) -> None:
         """Have the process that handles the next message end at a point, or not."""
-        if point is not None and point not in POINTS:
-            raise ValueError(f"a process can be killed at {', '.join(POINTS)}, not {point!r}")
-        self._planned, self.happened = point, None
+        self._planned, self.happened, self._thread = point, None, threading.get_ident()
 
     def reach(self, point: CrashPoint) -> None:
         """End the process if it was to end here, or before, at a point that its message has not reached; or has ended.
@@ -48,7 +58,7 @@ class Crash:
             ProcessKilled: It has ended.
         """
         is_last = self._planned is not None and point == POINTS[-1]
-        if self._planned == point or is_last:
+        if (self._planned == point or is_last) and threading.get_ident() == self._thread:  # not where it waits for another
             self.happened = point
         self.check()
 
@@ -69,8 +79,24 @@ class WatchedBackend(MemoryBackend):
 
     def __init__(self, clock: Clock, crash: Crash) -> None:
         super().__init__("memory://", prefix="", clock=clock)
+        self._state.lock = _Lock(crash)
         self.sagas = _WatchedSagas(self._state, clock, crash)
         self.aggregates = _WatchedAggregates(self._state, clock, crash)
+
+
+class _Lock:
+    """The lock of a backend, which a process that has ended cannot take."""
+
+    def __init__(self, crash: Crash) -> None:
+        self._crash = crash
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._crash.check()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class _Watched:
@@ -104,13 +130,10 @@ class _WatchedSagas(_Watched, MemorySagaStore):
     def record(self, effects: Effects) -> None:
         self._commit_watched(super().record, effects)
 
-    def lock(self, record: Record, lock_owner: str, for_ms: int) -> bool:
-        self._crash.check()
-        return super().lock(record, lock_owner, for_ms)
-
 
 class _WatchedAggregates(_Watched, MemoryAggregateStore):
     def insert(self, rules: Rules, additions: Sequence[Addition]) -> list[Added]:
+        self._crash.reach("before_find")
         return self._commit_watched(super().insert, rules, additions)
 
     def claim(self, rules: Rules, group: str, token: str) -> Snapshot | None:

@@ -1,12 +1,15 @@
 """``SagaHarness``: sagas in virtual time, as a test sees them."""
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from celery import Celery
+from kombu.utils.json import dumps
 
 from celery_sagas.core.history import History
 from celery_sagas.core.pending import utc_time
@@ -14,14 +17,15 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Outcome, read_entry
 from celery_sagas.engine.query import copy_of, journal_key, lookup_of
+from celery_sagas.errors import MisuseError
 from celery_sagas.stores.records import DeadLetter, Entry
 from celery_sagas.testing.harness.broker import SentMessage
 from celery_sagas.testing.harness.crashes import CrashPoint
 from celery_sagas.testing.harness.timeline import ScenarioError
-from celery_sagas.testing.harness.world import World, never_answer
-from celery_sagas.worker.celery_internals import present_app
+from celery_sagas.testing.harness.world import World, milliseconds, never_answer
 from celery_sagas.worker.replaying import replaying
 from celery_sagas.worker.saga import Saga
+from celery_sagas.worker.timeouts import Delay, seconds_of
 
 SagaT = TypeVar("SagaT", bound=Saga)
 P = ParamSpec("P")
@@ -29,7 +33,7 @@ P = ParamSpec("P")
 #: When a test begins, unless it says so itself: later than the real time, so that what is due by the real time is due at once.
 START: Final = datetime(2040, 1, 1, tzinfo=UTC)
 #: How many entries of a journal are read.
-_ENTRIES = 10_000
+_ALL = sys.maxsize
 
 
 class Sendable(Protocol[P]):
@@ -80,13 +84,17 @@ class SagaHarness:
     """
 
     def __init__(self, app: Celery | None = None, *, now: datetime = START, most: int = 10_000) -> None:
+        if app is not None and not isinstance(app, Celery):
+            raise TypeError(f"a SagaHarness takes a Celery app, not {type(app).__name__}")
+        if not isinstance(now, datetime):
+            raise TypeError(f"now= takes a datetime, not {type(now).__name__}")
         if now.tzinfo is None:
             raise ValueError(f"now= takes an aware time, and {now!r} names no time zone")
         self._app = app
         self._world = World(now, most)
 
     def __enter__(self) -> Self:
-        self._world.open(self._app or present_app())
+        self._world.open(self._app)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,7 +143,7 @@ class SagaHarness:
 
     def send(self, task: Sendable[P], *args: P.args, **kwargs: P.kwargs) -> SentMessage:
         """Send a message, as ``task.delay(…)`` does, and return it; it waits to be delivered."""
-        count = len(self._world.broker.sent)
+        count = len(self._open_world.broker.sent)
         task.delay(*args, **kwargs)
         return self._world.broker.sent[count]
 
@@ -165,9 +173,10 @@ class SagaHarness:
             ScenarioError: No such message waits; its task is not registered; or a step publishes past its commit.
             ValueError: There is no such point.
         """
+        world = self._open_world
         message = which if isinstance(which, SentMessage) else self._waiting(which)
-        stand_in = _failing(fail) if fail is not None else never_answer if silent else None
-        self._world.deliver(message, crash, stand_in)
+        stand_in = never_answer if silent else None
+        world.deliver(message, crash, stand_in if fail is None else _failing(fail))
         return message
 
     def run(self) -> int:
@@ -179,10 +188,13 @@ class SagaHarness:
         Raises:
             ScenarioError: It does not end; or see ``deliver``.
         """
-        return self._world.run()
+        return self._open_world.run()
 
-    def advance(self, by: timedelta) -> int:
+    def advance(self, by: Delay) -> int:
         """Let time pass; deliver what falls due meanwhile, each when it is due, with all that it causes.
+
+        Args:
+            by: How long: a ``timedelta`` or seconds.
 
         Returns:
             How many messages were delivered.
@@ -190,23 +202,22 @@ class SagaHarness:
         Raises:
             ScenarioError: It does not end; or see ``deliver``.
         """
-        return self._world.advance(_forwards(by))
+        return self._open_world.advance(_milliseconds(by))
 
-    def wait(self, by: timedelta | None = None) -> None:
+    def wait(self, by: Delay | None = None) -> None:
         """Let time pass without delivering anything: what falls due meanwhile waits in the broker.
 
         Args:
-            by: How long; without it, until the next thing falls due.
+            by: How long: a ``timedelta`` or seconds; without it, until the next thing falls due.
         """
-        if by is None:
-            due = self._world.next_due()
-            by = timedelta() if due is None else utc_time(due) - self.now
-        self._world.wait(int((self.now + _forwards(by)).timestamp() * 1000))
+        world, now = self._open_world, milliseconds(self.now)
+        world.wait(now + _milliseconds(by) if by is not None else world.next_due() or now)
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing happens any more by itself: no message waits, and nothing falls due later."""
-        return not self._world.broker.pending and self._world.next_due() is None
+        """Whether nothing happens any more by itself: no message waits that is not held, and nothing falls due later."""
+        held = self._world.held
+        return all(message.task in held for message in self._world.broker.pending) and self._world.next_due() is None
 
     def is_due(self, message: SentMessage) -> bool:
         """Return whether ``run`` would deliver a message now: it is not held, and its time has come."""
@@ -253,14 +264,18 @@ class SagaHarness:
         instances = {entry.instance_id for entry in entries} | ({record.id} if record else set())
         completed = any(entry.outcome == "completed" for entry in entries)
         how = f"version {record.version}" if record else "completed" if completed else "never existed"
-        shown = key if by == {} else ", ".join(f"{name}={value!r}" for name, value in by.items())
-        return f"{saga.__name__} {shown!r}: {how}\n{self._world.timeline.shown(frozenset(instances))}"
+        shown = ", ".join([*([repr(key)] if key is not None else []), *(f"{name}={value!r}" for name, value in by.items())])
+        return f"{saga.__name__} {shown}: {how}\n{self._world.timeline.shown(frozenset(instances))}"
 
     def assert_state(self, saga: type[SagaT], key: object = None, /, **fields: object) -> SagaT:
-        """Assert that an instance exists, with these values of its fields; return a copy of it."""
+        """Assert that the instance with a key exists, with these values of its fields; return a copy of it."""
+        if key is None:
+            raise TypeError(f"assert_state() takes the key of an instance: assert_state({saga.__name__}, key, …)")
         found = self.state(saga, key)
         if found is None:
             raise ScenarioError(f"there is no {saga.__name__} {key!r}", self.timeline(saga, key))
+        if unknown := [name for name in fields if name not in type(found).model_fields and not hasattr(found, name)]:
+            raise TypeError(f"{saga.__name__} has no field {', '.join(unknown)}")
         different = {name: getattr(found, name, None) for name, value in fields.items() if getattr(found, name, None) != value}
         if different:
             problems = [f"{name} is {value!r}, not {fields[name]!r}" for name, value in different.items()]
@@ -282,15 +297,20 @@ class SagaHarness:
 
         Args:
             task: The task, or its name.
-            *args: Its first positional arguments, as values of JSON.
+            *args: Its first arguments, as values of JSON, however they were given.
             times: How often, if that matters: 0 for never.
-            **kwargs: Some of its named arguments, as values of JSON.
+            **kwargs: Some of its arguments by their names, as values of JSON.
 
         Returns:
             The messages.
         """
-        name = _name_of(task)
-        found = [sent for sent in self._world.broker.sent if sent.task == name and _has(sent, args, kwargs)]
+        name, world = _name_of(task), self._world
+        if name not in world.app.tasks and name not in world.stand_ins | dict.fromkeys(sent.task for sent in world.broker.sent):
+            raise TypeError(f"there is no task {name!r}")
+        parameters = _parameters(world.app.tasks.get(name))
+        wanted_of = _named(parameters, args, kwargs)
+        messages = [sent for sent in world.broker.sent if sent.task == name]
+        found = [sent for sent in messages if wanted_of.items() <= _named(parameters, sent.args, sent.kwargs).items()]
         if len(found) != times if times is not None else not found:
             shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
             wanted = "" if times is None else f", not {times} times"
@@ -328,10 +348,16 @@ class SagaHarness:
         state = replayed.state
         return state if isinstance(state, Saga) else None
 
+    @property
+    def _open_world(self) -> World:
+        if not self._world.is_open:
+            raise MisuseError("a SagaHarness is not open", "Write: with SagaHarness(app) as harness: …")
+        return self._world
+
     def _entries(self, saga: type[Saga], key: object, by: Mapping[str, object]) -> list[Entry]:
         definition = _definition(saga)
         text = journal_key(definition, lookup_of(definition, key, by))
-        return self._world.backend.journal.history(definition.names, text, _ENTRIES)
+        return self._world.backend.journal.history(definition.names, text, _ALL)
 
     def _waiting(self, which: Named | str | None) -> SentMessage:
         pending = self._world.broker.pending
@@ -348,28 +374,43 @@ class SagaHarness:
 
 
 def _definition(saga: type[Saga]) -> SagaDefinition:
+    if not isinstance(saga, type) or not issubclass(saga, Saga):
+        raise TypeError(f"the class of a saga is wanted, not {saga!r}")
     if saga.__saga__ is None:
         raise TypeError(f"{saga.__qualname__} is abstract, and has no instances")
     return saga.__saga__
 
 
 def _failing(error: Exception | type[Exception]) -> Callable[..., None]:
+    if not isinstance(error, Exception) and not (isinstance(error, type) and issubclass(error, Exception)):
+        raise TypeError(f"a task fails with an Exception, not with {error!r}")
+
     def fail(*_: object, **__: object) -> None:
         raise error
 
     return fail
 
 
-def _forwards(by: timedelta) -> timedelta:
-    if by < timedelta():
+def _milliseconds(by: Delay) -> int:
+    seconds = seconds_of("by", by)
+    if not seconds >= 0:  # nor is it that of NaN
         raise ValueError(f"time goes forward: {by} is less than nothing")
-    return by
+    return round(seconds * 1000)
 
 
 def _name_of(task: Named | str) -> str:
     return task if isinstance(task, str) else task.name
 
 
-def _has(message: SentMessage, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    named = message.kwargs
-    return message.args[: len(args)] == args and all(name in named and named[name] == value for name, value in kwargs.items())
+def _parameters(task: Any) -> list[str]:
+    """Return the names of a task's parameters, by which its arguments may be given."""
+    if task is None:
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in inspect.signature(task.run).parameters.values() if each.kind in kinds]
+
+
+def _named(parameters: list[str], args: Sequence[object], kwargs: Mapping[str, object]) -> dict[object, object]:
+    """Return arguments by the names of their parameters, or by their positions if they have none; as texts that compare."""
+    names: list[object] = [*parameters, *range(len(parameters), len(args))]
+    return {name: dumps(value) for name, value in [*zip(names, args, strict=False), *kwargs.items()]}

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import date, datetime
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 #: Functions that read the real time.
@@ -26,11 +27,17 @@ def warn_of_real_time(function: Callable[..., Any]) -> None:
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):  # no source, or not that of a function alone
+        names = inspect.getclosurevars(function)
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        SyntaxError,
+    ):  # no source of a function, or a name without a value
         return
     file = inspect.getsourcefile(function) or ""
     for call in _calls(tree):
-        if _reads_time(_resolve(call.func, inspect.getclosurevars(function))):
+        if _reads_time(_resolve(call.func, names)):
             warnings.warn_explicit(
                 f"{function.__qualname__} calls {ast.unparse(call)}: the real time does not pass in a test as the test says. "
                 "Use order.saga.now, or give the time as an argument",
@@ -45,18 +52,18 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _resolve(node: ast.expr, names: inspect.ClosureVars) -> Any:
-    """Return the object that an expression of names and attributes stands for, or ``None``."""
+    """Return the object that an expression of names and attributes stands for; ``None`` if modules and classes do not say it."""
     if isinstance(node, ast.Name):
         return {**names.builtins, **names.globals, **names.nonlocals}.get(node.id)
-    if isinstance(node, ast.Attribute) and (owner := _resolve(node.value, names)) is not None:
+    owner = _resolve(node.value, names) if isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Attribute) and isinstance(owner, ModuleType | type):  # any other object may do anything
         return getattr(owner, node.attr, None)
     return None
 
 
 def _reads_time(function: Any) -> bool:
-    if function in _FUNCTIONS:
-        return True
-    name = getattr(function, "__name__", "")
+    if not isinstance(function, BuiltinFunctionType | FunctionType):
+        return False
     owner = getattr(function, "__self__", None)
-    is_method = owner in (datetime, date) and name in _METHODS
-    return is_method or (getattr(function, "__module__", ""), name) == _DJANGOS
+    is_method = (owner is datetime or owner is date) and function.__name__ in _METHODS
+    return is_method or function in _FUNCTIONS or (function.__module__, function.__name__) == _DJANGOS

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from celery_sagas.engine.outcomes import Kind, Outcome
 
+#: How many lines of an endless scenario are shown.
+_LAST = 5
+
 
 class ScenarioError(AssertionError):
     """Raised when a test in virtual time cannot go on, or one of its assertions does not hold; it shows what has happened."""
@@ -38,6 +41,10 @@ class Timeline:
     def add(self, line: Line) -> None:
         """Add an event."""
         self.lines.append(line)
+
+    def last(self) -> str:
+        """Return the last lines."""
+        return "\n".join(_rows(self.lines[-_LAST:], self._start))
 
     def shown(self, instances: frozenset[str] | None = None) -> str:
         """Return the lines of some instances, or all."""

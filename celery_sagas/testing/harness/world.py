@@ -4,29 +4,30 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
+from celery.states import READY_STATES
 
 from celery_sagas import clock
 from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.relay import Relay
 from celery_sagas.testing.harness.broker import Broker, SentMessage, TestPublisher
-from celery_sagas.testing.harness.crashes import Crash, CrashPoint, WatchedBackend
+from celery_sagas.testing.harness.crashes import Crash, CrashPoint, WatchedBackend, check_point
 from celery_sagas.testing.harness.delivering import Delivered, StandIn, deliver
 from celery_sagas.testing.harness.real_time import warn_of_real_time
 from celery_sagas.testing.harness.timeline import Line, ScenarioError, Timeline, shown_outcome
-from celery_sagas.worker.celery_internals import add_task, as_current_app, unregister
+from celery_sagas.worker.celery_internals import add_task, as_current_app, is_stand_in, present_app, unregister
 from celery_sagas.worker.headers import CAUSATION
 from celery_sagas.worker.isolation import local, publishing_to
 from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
 from celery_sagas.worker.sessions import current_session
 
-#: How many messages of an endless scenario are shown.
-_LAST = 5
+_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
 
 class _PromptConfirmations(Confirmations):
@@ -45,7 +46,8 @@ class World:
     """
 
     def __init__(self, start: datetime, most: int) -> None:
-        self._ms = int(start.timestamp() * 1000)
+        self._ms = milliseconds(start)
+        self.is_open = False
         self.crash = Crash()
         self.backend = WatchedBackend(lambda: self._ms, self.crash)
         self.broker = Broker(self.crash, self._check_publisher)
@@ -54,8 +56,10 @@ class World:
         self.held: set[str] = set()  #: names of tasks whose messages are not delivered by themselves
         self._most = most
         self._closing = ExitStack()
-        self._apps: list[Celery] = []
-        self._relay: Relay | None = None
+        self._given: Celery | None = None
+        self._apps: list[Celery] = []  #: that have published something, or handled it
+        self._relay: tuple[Celery, Relay] | None = None
+        self._is_delivering = False
         self._outcome: Outcome | None = None
         self._problems: list[str] = []
         self._looked_at: set[str] = set()  #: steps whose source was searched for the real time
@@ -75,11 +79,13 @@ class World:
             opening.callback(random.setstate, random.getstate())
             random.seed(0)  # of the pauses before retries, which the same test has each time
             self._closing = opening.pop_all()
-        if app is not None:
-            self.attach(app)
+        self.is_open, self._given = True, app
+        if (present := app or present_app()) is not None:
+            self.attach(present)  # it may be eager
 
     def close(self) -> None:
         """Put the real world back."""
+        self.is_open = False
         self._closing.close()
 
     def attach(self, app: Celery) -> None:
@@ -90,10 +96,12 @@ class World:
 
     @property
     def app(self) -> Celery:
-        """The app that the test is about: the first that has published anything, or has opened its backend."""
-        if not self._apps:
-            raise ScenarioError("no app has sent anything yet: give the app, SagaHarness(app), or send a message first")
-        return self._apps[0]
+        """The app that the test is about: the given one, or the current one."""
+        present = self._given or present_app()
+        app = present if present and not is_stand_in(present) else next(iter(self._apps[::-1]), None)
+        if app is None or is_stand_in(app):
+            raise ScenarioError("there is no Celery app: make it, import the module that does, or give it, SagaHarness(app)")
+        return app
 
     def _open_runtime(self, app: Celery) -> Runtime:
         self.attach(app)
@@ -118,7 +126,7 @@ class World:
 
     def is_due(self, message: SentMessage) -> bool:
         """Return whether a message is delivered by itself now."""
-        return message.task not in self.held and (message.due_at is None or message.due_at <= self.now)
+        return message.task not in self.held and (message.due_at is None or milliseconds(message.due_at) <= self._ms)
 
     def deliver(self, message: SentMessage, crash: CrashPoint | None = None, stand_in: StandIn | None = None) -> None:
         """Deliver a message; one that was acknowledged before is delivered again, as a broker may do.
@@ -131,33 +139,49 @@ class World:
         Raises:
             ScenarioError: Its task is not known; or a step publishes directly.
         """
-        self._look_at_task(message)
+        if self._is_delivering:
+            raise ScenarioError(f"{message} cannot be delivered while another message is: send it, and deliver it afterwards")
+        check_point(crash)
+        stand_in = stand_in or self.stand_ins.get(message.task)
+        self._look_at_task(message, stand_in)
         if message in self.broker.pending:
             self.broker.pending.remove(message)
-        is_expired = message.expires_at is not None and message.expires_at < self.now
-        stand_in = stand_in or self.stand_ins.get(message.task)
-        sent, dead, self._outcome = len(self.broker.sent), self.backend.dead.count(), None
-        self.crash.plan(crash)
-        with as_current_app(message.app):
-            delivered = deliver(message, self.crash, is_expired=is_expired, stand_in=stand_in)
-        killed = self.crash.happened
-        self.crash.plan(None)
-        if killed:
-            self._end_process(message.app)
+        sent, dead = len(self.broker.sent), self.backend.dead.count()
+        self._outcome, self._problems = None, []
+        delivered, killed = self._deliver(message, crash, stand_in)
         if delivered.is_kept:
             self.broker.pending.append(message)
-        what = self._what_happened(delivered, killed, [each.task for each in self.broker.sent[sent:]], stand_in is never_answer)
+        what = self._what_happened(message, delivered, killed, self.broker.sent[sent:], stand_in is never_answer)
         if self.backend.dead.count() > dead:
             what += "; kept as a dead letter"
         self._add_to_timeline(message, what)
         if self._problems:
-            raise ScenarioError(self._problems.pop(0), self.timeline.shown())
+            raise ScenarioError(self._problems[0], self.timeline.shown())
 
-    def _look_at_task(self, message: SentMessage) -> None:
-        app, name = message.app, message.task
+    def _deliver(
+        self, message: SentMessage, crash: CrashPoint | None, stand_in: StandIn | None
+    ) -> tuple[Delivered, CrashPoint | None]:
+        """Deliver a message; return what became of it, and where its process was killed."""
+        is_expired = message.expires_at is not None and message.expires_at < self.now
+        self._is_delivering = True
+        try:
+            with as_current_app(message.app):
+                runtime_of(message.app)  # what fails outside of its task looks for an open one
+                self.crash.plan(crash)
+                delivered = deliver(message, self.crash, is_expired=is_expired, stand_in=stand_in)
+        finally:
+            self._is_delivering, killed = False, self.crash.happened
+            self.crash.plan(None)
+        if killed:
+            self._end_process(message.app)
+        return delivered, killed
+
+    def _look_at_task(self, message: SentMessage, stand_in: StandIn | None) -> None:
+        name = message.task
+        message.app = app = next((each for each in (message.app, *self._apps) if name in each.tasks), message.app)
         if name not in app.tasks:
-            if name not in self.stand_ins:
-                remedy = f"import its module, or say what comes of it: harness.answer({name!r}, …), fail, silence or hold"
+            if stand_in is None:
+                remedy = f"import its module, or say what comes of it: harness.answer({name!r}, …), fail or silence"
                 raise ScenarioError(f"no task {name!r} is registered: {remedy}", self.timeline.shown())
             add_task(app, never_answer, name=name, acks_late=True, typing=False)
             self._closing.callback(unregister, app, name)
@@ -171,12 +195,17 @@ class World:
         self._runtimes.pop(app, None)
         self._relay = None
 
-    def _what_happened(self, delivered: Delivered, killed: CrashPoint | None, sent: list[str], is_silent: bool) -> str:
+    def _what_happened(
+        self, message: SentMessage, delivered: Delivered, killed: CrashPoint | None, sent: list[SentMessage], is_silent: bool
+    ) -> str:
         if killed:
             return f"worker killed {killed.replace('_', ' ')}{'' if delivered.is_kept else '; acknowledged early: lost'}"
         if self._outcome is not None:
-            return shown_outcome(self._outcome, sent)
-        return _shown(delivered, is_silent=is_silent)
+            return shown_outcome(self._outcome, [each.task for each in sent])
+        if delivered.is_expired or is_silent:
+            return "expired" if delivered.is_expired else "never answers"
+        again = next((each.task for each in sent if each.id == message.id), "")
+        return _shown(delivered, "comes again later" if again == message.task else f"replaced by {again}" if again else "ignored")
 
     def _add_to_timeline(self, message: SentMessage, what: str) -> None:
         outcome = self._outcome
@@ -198,8 +227,8 @@ class World:
                     return count
                 continue
             if count >= most:
-                last = "\n".join(f"  {line.message}" for line in self.timeline.lines[-_LAST:])
-                raise ScenarioError(f"it does not end: {self._most} messages were delivered. The last ones:\n{last}")
+                problem = f"it does not end: {self._most:,} messages were delivered, and SagaHarness(most=…) allows no more"
+                raise ScenarioError(f"{problem}. The last ones:", self.timeline.last())
             self.deliver(message)
             count += 1
 
@@ -209,22 +238,36 @@ class World:
         if due is None or due > self._ms:
             return False
         sent = len(self.broker.sent)
-        if self._relay is None:
-            self._relay = open_relay(runtime_of(self.app), clock=lambda: self._ms / 1000)
-        with as_current_app(self.app):
-            self._relay.sweep()
+        self._use_relay()
         return len(self.broker.sent) > sent
 
-    def advance(self, by: timedelta) -> int:
+    def _use_relay(self) -> None:
+        """Have the relay do what it does once in an interval."""
+        app, relay = self._open_relay()
+        with as_current_app(app):
+            relay.sweep()
+
+    def _open_relay(self) -> tuple[Celery, Relay]:
+        app = self.app
+        if self._relay is None or self._relay[0] is not app:
+            self._relay = app, open_relay(runtime_of(app), clock=lambda: self._ms / 1000)
+        return self._relay
+
+    def advance(self, ms: int) -> int:
         """Let time pass, and deliver what falls due meanwhile, when it does; return how many messages were delivered."""
-        target, count = self._ms + int(by.total_seconds() * 1000), 0
+        target, count = self._ms + ms, 0
+        if self.broker.sent:
+            self._open_relay()  # it begins before time passes
         while True:
             count += self._run(self._most - count)
             due = self.next_due()
             if due is None or due > target:
-                self._ms = target
-                return count
+                break
             self._ms = due
+        self._ms = target
+        if self.broker.sent:
+            self._use_relay()  # it forgets what is old
+        return count
 
     def wait(self, until: int) -> None:
         """Let time pass, and have the relay publish what falls due; deliver nothing.
@@ -237,15 +280,16 @@ class World:
             if not self._sweep():
                 break
         self._ms = max(until, self._ms)
-        self._sweep()
+        if self.broker.sent:
+            self._use_relay()
 
     def next_due(self) -> int | None:
         """Return when the next thing happens by itself, if nothing happens now; in milliseconds since the epoch.
 
         What is due already, and cannot be published yet, is tried again with the next sweep.
         """
-        messages = [message for message in self.broker.pending if message.task not in self.held and message.due_at]
-        times = [int(message.due_at.timestamp() * 1000) for message in messages if message.due_at]
+        messages = [message for message in self.broker.pending if message.task not in self.held]
+        times = [milliseconds(message.due_at) for message in messages if message.due_at]
         if (in_backend := self.backend.next_due()) is not None:
             times.append(in_backend)
         sweep = self._ms + int(runtime_of(self.app).settings.relay_interval * 1000) if times else 0
@@ -257,17 +301,23 @@ def never_answer(*_: object, **__: object) -> None:
     raise Ignore()
 
 
-def _shown(delivered: Delivered, *, is_silent: bool) -> str:
+def _shown(delivered: Delivered, ignored: str) -> str:
+    """Return what became of a message.
+
+    Args:
+        delivered: Its delivery.
+        ignored: The same, if its task has ignored it.
+    """
     error = delivered.error
-    if delivered.is_expired:
-        return "expired"
-    if is_silent:
-        return "never answers"
+    if error is None:
+        return f"returned {delivered.result}"
     if isinstance(error, Retry):
         return f"is retried: {error}"
-    if isinstance(error, Ignore | Reject):
-        return "is delivered again" if delivered.is_kept else "is redelivered later" if isinstance(error, Ignore) else "rejected"
-    return f"returned {delivered.result}" if error is None else f"raised {error!r}"
+    if isinstance(error, Ignore):
+        return ignored
+    if isinstance(error, Reject):
+        return "rejected, and requeued" if delivered.is_kept else "rejected"
+    return f"raised {error!r}"
 
 
 @contextmanager
@@ -276,11 +326,25 @@ def _moved(app: Any) -> Iterator[None]:
     is_moved = "now" in app.__dict__  # by a harness around this one
     app.now = lambda: clock.now().astimezone(app.timezone)
     with local(app):
+        app.backend.wait_for = partial(_look_once, app.backend)
         try:
             yield
         finally:
             if not is_moved:
                 del app.now
+
+
+def _look_once(results: Any, task_id: str, *_: object, **__: object) -> Any:
+    """Return the result of a task, in the place of waiting for it."""
+    meta = results.get_task_meta(task_id)
+    if meta["status"] not in READY_STATES:
+        raise ScenarioError(f"nothing delivers the message of {task_id} while its result is waited for: deliver it first")
+    return meta
+
+
+def milliseconds(time: datetime) -> int:
+    """Return a time in milliseconds since the epoch, rounded up."""
+    return -((_EPOCH - time) // _MILLISECOND)
 
 
 def _parts(confirmations: Confirmations) -> tuple[Any, ...]:

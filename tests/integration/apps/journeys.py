@@ -5,11 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Ignore
 
 from celery_sagas import Failure, Gathered, Message, Saga, publish
 
-#: By how the participants of an order behave.
-HOWS = ("good", "declined", "silent", "parted")
+#: How the participants of an order behave, and its steps.
+HOWS = ("good", "declined", "silent", "reminded", "parted", "broken")
 
 
 class Ended(Message):
@@ -38,6 +39,8 @@ def define(app: Celery) -> None:
     def charge(order_id: str, how: str) -> str:
         if how == "declined":
             raise ValueError("declined")
+        if how == "silent":
+            raise Ignore  # it neither answers nor fails
         return f"receipt of {order_id}"
 
     @app.task(name="journeys.quote", bind=True, acks_late=True)
@@ -48,8 +51,8 @@ def define(app: Celery) -> None:
 
     @Order.starts(if_exists="ignore")
     def begin(order: Order, order_id: str, how: str) -> None:
-        order.how = how
-        order.send(charge.s(order_id, how), then=charged, otherwise=not_charged, within=timedelta(minutes=5))
+        order.how, within = how, timedelta(seconds=1) if how == "silent" else timedelta(minutes=5)
+        order.send(charge.s(order_id, how), then=charged, otherwise=not_charged, within=within)
 
     @Order.handles
     def charged(order: Order, receipt: str) -> None:
@@ -61,6 +64,8 @@ def define(app: Celery) -> None:
 
     @Order.handles
     def quoted(order: Order, quotes: Gathered[int]) -> None:
+        if order.how == "broken":
+            raise KeyError("the message becomes a dead letter")
         order.send(bill.s(order.order_id), then=billed)
 
     @Order.handles
@@ -74,7 +79,7 @@ def define(app: Celery) -> None:
     @Order.handles
     def remind(order: Order) -> None:
         publish(Ended(order_id=order.order_id))
-        if order.how == "silent":
+        if order.how == "reminded":
             order.schedule(nothing_heard, after=timedelta(seconds=0.5), name="last")
         else:
             order.complete()

@@ -28,6 +28,9 @@ def open_shop(app: Celery) -> Any:
         order_id: str
         sent: int = 0
 
+    class Bill(Saga, correlate_by="order_id"):
+        order_id: str
+
     class Reading(Message):
         meter: str
         kwh: float
@@ -77,14 +80,14 @@ def open_shop(app: Celery) -> Any:
     def billed(order: Order, number: str) -> None:
         order.problem = number
 
-    @Invoice.starts
-    def ask_invoice(invoice: Invoice, order_id: str) -> None:
-        invoice.schedule(answer_invoice, after=DAY)
+    @Bill.starts
+    def ask_invoice(bill: Bill, order_id: str) -> None:
+        bill.schedule(answer_invoice, after=DAY)
 
-    @Invoice.handles
-    def answer_invoice(invoice: Invoice) -> None:
-        invoice.reply("i-" + invoice.order_id)
-        invoice.complete()
+    @Bill.handles
+    def answer_invoice(bill: Bill) -> None:
+        bill.reply("i-" + bill.order_id)
+        bill.complete()
 
     @Invoice.starts
     def on_paid(invoice: Invoice, paid: Paid) -> None:

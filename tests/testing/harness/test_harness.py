@@ -3,10 +3,12 @@
 import socket
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
+from kombu.exceptions import ContentDisallowed
 
 from celery_sagas import clock, publish
 from celery_sagas.errors import MisuseError
@@ -283,6 +285,25 @@ class TestTime:
         with pytest.raises(ValueError, match="names no time zone"):
             SagaHarness(now=datetime(2000, 2, 29))
 
+    def test_moves_by_milliseconds(self, harness: SagaHarness, shop: Any) -> None:
+        for ms in range(1000, 1200):
+            before = harness.now
+            harness.advance(timedelta(milliseconds=ms))
+            assert harness.now - before == timedelta(milliseconds=ms)
+        harness.advance(0.25)
+        assert harness.now - before == timedelta(milliseconds=ms + 250)
+        shop.charge.apply_async(("a",), eta=harness.now + timedelta(microseconds=1_000_123))
+        harness.wait()
+        assert harness.run() == 1
+
+    def test_journal_is_forgotten_if_the_settings_say_so(self, shop: Any) -> None:
+        shop.app.conf.saga_journal_retention = 3600
+        with SagaHarness(shop.app) as harness:
+            harness.send(shop.place, "42")
+            harness.run()
+            harness.advance(DAY)
+            assert harness.journal(shop.Order, "42") == []
+
     def test_goes_forward(self, harness: SagaHarness) -> None:
         for move in (harness.advance, harness.wait):
             with pytest.raises(ValueError, match="time goes forward"):
@@ -409,10 +430,37 @@ class TestCrash:
         assert shop.flushed == [[1, 2, 3]] * 2
         assert harness.is_quiet
 
+    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("nth", range(12))
+    def test_no_kill_makes_a_dead_letter(self, harness: SagaHarness, shop: Any, point: Any, nth: int) -> None:
+        """Of any of the messages to steps, plain tasks, gathers, events and aggregators."""
+        harness.send(shop.place, "42")
+        harness.send(shop.readings, shop.Reading(meter="m", kwh=1))
+        harness.send(shop.compare, "42")
+        harness.send(shop.bill, "42")
+        for _ in range(nth):
+            harness.deliver()
+        harness.deliver(crash=point)
+        harness.advance(DAY)
+        assert harness.dead == []
+        assert sum(map(len, shop.flushed)) in (1, 2)
+        harness.assert_state(shop.Order, "42", receipt="r-42")
+        assert steps(harness, shop.Invoice, "42") == ["on_paid started"]
+
+    @pytest.mark.parametrize("point", ["before_find", "after_handler"])
+    def test_item_that_a_killed_process_has_not_stored(self, harness: SagaHarness, shop: Any, point: Any) -> None:
+        harness.send(shop.readings, shop.Reading(meter="m", kwh=1))
+        harness.deliver(crash=point)
+        assert shop.readings.count() == 0
+        assert f"worker killed {point.replace('_', ' ')}" in harness.timeline()
+        harness.run()
+        assert shop.readings.count() == 1
+
     def test_unknown_point(self, harness: SagaHarness, shop: Any) -> None:
         harness.send(shop.place, "42")
         with pytest.raises(ValueError, match=r"a process can be killed at before_find, .*, not 'sometime'"):
             harness.deliver(crash="sometime")  # type: ignore[arg-type]
+        assert len(harness.pending) == 1
 
 
 class TestMistakes:
@@ -455,10 +503,70 @@ class TestMistakes:
 
         with SagaHarness(shop.app, most=50) as harness:
             harness.send(again, 0)
-            with pytest.raises(ScenarioError, match=r"it does not end: 50 messages were delivered\.[\s\S]*again\(49\)"):
+            with pytest.raises(ScenarioError, match=r"it does not end: 50 messages[\s\S]*again\(49\)"):
                 harness.run()
             with pytest.raises(ScenarioError, match="it does not end"):
                 harness.advance(DAY)
+
+    def test_message_that_is_delivered_within_another(self, harness: SagaHarness, shop: Any) -> None:
+        harness.answer(shop.charge, lambda order_id: harness.run())
+        harness.send(shop.place, "42")
+        harness.deliver()
+        harness.send(shop.mail, "42")
+        harness.deliver(shop.charge)
+        assert "cannot be delivered while another message is" in harness.timeline()
+
+    def test_result_that_is_waited_for_before_its_message_is_delivered(self, harness: SagaHarness, shop: Any) -> None:
+        result = shop.charge.delay("42")
+        with pytest.raises(ScenarioError, match="nothing delivers the message of"):
+            result.get()
+        harness.run()
+        assert result.get() == "r-42"
+
+    def test_step_that_publishes_twice_is_blamed_once(self, harness: SagaHarness, shop: Any) -> None:
+        @shop.Order.starts
+        def hasty(order: shop.Order, order_id: str) -> None:
+            shop.mail.delay(order_id)
+            shop.mail.delay(order_id)
+
+        harness.send(hasty, "42")
+        with pytest.raises(ScenarioError):
+            harness.run()
+        harness.run()
+
+    def test_harness_that_is_not_open(self, shop: Any) -> None:
+        harness = SagaHarness(shop.app)
+        for _ in range(2):
+            for act in (
+                harness.run,
+                harness.deliver,
+                harness.wait,
+                lambda: harness.send(shop.place, "42"),
+                lambda: harness.advance(1),
+            ):
+                with pytest.raises(MisuseError, match="a SagaHarness is not open"):
+                    act()
+            with harness:
+                pass
+
+    def test_arguments_of_other_types(self, harness: SagaHarness, shop: Any) -> None:
+        wrong: Any = "wrong"
+        for call in (
+            lambda: SagaHarness(wrong),
+            lambda: SagaHarness(now=wrong),
+            lambda: harness.advance(wrong),
+            lambda: harness.state(wrong, "42"),
+            lambda: harness.fail(shop.charge, wrong),
+            lambda: harness.assert_state(shop.Order),
+            lambda: harness.assert_sent("shop.tpyo", times=0),
+        ):
+            with pytest.raises(TypeError):
+                call()
+
+    def test_content_that_the_app_does_not_accept(self, harness: SagaHarness, shop: Any) -> None:
+        shop.mail.apply_async(("42",), serializer="pickle")
+        with pytest.raises(ContentDisallowed):
+            harness.run()
 
     def test_no_such_message(self, harness: SagaHarness, shop: Any) -> None:
         with pytest.raises(ScenarioError, match="no message is due; there are none"):
@@ -499,6 +607,12 @@ class TestAssertions:
         assert "returned 'r-42'" in text
         assert "handled, version 2" in text
 
+    def test_field_that_the_saga_does_not_have(self, harness: SagaHarness, shop: Any) -> None:
+        harness.send(shop.place, "42")
+        harness.run()
+        with pytest.raises(TypeError, match="Order has no field reciept"):
+            harness.assert_state(shop.Order, "42", reciept=None)
+
     def test_instance_that_is_missing(self, harness: SagaHarness, shop: Any) -> None:
         with pytest.raises(ScenarioError, match=r"there is no Order '42'\nOrder '42': never existed\n  nothing has happened"):
             harness.assert_state(shop.Order, "42")
@@ -521,6 +635,8 @@ class TestAssertions:
     def test_sent(self, harness: SagaHarness, shop: Any) -> None:
         harness.send(shop.place, order_id="42")
         assert len(harness.assert_sent(shop.place, order_id="42")) == 1
+        assert len(harness.assert_sent(shop.place, "42")) == 1  # however it was given
+        harness.assert_sent(shop.place, order_id="43", times=0)
         harness.assert_sent(shop.charge, times=0)
         with pytest.raises(ScenarioError, match=r"charge\('42'\) was sent 0 times"):
             harness.assert_sent(shop.charge, "42")
@@ -549,6 +665,19 @@ class TestAssertions:
         assert "'43'" in harness.timeline()
 
 
+class _Touchy:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("working outside of a request")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_TOUCHY = _Touchy()
+
+
 class TestRealTime:
     def test_handler_that_reads_it_is_warned_of_with_its_line(self, harness: SagaHarness, shop: Any) -> None:
         @shop.Order.starts
@@ -572,6 +701,21 @@ class TestRealTime:
             harness.run()
         assert len(warned) == 3
 
+    def test_globals_of_a_handler_are_not_touched(self, harness: SagaHarness, shop: Any) -> None:
+        """A proxy of a web framework raises where no request is, an array does not compare."""
+
+        @shop.Order.starts
+        def careful(order: shop.Order, order_id: str) -> None:
+            if order_id != "42":
+                _TOUCHY.now()
+                later()
+
+        harness.send(careful, "42")
+        harness.run()
+        harness.assert_state(shop.Order, "42")
+
+        def later() -> None: ...
+
     def test_handler_that_reads_the_virtual_time_is_not_warned_of(self, harness: SagaHarness, shop: Any) -> None:
         harness.send(shop.place, "42")
         harness.run()  # warnings are errors here
@@ -591,6 +735,42 @@ class TestWorld:
             harness.send(shop.place, "42")
             harness.advance(10 * DAY)
             harness.assert_completed(shop.Order, "42")
+
+    def test_failure_outside_of_a_step_leaves_the_real_backend_alone(self, new_app: NewApp, tmp_path: Path) -> None:
+        class Base(Task):  # type: ignore[type-arg]
+            def before_start(self, *_: object) -> None:
+                raise KeyError("outside of run")
+
+        url = f"sqlite:///{tmp_path / 'real.sqlite3'}"
+        shop = open_shop(new_app(task_cls=Base))
+        shop.app.conf.saga_backend = url
+        with SagaHarness(shop.app) as harness:
+            harness.send(shop.place, "1")
+            harness.run()
+            harness.send(shop.place, "2")
+            harness.deliver(crash="before_find")
+            harness.run()
+            assert len(harness.dead) == 2
+        assert not (tmp_path / "real.sqlite3").exists()
+
+    def test_app_that_is_made_beside_the_current_one(self, new_app: NewApp) -> None:
+        new_app()
+        with SagaHarness() as harness:
+            shop = open_shop(new_app())
+            harness.send(shop.place, "42")
+            harness.deliver(crash="after_commit")
+            shop.mail.apply_async(("42",), countdown=5)
+            harness.advance(DAY)
+            harness.assert_state(shop.Order, "42", receipt="r-42")
+            assert "mail 42" in shop.ran
+
+    def test_results_do_not_leave_the_harness(self, shop: Any) -> None:
+        for _ in range(2):
+            with SagaHarness(shop.app) as harness:
+                result = shop.charge.apply_async(("42",), task_id="fixed")
+                assert result.state == "PENDING"
+                harness.run()
+                assert result.state == "SUCCESS"
 
     def test_eager_app_waits_for_the_test(self, new_app: NewApp) -> None:
         shop = open_shop(new_app(eager=True))
