@@ -1,6 +1,7 @@
 """The shop's sagas in virtual time: its own tasks, its own bank and ledger, and no worker."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +19,18 @@ from celery_sagas.testing import SagaHarness
 from celery_sagas.testing.exploration import explore
 from tests.folders import in_memory
 
-ORDERS = Path(__file__).parents[2] / "example_project" / "orders.py"
+EXAMPLE = Path(__file__).parents[2] / "example_project"
+ORDERS = EXAMPLE / "orders.py"
 TOTAL = Decimal("19.99")
 DAY = timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[Any]:
-    """The shop's modules, imported as its worker does, for the tests of this module alone."""
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The shop's modules, imported as its worker does, for the tests of this module alone, from a folder with nothing else."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(EXAMPLE, folder / EXAMPLE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    sys.path.insert(0, str(folder))
     kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators)
     for table in (registry.sagas, registry.steps, registry.aggregators):
         table.clear()
@@ -33,6 +38,7 @@ def modules() -> Iterator[Any]:
     names = ("app", "bank", "ledger", "orders", "payments", "shipping", "till")
     modules = SimpleNamespace(**{name: importlib.import_module(f"example_project.{name}") for name in names})
     yield modules
+    sys.path.remove(str(folder))
     modules.app.app.close()
     _state._set_current_app(current)
     _state._on_app_finalizers.intersection_update(shared)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import date, datetime
+from functools import lru_cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -24,6 +25,19 @@ class RealTimeWarning(UserWarning):
 
 def warn_of_real_time(function: Callable[..., Any]) -> None:
     """Warn of each line of a function that reads the real time, as far as its source shows it."""
+    for file, line, call in _found_in(function):
+        warnings.warn_explicit(
+            f"{function.__qualname__} calls {call}: the real time does not pass in a test as the test says. "
+            "Use order.saga.now, or give the time as an argument",
+            RealTimeWarning,
+            file,
+            line,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _found_in(function: Callable[..., Any]) -> list[tuple[str, int, str]]:
+    """Return the file, the line and the source of each call that reads the real time."""
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -34,17 +48,10 @@ def warn_of_real_time(function: Callable[..., Any]) -> None:
         ValueError,
         SyntaxError,
     ):  # no source of a function, or a name without a value
-        return
+        return []
     file = inspect.getsourcefile(function) or ""
-    for call in _calls(tree):
-        if _reads_time(_resolve(call.func, names)):
-            warnings.warn_explicit(
-                f"{function.__qualname__} calls {ast.unparse(call)}: the real time does not pass in a test as the test says. "
-                "Use order.saga.now, or give the time as an argument",
-                RealTimeWarning,
-                file,
-                first + call.lineno - 1,
-            )
+    calls = [call for call in _calls(tree) if _reads_time(_resolve(call.func, names))]
+    return [(file, first + call.lineno - 1, ast.unparse(call)) for call in calls]
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
