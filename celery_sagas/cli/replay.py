@@ -20,6 +20,8 @@ from celery_sagas.worker.replaying import replaying
 
 #: The most instances of which a difference, or a reason, is shown.
 _SHOWN = 10
+#: Of a number of units.
+_DIGITS = 6
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 
@@ -28,7 +30,7 @@ def _milliseconds(context: click.Context, parameter: click.Parameter, age: str |
     if age is None:
         return None
     number, unit = age[:-1], _UNITS_MS.get(age[-1:])
-    if unit is None or not (number.isascii() and number.isdigit()):
+    if unit is None or not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
         raise click.BadParameter(f"{age!r} is no time such as 1d, 12h, 30m or 2w")
     return int(number) * unit
 
@@ -38,14 +40,14 @@ def _milliseconds(context: click.Context, parameter: click.Parameter, age: str |
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--since", callback=_milliseconds, help="All instances that began within this time, such as 1d, 12h, 30m or 2w.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=1_000, show_default=True, help="How many of these, at most: the newest."
+    "--limit", type=click.IntRange(1, 1_000_000), default=1_000, show_default=True, help="How many of these, at most: the newest."
 )
 @click.pass_context
 def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int | None, limit: int) -> None:
     """Handle again what instances have handled, with the code of this app, and show the first difference of each.
 
     Nothing is written, published or looked up; but what a handler does by itself, such as a request over HTTP, it does again.
-    With - as the only key, keys are read from stdin, one in each line. The exit status is 1 if any differs, or none can be.
+    With - as the only key, keys are read from stdin, one in each line. The exit status is 1 if any differs, or none was replayed.
     """
     if bool(keys) == (since is not None):
         raise click.UsageError("name keys, or give --since")
@@ -56,14 +58,12 @@ def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int 
             for key in _given(keys) if since is None else journal.began(saga.names, since, limit):
                 tally.add(partial(_replay, run, journal, saga, key))
     click.echo(tables.block("\n".join(tally.lines())))
-    if tally.different or (tally.failed and not tally.replayed):
+    if tally.different or not tally.replayed:
         raise click.exceptions.Exit(1)
 
 
 def _given(keys: tuple[str, ...]) -> Iterable[str]:
-    if keys != ("-",):
-        return keys
-    return (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+    return dict.fromkeys(keys if keys != ("-",) else (line.rstrip("\r\n") for line in sys.stdin if line.strip()))
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Hidden values: those that ``Field(repr=False)`` or a secret type declares. The journal keeps a mark in their place."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence, Set
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,7 +25,7 @@ _LISTS: Final = (list, Sequence, MutableSequence)
 _DICTS: Final = (dict, Mapping, MutableMapping)
 #: What stands in for hidden values while a history is replayed: the first that their annotation accepts.
 _STAND_INS: Final[tuple[Any, ...]] = (
-    *(HIDDEN, 0, "0", False, [], {}, "2000-01-01", "2000-01-01T00:00:00Z", "00:00:00"),
+    *(HIDDEN, 0, "0", 1, "1", "0000", 1000, False, [], {}, [HIDDEN], "2000-01-01", "2000-01-01T00:00:00Z", "00:00:00"),
     *("00000000-0000-4000-8000-000000000000", "hidden@example.com", "https://example.com/"),
 )
 
@@ -63,16 +64,22 @@ def _parts_hide(kind: type, within: frozenset[type]) -> bool:
 def replaced(annotation: Any, value: Any, replace: Replace) -> Any:
     """Return JSON values with their hidden parts replaced; where those cannot be told apart, with all of it replaced.
 
+    ``None`` stays: it says nothing but that there is no value.
+
     Args:
         annotation: Of the value.
         value: As it was received, or as it is stored.
         replace: Returns what stands in the place of a hidden value.
     """
     bare, marks = unwrap(annotation)
+    if value is None:
+        return value
     if _is_hidden(bare, marks):
         return replace(annotation, value)
-    if value is None or not hides(bare):
+    if not hides(bare):
         return value
+    if any(map(_transforms, marks)):
+        return replace(annotation, value)
     kind, parts = get_origin(bare) or bare, get_args(bare)
     if kind in _UNIONS:
         return _replaced_in_union(parts, value, replace)
@@ -95,7 +102,15 @@ def stand_in(annotation: Any, value: Any) -> Any:
     if value != HIDDEN:
         return value
     adapter = TypeAdapter[Any](_constrained(*unwrap(annotation)))
-    return next((each for each in _STAND_INS if _fits(adapter, each)), HIDDEN)
+    return next((each for each in (*_STAND_INS, *_members_of(unwrap(annotation)[0])) if _fits(adapter, each)), HIDDEN)
+
+
+def _members_of(bare: Any) -> Iterator[Any]:
+    """Yield the values that an enumeration, or a literal, has: its first is no secret."""
+    if get_origin(bare) is Literal:
+        yield from get_args(bare)
+    elif isinstance(bare, type) and issubclass(bare, Enum):
+        yield from (each.value for each in bare)
 
 
 def _constrained(bare: Any, marks: Sequence[object]) -> Any:
@@ -110,6 +125,11 @@ def _fits(adapter: TypeAdapter[Any], value: object) -> bool:
     except BUGS:
         return False
     return True
+
+
+def _transforms(mark: object) -> bool:
+    """Return whether a part of an annotation may change a value before its type does, or after it."""
+    return hasattr(mark, "__get_pydantic_core_schema__") and not isinstance(mark, pydantic.AfterValidator)
 
 
 def _is_hidden(bare: Any, marks: Sequence[object]) -> bool:
@@ -154,20 +174,37 @@ def _replaced_in_union(members: Sequence[Any], value: Any, replace: Replace) -> 
 
 @lru_cache(maxsize=4096)
 def _is_plain(kind: Any) -> bool:
-    """Return whether a class is a model of which each field is found by its names."""
+    """Return whether a class is a model of which each field is found by its names, and those that hide something as they are."""
     if not isinstance(kind, type) or not issubclass(kind, BaseModel) or issubclass(kind, RootModel):
         return False
     validators = kind.__pydantic_decorators__.model_validators.values()
     names = [name for field, info in kind.model_fields.items() for name in accepted_names(kind, field, info)]
+    if _are_transformed(kind, {name for name, info in kind.model_fields.items() if hides(marked(info))}):
+        return False
     return all(each.info.mode == "after" for each in validators) and all(isinstance(name, str | None) for name in names)
 
 
+def _are_transformed(model: type[BaseModel], fields: Set[str]) -> bool:
+    """Return whether methods of a model change the values of any of these fields."""
+    decorators = model.__pydantic_decorators__
+    methods = [each.info for each in decorators.field_validators.values() if each.info.mode != "after"]
+    methods += [each.info for each in decorators.field_serializers.values()]  # type: ignore[misc]
+    return any("*" in each.fields or not fields.isdisjoint(each.fields) for each in methods)
+
+
 def _replaced_in_model(model: type[BaseModel], value: dict[str, Any], replace: Replace) -> dict[str, Any]:
-    found = dict(value)
-    for name, annotation in _hiding_fields(model):
-        if name in found:
-            found[name] = replaced(annotation, found[name], replace)
-    return found
+    """Replace the hidden fields, and what the model does not know: newer code may have added it, and hide it."""
+    known, hiding = _names_of(model), dict(_hiding_fields(model))
+    found = {name: part if name in known else replace(Any, part) for name, part in value.items()}
+    return {name: replaced(hiding[name], part, replace) if name in hiding else part for name, part in found.items()}
+
+
+@lru_cache(maxsize=4096)
+def _names_of(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names by which the fields of a model are known, in what it reads and writes."""
+    fields = model.model_fields.items()
+    names = {name for field, info in fields for name in (*accepted_names(model, field, info), info.serialization_alias, field)}
+    return frozenset(str(name) for name in names if name is not None)
 
 
 @lru_cache(maxsize=4096)

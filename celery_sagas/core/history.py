@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Literal, Self
@@ -33,6 +34,14 @@ class SentTo(BaseModel):
     has_value: bool = True
 
 
+class AskedBy(BaseModel):
+    """The instance that waits for the answer to a message."""
+
+    saga: str
+    instance: str
+    request: str
+
+
 class HandledMessage(BaseModel):
     """A message that an instance has handled, with everything that is needed to handle it again."""
 
@@ -50,11 +59,11 @@ class HandledMessage(BaseModel):
     omitted: str = ""  #: why they were not kept
     hidden: list[str] = Field(default_factory=list)  #: the arguments that are hidden, or have hidden parts
     address: SentTo | None = None
-    asked_by: dict[str, str] | None = None  #: the saga, the instance and the request that wait for an answer
+    asked_by: AskedBy | None = None
     late: bool = False  #: it answers a request that was reported as failed before
     fields: dict[str, str] = Field(default_factory=dict)  #: digests of the fields of the state after it
-    scheduled: list[tuple[str, str]] = Field(default_factory=list)  #: step and id of each timeout that was made
-    requested: list[tuple[str, str]] = Field(default_factory=list)  #: task and id of each request that was made
+    scheduled: list[tuple[str, str, str]] = Field(default_factory=list)  #: step, name and id of each timeout that was made
+    requested: list[tuple[str, str, str]] = Field(default_factory=list)  #: task, step and id of each request that was made
 
 
 class History(BaseModel):
@@ -64,7 +73,7 @@ class History(BaseModel):
     saga: str  #: the stored name
     key: str  #: the canonical text of the correlation key
     instance: str  #: the instance's id
-    messages: list[HandledMessage]
+    messages: list[HandledMessage] = Field(min_length=1)
 
     def to_text(self) -> str:
         """Return it as JSON text."""
@@ -72,14 +81,14 @@ class History(BaseModel):
         return json.dumps({**self.model_dump(exclude={"messages"}), "messages": messages}, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_text(cls, text: str) -> Self:
-        """Return the history that JSON text describes.
+    def from_text(cls, text: str | bytes) -> Self:
+        """Return the history that JSON text describes, in UTF-8.
 
         Raises:
             HistoryError: It describes none that this code can read.
         """
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(text.removeprefix(BOM_UTF8) if isinstance(text, bytes) else text)
         except ValidationError as exc:
             problem = f"it is no history that this code can read: {problems_text(validation_problems(exc))}"
             raise HistoryError("", "", problem, "Write it with: celery sagas export SAGA KEY") from exc
@@ -146,8 +155,8 @@ def _canonical(value: Any) -> str:
 
 def _ordered(value: object, encoded: Any) -> Any:
     """Return the JSON values of an object with those of sets in an order, which differs from process to process."""
-    if isinstance(value, set | frozenset) and isinstance(encoded, list):
-        return sorted(encoded, key=_canonical)
+    if isinstance(value, set | frozenset) and isinstance(encoded, list) and len(value) == len(encoded):
+        return sorted(map(_ordered, value, encoded), key=_canonical)
     parts = parts_of(value)
     if isinstance(encoded, list) and parts is not None and len(parts) == len(encoded):
         return [_ordered(*pair) for pair in zip(parts.values(), encoded, strict=True)]
@@ -168,7 +177,8 @@ def message_of(detail: Mapping[str, Any], **about: Any) -> HandledMessage:
         **about: The columns: step, id, outcome, version and time.
     """
     kept = {"now": about["at"], **detail.get("message", {})}
-    asked = [(each["task"], each["request"]) for each in detail.get("asked", ())]
-    scheduled = [(each["task"], each["id"]) for each in detail.get("scheduled", ())]
+    asked = [(each["task"], each.get("then", ""), each["request"]) for each in detail.get("asked", ())]
+    names = detail.get("names", {})
+    scheduled = [(each["task"], names.get(each["id"], ""), each["id"]) for each in detail.get("scheduled", ())]
     was = {"late": detail.get("late", False), "fields": detail.get("state", {})}
     return HandledMessage.model_validate({**about, **kept, **was, "requested": asked, "scheduled": scheduled})

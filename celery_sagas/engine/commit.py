@@ -142,8 +142,11 @@ def _effects_of(run: Run, kind: Kind, state: State, rows: Sequence[Outgoing]) ->
 def _history_of(delivery: Delivery, state: State) -> dict[str, object]:
     """Return what the journal keeps for a replay: the message, and digests of the state after it."""
     step, sent_to, asked_by = delivery.step, delivery.addressed, delivery.asked_by
-    message = keep_message(step, delivery.bound, view=context_of(state).view, sent_to=sent_to, asked_by=asked_by)
-    return {"message": message, "state": digests_of(shown_fields(step.saga, state))}
+    context = context_of(state)
+    message = keep_message(step, delivery.bound, view=context.view, sent_to=sent_to, asked_by=asked_by)
+    kept: dict[str, object] = {"message": message, "state": digests_of(shown_fields(step.saga, state))}
+    made = {sent.message_id: name for name, (sent, _) in context.pending.new_timeouts.items() if name != sent.message_id}
+    return kept | {"names": made} if made else kept
 
 
 def _effects(

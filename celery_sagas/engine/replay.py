@@ -218,18 +218,18 @@ def _hidden_in(message: HandledMessage, step: StepDefinition, error: InvalidMess
 
 def _return_address(message: HandledMessage) -> ReturnAddress | None:
     asked_by = message.asked_by
-    return None if asked_by is None else ReturnAddress(asked_by["saga"], asked_by["instance"], asked_by["request"], _NOBODY)
+    return None if asked_by is None else ReturnAddress(asked_by.saga, asked_by.instance, asked_by.request, _NOBODY)
 
 
-def _paired(then: Sequence[tuple[str, str]], today: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return the ids of today by those of then: for the same task the first for the first, the second for the second."""
-    left = list(today)
-    paired = {}
-    for task, id in then:
-        same = next((each for each in left if _same_task(each[0], task)), None)
-        if same is not None:
-            left.remove(same)
-            paired[id] = same[1]
+def _paired(then: Sequence[tuple[str, str, str]], today: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """Return the ids of today by those of then: of the same task and step, or name, the first for the first; then of the task."""
+    paired: dict[str, str] = {}
+    for parts in (2, 1):
+        for *labels, id in then:
+            left = [each for each in today if each[2] not in paired.values()]
+            same = next((each for each in left if all(map(_same_task, each[:parts], labels))), None)
+            if id not in paired and same is not None:
+                paired[id] = same[2]
     return paired
 
 

@@ -44,11 +44,22 @@ class LocalProducer:
     def __exit__(self, *_: object) -> None:
         """Keep it: there is nothing to release."""
 
+    @property
+    def channel(self) -> Any:
+        """A channel of kombu's in memory, for what is no message to a task, such as an event."""
+        return self.connection.default_channel
+
     def publish(
-        self, body: Any, *, headers: Mapping[str, Any], serializer: str | None = None, routing_key: str = "", **_: object
+        self,
+        body: Any,
+        *,
+        headers: Mapping[str, Any] | None = None,
+        serializer: str | None = None,
+        routing_key: str = "",
+        **_: object,
     ) -> None:
         """Publish a message of Celery's."""
-        self._accept(self._app, body, headers, serializer, routing_key)
+        self._accept(self._app, body, headers or {}, serializer, routing_key)
 
 
 @contextmanager

@@ -6,13 +6,14 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.app.task import Context
 
 from celery_sagas.core.history import History
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.replay import Replayed, replay
 from celery_sagas.engine.session import Session
 from celery_sagas.stores.memory.backend import MemoryBackend
-from celery_sagas.worker.celery_internals import as_current_app
+from celery_sagas.worker.celery_internals import RunningTask, as_current_app
 from celery_sagas.worker.deliveries import caller
 from celery_sagas.worker.isolation import drop, local, publishing_to
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
@@ -41,10 +42,12 @@ def _open(app: Celery) -> Runtime:
 
 
 def _caller(app: Celery, step: StepDefinition, session: Session) -> Callable[..., Any]:
-    call = caller(app.tasks[step.name], step)
+    task: Any = app.tasks[step.name]
+    call = caller(task, step)
+    request = Context(id=session.message_id, task=step.name, retries=0, delivery_info={}, called_directly=False)
 
     def collecting(function: Any, first: Any, /, **arguments: Any) -> Any:
-        with collecting_session(session):
+        with RunningTask(task, request), collecting_session(session):
             return call(function, first, **arguments)
 
     return collecting

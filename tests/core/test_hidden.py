@@ -3,12 +3,26 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
 import pydantic
 import pytest
-from pydantic import BaseModel, Field, SecretStr, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PositiveInt,
+    SecretStr,
+    TypeAdapter,
+    WrapValidator,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from celery_sagas.core.hidden import HIDDEN, hides, mark, replaced, stand_in
 from celery_sagas.core.message import Message
@@ -41,6 +55,35 @@ class Loose(BaseModel):
     def read(cls, value: Any) -> Any:
         """Read it."""
         return value
+
+
+class Reader(BaseModel):
+    """A model that reads one of its models in another way."""
+
+    card: Card
+
+    @field_validator("card", mode="before")
+    @classmethod
+    def read(cls, value: Any) -> Any:
+        """Read it."""
+        return value
+
+
+class Writer(BaseModel):
+    """A model that writes one of its models in another way."""
+
+    card: Card
+
+    @field_serializer("card")
+    def write(self, value: Any) -> Any:
+        """Write it."""
+        return value
+
+
+class Colour(Enum):
+    """What a stand-in may be."""
+
+    RED = "red"
 
 
 class Plain(BaseModel):
@@ -127,7 +170,7 @@ def test_something_is_hidden(annotation):
     ("annotation", "value", "kept"),
     [
         (Pin, "1234", HIDDEN),
-        (Pin | None, None, HIDDEN),
+        (Pin | None, None, None),
         (SecretStr, "1234", HIDDEN),
         (list[Pin], ["1234", "5678"], [HIDDEN, HIDDEN]),
         (Sequence[Card], [{"number": "1", "owner": "a"}], [{"number": HIDDEN, "owner": "a"}]),
@@ -151,6 +194,13 @@ def test_something_is_hidden(annotation):
         (set[Pin], ["1"], HIDDEN),
         (tuple[int, Card], [1, {"number": "1"}], HIDDEN),
         (Card, ["1"], HIDDEN),
+        (Annotated[Card, BeforeValidator(lambda card: {"number": card["n"]})], {"n": "1"}, HIDDEN),
+        (list[Annotated[Card, WrapValidator(lambda card, handler: handler(card))]], [{"n": "1"}], [HIDDEN]),
+        (Annotated[Card, PlainSerializer(lambda card: card.number)], {"number": "1"}, HIDDEN),
+        (Annotated[Card, AfterValidator(lambda card: card)], {"number": "1", "owner": "a"}, {"number": HIDDEN, "owner": "a"}),
+        (Reader, {"card": {"n": "1"}}, HIDDEN),
+        (Writer, {"card": {"n": "1"}}, HIDDEN),
+        (Card, {"number": "1", "owner": "a", "newer": "2"}, {"number": HIDDEN, "owner": "a", "newer": HIDDEN}),
     ],
 )
 def test_hidden_values_are_replaced(annotation, value, kept):
@@ -161,7 +211,10 @@ def test_hidden_values_are_replaced(annotation, value, kept):
 
 @pytest.mark.parametrize(
     "annotation",
-    [str, int, bool, list[int], dict[str, int], date, UUID, Annotated[str, Field(max_length=10)], SecretStr],
+    [
+        *(str, int, bool, list[int], dict[str, int], date, UUID, Annotated[str, Field(max_length=10)], SecretStr, PositiveInt),
+        *(Colour, Literal["a", "b"], Annotated[str, Field(min_length=4, max_length=4)]),
+    ],
 )
 def test_a_stand_in_fits(annotation):
     found = stand_in(Annotated[annotation, Field(repr=False)], HIDDEN)

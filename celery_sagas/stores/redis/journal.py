@@ -1,6 +1,6 @@
 """The journal in Redis."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -49,7 +49,7 @@ class RedisJournal(RedisStore, Journal):
         entries: list[Entry] = []
         for shard in self._placement.in_turn():
             found = (entry for entry in self._began(shard, names[0], within_ms) if entry.saga in names and has_begun(entry))
-            entries += islice(found, limit)
+            entries += islice(_each_once(found), limit)
         newest = sorted(entries, key=_age, reverse=True)[:limit]
         return list(dict.fromkeys(entry.key for entry in newest))
 
@@ -89,6 +89,14 @@ class RedisJournal(RedisStore, Journal):
             yield from (_unpack(shard, saga, "", packed) for packed in entries)
             if not looked_at:
                 return
+
+
+def _each_once(entries: Iterable[Entry]) -> Iterator[Entry]:
+    seen = set()
+    for entry in entries:
+        if (entry.step, entry.message_id) not in seen:
+            seen.add((entry.step, entry.message_id))
+            yield entry
 
 
 def _unpack(shard: Shard, saga: str, key: str, packed: bytes) -> Entry:

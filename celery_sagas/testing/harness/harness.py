@@ -340,7 +340,7 @@ class SagaHarness:
             ScenarioError: The steps do something else with a message than they did; or it cannot be replayed.
             HistoryError: The file is no history, or that of an unknown saga.
         """
-        history = History.from_text(Path(path).read_text(encoding="utf-8"))
+        history = History.from_text(Path(path).read_bytes())
         with replaying(self._world.app) as replay:
             replayed = replay(history)
         if replayed.difference or replayed.stopped:

@@ -140,6 +140,54 @@ def test_code_that_sends_more_does_the_same(app: Celery, path: Path) -> None:
         assert harness.replay(path) is None
 
 
+def test_code_that_asks_the_same_task_for_something_else_before(app: Celery, tmp_path: Path) -> None:
+    """Requests to one task are told apart by their steps, timeouts of one step by their names."""
+
+    def open_shop(*, also: bool) -> tuple[Any, Any]:
+        registry.sagas.clear()
+        registry.steps.clear()
+        price = task(app, "price", len)
+
+        class Order(Saga, correlate_by="order_id", history="messages"):
+            order_id: str
+            goods: int = 0
+            rung: list[str] = []
+
+        @Order.starts(bind=True)
+        def place(self: Any, order: Order, order_id: str) -> None:
+            order.rung.append(self.request.id + order.saga.message.id)
+            if also:
+                order.send(price.s("shipping"), then=shipping)
+                order.schedule(ring, after=timedelta(hours=9), name="late")
+            order.send(price.s("goods!"), then=goods)
+            order.schedule(ring, after=timedelta(hours=1), name="soon")
+
+        @Order.handles
+        def shipping(order: Order, price: int) -> None: ...
+
+        @Order.handles
+        def goods(order: Order, price: int) -> None:
+            order.goods = price
+
+        @Order.handles
+        def ring(order: Order) -> None:
+            order.rung.append(str(sorted(order.saga.timeouts)) if not also else "[]")
+
+        return Order, place
+
+    order, place = open_shop(also=False)
+    with SagaHarness(app) as harness:
+        harness.send(place, "42")
+        harness.advance(timedelta(hours=2))
+        history = tmp_path / "42.json"
+        history.write_text(history_of(runtime_of(app).backend.journal, order.__saga__, "42").to_text())
+    open_shop(also=True)
+    with SagaHarness(app) as harness:
+        replayed: Any = harness.replay(history)
+        assert replayed.goods == 6
+        assert len(replayed.rung) == 2
+
+
 def test_a_difference_is_shown(app: Celery, path: Path) -> None:
     define(app, Changes(receipt=str.upper))
     with SagaHarness(app) as harness, pytest.raises(ScenarioError) as caught:
