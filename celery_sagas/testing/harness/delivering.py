@@ -1,6 +1,5 @@
 """The delivery of one message: its task runs here as in a worker, with Celery's own requests and tracer."""
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,6 @@ from celery_sagas.testing.harness.broker import SentMessage
 from celery_sagas.testing.harness.crashes import Crash, ProcessKilled
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.requests.answers import confirm_answers
-
-logger = logging.getLogger("celery_sagas")
 
 #: Runs in the place of a task, with the arguments of its message.
 StandIn = Callable[..., Any]
