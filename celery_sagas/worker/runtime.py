@@ -268,7 +268,8 @@ def main_process_backend(app: Celery) -> Iterator[Backend]:
 @contextmanager
 def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
     """Open the backends likewise, including that of aggregators if it is a different one."""
-    if (runtime := _runtimes.get(app)) is not None:
+    runtime = runtime_of(app) if _open else _runtimes.get(app)
+    if runtime is not None:
         yield runtime.backends
         return
     settings = read_settings(app.conf)

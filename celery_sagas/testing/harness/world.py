@@ -166,7 +166,6 @@ class World:
         self._is_delivering = True
         try:
             with as_current_app(message.app):
-                runtime_of(message.app)  # what fails outside of its task looks for an open one
                 self.crash.plan(crash)
                 delivered = deliver(message, self.crash, is_expired=is_expired, stand_in=stand_in)
         finally:
