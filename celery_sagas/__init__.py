@@ -2,6 +2,7 @@
 
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.context import MessageView, SagaView
+from celery_sagas.core.delays import Backoff
 from celery_sagas.core.message import Message, SagaKey
 from celery_sagas.core.pending import RequestView
 from celery_sagas.core.requests.answers import Failure, Gathered
@@ -17,6 +18,7 @@ from celery_sagas.worker.step import Step
 
 __all__ = [
     "Aggregator",
+    "Backoff",
     "Batch",
     "BufferedItem",
     "Failure",

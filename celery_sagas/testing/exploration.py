@@ -14,11 +14,11 @@ from celery import Celery
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis import strategies as st
 
+from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.testing.harness.broker import SentMessage
 from celery_sagas.testing.harness.crashes import POINTS
 from celery_sagas.testing.harness.harness import SagaHarness
 from celery_sagas.testing.harness.timeline import ScenarioError
-from celery_sagas.worker.timeouts import Delay, seconds_of
 
 __all__ = ["Fault", "ParticipantFailed", "explore"]
 

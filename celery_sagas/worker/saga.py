@@ -8,6 +8,7 @@ from celery import Task
 from celery.local import Proxy
 
 from celery_sagas.core.correlation import By
+from celery_sagas.core.delays import Delay
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.saga import SagaDefinition
@@ -22,7 +23,7 @@ from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
 from celery_sagas.worker.step import BoundStep, Step, register
 from celery_sagas.worker.targets import AnySignature, Piped, SignatureOf
-from celery_sagas.worker.timeouts import Delay, due_time, schedule, waiting
+from celery_sagas.worker.timeouts import due_time, schedule, waiting
 
 SagaT = TypeVar("SagaT", bound="Saga")
 P = ParamSpec("P")

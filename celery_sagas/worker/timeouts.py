@@ -3,19 +3,18 @@
 import logging
 import math
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from celery_sagas.clock import time_s
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
+from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import address_headers
 from celery_sagas.worker.targets import step_of
-
-Delay = timedelta | float
 
 logger = logging.getLogger("celery_sagas")
 
@@ -98,21 +97,6 @@ _told: list[bool] = []
 def _check_name(name: str | None) -> None:
     if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARACTERS):
         raise TypeError(f"the name of a timeout is a text of 1 to {_NAME_CHARACTERS} characters, not {name!r}")
-
-
-def seconds_of(name: str, delay: Any) -> float:
-    """Return a delay in seconds.
-
-    Args:
-        name: The argument's name, for the error.
-        delay: A ``timedelta`` or seconds.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if isinstance(delay, bool) or not isinstance(delay, timedelta | int | float):
-        raise TypeError(f"{name}= takes a timedelta or seconds, not {type(delay).__name__}")
-    return delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
 
 
 def _timestamp(at: Any) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 from celery import Celery
 from kombu.utils.json import dumps
 
+from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.history import History
 from celery_sagas.core.pending import utc_time
 from celery_sagas.core.saga import SagaDefinition
@@ -25,7 +26,6 @@ from celery_sagas.testing.harness.timeline import ScenarioError
 from celery_sagas.testing.harness.world import World, milliseconds, never_answer
 from celery_sagas.worker.replaying import replaying
 from celery_sagas.worker.saga import Saga
-from celery_sagas.worker.timeouts import Delay, seconds_of
 
 SagaT = TypeVar("SagaT", bound=Saga)
 P = ParamSpec("P")

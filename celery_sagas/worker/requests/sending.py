@@ -9,6 +9,7 @@ from celery import Celery
 from celery.canvas import Signature, _chain
 
 from celery_sagas.core.context import StepContext
+from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.requests.answers import ANSWER, FAILURE, GATHERED, Failure
 from celery_sagas.core.requests.requests import ANSWERED, GATHER, ReplyKind, Request, ReturnAddress, Target
@@ -19,7 +20,7 @@ from celery_sagas.worker.headers import answer_headers, answer_headers_to, retur
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import checked
 from celery_sagas.worker.targets import signature_to, target_named, target_of
-from celery_sagas.worker.timeouts import Delay, due_later, due_time, seconds_of
+from celery_sagas.worker.timeouts import due_later, due_time
 
 logger = logging.getLogger("celery_sagas")
 
