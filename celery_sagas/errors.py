@@ -146,6 +146,23 @@ class TooManyDeliveries(MessageError):
 
 
 @dataclass(eq=False, repr=False)
+class UndoFailed(MessageError):
+    """Raised when a task that undoes something has failed for good: the rest of the compensation waits for it."""
+
+    saga: str
+    key: str
+    task: str  #: the task that undoes
+    attempts: int
+    failure: str  #: the last one
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task} could not undo what {self.saga} {self.key!r} has done, in {self.attempts} attempts: {self.failure}. "
+            "Mend the cause and retry the dead letter; or discard it, and the undo counts as done."
+        )
+
+
+@dataclass(eq=False, repr=False)
 class SagaNotFound(SagaError):
     """Raised by the policy ``if_missing="raise"`` (by ``"retry"`` once its retries are used up), and where a wait is in vain."""
 

@@ -6,6 +6,8 @@ from celery.utils.dispatch import Signal
 saga_started = Signal(name="saga_started", providing_args=["outcome"])
 #: An instance ended. Sender: the step's task. Arguments: ``outcome``.
 saga_completed = Signal(name="saga_completed", providing_args=["outcome"])
+#: Everything that ``compensate`` had to undo is undone. Sender: the step's task. Arguments: ``outcome``.
+saga_compensated = Signal(name="saga_compensated", providing_args=["outcome"])
 #: A message was ignored, by policy; ``outcome.reason`` says why. Sender: the step's task. Arguments: ``outcome``.
 step_ignored = Signal(name="step_ignored", providing_args=["outcome"])
 #: A message failed permanently, or an item was rejected, and is kept as a dead letter. Sender: the step's task, or its name where

@@ -26,6 +26,7 @@ SAMPLES = {
     errors.InvalidState: ("order", "42", [["total", "Field required"]], "set the total"),
     errors.CorrelationError: ("order.place_order", "order_id is null"),
     errors.TooManyDeliveries: ("order.place", "m1", 11, 10),
+    errors.UndoFailed: ("trip", "7", "cancel_flight", 11, "Timeout: the airline is away"),
     errors.SagaNotFound: ("order", "tracking", "1Z", True),
     errors.WaitTimeout: ("order", "order_id", "42", 2.5, 3, False),
     errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),

@@ -10,6 +10,7 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
+from celery_sagas.core.requests.requests import UNDONE
 from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
@@ -115,6 +116,8 @@ def _retry(runtime: Runtime, dead_letter: DeadLetter) -> str:
 def _discard(runtime: Runtime, dead_letter: DeadLetter) -> str:
     waited = discard_dead_letter(runtime, dead_letter)
     what = f"the item {dead_letter.message_id} of {dead_letter.task}" if dead_letter.number else dead_letter.task
+    if waited and dead_letter.task.endswith(UNDONE):
+        return f"{dead_letter.id}: what could not be undone counts as undone, and {dead_letter.saga} {dead_letter.key} goes on."
     return f"{dead_letter.id}: {what} was discarded{', and its instance no longer waits for it' if waited else ''}."
 
 

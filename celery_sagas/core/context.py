@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from celery_sagas import clock
 from celery_sagas.core.pending import Pending, RequestView
+from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
 
@@ -41,6 +42,7 @@ class SagaView(NamedTuple):
     #: The requests that were open when this step began, by id; without the one that is answered now, and those timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})
     requester: str | None = None  #: the id of the message that started it, if that requests an answer and has none yet
+    undoing: bool = False  #: whether anything was being undone when this step began, or its ``compensate`` has not ended
 
     @property
     def now(self) -> datetime:
@@ -60,12 +62,27 @@ class StepContext:
     pending: Pending = field(default_factory=Pending)
     unknown: dict[str, Any] = field(default_factory=dict)  #: stored fields that this code does not know
     completed: bool = False
+    compensates: bool = False  #: ``compensate`` was called
+    compensated: bool = False  #: everything is undone
+    cancelled: dict[str, Request] = field(default_factory=dict)  #: requests that need not be begun any more, by id
     collects: bool = False  #: the state belongs to no instance: a handler was called on it as a function
 
     @property
     def is_running(self) -> bool:
         """Return whether the handler is still running."""
         return self.sending is not None and not self.sending.closed
+
+    def check_undone(self) -> None:
+        """Refuse to complete the instance while anything of it is being undone.
+
+        Raises:
+            MisuseError: It is.
+        """
+        if not (self.compensates or self.pending.is_undoing):
+            return
+        left, view = self.pending.left_to_undo, self.view
+        problem = f"{view.name} {view.key!r} is being undone, {left} {'is' if left == 1 else 'are'} left"
+        raise MisuseError(problem, "Complete it in the step that compensate(then=) names")
 
     def require_sending(self, what: str) -> Sending:
         """Return the collector of outgoing messages; refuse if the state is a read-only copy or its step has ended."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, Addressed, ReplyKind, Request
+from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, UNDONE, Addressed, ReplyKind, Request
+from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
 from celery_sagas.core.sending import SerializedMessage
 
 Keys = dict[str, str]
@@ -21,7 +22,9 @@ Keys = dict[str, str]
 #: How many timeouts an instance may have.
 TIMEOUTS = 1_000
 #: The version of the map's format: code that knows only a lower one leaves the map alone.
-FORMAT = 1
+FORMAT = 2
+#: The format of a map that has no undo, and no request that is sent again.
+PLAIN_FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
 _NEVER: Mapping[str, datetime] = MappingProxyType({})
@@ -66,6 +69,7 @@ class Pending:
     requests: dict[str, Request] = field(default_factory=dict)  #: by id
     #: The return address of the message that started the instance, until it is answered.
     requester: dict[str, Any] | None = None
+    undo: Undo = field(default_factory=Undo)
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
     #: By name: the message, and when it is due.
     new_timeouts: dict[str, tuple[SerializedMessage, int]] = field(default_factory=dict)
@@ -99,11 +103,47 @@ class Pending:
         if not addressed.came:
             return self._take_timeout(addressed.id), False
         request = self.take_request(addressed.id, addressed.came, steps)
-        return request is not None, request is not None and request.has_timed_out
+        return request is not None, "late" in self.about
 
     def _take_timeout(self, id: str) -> bool:
         name = next((name for name, timeout in self.timeouts.items() if timeout.id == id), None)
+        if name is not None and self.undo.undoing is not None and self.undo.undoing.then_id == id:
+            self.undo.undoing = None
         return name is not None and self.timeouts.pop(name) is not None
+
+    @property
+    def undoes(self) -> int:
+        """How many undos are under way."""
+        return sum(bool(request.undoes) for request in self.requests.values()) + sum(
+            bool(request.undoes) for request, _ in self.new_requests.values()
+        )
+
+    @property
+    def is_undoing(self) -> bool:
+        """Whether anything is being undone, or waits for that."""
+        return self.undo.undoing is not None or self.undoes > 0
+
+    @property
+    def left_to_undo(self) -> int:
+        """How many pieces of work are being undone, or wait for that."""
+        return self.undoes + (len(self.undo.undoing.queue) if self.undo.undoing else 0)
+
+    def all_requests(self) -> dict[str, Request]:
+        """Return the requests by their ids, also those of this step, in the order in which they were sent."""
+        return {**self.requests, **{id: request for id, (request, _) in self.new_requests.items()}}
+
+    def change(self, request: Request) -> None:
+        """Put a request in the place of that with its id."""
+        if request.id in self.new_requests:
+            self.new_requests[request.id] = request, self.new_requests[request.id][1]
+        else:
+            self.requests[request.id] = request
+
+    def remove(self, request: Request) -> None:
+        """Stop waiting for a request, and cancel its deadline."""
+        self.new_requests.pop(request.id, None)
+        if self.requests.pop(request.id, None) and request.row:
+            self.cancelled.append(request.row)
 
     def take_request(self, id: str, came: str, steps: Collection[str]) -> Request | None:
         """Remove the request that has an outcome; one that may be answered all the same stays for a late answer.
@@ -119,13 +159,34 @@ class Pending:
         request = self.requests.get(id)
         if request is None or not request.is_handled_by(steps, came):
             return None
-        del self.requests[id]
-        if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not request.then.endswith(ANSWERED):
-            self.requests[id] = replace(request, has_timed_out=True, row="")
+        is_late = request.has_timed_out and not any(each for each in self._siblings(request) if not each.has_timed_out)
+        self.end_request(request, came)
+        if came == ReplyKind.ANSWER and request.again:
+            self._supersede(request)
+        self.about = {"request": id, "came": came} | ({"late": True} if is_late else {})
+        return request
+
+    def end_request(self, request: Request, came: str) -> None:
+        """Remove a request that has an outcome, and its deadline; one that may be answered all the same stays for that."""
+        del self.requests[request.id]
+        is_answered_late = request.undo is not None or not request.then.endswith((ANSWERED, UNDONE))
+        if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and is_answered_late:
+            self.requests[request.id] = replace(request, has_timed_out=True, row="")
         if request.row and came != ReplyKind.DEADLINE:
             self.cancelled.append(request.row)
-        self.about = {"request": id, "came": came} | ({"late": True} if request.has_timed_out else {})
-        return request
+
+    def _siblings(self, request: Request) -> list[Request]:
+        """Return the other requests that were sent because one of them had failed."""
+        if request.again is None:
+            return []
+        return [each for each in self.requests.values() if each.first == request.first and each.id != request.id]
+
+    def _supersede(self, request: Request) -> None:
+        """Wait no longer for a second answer to what was sent again; one that comes is late, or undone."""
+        for each in self._siblings(request):
+            if each.row:
+                self.cancelled.append(each.row)
+            self.requests[each.id] = replace(each, has_timed_out=True, row="", is_undone=each.undo is not None)
 
     def forget_oldest(self) -> None:
         """Keep only the newest of the requests that have timed out."""
@@ -149,7 +210,15 @@ class Pending:
             parts["requests"] = {id: request.to_json() for id, request in self.requests.items()}
         if self.requester:
             parts["requester"] = self.requester
-        return to_json({"format": FORMAT, **parts}).decode() if parts else NOTHING
+        if self.undo.log:
+            parts["undo"] = [each.to_json() for each in self.undo.log]
+        if self.undo.undoing:
+            parts["undoing"] = self.undo.undoing.to_json()
+        return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
+
+    def _format(self) -> int:
+        is_plain = not self.undo and not any(request.undo or request.again for request in self.requests.values())
+        return PLAIN_FORMAT if is_plain else FORMAT
 
 
 def read_pending(text: str) -> Pending:
@@ -166,12 +235,17 @@ def read_pending(text: str) -> Pending:
         if (format := stored.pop("format")) > FORMAT:
             raise NewerFormat(format)
         keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
-        requester = stored.pop("requester", None)
+        requester, undo = stored.pop("requester", None), _read_undo(stored)
         by_name = {str(name): Timeout.from_json(dict(noted)) for name, noted in timeouts.items()}
         by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
-        return Pending(dict(keys), by_name, by_id, requester, stored)
+        return Pending(dict(keys), by_name, by_id, requester, undo, stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
+
+
+def _read_undo(stored: dict[str, Any]) -> Undo:
+    log, undoing = stored.pop("undo", ()), stored.pop("undoing", None)
+    return Undo([Undoable.from_json(each) for each in log], Undoing.from_json(undoing) if undoing else None)
 
 
 def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:

@@ -15,10 +15,10 @@ from celery_sagas.core.names import as_names, checked_names, snake_case
 from celery_sagas.errors import DefinitionError
 
 #: Names that the library may come to use on every saga: neither a field nor any other attribute of it may have them.
-RESERVED_FOR_LATER: Final = frozenset({"compensate", "cancel", "ask", "all", "find_async", "wait_async", "outcome_async"})
+RESERVED_FOR_LATER: Final = frozenset({"ask", "all", "find_async", "wait_async", "outcome_async"})
 #: Names that a saga's fields must leave to the library.
 RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
-    *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather"),
+    *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather", "compensate", "cancel"),
     *("find", "wait", "outcome", "upgrade", "saga", "_context"),
 }
 #: The history that a saga may keep.

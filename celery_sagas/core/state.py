@@ -114,8 +114,13 @@ class State(BaseModel):
         return self._context.view
 
     def complete(self) -> None:
-        """End the instance with this message: its state is removed, its journal stays."""
+        """End the instance with this message: its state is removed, its journal stays.
+
+        Raises:
+            MisuseError: Something of it is being undone; or no step runs on this object.
+        """
         context = self._in_step("complete")
+        context.check_undone()
         context.completed = True
 
     def _check_writable(self, name: str) -> None:

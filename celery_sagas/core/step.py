@@ -13,7 +13,7 @@ from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotat
 from celery_sagas.core.correlation import Rule, choose_rule
 from celery_sagas.core.hidden import hides
 from celery_sagas.core.names import checked_names
-from celery_sagas.core.requests.requests import ANSWERED
+from celery_sagas.core.requests.requests import ANSWERED, UNDONE
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.errors import DefinitionError
 
@@ -180,13 +180,26 @@ def answered_step(saga: SagaDefinition) -> StepDefinition:
     def answered(state: Any, answer: Any = None) -> None:
         """Note that an answer has come."""
 
-    answered.__qualname__ = f"{saga.name}.{ANSWERED}"
-    name, *earlier = [f"{named}.{ANSWERED}" for named in saga.names]
+    return _internal(saga, ANSWERED, answered)
+
+
+def undone_step(saga: SagaDefinition) -> StepDefinition:
+    """Return the step for the outcomes of undos, which the engine handles."""
+
+    def undone(state: Any, outcome: Any = None) -> None:
+        """Note that an undo has an outcome."""
+
+    return _internal(saga, UNDONE, undone)
+
+
+def _internal(saga: SagaDefinition, named: str, function: Callable[..., Any]) -> StepDefinition:
+    function.__qualname__ = f"{saga.name}.{named}"
+    name, *earlier = [f"{each}.{named}" for each in saga.names]
     return StepDefinition(
         saga=saga,
         name=name,
         formerly=tuple(earlier),
-        function=answered,
+        function=function,
         starts=False,
         bind=False,
         policy=IfMissing.IGNORE,

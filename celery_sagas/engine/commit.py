@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic_core import to_json
 
 from celery_sagas.core.codec import dump
+from celery_sagas.core.context import StepContext
 from celery_sagas.core.history import digests_of, keep_message, shown_fields
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
-from celery_sagas.core.requests.requests import REQUESTS
+from celery_sagas.core.requests.requests import REQUESTS, Addressed, Request
+from celery_sagas.core.requests.undo import MOST
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
@@ -31,12 +34,30 @@ NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 SerializeAnswer = Callable[[Mapping[str, Any], object], SerializedMessage | None]
 
 
+class Outcomes(Protocol):
+    """What the library itself does with the outcomes of requests; it sends messages."""
+
+    def note(self, context: StepContext, request: Request, came: str, value: Any) -> None:
+        """Keep what an outcome, which a step handles, has made undoable."""
+
+    def settle(self, saga: SagaDefinition, context: StepContext, request: Request, addressed: Addressed, value: Any) -> None:
+        """Handle an outcome that no step handles: of an undo, of a request that is undone, or of one that is sent again.
+
+        Raises:
+            UndoFailed: An undo has failed for good.
+        """
+
+    def hold_answer(self, context: StepContext, asked_by: Mapping[str, Any], value: Any) -> None:
+        """Keep the answer of a step that compensates until everything is undone."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkTerms:
     """The settings that every unit of work of a process follows."""
 
     serialize: Serialize
     answer: SerializeAnswer
+    outcomes: Outcomes
     state_bytes: int  #: the maximum size of a state
     owner: str  #: the lease token of this process
     grace_ms: int  #: how long this process has to publish the outgoing messages
@@ -51,6 +72,7 @@ class Run:
     attempt: Attempt
     terms: WorkTerms
     sending: Sending
+    kind: Kind = Kind.HANDLED  #: of its outcome, if the instance goes on
 
     @property
     def step(self) -> StepDefinition:
@@ -80,7 +102,7 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
     keys = alternate_keys_of(run.step.saga, key, state)
     data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, rows)
     _check_size(run, key, data, pending)
-    effects = _effects_of(run, Kind.STARTED if is_born else Kind.HANDLED, state, rows)
+    effects = _effects_of(run, Kind.STARTED if is_born else run.kind, state, rows)
     names, version = run.step.saga.names, run.step.saga.schema_version
     if record is None:
         return Insert(NewRecord(context.view.id, names, key, version, data, pending, tuple(sorted(keys.items()))), effects)
@@ -110,11 +132,21 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
     for name, (message, at) in pending.new_timeouts.items():
         timeouts[name] = Timeout(message.message_id, _schedule(run, rows, "scheduled", message), message.task, at)
     for id, (request, deadline) in pending.new_requests.items():
-        requests[id] = replace(request, row=_schedule(run, rows, "deadline", deadline) if deadline else "")
+        row = _schedule(run, rows, "deadline", deadline) if deadline else ""
+        sent_row = _row_of(run, id) if request.sent_at else ""
+        requests[id] = replace(request, row=row, sent_row=sent_row) if row or sent_row else request
     count = sum(not request.has_timed_out for request in requests.values())
     if count > REQUESTS:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
-    return Pending(keys, timeouts, requests, pending.requester, pending.more).text()
+    if (count := len(pending.undo.log) + pending.left_to_undo) > MOST:
+        raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
+    return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.more).text()
+
+
+def _row_of(run: Run, message_id: str) -> str:
+    """Return the id of the row of a message that is sent."""
+    sent = enumerate(run.sending.messages)
+    return next((_row_id(run, number) for number, message in sent if message.answer_id == message_id), "")
 
 
 def _schedule(run: Run, rows: list[Outgoing], kind: str, message: SerializedMessage) -> str:
@@ -183,7 +215,11 @@ def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
 
 def _row(run: Run, number: int, kind: str, message: SerializedMessage) -> Outgoing:
     """Return a row. Its id follows the order of the calls, in which rows are claimed."""
-    return Outgoing(f"{run.id}-{number:05}", kind, message.message_id, message.task, message.payload, message.due_at)
+    return Outgoing(_row_id(run, number), kind, message.message_id, message.task, message.payload, message.due_at)
+
+
+def _row_id(run: Run, number: int) -> str:
+    return f"{run.id}-{number:05}"
 
 
 def _detail(outgoing: Sequence[Outgoing], about: Mapping[str, object]) -> str:

@@ -2,9 +2,11 @@
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_sagas.core.requests.requests import Request
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.outbox.dispatch import Dispatcher
@@ -18,6 +20,10 @@ from celery_sagas.stores.ports import Backend
 logger = logging.getLogger("celery_sagas")
 
 
+#: Called with the outcome of a message and the requests that it has cancelled, once that is committed; raises nothing.
+Revoke = Callable[[Outcome, Sequence[Request]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The services that handle every message, open in this process."""
@@ -26,6 +32,7 @@ class Services:
     dispatcher: Dispatcher
     terms: WorkTerms
     conflict_retries: int  #: attempts after conflicts before the instance is locked
+    revoke: Revoke  #: has workers not begin the tasks of requests
 
 
 def handle(services: Services, delivery: Delivery) -> Outcome:
@@ -50,6 +57,8 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
     else:
         at_once = [row for row in handled.outgoing if not row.due_at]  # a relay publishes what is due later
         services.dispatcher.dispatch(at_once, driver.called_at)
+    if handled.cancelled:
+        services.revoke(handled.outcome, handled.cancelled)
     return handled.outcome
 
 

@@ -20,6 +20,8 @@ class Kind(StrEnum):
     COMPLETED = "completed"
     IGNORED = "ignored"
     MISSING = "missing"  #: the ``if_missing`` function ran
+    RETRIED = "retried"  #: a request has failed and was sent again, so that no step was notified
+    UNDONE = "undone"  #: the outcome of a request that is undone, or of an undo: no step has handled it
     DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone; or a late answer without a value
     FAILED = "failed"  #: this very message failed permanently before, and is or was a dead letter
     DUPLICATE = "duplicate"  #: this very message was handled before
@@ -39,6 +41,7 @@ class Outcome(NamedTuple):
     reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "cancelled"
     result: Any = None  #: returned by the handler; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
+    compensated: bool = False  #: whether everything that ``compensate`` had to undo is undone with it
 
 
 def read_entry(entry: Entry) -> Outcome:

@@ -69,6 +69,11 @@ class Delivery(NamedTuple):
     at: datetime | None = None  #: when its handling began, if its saga keeps its history
 
     @property
+    def first_argument(self) -> Any:
+        """The message's first argument, as received: the outcome of a request, if its step is given that."""
+        return self.bound.get(next(iter(self.step.arguments.annotations), ""))
+
+    @property
     def asked_by(self) -> dict[str, Any] | None:
         """The stored return address, if the message requests an answer."""
         return self.return_address.to_json() if self.return_address and self.return_address.then else None

@@ -6,14 +6,17 @@ interrupt it at any of them. An attempt without its ``Commit`` leaves behind at 
 """
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from celery_sagas.core.comparison import parts_of
-from celery_sagas.core.context import MessageView
+from celery_sagas.core.context import MessageView, StepContext
 from celery_sagas.core.correlation import Address, check_own_key
+from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.answers import NO_VALUE
-from celery_sagas.core.requests.requests import Addressed
+from celery_sagas.core.requests.requests import Addressed, Request
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.step import Decision, StepDefinition
@@ -61,6 +64,7 @@ class Handled(NamedTuple):
     outcome: Outcome
     outgoing: tuple[Outgoing, ...] = ()  #: committed messages; those that are due at once must be published
     handled_before: Entry | None = None  #: the messages that it has left in the outbox must be published
+    cancelled: tuple[Request, ...] = ()  #: requests whose tasks need not begin any more
 
 
 def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps[Handled]:
@@ -142,6 +146,9 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
     pending = pending_of(record)
+    request = pending.requests.get(addressed.id) if addressed.came else None
+    if request is not None and request.is_settled(step.names, addressed):
+        return (yield from _settle(run, record, message, addressed, request, pending))
     is_awaited, is_late = pending.take(addressed, step.names)
     if not is_awaited:
         return _dropped(delivery, addressed, record.key, "cancelled")
@@ -153,7 +160,21 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
             raise
         return _dropped(delivery, addressed, record.key, NO_VALUE_LATE)
     check_own_key(step.rule, arguments, record.saga, record.key)
+    if request is not None and request.undo is not None:
+        run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)
     return (yield from _handle(run, record, state, arguments))
+
+
+def _settle(
+    run: Run, record: Record, message: MessageView, addressed: Addressed, request: Request, pending: Pending
+) -> Steps[Handled]:
+    """Handle an outcome that no step of the user's handles: it belongs to an undo, or its request is sent again."""
+    saga, is_undo = run.step.saga, request.undoes or request.is_undone
+    run = replace(run, kind=Kind.UNDONE if is_undo else Kind.RETRIED)
+    state = load_instance(saga, record, message, run.sending, pending)
+    value = run.delivery.first_argument
+    settle = partial(run.terms.outcomes.settle, saga, context_of(state), request, addressed, value)
+    return (yield from _handle(run, record, state, {}, settle))
 
 
 def _dropped(delivery: Delivery, addressed: Addressed, key: str, reason: str) -> Handled:
@@ -162,14 +183,20 @@ def _dropped(delivery: Delivery, addressed: Addressed, key: str, reason: str) ->
     return Handled(Outcome(Kind.DROPPED, step.saga.name, step.name, delivery.message_id, key, instance_id, reason=reason))
 
 
-def _handle(run: Run, record: Record | None, state: State, arguments: Mapping[str, Any]) -> Steps[Handled]:
-    """Run the handler, and commit the instance as the handler left it."""
+def _handle(
+    run: Run,
+    record: Record | None,
+    state: State,
+    arguments: Mapping[str, Any],
+    instead: Callable[[], object] | None = None,
+) -> Steps[Handled]:
+    """Run the handler, or what runs instead of it, and commit the instance as it was left."""
     step, delivery = run.step, run.delivery
     session = delivery.session
     with session.on_behalf_of(step.saga.name, context_of(state).view.id):
         yield from _check_deliveries(delivery)
         with session.running(run.sending):
-            result = delivery.call(step.function, state, **arguments)
+            result = delivery.call(step.function, state, **arguments) if instead is None else instead()
         _answer(run, state, result, is_born=record is None)
         commit = _commit_of(run, record, state, arguments)
         try:
@@ -178,7 +205,13 @@ def _handle(run: Run, record: Record | None, state: State, arguments: Mapping[st
             if conflict.reason == "unique" and run.attempt.unique:
                 yield from _refuse_taken_keys(run, state)
             raise
-    return _handled(run, commit, result, is_new=record is None)
+    handled = _handled(run, commit, result, is_new=record is None)
+    return _after_undo(handled, context_of(state)) if context_of(state).cancelled or context_of(state).compensated else handled
+
+
+def _after_undo(handled: Handled, context: StepContext) -> Handled:
+    outcome = handled.outcome._replace(compensated=context.compensated)
+    return handled._replace(outcome=outcome, cancelled=tuple(context.cancelled.values()))
 
 
 def _check_deliveries(delivery: Delivery) -> Steps[None]:
@@ -197,8 +230,11 @@ def _check_deliveries(delivery: Delivery) -> Steps[None]:
 def _answer(run: Run, state: State, result: Any, *, is_born: bool) -> None:
     """Answer the message, unless it creates the instance, which replies later; and the requester of one that completes."""
     context = context_of(state)
-    if not is_born:
-        _send_answer(run, run.delivery.asked_by, result)
+    asked_by = run.delivery.asked_by
+    if not is_born and asked_by and context.compensates and not context.compensated:
+        run.terms.outcomes.hold_answer(context, asked_by, result)
+    elif not is_born:
+        _send_answer(run, asked_by, result)
     if context.completed:
         _send_last_answer(run, context.pending.requester)
         context.pending.requester = None

@@ -29,6 +29,8 @@ _LEVELS = {
     Kind.MISSING: logging.INFO,
     Kind.DUPLICATE: logging.INFO,
     Kind.FAILED: logging.WARNING,
+    Kind.RETRIED: logging.INFO,
+    Kind.UNDONE: logging.INFO,
 }
 #: The message has changed nothing.
 _IN_VAIN = frozenset({Kind.IGNORED, Kind.DROPPED, Kind.DUPLICATE})
@@ -119,6 +121,9 @@ def _report(task: Any, outcome: Outcome, retry_of: str) -> None:
             outcome.key,
             outcome.reason or outcome.kind,
         )
+    if outcome.compensated:
+        logger.info("%s %r is undone", outcome.saga, outcome.key)
+        signals.saga_compensated.send(sender=task, outcome=outcome)
     if outcome.is_new:
         signals.saga_started.send(sender=task, outcome=outcome)
     if outcome.kind is Kind.COMPLETED:

@@ -40,6 +40,8 @@ STEP = "saga_step"
 RETRY_OF = "saga_retry_of"
 #: On a message to a plain task: its publication. A redelivery and a retry have the same one.
 PUBLICATION = "saga_publication"
+#: On a message that undoes work: the id under which that work was sent.
+UNDOES = "saga_undoes"
 #: How often the library has redelivered this message later, because the store was unavailable.
 REDELIVERIES = "saga_redeliveries"
 
@@ -78,13 +80,15 @@ def read_address(request: Any) -> Addressed | None:
         came = found.get("came", "")
         instance, id = found.get("instance"), found.get("request" if came else "timeout")
         if is_name(instance) and is_name(id) and isinstance(came, str) and came in _CAME:
-            return Addressed(instance, id, came, found.get("has_value") is not False)
+            failure = found.get("failure")
+            return Addressed(instance, id, came, found.get("has_value") is not False, failure if is_name(failure) else "")
     raise InvalidMessage(task_of(request), [(ADDRESS, "the header is no address")])
 
 
-def answer_headers(instance_id: str, request: str, came: ReplyKind) -> dict[str, Any]:
-    """Return the headers of the outcome of a request."""
-    return {ADDRESS: {"instance": instance_id, "request": request, "came": came.value}}
+def answer_headers(instance_id: str, request: str, came: ReplyKind, failure: str = "") -> dict[str, Any]:
+    """Return the headers of the outcome of a request; of a failure also its kind."""
+    address = {"instance": instance_id, "request": request, "came": came.value}
+    return {ADDRESS: {**address, "failure": failure} if failure else address}
 
 
 def is_answer(request: Any) -> bool:

@@ -10,6 +10,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.requests import UNDONE, Addressed, ReplyKind
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.cancellation import Cancellation
@@ -18,10 +19,11 @@ from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import lookup_of
-from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, read_address
+from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, answer_headers, read_address
 from celery_sagas.worker.requests.gather_task import gather_of
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import ROUTE, deserialized
+from celery_sagas.worker.targets import signature_to, target_named
 
 logger = logging.getLogger("celery_sagas")
 
@@ -95,18 +97,32 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
 def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
     """Remove a dead letter; if its instance waits for the message, a timeout or an outcome of a request, it stops waiting.
 
+    An undo that has failed counts as done: a message that says so is sent to the instance, which goes on with what is left.
     The dead letter is removed last: after an interruption, discard it again.
 
     Returns:
         Whether an instance waited for it.
 
     Raises:
+        PublishError: The broker did not confirm the message; the dead letter is kept.
         StoreError: The dead letter is kept.
     """
     cancellation = cancellation_of(dead_letter)
-    waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
+    if cancellation is not None and dead_letter.task.endswith(UNDONE):
+        waited = cancellation.is_due(runtime.backend.sagas)
+        if waited:
+            runtime.publisher.publish_signature(_done(runtime.app, dead_letter, cancellation.addressed))
+    else:
+        waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
     runtime.remove_dead_letter(dead_letter.id)
     return waited
+
+
+def _done(app: Celery, dead_letter: DeadLetter, addressed: Addressed) -> Signature[Any]:
+    """Return the answer to an undo, in the place of its task."""
+    headers = answer_headers(addressed.instance_id, addressed.id, ReplyKind.ANSWER)
+    target = target_named(app, dead_letter.task)
+    return signature_to(app, target, None, headers=headers, id=derived_id(dead_letter.id, "discard"))
 
 
 def new_id_of(dead_letter: DeadLetter) -> str:

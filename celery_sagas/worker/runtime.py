@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,6 +16,7 @@ from celery import Celery
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.requests import Request
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
@@ -26,6 +27,7 @@ from celery_sagas.forks import WORK
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend, no_aggregators
 from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.asking.undo import UndoOutcomes
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
 from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
@@ -35,6 +37,8 @@ from celery_sagas.worker.targets import publish_gathered, serialized_answer
 logger = logging.getLogger("celery_sagas")
 
 T = TypeVar("T")
+#: Seconds that a broadcast to all workers may take.
+_REVOKE_S = 5.0
 
 
 class Runtime:
@@ -55,14 +59,23 @@ class Runtime:
         dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s)
         serialize = partial(serialized, app, max_bytes=most_bytes)
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
-        terms = WorkTerms(serialize, answer, most_bytes, dispatcher.owner, int(grace_s * 1000))
-        self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries)
+        outcomes = UndoOutcomes(answer)
+        terms = WorkTerms(serialize, answer, outcomes, most_bytes, dispatcher.owner, int(grace_s * 1000))
+        self.revoke: Callable[[Sequence[str]], object] = partial(_revoke, app)
+        self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries, self._cancel)
         lease_ms, retention_ms = int(self.settings.lease_ttl * 1000), int(self.retention_s(self.backend) * 1000)
         end = partial(publish_gathered, app, self.publisher)
         answers = self.backend if self.backend.has_aggregators else self.batches
         self.gathering = Gathering(self.backend, answers, end, lease_ms, retention_ms, most_bytes)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
+
+    def _cancel(self, outcome: Outcome, requests: Sequence[Request]) -> None:
+        """Have workers not begin the tasks of cancelled requests, and remove what was gathered for those that are gone."""
+        for request in requests:
+            if request.members and request.undo is None and (saga := registry.saga_named(outcome.saga)):
+                self.gathering.forget(saga, outcome.instance_id, request.id)
+        self.revoke([id for request in requests for id in request.task_ids])
 
     @property
     def backends(self) -> list[Backend]:
@@ -123,6 +136,16 @@ class Runtime:
         self.publisher.close()
         for backend in self.backends:
             backend.close()
+
+
+def _revoke(app: Celery, ids: Sequence[str]) -> None:
+    """Ask all workers not to begin these tasks. Those that are stopped, or start later, never hear of it."""
+    if app.conf.task_always_eager:
+        return
+    try:
+        within(_REVOKE_S, partial(app.control.revoke, list(ids)))
+    except Exception as exc:  # the broker may be away, or the transport have no broadcasts
+        logger.warning("%d tasks are not revoked, and their outcomes are awaited: %r", len(ids), exc)
 
 
 def open_app_backend(app: Celery, settings: Settings) -> Backend:

@@ -8,21 +8,23 @@ from celery import Task
 from celery.local import Proxy
 
 from celery_sagas.core.correlation import By
-from celery_sagas.core.delays import Delay
+from celery_sagas.core.delays import Backoff, Delay
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.answers import Failure, Gathered
+from celery_sagas.core.requests.undo import RETRY, WITHIN_S
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.core.step import answered_step, define_step
+from celery_sagas.core.step import answered_step, define_step, undone_step
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
+from celery_sagas.worker.asking.undo import cancel, compensate
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.requests.sending import gather, reply, request
+from celery_sagas.worker.requests.sending import Asking, gather, reply, request
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
 from celery_sagas.worker.step import BoundStep, Step, register
-from celery_sagas.worker.targets import AnySignature, Piped, SignatureOf
+from celery_sagas.worker.targets import AnySignature, AnyTask, Piped, SignatureOf
 from celery_sagas.worker.timeouts import due_time, schedule, waiting
 
 SagaT = TypeVar("SagaT", bound="Saga")
@@ -54,6 +56,7 @@ class Saga(State):
             if cls.__saga__ is not None:
                 registry.add_saga(cls.__saga__)
                 register(answered_step(cls.__saga__))
+                register(undone_step(cls.__saga__))
 
     @overload
     @classmethod
@@ -175,6 +178,8 @@ class Saga(State):
         otherwise: "Step[Self, Concatenate[Failure, ...], Any] | AnySignature | str | None" = None,
         within: Delay | None = None,
         after: Delay | None = None,
+        undo: "AnyTask | AnySignature | None" = None,
+        retry: Backoff | None = None,
     ) -> str:
         """Send a message: stored with this step's commit, published after it, or not at all.
 
@@ -192,22 +197,30 @@ class Saga(State):
             within: How long an answer may take: a ``timedelta`` or seconds, from when the message is sent. After that
                 ``otherwise`` receives a failure of the kind ``"deadline"``, and the message expires.
             after: How long it waits in the backend, not in the broker; a ``timedelta`` or seconds.
+            undo: The task that takes back what this one has done, once ``compensate`` or ``cancel`` is called. A task, or a
+                signature ``cancel.s(…)``, is given the answer before its arguments, and runs if there is one; ``cancel.si(…)``
+                is given none, and runs if the message was sent, whatever came of it. It needs ``within`` and ``otherwise``.
+            retry: How often the task is asked again, under a new id, if it fails, is lost, or does not answer ``within`` the
+                time, which counts each time. ``otherwise`` receives the last failure.
 
         Returns:
             The message's id; for a chain, its last task's. If the same message is handled again, it sends under the same id.
 
         Raises:
-            TypeError: It is a group or a chord, or not a signature; or ``within`` is given without ``otherwise``.
+            TypeError: It is a group or a chord, or not a signature; ``within`` or ``retry`` is given without ``otherwise``, or
+                ``undo`` without both; a chain is given ``undo`` or ``retry``; or ``undo`` takes the answer, and ``then`` leaves
+                it out.
             ValueError: ``within`` is over before it begins, or beyond all dates.
-            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not accept
-                these arguments; or a step has no parameter for the outcome, or does not accept it.
+            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task, or ``undo``, does
+                not accept these arguments; or a step has no parameter for the outcome, or does not accept it.
             MisuseError: No step runs on this object; or a step does not belong to this saga.
         """
         context = self._in_step("send")
         due_at = None if after is None else waiting(due_time(after))
-        if then is None and otherwise is None and within is None:
+        given = Asking(then, otherwise, within, undo, retry)
+        if not given.is_request:
             return context.require_sending("send").send(signature, due_at)
-        return request(context, _concrete(type(self)), signature, then, otherwise, within, due_at)
+        return request(context, _concrete(type(self)), signature, given, due_at)
 
     def gather(
         self,
@@ -217,6 +230,7 @@ class Saga(State):
         otherwise: "Step[Self, Concatenate[Gathered[R], ...], Any] | AnySignature | str | None" = None,
         at_least: int | None = None,
         within: Delay | None = None,
+        undo: "AnyTask | AnySignature | None" = None,
     ) -> str:
         """Send many messages, and have one step receive a ``Gathered`` of all outcomes.
 
@@ -232,19 +246,75 @@ class Saga(State):
             at_least: How many members must answer; all if left out.
             within: How long it may take: a ``timedelta`` or seconds from now. After that the members expire, and those without an
                 outcome are ``silent``.
+            undo: The task that takes back what a member has done: it is given that member's answer before its arguments. Once
+                the gather has ended, each member that has answered can be undone by itself. It needs ``within`` and
+                ``otherwise``.
 
         Returns:
             The gather's id. If the same message is handled again, it sends under the same ids.
 
         Raises:
-            TypeError: A member is a group or a chord, or not a signature; or ``within`` is given without ``otherwise``.
+            TypeError: A member is a group or a chord, or not a signature; ``within`` is given without ``otherwise``, or ``undo``
+                without both; or a member is a chain and has an ``undo``.
             ValueError: There are too few or too many members, or ``at_least`` is not between 1 and their number.
             InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not
                 accept these arguments; or a step has no parameter for the outcomes, or does not accept them.
             MisuseError: No step runs on this object; or a step does not belong to this saga.
             ConfigurationError: The backend has no aggregators, and collects no answers: set ``saga_aggregator_backend``.
         """
-        return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within)
+        return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within, undo)
+
+    def compensate(
+        self,
+        *,
+        then: "Step[Self, ..., Any] | AnySignature | str | None" = None,
+        parallel: bool = False,
+        retry: Backoff = RETRY,
+        within: Delay = WITHIN_S,
+    ) -> None:
+        """Undo what the requests of this instance have done: all that were sent with ``undo=`` before, the last outcome first.
+
+        From this step's commit on, the outcome of such a request goes to its undo, and to no step. A request that has no
+        outcome yet is revoked, and its outcome awaited, at most until its deadline: an undo that were sent at once might
+        overtake it. Other messages and timeouts are handled as ever. If it is called again meanwhile, what was sent since then
+        is undone first, and what is given last applies.
+
+        An undo that fails, or does not answer in time, is sent again under a new id. When that has failed too often it becomes
+        a dead letter, an ``UndoFailed``: retry it when the cause is mended, or discard it, and the undo counts as done. Until
+        then what is left waits for it.
+
+        Args:
+            then: The step that runs once everything is undone, even if there is nothing to undo; it receives no outcome. A
+                step, its name, or a signature of it.
+            parallel: Whether everything is undone at once, rather than one after the other.
+            retry: How often each undo is tried again, and after which pauses.
+            within: How long the answer to an undo may take, each time: a ``timedelta`` or seconds.
+
+        Raises:
+            TypeError: ``then``, ``retry`` or ``within`` has another type.
+            ValueError: ``retry`` or ``within`` is out of its bounds.
+            InvalidMessage: The arguments do not fit the step.
+            MisuseError: The step does not belong to this saga; the instance was completed; or no step runs on this object.
+        """
+        context = self._in_step("compensate")
+        compensate(context, _concrete(type(self)), then, parallel=parallel, retry=retry, within=within)
+
+    def cancel(self, request: str) -> bool:
+        """Stop waiting for a request, with this step's commit. Its message is withdrawn, and its task revoked.
+
+        Its task may have begun, and not notice. What comes of it is dropped, unless the request has an ``undo``: that runs as
+        if ``compensate`` had been called for this request alone.
+
+        Args:
+            request: The request's id, as ``send`` or ``gather`` has returned it.
+
+        Returns:
+            Whether it was waited for: ``False`` if it has an outcome, was cancelled before, or is unknown.
+
+        Raises:
+            MisuseError: No step runs on this object.
+        """
+        return cancel(self._in_step("cancel"), request)
 
     def reply(self, answer: Any = None) -> bool:
         """Answer the ``send(…, then=)`` that started this instance, with this step's commit; now or in a year.

@@ -35,8 +35,8 @@ def serialized(app: Celery, message: object, next_id: Callable[[], str], max_byt
     sent = checked(message).clone()
     members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
     for member in members:
-        _encode_arguments(app, member, are_complete=member is members[0])
-    _check_arguments(app, members[0])  # the arguments of a chain's later tasks are not complete yet
+        encode_arguments(app, member, are_complete=member is members[0])
+    check_arguments(app, members[0])  # the arguments of a chain's later tasks are not complete yet
     headers, parents = _headers_and_parents(app)
     of_chain = (sent.options.pop("headers", None) or {}) if isinstance(sent, _chain) else {}
     for member in members:
@@ -163,7 +163,7 @@ def checked(message: object) -> Signature[Any]:
     return message
 
 
-def _encode_arguments(app: Celery, sent: Signature[Any], *, are_complete: bool) -> None:
+def encode_arguments(app: Celery, sent: Signature[Any], *, are_complete: bool) -> None:
     """Encode the arguments of a signature that was made by the name of a step or an aggregator, as its own methods do.
 
     Raises:
@@ -177,7 +177,7 @@ def _encode_arguments(app: Celery, sent: Signature[Any], *, are_complete: bool) 
         sent.update(args=encoded.args, kwargs=encoded.kwargs)
 
 
-def _check_arguments(app: Celery, sent: Signature[Any]) -> None:
+def check_arguments(app: Celery, sent: Signature[Any]) -> None:
     """Refuse arguments that Celery would refuse to publish: a later error has no advantage."""
     known: Any = app.tasks.get(str(sent.task))
     if known is None or not known.typing or not hasattr(known, "__header__") or _may_add_arguments(type(known)):

@@ -1,19 +1,21 @@
 """The steps that a request names: the contents of their messages, and how any process publishes them."""
 
 import inspect
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from celery import Celery
-from celery.canvas import Signature
-from pydantic_core import to_jsonable_python
+from celery.canvas import Signature, _chain
+from kombu.utils.json import dumps, loads
+from pydantic_core import from_json, to_jsonable_python
 
 from celery_sagas.core.arguments import MASK, holds_secret, is_native
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.answers import NO_VALUE, Given, may_take
-from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
+from celery_sagas.core.requests.requests import ROUTING, ReplyKind, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.step import StepDefinition
@@ -22,13 +24,24 @@ from celery_sagas.engine.requests.gathering import Gather
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.celery_internals import current_app, routing_of
 from celery_sagas.worker.headers import answer_headers, answer_headers_to
-from celery_sagas.worker.serialization import serialized
+from celery_sagas.worker.serialization import check_arguments, checked, encode_arguments, serialized
 
 logger = logging.getLogger("celery_sagas")
 
 #: A ``Signature``, which is a dictionary: to type checkers without Celery's types, every object would be one.
 AnySignature = dict[str, Any]
 R_co = TypeVar("R_co", covariant=True)
+
+
+class AnyTask(Protocol):
+    """A task, also a step."""
+
+    @property
+    def name(self) -> Any:
+        """Its name."""
+
+    def s(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a signature of it."""
 
 
 class SignatureOf(Protocol[R_co]):
@@ -175,3 +188,39 @@ def _encoded(task: str, answer: object) -> Any:
     if not is_exact(answer, ANY) and (problems := list(cut_off(answer, encoded))):
         raise InvalidMessage(task, problems)
     return encoded
+
+
+def undo_target(app: Celery, given: Any) -> Target:
+    """Return the task that undoes a request, as ``undo=`` names it.
+
+    Raises:
+        TypeError: It is neither a task nor a signature of one; or it has a time of its own.
+        InvalidMessage: The task does not accept these arguments, or they cannot be encoded.
+    """
+    sent = given if isinstance(given, Signature) or not hasattr(given, "s") else given.s()
+    if isinstance(sent, _chain):
+        raise TypeError("undo= takes one task: let it send a chain, or be a step of a saga")
+    if not isinstance(sent, Signature):
+        raise TypeError(f"undo= takes a task, or a signature of one, not {type(given).__name__}")
+    checked(sent)
+    if any(sent.options.get(name) is not None for name in _OWN_TIMES):
+        raise TypeError("undo= was given a signature with a countdown, eta or expires: compensate() says when it is sent")
+    task = sent.clone()
+    encode_arguments(app, task, are_complete=task.immutable)
+    check_arguments(app, task if task.immutable else task.clone((None,)))
+    options = {name: value for name, value in sent.options.items() if name in ROUTING and isinstance(value, str | int | float)}
+    return Target(str(task.task), tuple(wired(task.args)), wired(task.kwargs), not task.immutable, options)
+
+
+def wired(value: Any) -> Any:
+    """Return a value as the JSON values in which kombu would send it."""
+    return from_json(dumps(value))
+
+
+def unwired(value: Any) -> Any:
+    """Return what ``wired`` was given."""
+    return loads(json.dumps(value))
+
+
+#: Options that say when a message is handled.
+_OWN_TIMES = frozenset({"countdown", "eta", "expires"})

@@ -56,8 +56,8 @@ COMMITS = (
     Mutation(
         "commits",
         "engine/commit.py",
-        "pending.requester, pending.more).text()",
-        "pending.requester).text()",
+        "pending.undo, pending.more).text()",
+        "pending.undo).text()",
         "What newer code keeps with an instance is written back as it is.",
     ),
 )
@@ -325,8 +325,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/pending.py",
-        "if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not",
-        "if came == ReplyKind.DEADLINE and not",
+        "if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and",
+        "if came == ReplyKind.DEADLINE and",
         "After an uncertain failure a late answer is still handled.",
     ),
     Mutation(
@@ -339,13 +339,13 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/pending.py",
-        "            self.cancelled.append(request.row)\n",
-        "            pass\n",
+        "        if request.row and came != ReplyKind.DEADLINE:\n            self.cancelled.append(request.row)\n",
+        "",
         "The deadline of a request that was answered leaves the outbox with the answer's commit.",
     ),
     Mutation(
         "requests",
-        "worker/requests/sending.py",
+        "worker/asking/message.py",
         'if deadline and member.options.get("expires") is None:',
         "if deadline:",
         "A message that is asked keeps an expiry of its own.",

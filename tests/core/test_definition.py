@@ -256,7 +256,7 @@ OURS = {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply"),
     *("gather", "find", "wait", "outcome", "upgrade", "saga"),
 }
-OF_LATER = {"compensate", "cancel", "ask", "all", "find_async", "wait_async", "outcome_async"}
+OF_LATER = {"ask", "all", "find_async", "wait_async", "outcome_async"}
 PYDANTIC_HAS = {
     "model_dump",
     "model_fields",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from celery_sagas.core.pending import (
     FORMAT,
     NOTHING,
+    PLAIN_FORMAT,
     NewerFormat,
     OpenRequests,
     Pending,
@@ -43,7 +44,7 @@ def test_what_newer_code_keeps_is_written_back():
 
 
 def test_map_says_its_format():
-    assert json.loads(Pending({"k": "1"}).text()) == {"format": FORMAT, "keys": {"k": "1"}}
+    assert json.loads(Pending({"k": "1"}).text()) == {"format": PLAIN_FORMAT, "keys": {"k": "1"}}
 
 
 def test_newer_format_is_not_read():

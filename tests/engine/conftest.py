@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from celery_sagas.core.requests.answers import NO_VALUE
-from celery_sagas.core.requests.requests import Addressed, ReturnAddress
+from celery_sagas.core.requests.requests import Addressed, Request, ReturnAddress
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition, define_step
@@ -30,6 +30,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import KEY, Change, Entry, Handling, Lookup, Record
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import by_id, effects, found
+from celery_sagas.worker.asking.undo import UndoOutcomes
 from tests.apps import Interposed
 
 GRACE_S = 30.0
@@ -136,8 +137,12 @@ class Engine:
         self.publisher = Recorder()
         self.session: Session | None = None  #: of the last message, as it ended
         dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
-        terms = WorkTerms(_freeze, _answer, state_bytes, dispatcher.owner, int(GRACE_S * 1000))
-        self.services = Services(backend, dispatcher, terms, conflict_retries)
+        terms = WorkTerms(_freeze, _answer, UndoOutcomes(_answer), state_bytes, dispatcher.owner, int(GRACE_S * 1000))
+        self.services = Services(backend, dispatcher, terms, conflict_retries, self._revoke)
+        self.revoked: list[str] = []  #: ids of requests
+
+    def _revoke(self, outcome: Outcome, requests: Sequence[Request]) -> None:
+        self.revoked += [request.id for request in requests]
 
     def handle(
         self,

@@ -17,6 +17,7 @@ from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreUnavailab
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.operations import CountDelivery, Find, Insert, Lock, Operation, OutcomeOf, Update, Write
 from celery_sagas.stores.records import Entry, Found, Record
+from celery_sagas.worker.asking.undo import UndoOutcomes
 from tests.engine.conftest import Order, handler, send, starter
 
 
@@ -36,6 +37,7 @@ FIRST = Attempt()
 TERMS = WorkTerms(
     lambda message, next_id: SerializedMessage(next_id(), "", str(message), "{}"),
     lambda to, value: None,
+    UndoOutcomes(lambda to, value: None),
     1_000_000,
     "this process",
     1_000,

@@ -3,12 +3,17 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
+
+from celery_sagas.core.delays import Backoff
+from celery_sagas.core.ids import derived_id
 
 #: The most requests that an instance may wait for; of those that have timed out it keeps as many, the newest.
 REQUESTS = 1_000
 #: Ends the name of the step that receives answers for which no step was named; no function can have such a name.
 ANSWERED = "(answered)"
+#: Ends the name of the step that receives the outcomes of undos.
+UNDONE = "(undone)"
 #: The task that collects the outcomes of a gather's members; every app with this library has it.
 GATHER = "celery_sagas.gather"
 
@@ -37,6 +42,7 @@ class Addressed(NamedTuple):
     id: str  #: of the timeout, or of the request
     came: str = ""  #: the kind of the request's outcome; empty for a timeout
     has_value: bool = True  #: of an answer; false if the instance ended without a reply, or ignored the request
+    failure: str = ""  #: the kind of a failure that a process notifies of
 
 
 class Target(NamedTuple):
@@ -47,6 +53,10 @@ class Target(NamedTuple):
     kwargs: Mapping[str, Any] = {}
     takes: bool = True  #: whether the outcome is put before the arguments
     options: Mapping[str, Any] = {}  #: how it is published, by any process
+
+    def given(self, value: Any) -> Self:
+        """Return it with the outcome before its arguments."""
+        return self._replace(args=(value, *self.args), takes=False)
 
     def to_json(self) -> list[Any]:
         """Return it as JSON values."""
@@ -96,6 +106,40 @@ class ReturnAddress(NamedTuple):
 _FAILURES = frozenset({ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE})
 
 
+#: The kinds of failures after which a request with ``retry=`` is sent again.
+_RETRIED: Final = frozenset({"error", "lost", "deadline"})
+
+
+class Again(NamedTuple):
+    """How a request is sent again when it has failed."""
+
+    message: Mapping[str, Any]  #: the signature that ``send`` was given, as JSON values
+    retry: Backoff
+    within_s: float = 0.0  #: how long an answer may take, each time; 0: indefinitely
+    number: int = 0  #: of the retry; 0: the first time
+    first: str = ""  #: the id of the first of these requests; empty: this one
+    to_then: Target | None = None
+    to_otherwise: Target | None = None
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is a retry left."""
+        return self.number < self.retry.times
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        plain = {"message": self.message, "retry": list(self.retry), "within_s": self.within_s, "number": self.number}
+        targets = {"to_then": self.to_then, "to_otherwise": self.to_otherwise}
+        value = {name: part for name, part in {**plain, "first": self.first}.items() if part}
+        return value | {name: target.to_json() for name, target in targets.items() if target}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return what JSON values describe."""
+        given = {**value, "retry": Backoff(*value["retry"])}
+        return cls(**given | {name: Target.from_json(value.get(name)) for name in ("to_then", "to_otherwise")})
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request of an instance."""
@@ -111,7 +155,39 @@ class Request:
     at_least: int = 0  #: how many of them must answer
     to_then: Target | None = None  #: of a gather, which any process may end, when the last member has answered
     to_otherwise: Target | None = None
+    sent_row: str = ""  #: of the outbox: its message, if that is due later
+    sent_at: int = 0  #: when that is due; milliseconds since the epoch
+    undo: Target | None = None  #: the task that undoes it
+    is_undone: bool = False  #: its outcome goes to its undo, and to no step
+    undoes: str = ""  #: it is an undo: the id of the work that it undoes
+    again: Again | None = None  #: how it is sent again when it has failed
     more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
+
+    @property
+    def first(self) -> str:
+        """The id that ``send`` has returned: of the first of the requests that were sent again."""
+        return (self.again and self.again.first) or self.id
+
+    @property
+    def task_ids(self) -> list[str]:
+        """The ids of the tasks that answer."""
+        return [self.member(position) for position in range(self.members)] or [self.id]
+
+    def member(self, position: int) -> str:
+        """Return the id under which the last task of a gather's member was sent."""
+        return derived_id(self.id, f"member {position}")
+
+    def is_settled(self, steps: Collection[str], addressed: Addressed) -> bool:
+        """Return whether an outcome, sent to a step of one of these names, is for the library, and for no step."""
+        is_ours = bool(self.undoes) or self.is_undone or self.is_tried_again(addressed)
+        return is_ours and self.is_handled_by(steps, addressed.came)
+
+    def is_tried_again(self, addressed: Addressed) -> bool:
+        """Return whether it is sent again after an outcome, which no step handles."""
+        if self.again is None or self.undoes or self.has_timed_out or not self.again.is_left:
+            return False
+        kind = addressed.failure or ("deadline" if addressed.came == ReplyKind.DEADLINE else "error")
+        return addressed.came in _FAILURES and kind in _RETRIED
 
     def target(self, answers: int) -> Target | None:
         """Return the step for a gather that has ended with this many answers; ``None`` if this code cannot read it."""
@@ -135,8 +211,16 @@ class Request:
             value["timed_out"] = True
         if self.members:
             value |= {"members": self.members, "at_least": self.at_least}
-        targets = {"to_then": self.to_then, "to_otherwise": self.to_otherwise}
-        return value | {name: target.to_json() for name, target in targets.items() if target}
+        if self.members or self.sent_row or self.undo or self.undoes or self.again:
+            value |= self._rest()
+        return value
+
+    def _rest(self) -> dict[str, Any]:
+        parts = {name: getattr(self, name) for name in (*_TARGETS, "again")}
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {name: part.to_json() for name, part in parts.items() if part} | {
+            name: part for name, part in plain.items() if part
+        }
 
     @classmethod
     def from_json(cls, id: str, value: dict[str, Any]) -> Self:
@@ -148,13 +232,23 @@ class Request:
         task, then = value.pop("task"), value.pop("then")
         defaults = {"otherwise": "", "row": "", "at": 0, "timed_out": False, "members": 0, "at_least": 0}
         values = [value.pop(name, default) for name, default in defaults.items()]
-        targets = {name: Target.from_json(value.get(name)) for name in ("to_then", "to_otherwise")}
+        request = cls(id, task, then, *values)
+        if not value:
+            return request
+        targets: dict[str, Any] = {name: Target.from_json(value.get(name)) for name in _TARGETS}
+        plain = {name: value.pop(name) for name in _PLAIN if name in value}
+        again = Again.from_json(value.pop("again")) if "again" in value else None
         more = {name: kept for name, kept in value.items() if not targets.get(name)}  # also a target in a form of newer code
-        to_then, to_otherwise = targets.values()
-        return replace(cls(id, task, then, *values), to_then=to_then, to_otherwise=to_otherwise, more=more)
+        return replace(request, **targets, **plain, again=again, more=more)
 
     def to_journal(self) -> dict[str, Any]:
         """Return the journal's details of it."""
         said = {"request": self.id, "task": self.task, "then": self.then, "otherwise": self.otherwise, "until": self.at}
+        said |= {"undoes": self.undoes, "number": self.again.number if self.again else 0}
         said |= {"members": self.members, "at_least": self.at_least}
         return {name: value for name, value in said.items() if value}
+
+
+#: The parts of a request that are stored under their own names.
+_TARGETS: Final = ("to_then", "to_otherwise", "undo")
+_PLAIN: Final = ("sent_row", "sent_at", "is_undone", "undoes")

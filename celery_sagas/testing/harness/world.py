@@ -62,6 +62,7 @@ class World:
         self._is_delivering = False
         self._outcome: Outcome | None = None
         self._problems: list[str] = []
+        self._revoked: set[str] = set()  #: ids of tasks that need not begin
         self._looked_at: set[str] = set()  #: steps whose source was searched for the real time
 
     @property
@@ -109,6 +110,7 @@ class World:
         dispatcher = runtime.services.dispatcher
         dispatcher.confirmations = _PromptConfirmations(*_parts(dispatcher.confirmations))
         runtime.observe = self._note
+        runtime.revoke = self._revoked.update
         return runtime
 
     def _note(self, outcome: Outcome) -> None:
@@ -162,7 +164,7 @@ class World:
         self, message: SentMessage, crash: CrashPoint | None, stand_in: StandIn | None
     ) -> tuple[Delivered, CrashPoint | None]:
         """Deliver a message; return what became of it, and where its process was killed."""
-        is_expired = message.expires_at is not None and message.expires_at < self.now
+        is_expired = message.id in self._revoked or (message.expires_at is not None and message.expires_at < self.now)
         self._is_delivering = True
         try:
             with as_current_app(message.app):

@@ -127,7 +127,7 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
 def _notify(app: Celery, request: Any, address: ReturnAddress, to: Target, failure: Failure, may_be_answered: bool) -> None:
     is_uncertain = may_be_answered or failure.dead_letter or failure.kind != "error"
     came = ReplyKind.UNCERTAIN if is_uncertain else ReplyKind.FAILURE
-    headers = answer_headers(address.instance, address.request, came) | causation_headers(session_of(request))
+    headers = answer_headers(address.instance, address.request, came, failure.kind) | causation_headers(session_of(request))
     id = derived_id(address.request, ReplyKind.FAILURE)
     publisher_of(app).publish_signature(signature_to(app, to, failure.__json__(), id=id, headers=headers))
     logger.info("%s[%s] failed (%s), %s is notified", failure.task, failure.task_id, failure.kind, to.task)

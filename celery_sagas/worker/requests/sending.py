@@ -2,25 +2,25 @@
 
 import logging
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.canvas import Signature, _chain
 
 from celery_sagas.core.context import StepContext
-from celery_sagas.core.delays import Delay, seconds_of
+from celery_sagas.core.delays import Backoff, Delay, checked_backoff, seconds_of
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.requests.answers import ANSWER, FAILURE, GATHERED, Failure
-from celery_sagas.core.requests.requests import ANSWERED, GATHER, ReplyKind, Request, ReturnAddress, Target
+from celery_sagas.core.requests.answers import ANSWER, FAILURE, GATHERED
+from celery_sagas.core.requests.requests import ANSWERED, GATHER, Again, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.worker.asking.message import ask, asking, deadline_message
 from celery_sagas.worker.celery_internals import current_app
-from celery_sagas.worker.headers import answer_headers, answer_headers_to, return_address_headers, serialized_target
+from celery_sagas.worker.headers import serialized_target
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import checked
-from celery_sagas.worker.targets import signature_to, target_named, target_of
-from celery_sagas.worker.timeouts import due_later, due_time
+from celery_sagas.worker.targets import target_named, target_of, undo_target, wired
+from celery_sagas.worker.timeouts import due_time
 
 logger = logging.getLogger("celery_sagas")
 
@@ -28,15 +28,22 @@ logger = logging.getLogger("celery_sagas")
 MEMBERS = 1_000
 
 
-def request(
-    context: StepContext,
-    saga: SagaDefinition,
-    message: object,
-    then: Any | None,
-    otherwise: Any | None,
-    within: Delay | None,
-    due_at: int | None,
-) -> str:
+class Asking(NamedTuple):
+    """What ``send`` was given besides the message, as it was given."""
+
+    then: Any = None
+    otherwise: Any = None
+    within: Delay | None = None
+    undo: Any = None
+    retry: Backoff | None = None
+
+    @property
+    def is_request(self) -> bool:
+        """Whether anything comes of the message."""
+        return any(given is not None for given in self)
+
+
+def request(context: StepContext, saga: SagaDefinition, message: object, given: Asking, due_at: int | None) -> str:
     """Send a message, and record that its answer is awaited; return its id.
 
     Raises:
@@ -48,23 +55,59 @@ def request(
     app, sending = current_app(), context.require_sending("send")
     sent = checked(message)
     members = _members_of(sent)
+    within, otherwise = given.within, given.otherwise
     if within is not None and _is_delayed(sent, members):
         raise TypeError("within= was given, and a signature with a countdown or eta: use after=, from which the time counts")
     deadline = _deadline(otherwise, within, due_at)
     ids = [sending.next_id() for _ in members]
-    to_then = target_of(saga, then, ANSWER) if then is not None else target_named(app, f"{saga.name}.{ANSWERED}")
+    to_then = target_of(saga, given.then, ANSWER) if given.then is not None else target_named(app, f"{saga.name}.{ANSWERED}")
     to_otherwise = target_of(saga, otherwise, FAILURE) if otherwise is not None else None
-    address = ReturnAddress(saga.name, context.view.id, ids[-1], to_then, to_otherwise)
     if not deadline:
         _warn_of_early_acknowledgement(app, members)
-    asked = Request(ids[-1], str(members[-1].task), to_then.task, to_otherwise.task if to_otherwise else "", at=deadline)
-    sending.send(_asking(app, sent, address, derived_id(asked.id, ReplyKind.ANSWER), deadline), due_at, ids)
-    over = None
-    if deadline and to_otherwise:
-        failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
-        over = _deadline_message(context, asked, to_otherwise, failure.__json__())
-    context.pending.new_requests[asked.id] = asked, over
+    asked = Request(
+        ids[-1],
+        str(members[-1].task),
+        to_then.task,
+        to_otherwise.task if to_otherwise else "",
+        at=deadline,
+        undo=None if given.undo is None else _checked_undo(app, sent, given, to_then),
+        again=None if given.retry is None else _checked_retry(sent, given, to_then, to_otherwise),
+    )
+    ask(context, saga, sent, asked, to_then, to_otherwise, due_at, ids)
     return asked.id
+
+
+def _checked_undo(app: Celery, sent: "Signature[Any]", given: Asking, *receivers: Target) -> Target:
+    """Return the task that undoes a request.
+
+    Raises:
+        TypeError: The request is a chain, has no deadline, or its answer goes to a step that is not given it.
+        InvalidMessage: The task does not accept its arguments.
+    """
+    if isinstance(sent, _chain):
+        raise TypeError("a chain has no undo=, which would forget what its first tasks have done: send them one by one")
+    if given.within is None or given.otherwise is None:
+        raise TypeError("undo= needs within= and otherwise=: undoing has to know when to stop waiting for the answer")
+    undo = undo_target(app, given.undo)
+    if undo.takes and not all(receiver.takes for receiver in receivers):
+        raise TypeError("undo= takes the answer, and then= leaves it out: name one with .s(), or the other with .si() as well")
+    return undo
+
+
+def _checked_retry(sent: "Signature[Any]", given: Asking, to_then: Target, to_otherwise: Target | None) -> Again:
+    """Return how a request is sent again.
+
+    Raises:
+        TypeError: The request is a chain, has no step for its last failure, or ``retry`` is no ``Backoff``.
+        ValueError: A part of it is out of its bounds.
+    """
+    if isinstance(sent, _chain):
+        raise TypeError("a chain has no retry=: give its tasks retries of their own, or send them one by one")
+    if given.otherwise is None:
+        raise TypeError("retry= needs otherwise=: name the step that gets the last failure")
+    within_s = 0.0 if given.within is None else seconds_of("within", given.within)
+    backoff = checked_backoff("retry", given.retry)
+    return Again(wired(dict(sent)), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise)
 
 
 def gather(
@@ -75,6 +118,7 @@ def gather(
     otherwise: Any,
     at_least: int | None,
     within: Delay | None,
+    undo: Any = None,
 ) -> str:
     """Send messages, and record that their answers are awaited; return the request's id.
 
@@ -93,6 +137,7 @@ def gather(
     if within is not None:
         _check_times(members)
     deadline = _deadline(otherwise, within)
+    to_undo = None if undo is None else _checked_undo_of_members(members, undo, Asking(then, otherwise, within, undo))
     to_then = serialized_target(target_of(saga, then, GATHERED))
     to_otherwise = serialized_target(target_of(saga, otherwise, GATHERED)) if otherwise is not None else None
     asked = Request(
@@ -105,12 +150,15 @@ def gather(
         at_least=needed,
         to_then=to_then,
         to_otherwise=to_otherwise,
+        undo=to_undo,
     )
+    if to_undo and not all(target.takes for target in (to_then, to_otherwise) if target):
+        raise TypeError("undo= takes the answers: then= and otherwise= must be given them, too, without .si()")
     if not deadline:
         for _, tasks in members:
             _warn_of_early_acknowledgement(current_app(), tasks)
     sent = [_member(context, saga, asked, position, *member) for position, member in enumerate(members)]
-    over = _deadline_message(context, asked, _collector(saga, asked), None) if deadline else None
+    over = deadline_message(context, asked, _collector(saga, asked), None) if deadline else None
     sending.messages += sent
     context.pending.new_requests[asked.id] = asked, over
     return asked.id
@@ -156,58 +204,6 @@ def _deadline(otherwise: Any | None, within: Delay | None, due_at: int | None = 
     return due_time(seconds, since=due_at or None)
 
 
-def _asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answer_id: str, deadline: int) -> "Signature[Any]":
-    """Return a message with its answer's destination: in Celery's ``link``, which every worker supports, and in a header.
-
-    Every task of a chain reports its failure; only the last one answers.
-
-    Args:
-        app: The app.
-        message: The message to send.
-        address: The destination of its outcome.
-        answer_id: The id of the answer's message.
-        deadline: When it need not be begun any more; milliseconds since the epoch, 0: never.
-
-    Raises:
-        InvalidMessage: The address is too large.
-    """
-    sent = message.clone()
-    members = [member.clone() for member in sent.tasks] if isinstance(sent, _chain) else [sent]
-    for member in members:
-        if deadline and member.options.get("expires") is None:
-            member.options["expires"] = datetime.fromtimestamp(deadline / 1000, UTC).isoformat()
-        if address.otherwise:
-            _add_return_address(member, address._replace(then=None))
-    _add_return_address(members[-1], address)
-    if address.then:
-        headers = answer_headers_to(address.then.task, address)
-        link: Any = signature_to(app, address.then, id=answer_id, headers=headers)
-        members[-1].link(_Link(link))
-    if isinstance(sent, _chain):
-        sent["kwargs"] = {**sent.kwargs, "tasks": members}
-    return sent
-
-
-class _Link(Signature):
-    """A signature that follows a task. It is never changed, and so need not be copied with each copy of the task's signature."""
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-
-def _add_return_address(member: "Signature[Any]", address: ReturnAddress) -> None:
-    headers = return_address_headers(str(member.task), address)
-    member.options["headers"] = {**(member.options.get("headers") or {}), **headers}
-
-
-def _deadline_message(context: StepContext, asked: Request, to: Target, outcome: Any) -> SerializedMessage:
-    """Return the message that reports the deadline of a request, and ends with its instance."""
-    headers = answer_headers(context.view.id, asked.id, ReplyKind.DEADLINE)
-    sent = signature_to(current_app(), to, outcome, headers=headers)
-    message = context.require_sending("send").serialize(sent, lambda: derived_id(asked.id, ReplyKind.DEADLINE))
-    return due_later(message, asked.at, asked.otherwise)
-
-
 def _checked_members(signatures: Iterable[Any]) -> "list[tuple[Signature[Any], list[Signature[Any]]]]":
     """Return the members, each with its tasks."""
     if isinstance(signatures, Signature | str):
@@ -223,6 +219,14 @@ def _checked_members(signatures: Iterable[Any]) -> "list[tuple[Signature[Any], l
     if not members:
         raise ValueError("gather() was given no members, so that nothing would ever come")
     return members
+
+
+def _checked_undo_of_members(members: "list[tuple[Signature[Any], list[Signature[Any]]]]", undo: Any, given: Asking) -> Target:
+    """Return the task that undoes each member that has answered."""
+    targets = [_checked_undo(current_app(), message, given) for message, _ in members]
+    if not targets[0].takes:
+        raise TypeError("the undo= of gather() takes the answer of each member: name it without .si()")
+    return targets[0]
 
 
 def _check_times(members: "list[tuple[Signature[Any], list[Signature[Any]]]]") -> None:
@@ -253,10 +257,10 @@ def _member(
 ) -> SerializedMessage:
     """Return the message of a member: its outcome is an answer to its own id, and is collected."""
     app, sending = current_app(), context.require_sending("gather")
-    ids = [sending.next_id() for _ in tasks]
+    ids = [*(sending.next_id() for _ in tasks[1:]), asked.member(position)]
     to = _collector(saga, asked, position, str(tasks[-1].task))
     address = ReturnAddress(saga.name, context.view.id, ids[-1], to, to)
-    sent = _asking(app, message, address, derived_id(asked.id, f"answer {position}"), asked.at)
+    sent = asking(app, message, address, derived_id(asked.id, f"answer {position}"), asked.at)
     return sending.serialize(sent, iter(ids).__next__)
 
 

@@ -101,7 +101,7 @@ def test_map_of_newer_code_stays_whole(engine: Engine, backend: MemoryBackend) -
 def test_map_that_only_newer_code_can_read(engine: Engine, backend: MemoryBackend) -> None:
     """It may wait for it: newer code has to look."""
     record = instance(engine)
-    newer = engine.rewrite(pending='{"format": 2}')
+    newer = engine.rewrite(pending='{"format": 3}')
 
     assert cancellation(record).is_due(backend.sagas)
     with pytest.raises(NewerState):

@@ -1,0 +1,1 @@
+"""Asking: how a request becomes a message, again when it has failed, and how its work is undone."""
