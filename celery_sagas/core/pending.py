@@ -114,9 +114,8 @@ class Pending:
     @property
     def undoes(self) -> int:
         """How many undos are under way."""
-        return sum(bool(request.undoes) for request in self.requests.values()) + sum(
-            bool(request.undoes) for request, _ in self.new_requests.values()
-        )
+        old, new = self.requests.values(), (request for request, _ in self.new_requests.values())
+        return sum(bool(request.undoes) for requests in (old, new) for request in requests)
 
     @property
     def is_undoing(self) -> bool:

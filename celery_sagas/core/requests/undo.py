@@ -141,10 +141,11 @@ class Undo:
         """
         if self.undoing is None:
             return []
-        queue = self.undoing.queue = [each for each in self.undoing.queue if each.task or each.request in is_awaited]
+        queue = [each for each in self.undoing.queue if each.task or each.request in is_awaited]
         if self.undoing.parallel:
-            ready = [each for each in queue if each.task]
+            ready, left = [each for each in queue if each.task], [each for each in queue if not each.task]
         else:
-            ready = queue[:1] if queue and queue[0].task and not is_busy else []
-        self.undoing.queue = [each for each in queue if each not in ready]
+            count = 1 if queue and queue[0].task and not is_busy else 0
+            ready, left = queue[:count], queue[count:]
+        self.undoing.queue = left
         return ready

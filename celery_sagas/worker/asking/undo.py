@@ -83,9 +83,9 @@ def cancel(context: StepContext, id: str) -> bool:
         if request.undo is not None:
             _take_over(context, request)
         else:
-            _withdraw(context, request)
+            if not _withdraw(context, request):
+                context.cancelled[request.id] = request
             context.pending.remove(request)
-            context.cancelled[request.id] = request
     return was_open
 
 
@@ -207,9 +207,9 @@ def _send_again(context: StepContext, saga: SagaDefinition, request: Request) ->
     """Send a request again that has failed, after a pause."""
     again = request.again
     assert again is not None, "it can be sent again"  # noqa: S101
+    assert again.to_then is not None, "its answer goes to a step"  # noqa: S101
     again = again._replace(number=again.number + 1, first=request.first)
-    fresh = replace(request, has_timed_out=False)
-    _ask_again(context, saga, fresh, again, again.to_then or _undone(saga), again.to_otherwise)
+    _ask_again(context, saga, request, again, again.to_then, again.to_otherwise)
 
 
 def _ask_again(
