@@ -276,8 +276,9 @@ class Saga(State):
 
         From this step's commit on, the outcome of such a request goes to its undo, and to no step. A request that has no
         outcome yet is revoked, and its outcome awaited, at most until its deadline: an undo that were sent at once might
-        overtake it. What this very step has sent with ``undo=`` before is not sent at all. Other messages and timeouts are handled as ever. If it is called again meanwhile, what was sent since then
-        is undone first, and what is given last applies.
+        overtake it. What this very step has sent with ``undo=`` before is not sent at all. Other messages and timeouts are
+        handled as ever. If it is called again meanwhile, what was sent since then is undone first, and what is given last
+        applies.
 
         An undo that fails, or does not answer in time, is sent again under a new id. When that has failed too often it becomes
         a dead letter, an ``UndoFailed``: retry it when the cause is mended, or discard it, and the undo counts as done. Until

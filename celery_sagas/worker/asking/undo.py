@@ -207,8 +207,8 @@ def _send_again(context: StepContext, saga: SagaDefinition, request: Request) ->
     """Send a request again that has failed, after a pause."""
     again = request.again
     assert again is not None, "it can be sent again"  # noqa: S101
-    assert again.to_then is not None, "its answer goes to a step"  # noqa: S101
     again = again._replace(number=again.number + 1, first=request.first)
+    assert again.to_then is not None, "its answer goes to a step"  # noqa: S101
     _ask_again(context, saga, request, again, again.to_then, again.to_otherwise)
 
 
