@@ -56,9 +56,9 @@ def compensate(
     target = None if then is None else _checked_then(context, saga, then)
     pending = context.pending
     awaited = [id for id, request in reversed(pending.all_requests().items()) if _take_over(context, request)]
-    pending.undo.begin(Undoing([], target, parallel, backoff, seconds), awaited)
-    if pending.undo.undoing and pending.undo.undoing.then_id:
+    if pending.undo.undoing is not None and pending.undo.undoing.then_id:  # of a compensation that has just ended
         pending.unschedule(pending.undo.undoing.then_id)
+    pending.undo.begin(Undoing([], target, parallel, backoff, seconds), awaited)
     context.compensates = True
     _go_on(context, saga)
 
