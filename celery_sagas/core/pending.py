@@ -183,9 +183,8 @@ class Pending:
     def _supersede(self, request: Request) -> None:
         """Wait no longer for a second answer to what was sent again; one that comes is late, or undone."""
         for each in self._siblings(request):
-            if each.row:
-                self.cancelled.append(each.row)
-            self.requests[each.id] = replace(each, has_timed_out=True, row="", is_undone=each.undo is not None)
+            self.cancelled += [row for row in (each.row, each.sent_row) if row]  # it may wait for the end of its pause
+            self.requests[each.id] = replace(each, has_timed_out=True, row="", sent_row="", is_undone=each.undo is not None)
 
     def forget_oldest(self) -> None:
         """Keep only the newest of the requests that have timed out."""

@@ -107,7 +107,8 @@ def _checked_retry(sent: "Signature[Any]", given: Asking, to_then: Target, to_ot
         raise TypeError("retry= needs otherwise=: name the step that gets the last failure")
     within_s = 0.0 if given.within is None else seconds_of("within", given.within)
     backoff = checked_backoff("retry", given.retry)
-    return Again(wired(dict(sent)), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise)
+    options = {name: value for name, value in sent.options.items() if name not in ("countdown", "eta")}  # of the first attempt
+    return Again(wired({**sent, "options": options}), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise)
 
 
 def gather(

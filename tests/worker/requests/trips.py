@@ -13,7 +13,7 @@ from celery.app.task import Context
 
 from celery_sagas import Failure, Saga, clock
 from celery_sagas.core.pending import Pending, read_pending
-from celery_sagas.stores.records import KEY, DeadLetter, Entry, Lookup, Record
+from celery_sagas.stores.records import KEY, DeadLetter, Entry, Lookup, OutboxRow, Record
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, Worker, backend_of
@@ -86,23 +86,26 @@ class Trips:
             self.failing = {held.args[0]} if came == "failure" else set()
             worker.deliver_again(held)
         elif came == "deadline":
-            assert self.relay(), "no deadline is due"
+            assert self.relay("deadline"), "no deadline is due"
         else:
             request = Context(dict(held.headers), headers=dict(held.headers), id=held.id, task="book")
             assert notify_requester(self.app, request, "gone", "lost")
         worker.run()
 
-    def relay(self) -> int:
-        """Publish the rows that are due by the store's clock; return how many there were."""
-        outbox, rows = backend_of(self.app).outbox, self.claim()
+    def relay(self, kind: str = "") -> int:
+        """Publish the rows that are due by the store's clock, or those of a kind; return how many there were."""
+        outbox, rows = backend_of(self.app).outbox, self.claim(kind)
         for row in rows:
             runtime_of(self.app).publisher.publish(row)
         outbox.confirm("relay", [row.id for row in rows])
         return len(rows)
 
-    def claim(self) -> list[Any]:
-        """Claim the rows that are due by the store's clock."""
-        return backend_of(self.app).outbox.claim_due("relay", 100, 60_000)
+    def claim(self, kind: str = "") -> list[OutboxRow]:
+        """Claim the rows that are due by the store's clock, or those of a kind."""
+        outbox = backend_of(self.app).outbox
+        rows = outbox.claim_due("relay", 100, 60_000)
+        outbox.release("relay", [row.id for row in rows if kind not in ("", row.kind)])
+        return [row for row in rows if kind in ("", row.kind)]
 
     def send_again(self, held: Delivered) -> None:
         """Put a message that was held back into the queue, as it was."""
@@ -199,6 +202,11 @@ def define(app: Celery) -> Trips:
         trip.seen.append(f"undone {note}".strip())
 
     @Trip.handles
+    def stop(trip: Trip, trip_id: str) -> str:
+        trip.compensate(then="undone")
+        return "stopped"
+
+    @Trip.handles
     def finished(trip: Trip) -> None:
         trip.complete()
 
@@ -219,7 +227,7 @@ def define(app: Celery) -> Trips:
         if args and args[0] in trips.stuck:
             raise Boom(f"cannot cancel {args[0]}")
 
-    Trip.travel, Trip.end, Trip.undone = travel, end, undone  # type: ignore[attr-defined]
+    Trip.travel, Trip.end, Trip.undone, Trip.stop = travel, end, undone, stop  # type: ignore[attr-defined]
     trips.saga, trips.book, trips.cancel = Trip, book, cancel
     return trips
 
