@@ -120,12 +120,14 @@ class Pending:
     @property
     def is_undoing(self) -> bool:
         """Whether anything is being undone, or waits for that."""
-        return self.undo.undoing is not None or self.undoes > 0
+        return self.undo.undoing is not None or self.left_to_undo > 0
 
     @property
     def left_to_undo(self) -> int:
-        """How many pieces of work are being undone, or wait for that."""
-        return self.undoes + (len(self.undo.undoing.queue) if self.undo.undoing else 0)
+        """How many pieces of work are being undone, or wait for that: each known one, and each outcome that is waited for."""
+        known = sum(each.task is not None for each in self.undo.undoing.queue) if self.undo.undoing else 0
+        awaited = sum(request.is_undone and not request.has_timed_out for request in self.all_requests().values())
+        return self.undoes + known + awaited
 
     def all_requests(self) -> dict[str, Request]:
         """Return the requests by their ids, also those of this step, in the order in which they were sent."""

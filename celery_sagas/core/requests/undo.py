@@ -113,8 +113,9 @@ class Undo:
             given: The new one; its queue is empty.
             awaited: The requests whose outcomes it waits for, the last sent first.
         """
-        new = [*(Undoable(id, None) for id in awaited), *reversed(self.log)]
         left, answers, then = (self.undoing.queue, self.undoing.answers, self.undoing.then) if self.undoing else ([], [], None)
+        queued = {each.request for each in left if each.task is None}
+        new = [*(Undoable(id, None) for id in awaited if id not in queued), *reversed(self.log)]
         self.log = []
         self.undoing = replace(given, queue=[*new, *left], answers=answers, then=given.then or then)
 

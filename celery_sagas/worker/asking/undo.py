@@ -93,7 +93,7 @@ def _take_over(context: StepContext, request: Request) -> bool:
     """Have the outcome of a request go to its undo; return whether that has to be waited for."""
     pending = context.pending
     if request.undo is None or request.is_undone:
-        return False
+        return request.is_undone and not request.has_timed_out  # it was cancelled, or is waited for already
     if request.has_timed_out:
         pending.change(replace(request, is_undone=True))
         return False
