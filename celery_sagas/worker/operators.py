@@ -23,7 +23,7 @@ from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, answer_headers, re
 from celery_sagas.worker.requests.gather_task import gather_of
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import ROUTE, deserialized
-from celery_sagas.worker.targets import signature_to, target_named
+from celery_sagas.worker.targets import signature_to, target_named, wired
 
 logger = logging.getLogger("celery_sagas")
 
@@ -97,8 +97,9 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
 def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
     """Remove a dead letter; if its instance waits for the message, a timeout or an outcome of a request, it stops waiting.
 
-    An undo that has failed counts as done: a message that says so is sent to the instance, which goes on with what is left.
-    The dead letter is removed last: after an interruption, discard it again.
+    An undo that has failed counts as done: a message that says so is sent to the instance, which goes on with what is left. An
+    outcome of a request that is undone meanwhile is sent again, since it goes to the undo, and to no step. The dead letter is
+    removed last: after an interruption, discard it again.
 
     Returns:
         Whether an instance waited for it.
@@ -108,12 +109,12 @@ def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
         StoreError: The dead letter is kept.
     """
     cancellation = cancellation_of(dead_letter)
-    if cancellation is not None and dead_letter.task.endswith(UNDONE):
-        waited = cancellation.is_due(runtime.backend.sagas)
-        if waited:
-            runtime.publisher.publish_signature(_done(runtime.app, dead_letter, cancellation.addressed))
-    else:
-        waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
+    waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
+    if cancellation is not None and not waited and cancellation.must_be_settled(runtime.backend.sagas):
+        is_undo = dead_letter.task.endswith(UNDONE)
+        sent = _done(runtime.app, dead_letter, cancellation.addressed) if is_undo else retry_of(runtime.app, dead_letter)
+        runtime.publisher.publish_signature(sent)
+        waited = True
     runtime.remove_dead_letter(dead_letter.id)
     return waited
 
@@ -182,11 +183,14 @@ def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
     if dead_letter.number:
         return None
     try:
-        addressed = read_address(request_in(dead_letter))
+        request = request_in(dead_letter)
+        addressed = read_address(request)
     except (MisuseError, InvalidMessage):  # it holds no message, or an address that no instance has
         return None
-    saga = _saga_of(dead_letter)
-    return Cancellation(dead_letter, saga.names if saga else (dead_letter.saga,), addressed) if addressed else None
+    if addressed is None:
+        return None
+    saga, outcome = _saga_of(dead_letter), wired(request.args[0]) if request.args else None
+    return Cancellation(dead_letter, saga.names if saga else (dead_letter.saga,), addressed, outcome)
 
 
 def _saga_of(dead_letter: DeadLetter) -> SagaDefinition | None:

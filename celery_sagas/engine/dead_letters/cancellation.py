@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -25,12 +26,13 @@ class Cancellation:
     dead_letter: DeadLetter
     names: tuple[str, ...]  #: of the saga: the stored one first
     addressed: Addressed  #: the instance, and the timeout or request
+    outcome: Any = None  #: of the request, as JSON values in kombu's form: what it has done can still be undone
 
     def perform(self, backend: Backend, conflict_retries: int) -> bool:
-        """Remove it, even if the instance changes at the same time.
+        """Remove it, even if the instance changes at the same time. One that must be settled stays.
 
         Returns:
-            Whether the instance had it. An instance that is gone, or permanently unreadable, has none.
+            Whether it was removed. An instance that is gone, or permanently unreadable, has none.
 
         Raises:
             RevisionConflict: The instance was changed each time, or is locked.
@@ -54,6 +56,18 @@ class Cancellation:
             return self._without(pending_of(found.record)) is not None
         except StoreError:
             return True
+
+    def must_be_settled(self, sagas: SagaStore) -> bool:
+        """Return whether an instance waits for it that goes on only with a message: it is an undo, or is itself undone."""
+        found = self._find(sagas)
+        try:
+            return found is not None and found.record is not None and self._is_settled(pending_of(found.record))
+        except StoreError:
+            return False
+
+    def _is_settled(self, pending: Pending) -> bool:
+        request = pending.requests.get(self.addressed.id)
+        return request is not None and (request.is_undone or bool(request.undoes))
 
     def _try(self, sagas: SagaStore) -> bool:
         found = self._find(sagas)
@@ -80,7 +94,7 @@ class Cancellation:
         except UnreadableState as exc:
             logger.warning("the timeout or request %s stays with its instance: %s", self.addressed.id, exc)
             return None
-        return self._without(pending)
+        return None if self._is_settled(pending) else self._without(pending)
 
     def _without(self, pending: Pending) -> tuple[str, str] | None:
         """Remove it as if it had been handled: after a deadline the instance still waits for a late answer."""
@@ -90,6 +104,8 @@ class Cancellation:
         is_awaited, _ = pending.take(self.addressed, steps)
         if not is_awaited:
             return None
+        if request is not None:
+            pending.undo.note(request, self.addressed.came, self.outcome)
         pending.forget_oldest()
         return pending.text(), timeout.row if timeout else "".join(pending.cancelled)
 
