@@ -189,7 +189,7 @@ def cancellation_of(dead_letter: DeadLetter) -> Cancellation | None:
         return None
     if addressed is None:
         return None
-    saga, outcome = _saga_of(dead_letter), wired(request.args[0]) if request.args else None
+    saga, outcome = _saga_of(dead_letter), wired(dead_letter.task, request.args[0]) if request.args else None
     return Cancellation(dead_letter, saga.names if saga else (dead_letter.saga,), addressed, outcome)
 
 

@@ -230,13 +230,22 @@ def _take_due_time(app: Celery, options: dict[str, Any]) -> int:
     return math.ceil(aware.timestamp() * 1000) if aware > now else 0
 
 
-def _encode(task: str, sent: dict[str, Any], max_bytes: int) -> str:
+def as_json(task: str, value: object) -> str:
+    """Return a value as the JSON in which kombu sends it to a task.
+
+    Raises:
+        InvalidMessage: It cannot be encoded.
+    """
     try:
-        payload = dumps(sent)
+        payload = dumps(value)
         loads(payload)  # kombu decodes some dictionaries as values of its own, and may fail to
     except (TypeError, ValueError, EncodeError) as exc:
         raise InvalidMessage(task, [("", f"it cannot be encoded as JSON and read again: {exc}")]) from exc
-    text = payload if isinstance(payload, str) else payload.decode()
+    return payload if isinstance(payload, str) else payload.decode()
+
+
+def _encode(task: str, sent: dict[str, Any], max_bytes: int) -> str:
+    text = as_json(task, sent)
     if len(text.encode()) > max_bytes:
         raise InvalidMessage(task, [("", f"it has {len(text.encode())} bytes, saga_max_state_bytes allows {max_bytes}")])
     return text

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from celery import Celery
 from celery.canvas import Signature, _chain
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import loads
 from pydantic_core import from_json, to_jsonable_python
 
 from celery_sagas.core.arguments import MASK, holds_secret, is_native
@@ -24,7 +24,7 @@ from celery_sagas.engine.requests.gathering import Gather
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.celery_internals import current_app, routing_of
 from celery_sagas.worker.headers import answer_headers, answer_headers_to
-from celery_sagas.worker.serialization import check_arguments, checked, encode_arguments, serialized
+from celery_sagas.worker.serialization import as_json, check_arguments, checked, encode_arguments, serialized
 
 logger = logging.getLogger("celery_sagas")
 
@@ -209,12 +209,18 @@ def undo_target(app: Celery, given: Any) -> Target:
     encode_arguments(app, task, are_complete=task.immutable)
     check_arguments(app, task if task.immutable else task.clone((None,)))
     options = {name: value for name, value in sent.options.items() if name in ROUTING and isinstance(value, str | int | float)}
-    return Target(str(task.task), tuple(wired(task.args)), wired(task.kwargs), not task.immutable, options)
+    return Target(
+        str(task.task), tuple(wired(str(task.task), task.args)), wired(str(task.task), task.kwargs), not task.immutable, options
+    )
 
 
-def wired(value: Any) -> Any:
-    """Return a value as the JSON values in which kombu would send it."""
-    return from_json(dumps(value))
+def wired(task: str, value: Any) -> Any:
+    """Return a value as the JSON values in which kombu sends it to a task.
+
+    Raises:
+        InvalidMessage: It cannot be encoded.
+    """
+    return from_json(as_json(task, value))
 
 
 def unwired(value: Any) -> Any:

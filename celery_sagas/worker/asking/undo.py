@@ -53,6 +53,7 @@ def compensate(
     backoff, seconds = checked_backoff("retry", retry), seconds_of("within", within)
     if not seconds > 0:
         raise ValueError(f"within={within!r} is over before it begins: give each undo some time")
+    due_time(seconds)  # an undo is sent much later, where nobody could mend it
     target = None if then is None else _checked_then(context, saga, then)
     pending = context.pending
     awaited = [id for id, request in reversed(pending.all_requests().items()) if _take_over(context, request)]
@@ -128,7 +129,7 @@ class UndoOutcomes:
 
     def note(self, context: StepContext, request: Request, came: str, value: Any) -> None:
         """Keep what an outcome, which a step handles, has made undoable."""
-        context.pending.undo.note(request, came, wired(value))
+        context.pending.undo.note(request, came, wired(request.task, value))
 
     def settle(self, saga: SagaDefinition, context: StepContext, request: Request, addressed: Addressed, value: Any) -> None:
         """Handle an outcome that no step handles: of an undo, of a request that is undone, or of one that is sent again."""
@@ -138,7 +139,7 @@ class UndoOutcomes:
             _end_undo(context, saga, request, came, value)
         elif request.is_undone:
             pending.end_request(request, came)
-            for undoable in pending.undo.receive(request, came, wired(value)):
+            for undoable in pending.undo.receive(request, came, wired(request.task, value)):
                 _send_undo(context, saga, undoable)
         else:
             pending.end_request(request, came)

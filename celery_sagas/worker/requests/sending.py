@@ -108,7 +108,9 @@ def _checked_retry(sent: "Signature[Any]", given: Asking, to_then: Target, to_ot
     within_s = 0.0 if given.within is None else seconds_of("within", given.within)
     backoff = checked_backoff("retry", given.retry)
     options = {name: value for name, value in sent.options.items() if name not in ("countdown", "eta")}  # of the first attempt
-    return Again(wired({**sent, "options": options}), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise)
+    return Again(
+        wired(str(sent.task), {**sent, "options": options}), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise
+    )
 
 
 def gather(
