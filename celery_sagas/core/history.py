@@ -32,6 +32,7 @@ class SentTo(BaseModel):
     id: str  #: of the timeout, or of the request
     came: str = ""  #: the kind of the request's outcome; empty for a timeout
     has_value: bool = True
+    failure: str = ""  #: the kind of a failure that a process notified of
 
 
 class AskedBy(BaseModel):
@@ -115,7 +116,8 @@ def keep_message(
     kept: dict[str, Any] = {name: time.isoformat() for name, time in times.items() if time}
     kept |= _kept_arguments(step, bound)
     if sent_to:
-        kept["address"] = SentTo(id=sent_to.id, came=sent_to.came, has_value=sent_to.has_value).model_dump(exclude_defaults=True)
+        address = SentTo(id=sent_to.id, came=sent_to.came, has_value=sent_to.has_value, failure=sent_to.failure)
+        kept["address"] = address.model_dump(exclude_defaults=True)
     if asked_by:
         kept["asked_by"] = {name: asked_by[name] for name in ("saga", "instance", "request")}
     return kept

@@ -174,8 +174,8 @@ class _Replay:
     def _address(self, message: HandledMessage) -> Addressed | None:
         if message.address is None:
             return None
-        id, came, has_value = message.address.id, message.address.came, message.address.has_value
-        return Addressed(self.history.instance, self._ids.get(id, id), came, has_value)
+        to = message.address
+        return Addressed(self.history.instance, self._ids.get(to.id, to.id), to.came, to.has_value, to.failure)
 
     def _compare(self, message: HandledMessage, outcome: Outcome) -> None:
         """Compare what came of a message.

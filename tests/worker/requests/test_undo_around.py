@@ -7,15 +7,20 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from celery.app.task import Context
 from pydantic_core import to_jsonable_python
 
 from celery_sagas import Backoff, signals
+from celery_sagas.core.registry import registry
+from celery_sagas.engine.history import history_of
 from celery_sagas.errors import InvalidMessage
+from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
+from celery_sagas.worker.replaying import replaying
 from celery_sagas.worker.runtime import runtime_of
-from tests.apps import Worker
+from tests.apps import Worker, backend_of
 from tests.every_store import stored_app, url
-from tests.worker.requests.trips import HOUR, Trips, app, held_back, on_every_store, trips
+from tests.worker.requests.trips import HOUR, MONTH, Trips, app, held_back, hours_ago, on_every_store, trips
 
 __all__ = ["app", "stored_app", "trips", "url"]
 
@@ -168,6 +173,46 @@ class TestFailureThatFails:
 
         assert trips.args() == [("A",)]
         assert (trips.seen(), trips.dead(), trips.rows()) == (["undone"], [], 0)
+
+
+def test_replay(worker: Worker, trips: Trips) -> None:
+    """The same steps come to the same, also where the library handled the outcome."""
+    acts: list[Any] = []
+
+    def do(act: Any) -> None:
+        acts.append(act)
+        trips.do(worker, act)
+
+    def send(what: str, **options: Any) -> Any:
+        given = {"then": "came", "otherwise": "failed", "within": HOUR, "undo": trips.cancel, **options}
+        return lambda trip: trip.send(trips.book.s(what), **given) and None
+
+    do(send("A", undo=trips.cancel.si("A")))
+    worker.run()
+    do(send("B", retry=Backoff(2)))
+    (held,) = held_back(worker)
+    request = Context(dict(held.headers), headers=dict(held.headers), id=held.id, task="book")
+    assert notify_requester(trips.app, request, "revoked", "revoked")
+    worker.run()
+    trips.failing = {"C"}
+    with hours_ago():
+        do(send("C", within=MONTH, retry=Backoff(1), undo=trips.cancel.si("C")))
+        worker.run()
+        assert trips.relay("sent") == 1
+        worker.run()
+    do(lambda trip: trip.compensate(then="undone"))
+    worker.run()
+    assert trips.seen() == ["came ticket A", "failed revoked", "failed error", "undone"]
+    trips.saga.end.delay("7")
+    worker.run()
+
+    history = history_of(backend_of(trips.app).journal, registry.sagas["trip"], "7")
+    acts = iter(acts)
+    trips.act = lambda trip: next(acts)(trip)
+    with replaying(trips.app) as replay:
+        assert str(replay(history)) == f"trip '7': {len(history.messages)} messages, and the same state after each"
+    outcomes = {message.outcome for message in history.messages}
+    assert outcomes == {"started", "handled", "retried", "undone", "completed"}
 
 
 def test_discarded_then_ends_the_compensation(worker: Worker, trips: Trips) -> None:

@@ -173,7 +173,7 @@ def define(app: Celery) -> Trips:
     """Define the saga and the tasks in an app."""
     trips = Trips(app)
 
-    class Trip(Saga, correlate_by="trip_id"):
+    class Trip(Saga, correlate_by="trip_id", history="messages"):
         trip_id: str
         seen: list[str] = []
 
