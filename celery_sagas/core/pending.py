@@ -129,6 +129,12 @@ class Pending:
         awaited = sum(request.is_undone and not request.has_timed_out for request in self.all_requests().values())
         return self.undoes + known + awaited
 
+    @property
+    def may_be_undone(self) -> int:
+        """How many pieces of work come of the open requests at most that can be undone then."""
+        asked = [each for each in self.all_requests().values() if each.undo and not each.is_undone and not each.has_timed_out]
+        return sum(request.members or 1 for request in asked)
+
     def all_requests(self) -> dict[str, Request]:
         """Return the requests by their ids, also those of this step, in the order in which they were sent."""
         return {**self.requests, **{id: request for id, (request, _) in self.new_requests.items()}}

@@ -296,3 +296,19 @@ def test_open_gather_is_waited_for(worker: Worker, trips: Trips) -> None:
 
     assert trips.args() == [("ticket B",), ("ticket A",)]
     assert trips.seen() == ["undone"]
+
+
+def test_step_that_gets_too_few_answers_undoes_them(worker: Worker, trips: Trips) -> None:
+    @trips.saga.handles
+    def too_few(trip: Any, gathered: Any) -> None:
+        trip.seen.append("too few")
+        trip.compensate(then="undone")
+
+    trips.failing = {"B"}
+    members = [trips.book.s(what) for what in "ABC"]
+    options: Any = {"otherwise": "too_few", "within": HOUR, "undo": trips.cancel}
+    trips.do(worker, lambda trip: trip.gather(members, then="gathered", **options) and None)
+    worker.run()
+
+    assert trips.args() == [("ticket C",), ("ticket A",)]
+    assert trips.seen() == ["too few", "undone"]

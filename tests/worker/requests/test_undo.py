@@ -66,6 +66,45 @@ def test_what_is_undone(worker: Worker, trips: Trips, before: str, takes: bool, 
     assert (trips.pending().undo.undoing, trips.pending().undoes, trips.dead()) == (None, 0, [])
 
 
+@pytest.mark.parametrize("came", ["failure", "deadline", "doubt"])
+@pytest.mark.parametrize("takes", [True, False])
+def test_step_that_gets_the_failure_undoes_everything(worker: Worker, trips: Trips, takes: bool, came: str) -> None:
+    """Also the work of the very request that has failed, if its undo takes no answer; and its late answer."""
+    trips.send(worker, "A")
+    worker.run()
+    with hours_ago():
+        held = trips.hold(worker, "B", undo=trips.cancel if takes else trips.cancel.si("B"))
+    trips.on_failure = lambda trip: trip.compensate(then="undone")
+    trips.come(worker, held, came)
+
+    cancelled = [TICKET] if takes else [("B",), TICKET]
+    assert trips.args() == cancelled
+    assert trips.seen()[2:] == ["undone"]
+    if came != "failure":
+        trips.come(worker, held, "answer")
+        assert trips.args() == [*cancelled, ("ticket B",) if takes else ("B",)]
+    assert trips.seen()[2:] == ["undone"]
+
+
+def test_instance_is_there_until_an_answer_is_undone_that_comes_meanwhile(worker: Worker, trips: Trips) -> None:
+    """The step that ends it waits for that."""
+    trips.send(worker, "A")
+    worker.run()
+    with hours_ago():
+        held = trips.hold(worker, "B")
+    trips.on_failure = lambda trip: trip.compensate(then="finished")
+    trips.relay("deadline")
+    worker.one()
+    (undo,) = held_back(worker)
+    worker.deliver_again(held)
+    worker.one()
+    worker.deliver_again(undo)
+    worker.run()
+
+    assert trips.args() == [TICKET, ("ticket B",)]
+    assert trips.saga.find("7") is None
+
+
 @pytest.mark.parametrize("takes", [True, False])
 class TestWaitingForItsTime:
     """A request with ``after=`` whose message is not due."""

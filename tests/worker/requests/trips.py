@@ -46,6 +46,7 @@ class Trips:
     book: Any = None
     cancel: Any = None
     act: Callable[[Any], object] = lambda trip: None
+    on_failure: Callable[[Any], object] = lambda trip: None
     booked: list[Any] = field(default_factory=list)
     cancelled: list[Cancelled] = field(default_factory=list)
     failing: set[Any] = field(default_factory=set)  #: bookings that fail
@@ -192,6 +193,7 @@ def define(app: Celery) -> Trips:
     @Trip.handles
     def failed(trip: Trip, failure: Failure) -> None:
         trip.seen.append(f"failed {failure.kind}")
+        trips.on_failure(trip)
 
     @Trip.handles
     def gathered(trip: Trip, gathered: Any) -> None:
@@ -223,7 +225,8 @@ def define(app: Celery) -> Trips:
 
     @app.task(name="cancel", bind=True, acks_late=True)
     def cancel(self: Any, *args: Any) -> None:
-        trips.cancelled.append(Cancelled(args, self.request.saga_undoes))
+        undoes = self.request.headers["saga_undoes"] if app.conf.task_always_eager else self.request.saga_undoes
+        trips.cancelled.append(Cancelled(args, undoes))
         if args and args[0] in trips.stuck:
             raise Boom(f"cannot cancel {args[0]}")
 
