@@ -1,1 +1,4 @@
-"""A shop: orders that are paid, shipped and delivered by a real Celery worker. ``python -m example_project`` runs it."""
+"""A shop: orders that are paid, shipped and delivered, and trips that are booked, or undone, by a real Celery worker.
+
+``python -m example_project`` runs it.
+"""

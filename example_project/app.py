@@ -9,7 +9,7 @@ from celery.signals import worker_ready
 
 from example_project.settings import settings
 
-app = Celery("shop", include=["example_project.orders", "example_project.till"])
+app = Celery("shop", include=["example_project.orders", "example_project.till", "example_project.trips"])
 app.conf.update(settings(os.environ))
 
 

@@ -4,20 +4,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Generic, TypeAlias, TypeVar
 
-from example_project import bank, ledger
+from example_project import bank, bookings, ledger
 from example_project.invoices import SIZE, file_invoices
 from example_project.journal import Entry, history, rejected
 from example_project.orders import SHOP, Order
-from example_project.scenarios import ENDS, MISTAKE, SOLD, Planned
+from example_project.scenarios import ENDS, MISTAKE, SOLD, Planned, PlannedTrip
 from example_project.till import Till
+from example_project.trips import SERVICES, Trip
+
+PlannedT = TypeVar("PlannedT", bound=Planned | PlannedTrip)
 
 
 @dataclass(frozen=True)
-class Look:
-    """An order as the stores know it."""
+class Look(Generic[PlannedT]):
+    """An order, or a trip, as the stores know it."""
 
-    planned: Planned
+    planned: PlannedT
     state: str
     journal: list[Entry]  #: empty while it lives
 
@@ -40,21 +44,40 @@ class Look:
             times, wanted = found[step, outcome], expected[step, outcome]
             if times != wanted:
                 wrong.append(f"its journal says {times} times, not {wanted}, that {step} came to {outcome!r}")
-        return [f"order {self.planned.order_id} ({self.planned.scenario.name}): {problem}" for problem in wrong]
+        return [f"{self.planned.name}: {problem}" for problem in wrong]
 
     def _counted(self) -> Counter[tuple[str, str]]:
         return Counter((entry.step, str(entry.outcome)) for entry in self.journal)
 
 
-def look_at(planned: Planned) -> Look:
+OrderLook: TypeAlias = Look[Planned]
+TripLook: TypeAlias = Look[PlannedTrip]
+
+
+def look_at(planned: Planned) -> OrderLook:
     """Look an order up: while it lives it is found, later the journal knows how it ended."""
     order = Order.find(planned.order_id)
     if order is not None:
         return Look(planned, "paid" if order.receipt else "placed", [])
-    outcome = Order.outcome(planned.order_id)
-    if outcome is None:
+    if Order.outcome(planned.order_id) is None:
         return Look(planned, "not placed", [])
-    return Look(planned, ENDS.get(outcome.step, outcome.step), history(planned.order_id))
+    journal = history("order", planned.order_id)
+    return Look(planned, end_of(journal), journal)
+
+
+def look_at_trip(planned: PlannedTrip) -> TripLook:
+    """Look a trip up."""
+    if Trip.find(planned.trip_id) is not None:
+        return Look(planned, "under way", [])
+    if Trip.outcome(planned.trip_id) is None:
+        return Look(planned, "not begun", [])
+    journal = history("trip", planned.trip_id)
+    return Look(planned, end_of(journal), journal)
+
+
+def end_of(journal: Sequence[Entry]) -> str:
+    """Return how an order or a trip has ended: what is undone has still to be, when the step has run that decides it."""
+    return next((ENDS[entry.step] for entry in reversed(journal) if entry.step in ENDS), journal[-1].step)
 
 
 @dataclass(frozen=True)
@@ -143,16 +166,46 @@ def expected_invoices(delivered: Sequence[Planned]) -> list[ledger.Filed]:
     return sold + [ledger.Filed(order.order_id, order.scenario.carrier, order.total) for order in delivered]
 
 
-def all_done(looks: Sequence[Look], books: Books, filing: Filing) -> bool:
-    """Whether there is nothing left to wait for, be it right or wrong."""
+@dataclass(frozen=True)
+class Bookings:
+    """What the airline, the hotel and the car rental have noted."""
+
+    lines: list[bookings.Line]
+
+    def services(self, what: str, trip_id: str) -> list[str]:
+        """Return the services that have ``booked`` or ``cancelled`` a trip, in their order."""
+        return [line.service for line in self.lines if (line.what, line.trip) == (what, trip_id)]
+
+    def kept(self, trip_id: str) -> list[str]:
+        """Return the services that have booked a trip, and not cancelled it."""
+        cancelled = self.services("cancelled", trip_id)
+        return [service for service in self.services("booked", trip_id) if service not in cancelled]
+
+    def problems(self, trip: PlannedTrip) -> list[str]:
+        """Return what is wrong with those of a trip: it has all of them, or none, and the last one was cancelled first."""
+        kept, wanted = self.kept(trip.trip_id), list(SERVICES) if trip.scenario.ends == "booked" else []
+        wrong = [] if kept == wanted else [f"it has the bookings {kept}, not {wanted}"]
+        cancelled = self.services("cancelled", trip.trip_id)
+        if cancelled != [service for service in reversed(SERVICES) if service in cancelled]:
+            wrong.append(f"its bookings were cancelled in a wrong order: {cancelled}")
+        return [f"{trip.name}: {problem}" for problem in wrong]
+
+
+def read_bookings() -> Bookings:
+    """Read the books of the airline, the hotel and the car rental."""
+    return Bookings(bookings.lines())
+
+
+def all_done(looks: Sequence[OrderLook], books: Books, filing: Filing) -> bool:
+    """Whether there is nothing left of the orders to wait for, be it right or wrong."""
     expected = expected_books([(look.planned.total, look.state) for look in looks], books.calls)
     counted = books.sales >= expected.sales and books.refunded >= expected.refunded
     filed = filing.is_done([look.planned for look in looks if look.state == "delivered"])
     return counted and filed and all(look.settled for look in looks)
 
 
-def problems(looks: Sequence[Look], books: Books, filing: Filing) -> list[str]:
-    """Return everything that is not as it must be."""
+def problems(looks: Sequence[OrderLook], books: Books, filing: Filing) -> list[str]:
+    """Return everything of the orders that is not as it must be."""
     expected = expected_books([(look.planned.total, look.planned.scenario.ends) for look in looks], books.calls)
     wrong = [problem for look in looks for problem in look.problems()]
     if books != expected:

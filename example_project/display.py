@@ -1,4 +1,4 @@
-"""What the shop shows: progress, outcomes, the timeline of an order, and the summary for machines."""
+"""What the shop shows: progress, outcomes, the timelines of an order and a trip, and the summary for machines."""
 
 import json
 from collections import Counter
@@ -9,21 +9,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from example_project.checks import Look
+from example_project.checks import OrderLook, TripLook
 from example_project.journal import Entry
-from example_project.scenarios import SCENARIOS, Planned
+from example_project.scenarios import SCENARIOS, TRIP_SCENARIOS, Planned, PlannedTrip
 from example_project.shop import Day
 
 
 class LiveProgress(Progress):
-    """A bar for each kind of order."""
+    """A bar for each kind of order and trip."""
 
-    def __init__(self, planned: Sequence[Planned], console: Console) -> None:
+    def __init__(self, planned: Sequence[Planned | PlannedTrip], console: Console) -> None:
         super().__init__(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)
-        kinds = Counter(order.scenario.name for order in planned)
+        kinds = Counter(each.scenario.name for each in planned)
         self._bars: dict[str, TaskID] = {kind: self.add_task(kind, total=count) for kind, count in kinds.items()}
 
-    def show(self, looks: Sequence[Look]) -> None:
+    def show(self, looks: Sequence[OrderLook | TripLook]) -> None:
         """Move the bars."""
         ended = Counter(look.planned.scenario.name for look in looks if look.ended)
         for kind, bar in self._bars.items():
@@ -31,10 +31,11 @@ class LiveProgress(Progress):
 
 
 def outcomes(day: Day) -> Table:
-    """Return the table of outcomes, by kind of order."""
-    table = Table("order", "placed", "came to", "messages", title="Outcomes")
-    for scenario in SCENARIOS:
-        looks = [look for look in day.looks if look.planned.scenario == scenario]
+    """Return the table of outcomes, by kind of order and trip."""
+    table = Table("order or trip", "placed", "came to", "messages", title="Outcomes")
+    ended: list[OrderLook | TripLook] = [*day.looks, *day.trips]
+    for scenario in (*SCENARIOS, *TRIP_SCENARIOS):
+        looks = [look for look in ended if look.planned.scenario == scenario]
         states = Counter(look.state for look in looks)
         came_to = ", ".join(f"{count} {state}" for state, count in states.items())
         table.add_row(scenario.name, str(len(looks)), came_to, str(sum(len(look.journal) for look in looks)))
@@ -42,8 +43,9 @@ def outcomes(day: Day) -> Table:
 
 
 def timeline(journal: Sequence[Entry]) -> Table:
-    """Return what happened to an order."""
-    table = Table("ms", "step", "came to", "version", "sent", title=f"Order {journal[0].key}, from its journal")
+    """Return what happened to an order, or a trip."""
+    title = f"{journal[0].saga.capitalize()} {journal[0].key}, from its journal"
+    table = Table("ms", "step", "came to", "version", "sent", title=title)
     for entry in journal:
         detail = json.loads(entry.detail)
         sent = Counter(message["task"].rpartition(".")[2] for message in detail.get("sent", []))
@@ -72,6 +74,16 @@ def filing(day: Day) -> str:
     )
 
 
+def trips(day: Day) -> str:
+    """Return in a sentence what was booked."""
+    cancelled = _booked(day) - day.kept
+    return f"{_booked(day)} flights, hotels and cars were booked for {len(day.trips)} trips, and {cancelled} cancelled again."
+
+
+def _booked(day: Day) -> int:
+    return sum(line.what == "booked" for line in day.bookings.lines)
+
+
 def summary(day: Day, seconds: float) -> str:
     """Return the day as JSON, for machines."""
     return json.dumps(
@@ -89,6 +101,8 @@ def summary(day: Day, seconds: float) -> str:
                 "waiting": day.filing.waiting,
                 "rejected": len(day.filing.rejected),
             },
+            "trips": Counter(look.state for look in day.trips),
+            "bookings": {"booked": _booked(day), "kept": day.kept},
             "seconds": round(seconds, 1),
         },
         default=str,

@@ -1,4 +1,4 @@
-"""The journal of an order, which the library writes with every commit, and the invoices that were rejected.
+"""The journal of an order or a trip, which the library writes with every commit, and the invoices that were rejected.
 
 The one module that looks behind the library's public names: they have no door to the journal's history yet, and to dead letters
 only one on the command line, ``celery --app example_project.app sagas dead``.
@@ -21,9 +21,9 @@ _BATCH = 1000
 _YEAR_MS = 366 * 86_400_000
 
 
-def history(order_id: str) -> list[Entry]:
-    """Return what happened to an order, oldest first."""
-    return runtime_of(app).backend.journal.history(["order"], order_id, limit=100)
+def history(saga: str, key: str) -> list[Entry]:
+    """Return what happened to an order, or a trip, oldest first."""
+    return runtime_of(app).backend.journal.history([saga], key, limit=100)
 
 
 def rejected() -> list[str]:

@@ -28,7 +28,6 @@ class Order(Saga, correlate_by="order_id", also_by="tracking"):
     total: Decimal  # no default: the first step must set it
     destination: str = ""
     patience: timedelta = timedelta(hours=1)  # with the carriers, until they say what they ask for the parcel
-    cancelled: bool = False
     receipt: str | None = None
     carrier: str = ""
     tracking: str | None = None
@@ -41,25 +40,24 @@ def place_order(order: Order, order_id: str, total: Decimal, card: str, destinat
     order.destination = destination
     order.patience = patience
     # Sent with the commit of this step, or not at all. What comes of it finds this very order: the receipt that the task
-    # returns, or a failure; one outcome, once, however often the task runs.
-    order.send(charge_card.s(order_id, total, card), then=card_charged, otherwise=not_charged, within=timedelta(hours=1))
+    # returns, or a failure; one outcome, once, however often the task runs. Its undo takes no receipt: a bank that has failed, or
+    # has not answered, may have charged the card all the same.
+    hour, undo = timedelta(hours=1), give_back.si(order_id)
+    order.send(charge_card.s(order_id, total, card), then=card_charged, otherwise=not_charged, within=hour, undo=undo)
 
 
 # The customer may be quicker than the checkout.
 @Order.handles(if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
 def cancel_order(order: Order, order_id: str) -> None:
     """Cancel an order that is not paid yet; what is paid is on its way."""
-    order.cancelled = order.receipt is None  # not its end: the card is being charged, and somebody must hear of it
+    if order.receipt is None:
+        order.compensate(then=given_back)  # the card is being charged: what comes of that is awaited, and undone
 
 
 @Order.handles
 def card_charged(order: Order, receipt: str) -> None:
-    """Note the receipt, and ask all carriers at once what they want for the parcel; or give the money back."""
+    """Note the receipt, and ask all carriers at once what they want for the parcel."""
     order.receipt = receipt
-    if order.cancelled:
-        order.send(give_back.s(order.order_id))
-        order.complete()
-        return
     quotes = [quote.s(carrier, order.destination) for carrier in CARRIERS]
     order.gather(quotes, then=carriers_answered, otherwise=nobody_delivers, at_least=1, within=order.patience)
 
@@ -67,8 +65,7 @@ def card_charged(order: Order, receipt: str) -> None:
 @Order.handles
 def not_charged(order: Order, failure: Failure) -> None:
     """End an order that cannot be paid."""
-    order.send(give_back.s(order.order_id))  # if the bank has not answered, it may have charged the card all the same
-    order.complete()
+    order.compensate(then=given_back)
 
 
 @Order.handles
@@ -82,7 +79,12 @@ def carriers_answered(order: Order, quotes: Gathered[Quote]) -> None:
 @Order.handles
 def nobody_delivers(order: Order, quotes: Gathered[Quote]) -> None:
     """End an order for which there is no carrier."""
-    order.send(give_back.s(order.order_id))
+    order.compensate(then=given_back)
+
+
+@Order.handles
+def given_back(order: Order) -> None:
+    """End an order when the money was given back: this runs once that has worked, and it is tried until it has."""
     order.complete()
 
 

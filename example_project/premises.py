@@ -34,13 +34,14 @@ class Premises:
         return self
 
     def _environment(self) -> dict[str, str]:
-        """Return what settings.py, app.py, bank.py and ledger.py read, here and in the worker."""
+        """Return what settings.py, app.py, bank.py, ledger.py and bookings.py read, here and in the worker."""
         given = {"SHOP_BROKER": self.broker, "SHOP_BACKEND": self.backend}
         return {
             "SHOP_NAME": self.name,
             "SHOP_FOLDER": str(self.folder),
             "SHOP_BANK": str(self.folder / "bank.sqlite3"),
             "SHOP_LEDGER": str(self.folder / "ledger.sqlite3"),
+            "SHOP_BOOKINGS": str(self.folder / "bookings.sqlite3"),
             "SHOP_READY": str(self.ready),
         } | {name: value for name, value in given.items() if value}
 

@@ -62,8 +62,8 @@ def temporary(clone: Path) -> Path:
     return clone.parent / "temporary"
 
 
-def test_every_order_is_in_the_state_that_it_must_be_in(clone: Path) -> None:
-    code, output, errors = run(clone, "--orders=9")
+def test_every_order_and_trip_is_in_the_state_that_it_must_be_in(clone: Path) -> None:
+    code, output, errors = run(clone, "--orders=9", "--trips=5")
     assert code == 0, errors
     summary: dict[str, Any] = json.loads(output)
     assert summary["ok"] is True
@@ -78,6 +78,8 @@ def test_every_order_is_in_the_state_that_it_must_be_in(clone: Path) -> None:
     assert (invoices["filed"], invoices["rejected"], invoices["waiting"]) == (6 + 12, 1, 0)
     assert Decimal(invoices["total"]) == Decimal(summary["books"]["taken"]) + Decimal("254.88"), "those of the counter beside"
     assert invoices["largest_batch"] == 5
+    assert summary["trips"] == {"booked": 2, "impossible": 2, "called off": 1}
+    assert summary["bookings"]["kept"] == 2 * 3
 
 
 #: The module, the text that is mutated, the one in its place, and the problem that the check must tell. Those of one run do not
@@ -92,6 +94,15 @@ MUTATIONS = {
         ("bank.py", 'card == "declined"', 'card == "refused"', "it is delivered, not declined"),
         ("orders.py", ", at_least=1", "", "it is unserved, not delivered"),
         ("invoices.py", "size=SIZE", "size=SIZE + 1", "a batch has 6 invoices, and 5 is the most"),
+    ],
+    "what is undone": [
+        (
+            "travel.py",
+            "cancel(service, trip_id)",
+            'cancel(service, "T2")',
+            "silent hotel): it has the bookings ['flight', 'hotel'], not []",
+        ),
+        ("travel.py", 'destination == "Venice"', 'destination == "Rome"', "(trip without car): it is booked, not impossible"),
     ],
 }
 

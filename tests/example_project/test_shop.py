@@ -1,60 +1,21 @@
 """The shop's sagas in virtual time: its own tasks, its own bank and ledger, and no worker."""
 
-import importlib
-import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import _state
 
-from celery_sagas.core.registry import registry
 from celery_sagas.testing import SagaHarness
 from celery_sagas.testing.exploration import explore
-from tests.folders import in_memory
 
 EXAMPLE = Path(__file__).parents[2] / "example_project"
 ORDERS = EXAMPLE / "orders.py"
 TOTAL = Decimal("19.99")
 DAY = timedelta(days=1)
-
-
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The shop's modules, imported as its worker does, for the tests of this module alone, from a folder with nothing else."""
-    folder = tmp_path_factory.mktemp("clone")
-    shutil.copytree(EXAMPLE, folder / EXAMPLE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    sys.path.insert(0, str(folder))
-    kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators)
-    for table in (registry.sagas, registry.steps, registry.aggregators):
-        table.clear()
-    shared, current = set(_state._on_app_finalizers), _state._get_current_app() if _state.default_app else None
-    names = ("app", "bank", "ledger", "orders", "payments", "shipping", "till")
-    modules = SimpleNamespace(**{name: importlib.import_module(f"example_project.{name}") for name in names})
-    yield modules
-    sys.path.remove(str(folder))
-    modules.app.app.close()
-    _state._set_current_app(current)
-    _state._on_app_finalizers.intersection_update(shared)
-    registry.sagas, registry.steps, registry.aggregators = kept
-    for name in [name for name in sys.modules if name.partition(".")[0] == "example_project"]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def shop(modules: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The shop, with a bank and a ledger of this test."""
-    with in_memory(otherwise=tmp_path) as folder:
-        for name in ("bank", "ledger"):
-            monkeypatch.setenv(f"SHOP_{name.upper()}", str(folder / f"{name}.sqlite3"))
-        modules.folder = folder
-        yield modules
 
 
 @contextmanager
@@ -67,13 +28,6 @@ def changed(shop: Any, line: str, other: str) -> Iterator[None]:
         yield
     finally:
         exec(compile(source, ORDERS, "exec"), vars(shop.orders))
-
-
-@pytest.fixture
-def harness(shop: Any) -> Iterator[SagaHarness]:
-    """A harness for the shop."""
-    with SagaHarness(shop.app.app) as harness:
-        yield harness
 
 
 def check_out(harness: SagaHarness, shop: Any, card: str = "good", destination: str = "town") -> None:
@@ -113,7 +67,8 @@ def test_bank_that_answers_later(harness: SagaHarness, shop: Any, card: str) -> 
 def test_card_that_is_declined(harness: SagaHarness, shop: Any) -> None:
     check_out(harness, shop, card="declined")
     harness.run()
-    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.not_charged)
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.given_back)
+    harness.assert_sent(shop.payments.give_back, "42", times=1)
 
 
 def test_bank_that_never_answers(harness: SagaHarness, shop: Any) -> None:
@@ -122,7 +77,7 @@ def test_bank_that_never_answers(harness: SagaHarness, shop: Any) -> None:
     harness.advance(timedelta(minutes=59))
     harness.assert_state(shop.orders.Order, "42")
     harness.advance(timedelta(minutes=1))
-    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.not_charged)
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.given_back)
     harness.assert_sent(shop.payments.give_back, "42", times=1)
 
 
@@ -130,7 +85,7 @@ def test_carriers_that_do_not_answer(harness: SagaHarness, shop: Any) -> None:
     harness.silence(shop.shipping.quote)
     check_out(harness, shop)
     harness.advance(2 * timedelta(hours=1))
-    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.nobody_delivers)
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.given_back)
     assert shop.bank.balance() == 0
 
 
@@ -147,8 +102,9 @@ def test_customer_who_is_quicker_than_the_checkout(harness: SagaHarness, shop: A
     harness.send(shop.orders.cancel_order, order_id="42")
     check_out(harness, shop, card="slow")
     harness.advance(timedelta(seconds=10))
-    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.card_charged)
+    harness.assert_completed(shop.orders.Order, "42", by=shop.orders.given_back)
     assert shop.bank.balance() == 0
+    harness.assert_sent(shop.payments.give_back, "42", times=1)
 
 
 class TestExploration:
