@@ -104,7 +104,8 @@ def _take_over(context: StepContext, request: Request) -> bool:
         if not is_new:  # a relay may have sent it a moment ago
             pending.requests[request.id] = replace(request, has_timed_out=True, row="", sent_row="", is_undone=True)
         return False
-    context.cancelled[request.id] = request
+    if not request.undo.takes:  # else only an answer says what was done: also of a run whose process has died
+        context.cancelled[request.id] = request
     pending.change(replace(request, is_undone=True))
     return True
 
