@@ -84,7 +84,7 @@ def nobody_delivers(order: Order, quotes: Gathered[Quote]) -> None:
 
 @Order.handles
 def given_back(order: Order) -> None:
-    """End an order when the money was given back: this runs once that has worked, and it is tried until it has."""
+    """End an order whose money was given back: this runs when that has worked, and it is tried again until it has."""
     order.complete()
 
 

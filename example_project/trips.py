@@ -24,8 +24,8 @@ class Trip(Saga, correlate_by="trip_id"):
 def book_trip(trip: Trip, trip_id: str, destination: str, patience: timedelta) -> None:
     """Begin with the flight."""
     trip.destination, trip.patience = destination, patience
-    # With the request its undo is stored. This one takes no answer (``.si``): it runs in any case, since a service that has not
-    # answered may have booked all the same. ``undo=cancel.s()`` would be given the flight's number, and run if there is one.
+    # Its undo is stored with the request. This one takes no answer (``.si``), so it runs whatever came of the request: a service
+    # that has not answered may have booked all the same. One of ``.s`` would be given the number, and run only if there is one.
     undo = cancel.si("flight", trip_id)
     trip.send(book_flight.s(trip_id, destination), then=flight_booked, otherwise=no_trip, within=HOUR, undo=undo)
 
