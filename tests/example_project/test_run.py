@@ -114,7 +114,7 @@ def test_a_wrong_state_is_found(clone: Path, mutations: list[tuple[str, str, str
         source = clone / EXAMPLE.name / module
         assert source.read_text().count(right) == 1, f"{module} has changed: name another line of it in this test"
         source.write_text(source.read_text().replace(right, wrong))
-    code, output, errors = run(clone, "--orders=7")
+    code, output, errors = run(clone, "--orders=7", "--trips=4")
     assert code == 1, errors
     assert [problem for *_, problem in mutations if problem not in output] == [], output
 
@@ -153,7 +153,7 @@ def test_an_interrupt_stops_the_worker(clone: Path) -> None:
 def test_it_ends_on_redis_as_with_sqlite_and_leaves_nothing_there(clone: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         before = set(client.keys())
-        code, output, errors = run(clone, "--orders=9", f"--broker={redis_url}", f"--backend={redis_url}")
+        code, output, errors = run(clone, "--orders=9", "--trips=4", f"--broker={redis_url}", f"--backend={redis_url}")
         assert code == 0, output + errors
         summary: dict[str, Any] = json.loads(output)
         assert summary["outcomes"] == {"delivered": 6, "declined": 1, "cancelled": 1, "unserved": 1}
@@ -167,7 +167,7 @@ def test_it_ends_on_redis_as_with_sqlite_and_leaves_nothing_there(clone: Path, r
 
 def test_it_runs_on_rabbitmq_and_postgresql_and_leaves_no_rows(clone: Path, rabbitmq_url: str) -> None:
     with servers.database("postgresql") as url:  # which no other test has used
-        code, output, errors = run(clone, "--orders=7", f"--broker={rabbitmq_url}", f"--backend={url}")
+        code, output, errors = run(clone, "--orders=7", "--trips=4", f"--broker={rabbitmq_url}", f"--backend={url}")
         assert code == 0, output + errors
         engine = create_engine(servers.driven(url))
         with engine.connect() as connection:
