@@ -130,10 +130,12 @@ class Pending:
         return self.undoes + known + awaited
 
     @property
-    def may_be_undone(self) -> int:
-        """How many pieces of work come of the open requests at most that can be undone then."""
+    def to_undo(self) -> int:
+        """How many pieces of work it may have to undo: of the past, and at most of the requests that are open."""
+        if not (self.undo or self.requests or self.new_requests):
+            return 0
         asked = [each for each in self.all_requests().values() if each.undo and not each.is_undone and not each.has_timed_out]
-        return sum(request.members or 1 for request in asked)
+        return len(self.undo.log) + self.left_to_undo + sum(request.members or 1 for request in asked)
 
     def all_requests(self) -> dict[str, Request]:
         """Return the requests by their ids, also those of this step, in the order in which they were sent."""

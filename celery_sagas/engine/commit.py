@@ -138,7 +138,7 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
     count = sum(not request.has_timed_out for request in requests.values())
     if count > REQUESTS:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
-    if (count := len(pending.undo.log) + pending.left_to_undo + pending.may_be_undone) > MOST:
+    if (count := pending.to_undo) > MOST:
         raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
     return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.more).text()
 

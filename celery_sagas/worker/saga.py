@@ -274,11 +274,10 @@ class Saga(State):
     ) -> None:
         """Undo what the requests of this instance have done: all that were sent with ``undo=`` before, the last outcome first.
 
-        From this step's commit on, the outcome of such a request goes to its undo, and to no step. A request that has no
-        outcome yet is revoked, and its outcome awaited, at most until its deadline: an undo that were sent at once might
-        overtake it. What this very step has sent with ``undo=`` before is not sent at all. Other messages and timeouts are
-        handled as ever. If it is called again meanwhile, what was sent since then is undone first, and what is given last
-        applies.
+        From this step's commit on, the outcome of such a request goes to its undo, and to no step. If a request has no outcome
+        yet, that is awaited, at most until its deadline: an undo that were sent at once might overtake the work. What this very
+        step has sent with ``undo=`` before is not sent at all. Other messages and timeouts are handled as ever. If it is called
+        again meanwhile, what was sent since then is undone first, and what is given last applies.
 
         An undo that fails, or does not answer in time, is sent again under a new id. When that has failed too often it becomes
         a dead letter, an ``UndoFailed``: retry it when the cause is mended, or discard it, and the undo counts as done. Until
@@ -304,7 +303,7 @@ class Saga(State):
         """Stop waiting for a request, with this step's commit. Its message is withdrawn, and its task revoked.
 
         Its task may have begun, and not notice. What comes of it is dropped, unless the request has an ``undo``: that runs as
-        if ``compensate`` had been called for this request alone.
+        if ``compensate`` had been called for this request alone, and the instance cannot complete before.
 
         Args:
             request: The request's id, as ``send`` or ``gather`` has returned it.

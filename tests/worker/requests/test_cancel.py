@@ -120,7 +120,7 @@ class TestWithUndo:
         with hours_ago():
             held = trips.hold(worker, undo=trips.cancel if takes else trips.cancel.si("A"))
         assert cancel(trips, worker, trips.ids["A"])
-        assert revoked == [trips.ids["A"]]
+        assert revoked == ([] if takes else [trips.ids["A"]])  # its answer alone says what was done
         trips.come(worker, held, came)
         assert (trips.args(), trips.seen(), trips.rows()) == (args, [], 0)
         if came == "deadline":
@@ -242,7 +242,7 @@ class TestGather:
         assert (trips.seen(), self.collected(trips)) == ([], 0)
 
     def test_with_undo_those_that_answer_are_undone(self, worker: Worker, trips: Trips, revoked: list[str]) -> None:
-        first, second = self.gather(trips, worker, undo=trips.cancel)
+        first, _ = self.gather(trips, worker, undo=trips.cancel)
         worker.deliver_again(first)
         worker.run()
         assert cancel(trips, worker, trips.ids["g"])
@@ -252,7 +252,7 @@ class TestGather:
 
         assert trips.cancelled == [(("ticket A",), first.id)]
         assert trips.seen() == []
-        assert second.id in revoked
+        assert revoked == []
 
     def test_of_the_same_step_is_never_sent(self, worker: Worker, trips: Trips) -> None:
         def act(trip: Any) -> None:
