@@ -24,6 +24,14 @@ class Retry(StrEnum):
     DONE = "done"  #: another run of the message committed: there is nothing left to do
 
 
+def recurs(error: BaseException) -> bool:
+    """Return whether a message that failed with an error would fail with it each time it ran.
+
+    An error of the user's code may pass, whatever its class: a ``ValueError`` may come of half an answer of a server.
+    """
+    return isinstance(error, SagaError) and error.retry is Retry.NEVER
+
+
 class SagaError(Exception):
     """The root of every error of this library."""
 

@@ -4,14 +4,26 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+)
 
+from celery_sagas.core.delays import Backoff, checked_backoff
 from celery_sagas.errors import ConfigurationError
 
 PREFIX = "saga_"
 #: The backend of an app that names none: the first run needs no server.
 DEFAULT_BACKEND = "sqlite:///celery-sagas.sqlite3"
 DEFAULT_FILE = DEFAULT_BACKEND.removeprefix("sqlite:///")
+#: After 1, 5 and 25 seconds. What a number of times, or a ``dict``, does not say is taken from it.
+STEP_RETRIES = Backoff(3, 1.0, factor=5.0)
 
 
 def _number(value: object) -> object:
@@ -28,6 +40,21 @@ class Subscription(BaseModel):
     task: Annotated[str, StringConstraints(min_length=1)]
     #: Without one Celery routes the message, like every other message to this task.
     queue: Annotated[str, StringConstraints(min_length=1)] | None = None
+
+
+def _backoff(value: object) -> Backoff:
+    """Return a backoff that is given as one, as its parts, or as a number of times."""
+    given: object = value
+    try:
+        if isinstance(value, int) and not isinstance(value, bool):
+            given = STEP_RETRIES._replace(times=value)
+        elif isinstance(value, Mapping):
+            given = STEP_RETRIES._replace(**value)
+        elif isinstance(value, list | tuple):
+            given = Backoff(*value)
+        return checked_backoff("step_retries", given)
+    except (TypeError, ValueError) as exc:  # pydantic takes no TypeError
+        raise ValueError(f"{exc}; write Backoff(3, 1, factor=5), {{'times': 3, 'first': 1, 'factor': 5}}, or 0 for none") from exc
 
 
 def _event(value: object) -> object:
@@ -82,6 +109,8 @@ class Settings(BaseModel):
     create_schema: bool = True
     #: Runs of a step after conflicts, before the instance is locked for the next run.
     conflict_retries: Count = Field(default=5, ge=0, le=1000)
+    #: How often, and after which pauses, a message runs again whose step has raised; 0: it becomes a dead letter at once.
+    step_retries: Annotated[Backoff, PlainValidator(_backoff)] = STEP_RETRIES
     #: The most messages of steps that a process of a worker's pool handles together; 1: each runs as a task.
     batch: Count = Field(default=50, ge=1, le=500)
     #: How many messages may follow one another in the process that commits them, where a step sends to a step; 0: none.

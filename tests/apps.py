@@ -57,6 +57,7 @@ def new_app(definitions: None) -> Iterator[NewApp]:
         app = Celery(f"test-{len(apps)}", broker="memory://", backend="cache+memory://", task_cls=settings.pop("task_cls", None))
         app.conf.update(
             saga_backend=f"memory://{uuid.uuid4()}",
+            saga_step_retries=settings.pop("saga_step_retries", 0),
             task_default_queue=f"queue-{uuid.uuid4()}",
             task_always_eager=eager,
             task_eager_propagates=eager,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
+from celery_sagas import Backoff
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.settings import DEFAULT_BACKEND, PREFIX, Settings, Subscription, is_default_backend, read_settings
 
@@ -46,6 +47,7 @@ VALUES = {
     "backend_options": ({"pool_recycle": 3}, {"pool_recycle": 3}),
     "prefix": ("shop", "shop"),
     "create_schema": (False, False),
+    "step_retries": (Backoff(2, timedelta(seconds=3)), Backoff(2, 3.0, 3600.0, 2.0)),
     "batch": (7, 7),
     "hand_over": (7, 7),
     "conflict_retries": (7, 7),
@@ -80,6 +82,35 @@ def test_value(name):
 
 def test_backend_of_the_apps_own():
     assert not is_default_backend(app_with(saga_backend="memory://").conf)
+
+
+@pytest.mark.parametrize(
+    ("given", "held"),
+    [
+        (0, Backoff(0, 1.0, 3600.0, 5.0)),
+        (5, Backoff(5, 1.0, 3600.0, 5.0)),
+        (Backoff(0), Backoff(0, 10.0, 3600.0, 2.0)),
+        ({"times": 2}, Backoff(2, 1.0, 3600.0, 5.0)),
+        ({"times": 2, "first": 0.5, "most": 60, "factor": 3}, Backoff(2, 0.5, 60.0, 3.0)),
+        ([2, 0.5, 60, 3], Backoff(2, 0.5, 60.0, 3.0)),
+    ],
+)
+def test_step_retries(given, held):
+    assert read(saga_step_retries=given).step_retries == held
+
+
+def test_step_retries_unless_set():
+    assert [read().step_retries.pause_s(number) for number in (1, 2, 3)] == [1, 5, 25]
+    assert read().step_retries.times == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, True, "3", -1, 1_001, 1.5, (), [3, 2, 1], {"tries": 3}, {"times": "3"}, Backoff(3, 0), Backoff(3, "1")]
+)
+def test_wrong_step_retries(wrong):
+    problem = problem_of(saga_step_retries=wrong)
+    assert problem.startswith("saga_step_retries: ")
+    assert "write Backoff(3, 1, factor=5)" in problem
 
 
 @pytest.mark.parametrize("seconds", [1, 1.0, "1", timedelta(seconds=1)])

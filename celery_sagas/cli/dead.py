@@ -14,6 +14,7 @@ from celery_sagas.core.requests.requests import UNDONE
 from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import DeadLetters
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.worker.failures.dead_letters import tries_of
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.runtime import Runtime
 
@@ -40,7 +41,7 @@ def list_dead_letters(context: click.Context, task: str | None, limit: int, as_j
     with opened(context) as runtime:
         found = list(islice(_dead_letters(runtime, task, min(limit, _PAGE)), limit))
     if as_json:
-        tables.print_json([dead_letter._asdict() for dead_letter in found])
+        tables.print_json([{**dead_letter._asdict(), "tries": tries_of(dead_letter)} for dead_letter in found])
     else:
         tables.print_table(_COLUMNS, list(map(_row, found)), "There are no dead letters.")
 
@@ -158,6 +159,7 @@ def _description(dead_letter: DeadLetter) -> list[str]:
         "id": dead_letter.id,
         "since": tables.time(dead_letter.at),
         **about,
+        "tries": str(tries) if (tries := tries_of(dead_letter)) > 1 else "",
         "error": f"{dead_letter.error}: {dead_letter.text}",
     }
     lines = [f"{name + ':':9}{tables.line(value)}" for name, value in facts.items() if value]

@@ -10,9 +10,10 @@ from celery.exceptions import Ignore, Reject
 
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.celery_internals import add_task, registered, unregister
-from celery_sagas.worker.failures.dead_letters import keep_failures
+from celery_sagas.worker.failures.raised import keep_failures
 from celery_sagas.worker.failures.redelivery import may_publish_again, requeue
 from celery_sagas.worker.failures.requests import keeping_failures
+from celery_sagas.worker.failures.retries import mark_used_up
 from celery_sagas.worker.publishing.publisher import take_return
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import is_batched
@@ -63,6 +64,9 @@ class DurableTask(_Task):
                 retry = super().retry(throw=False, **{**confirmed, **options})
             except Reject as error:
                 requeue(error)
+            except Exception:
+                mark_used_up(self.request)
+                raise
             if unroutable := take_return(confirmed["producer"]):
                 requeue(unroutable)
         if throw:

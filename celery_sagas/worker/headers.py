@@ -44,6 +44,10 @@ PUBLICATION = "saga_publication"
 UNDOES = "saga_undoes"
 #: How often the library has redelivered this message later, because the store was unavailable.
 REDELIVERIES = "saga_redeliveries"
+#: How often a message was retried because its step has raised; Celery's own retries are not counted.
+STEP_RETRIES = "saga_retries"
+#: What is left of the pause before such a retry when the message arrives, in milliseconds; absent: nothing.
+PAUSE_LEFT = "saga_pause_left"
 
 _MAX_CHARACTERS = 255
 #: RabbitMQ accepts the headers of a message in one frame, of 128 KiB with all other properties in it.
@@ -188,12 +192,23 @@ def is_name(value: object) -> TypeGuard[str]:
 
 def read_redeliveries(request: Any) -> int:
     """Return how often the library has redelivered the message later."""
-    return _count_of(_header(request, REDELIVERIES))
+    return count_of(_header(request, REDELIVERIES))
+
+
+def read_step_retries(request: Any) -> int:
+    """Return how often the message was retried because its step has raised."""
+    return count_of(_header(request, STEP_RETRIES))
+
+
+def read_pause_left(request: Any) -> int:
+    """Return what is left of the pause before a retry, in milliseconds."""
+    value = _header(request, PAUSE_LEFT)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def read_retries(request: Any) -> int:
     """Return how often the task of a message was retried."""
-    return _count_of(request.retries)
+    return count_of(request.retries)
 
 
 def headers_of(request: Any) -> Mapping[str, Any]:
@@ -238,7 +253,7 @@ def hand_over(headers: dict[str, Any], request: Any, publication: str) -> None:
     To a plain task it is another publication under the same id: its own publications differ from those of the replaced task. A
     retry, or a message to a step, keeps the publication.
     """
-    is_same = STEP in headers or _count_of(headers.get("retries")) > read_retries(request)
+    is_same = STEP in headers or count_of(headers.get("retries")) > read_retries(request)
     cause, address = _header(request, CAUSE), _header(request, RETURN_ADDRESS)
     given = {
         CAUSE: cause[:_MAX_CHARACTERS] if isinstance(cause, str) else None,
@@ -265,5 +280,6 @@ def _header(request: Any, name: str) -> object:
     return headers_of(request).get(name) if value is None else value
 
 
-def _count_of(value: object) -> int:
+def count_of(value: object) -> int:
+    """Return a count that a header holds; 0 if it holds none, or one that no message has."""
     return value if isinstance(value, int) and 0 <= value < _MANY else 0

@@ -19,7 +19,7 @@ from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import lookup_of
-from celery_sagas.worker.headers import MESSAGE_ID, RETRY_OF, answer_headers, read_address
+from celery_sagas.worker.headers import MESSAGE_ID, PAUSE_LEFT, RETRY_OF, STEP_RETRIES, answer_headers, read_address
 from celery_sagas.worker.requests.gather_task import gather_of
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import ROUTE, deserialized
@@ -29,6 +29,8 @@ logger = logging.getLogger("celery_sagas")
 
 #: Counters and options that a failed message has used up, and that its retry starts without.
 _SPENT = ("expires", "retries", "task_id")
+#: Headers likewise.
+_SPENT_HEADERS = (MESSAGE_ID, STEP_RETRIES, PAUSE_LEFT)
 
 
 class Retried(NamedTuple):
@@ -142,9 +144,9 @@ def retry_of(app: Celery, dead_letter: DeadLetter) -> Signature[Any]:
         options = part["options"] = dict(part.get("options") or {})
         for name in _SPENT:
             options.pop(name, None)
-        options["headers"] = {name: value for name, value in (options.get("headers") or {}).items() if name != MESSAGE_ID} | {
-            RETRY_OF: dead_letter.id
-        }
+        options["headers"] = {
+            name: value for name, value in (options.get("headers") or {}).items() if name not in _SPENT_HEADERS
+        } | {RETRY_OF: dead_letter.id}
     first["options"]["task_id"] = new_id_of(dead_letter)
     return deserialized(app, str(dumps(sent)))
 

@@ -412,8 +412,8 @@ HEADERS = (
     Mutation(
         "headers",
         "worker/operators.py",
-        "if name != MESSAGE_ID}",
-        "if name}",
+        "if name not in _SPENT_HEADERS\n",
+        "if name\n",
         "An operator's replay is a new message, also of one that its producer has named.",
     ),
 )

@@ -134,7 +134,7 @@ class TestList:
         keep(app, dead_letter(), dead_letter("l2"))
         lines = [json.loads(line) for line in run(app, "dead", "list", "--json").output.splitlines()]
 
-        assert {line["id"] for line in lines} == {"l1", "l2"}
+        assert {line["id"]: line["tries"] for line in lines} == {"l1": 1, "l2": 1}
         assert lines[0]["traceback"].startswith("Traceback")
         assert lines[0]["at"] > 0
 
@@ -163,6 +163,16 @@ class TestShow:
             "Boom: it broke",
         ):
             assert line in result.output.splitlines()
+
+    def test_how_often_it_was_tried(self, app: Celery) -> None:
+        options = {"task_id": "m1", "headers": {"saga_retries": 3}}
+        payload = json.dumps({"task": "order.place", "args": ["42"], "kwargs": {}, "options": options})
+        keep(app, dead_letter(payload=payload), dead_letter("l2"))
+
+        assert "tries:   4" in run(app, "dead", "show", "l1").output.splitlines()
+        assert "tries:" not in run(app, "dead", "show", "l2").output
+        lines = [json.loads(line) for line in run(app, "dead", "list", "--json").output.splitlines()]
+        assert {line["id"]: line["tries"] for line in lines} == {"l1": 4, "l2": 1}
 
     def test_payload_that_is_no_json(self, app: Celery) -> None:
         """It is shown in one line."""

@@ -184,6 +184,7 @@ class Deployment:
             "broker_transport_options": self._transport_options(),
             "task_default_queue": self.name,
             "saga_backend": self.backend_url,
+            "saga_step_retries": 0,
             "saga_prefix": self.name,
         }
 

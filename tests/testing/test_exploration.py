@@ -263,6 +263,40 @@ class TestLongHistories:
         explore(one_order, all_is_well, examples=60, lasts=30 * DAY)
 
 
+class TestRetries:
+    @pytest.mark.parametrize("retries", [3, 0])
+    def test_step_that_raises_if_it_comes_too_early(self, app: Celery, retries: int) -> None:
+        app.conf.saga_step_retries = retries
+
+        class Box(Saga, correlate_by="box_id"):
+            box_id: str
+            filled: bool = False
+
+        @Box.starts
+        def fill(box: Box, box_id: str) -> None:
+            box.filled = True
+
+        @Box.starts
+        def close(box: Box, box_id: str) -> None:
+            if not box.filled:
+                raise ValueError("it is empty")
+            box.complete()
+
+        def one_box(harness: SagaHarness) -> None:
+            harness.send(fill, "1")
+            harness.send(close, "1")
+
+        def ends(harness: SagaHarness) -> None:
+            assert not harness.dead
+            if harness.is_quiet:
+                harness.assert_completed(Box, "1", by=close)
+
+        if retries:
+            explore(one_box, ends, faults=["crash"], app=app)
+        else:
+            assert calls(found(one_box, ends, faults=["crash"], app=app)) == ["saga_harness.deliver('box.close')"]
+
+
 class TestMistakes:
     def test_invariant_that_is_false_from_the_start(self, parcels: Any) -> None:
         with pytest.raises(ScenarioError, match="never does not hold") as caught:

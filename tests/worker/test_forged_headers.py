@@ -71,6 +71,8 @@ READERS: dict[Callable[[Any], Any], type | tuple[type, ...]] = {
     headers.is_answer: bool,
     headers.read_redeliveries: int,
     headers.read_retries: int,
+    headers.read_step_retries: int,
+    headers.read_pause_left: int,
     headers.headers_of: Mapping,
     headers.task_of: str,
     headers.id_of: str,

@@ -1,6 +1,7 @@
 """The broker of a test: what is sent waits in this process until the test delivers it."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class TestPublisher(ConfirmedPublisher):
     """Publishes to a test's broker, which confirms at once."""
 
     __test__ = False  # pytest would collect it
+    longest_wait_s = math.inf
 
     def __init__(self, app: Celery, broker: Broker, crash: Crash) -> None:
         self._app = app

@@ -24,6 +24,7 @@ from celery_sagas.testing.harness.broker import SentMessage
 from celery_sagas.testing.harness.crashes import CrashPoint
 from celery_sagas.testing.harness.timeline import ScenarioError
 from celery_sagas.testing.harness.world import World, milliseconds, never_answer
+from celery_sagas.worker.headers import STEP_RETRIES
 from celery_sagas.worker.replaying import replaying
 from celery_sagas.worker.saga import Saga
 
@@ -163,7 +164,7 @@ class SagaHarness:
             crash: Where the worker's process is killed while it handles the message: the broker then has the message again, if
                 its task is ``acks_late``. Points that the message does not come by are at its end: what is sent was published,
                 and nothing is acknowledged. What the process has not published waits for ``saga_dispatch_grace``.
-            fail: What its task raises, this once, in the place of its own function.
+            fail: What its task raises, this once, in the place of its own function; it is not retried.
             silent: Whether its task neither answers nor fails, this once.
 
         Returns:
@@ -293,7 +294,7 @@ class SagaHarness:
         return last
 
     def assert_sent(self, task: Named | str, *args: object, times: int | None = None, **kwargs: object) -> list[SentMessage]:
-        """Assert that a message was sent to a task.
+        """Assert that a message was sent to a task; one that comes again for a retry of its step was sent once.
 
         Args:
             task: The task, or its name.
@@ -309,7 +310,7 @@ class SagaHarness:
             raise TypeError(f"there is no task {name!r}")
         parameters = _parameters(world.app.tasks.get(name))
         wanted_of = _named(parameters, args, kwargs)
-        messages = [sent for sent in world.broker.sent if sent.task == name]
+        messages = [sent for sent in world.broker.sent if sent.task == name and not sent.headers.get(STEP_RETRIES)]
         found = [sent for sent in messages if wanted_of.items() <= _named(parameters, sent.args, sent.kwargs).items()]
         if len(found) != times if times is not None else not found:
             shown = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])

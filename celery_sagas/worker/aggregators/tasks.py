@@ -24,7 +24,8 @@ from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.aggregators.flushes import add_items, ask, ask_for_the_rest
 from celery_sagas.worker.celery_internals import time_limit_s
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
-from celery_sagas.worker.failures.dead_letters import announce, failing
+from celery_sagas.worker.failures.dead_letters import announce
+from celery_sagas.worker.failures.raised import failing
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, REDELIVERIES, check_message_id, headers_of
 from celery_sagas.worker.runtime import refuse_stand_in, runtime_of

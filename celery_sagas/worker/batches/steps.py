@@ -22,6 +22,7 @@ from celery_sagas.worker.batches.consumer import BatchConsumer, Settled, is_foll
 from celery_sagas.worker.batches.handing_over import batch_size, queues_of, request_of
 from celery_sagas.worker.celery_internals import RunningTask, current_app, has_own_limits, stores_result
 from celery_sagas.worker.deliveries import conclude, delivery_of
+from celery_sagas.worker.headers import STEP_RETRIES
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.sessions import mark_batched, mark_over, session_of
 
@@ -55,7 +56,8 @@ class StepBatches(BatchConsumer):
 
     def runs_alone(self, request: Any) -> bool:
         """Return whether others follow or wait for a message, or it has time limits, or has failed or ended a process before."""
-        has_failed = request.delivery_info.get("redelivered") or request.request_dict.get("retries")
+        described = request.request_dict
+        has_failed = request.delivery_info.get("redelivered") or described.get("retries") or described.get(STEP_RETRIES)
         has_limits = has_own_limits(request.task, *request.time_limits)
         return bool(has_failed or has_limits or is_followed(request) or stores_result(request))
 

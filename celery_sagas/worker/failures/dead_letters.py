@@ -1,17 +1,14 @@
 """Dead letters: if a step's task ends with an error, its message becomes one before it is acknowledged."""
 
 import contextlib
-import functools
 import json
 import logging
-from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 from celery import Celery
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TaskPredicate
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils.json import dumps, loads
 
 from celery_sagas import signals
@@ -20,11 +17,19 @@ from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dea
 from celery_sagas.errors import MessageError, StoreError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, Lookup
-from celery_sagas.worker.celery_internals import is_terminating
 from celery_sagas.worker.failures.notifications import notify_requester
-from celery_sagas.worker.failures.redelivery import redeliver_or_requeue, requeue
-from celery_sagas.worker.headers import MESSAGE_ID, REDELIVERIES, check_message_id, headers_of, read_address
-from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
+from celery_sagas.worker.headers import (
+    MESSAGE_ID,
+    PAUSE_LEFT,
+    REDELIVERIES,
+    STEP_RETRIES,
+    check_message_id,
+    count_of,
+    headers_of,
+    read_address,
+)
+from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import deserialized
 from celery_sagas.worker.sessions import session_of
 
@@ -33,58 +38,20 @@ logger = logging.getLogger("celery_sagas")
 #: Marks an exception whose message was dead-lettered; the mark reaches the worker's main process with the exception.
 _IS_KEPT = "_celery_sagas_is_kept"
 #: Headers that belong to one delivery of a message, not to the message.
-_PASSING = frozenset({REDELIVERIES, "redelivered"})
+_PASSING = frozenset({REDELIVERIES, PAUSE_LEFT, "redelivered"})
 #: On a request: why its message cannot be decoded.
 UNDECODED = "_celery_sagas_undecoded"
 #: How many characters of the sender's representation of the arguments are kept for an unwritable message, as in Celery.
 _REPR_CHARACTERS = 1_024
-#: Modules whose errors end a greenlet, or signal that its time is over.
-_GREEN = frozenset({"eventlet", "gevent", "greenlet"})
-#: Modules whose frames are above those of a user's function.
-_ABOVE = frozenset({"celery", "celery_sagas", "contextlib"})
 
 
-def keep_failures(task: Any) -> None:
-    """Have a step's task dead-letter the messages that fail permanently.
+def keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
+    """Make a dead letter of the running message of a task, or redeliver it later if that fails.
 
-    Its ``run`` is wrapped outside of Celery's ``autoretry_for``, so that errors that arrive here are not retried; not its
-    ``__call__``, for which Celery would give up its fast path. The error that leaves it has a short traceback. A process of the
-    pool writes each frame, some kilobytes, into a pipe of 64 KiB, which a stopping main process may no longer read
-    (``AsynPool.flush``). If the pipe is full then, the process cannot report its end, and its worker never ends.
+    Raises:
+        Ignore: It was published again.
+        Reject: The broker keeps this delivery.
     """
-    inner = task.run
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if task.request.called_directly or task.request.is_eager:
-            return inner(*args, **kwargs)
-        try:
-            return _run(task, inner, args, kwargs)
-        except (Ignore, Reject) as exc:
-            raise exc.with_traceback(None) from None  # the traceback is never read
-        except Exception as exc:
-            raise exc.with_traceback(_below(exc.__traceback__))  # noqa: B904 - it is the same error
-
-    task.run = functools.update_wrapper(run, inner, updated=())
-
-
-def _run(task: Any, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    try:
-        with failing():
-            return inner(*args, **kwargs)
-    except TaskPredicate:
-        raise  # retried, ignored or rejected
-    except Exception as exc:
-        if is_terminating():
-            raise Reject(repr(exc), requeue=True) from exc
-        try:
-            runtime = runtime_of(task.app)
-        except Exception as unusable:
-            requeue(unusable)
-        _keep_or_redeliver(task, runtime, exc)
-        raise
-
-
-def _keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
     try:
         keep_as_dead_letter(task, task.request, runtime.backend, error)
         with contextlib.suppress(AttributeError):  # an exception with slots: the main process does it once more
@@ -125,12 +92,26 @@ def keep_as_dead_letter(task: Any, request: Any, backend: Backend, error: Except
     return kept
 
 
+def tries_of(dead_letter: DeadLetter) -> int:
+    """Return how often the message of a dead letter was tried, as far as it says: once, and with each retry again."""
+    if dead_letter.number:  # an item
+        return 1
+    try:
+        options = json.loads(dead_letter.payload)["options"]
+        counts = (options.get("retries"), (options.get("headers") or {}).get(STEP_RETRIES))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # it holds no message
+        return 1
+    return 1 + sum(map(count_of, counts))
+
+
 def announce(task: Any, dead_letter: DeadLetter, error: Exception) -> None:
     """Log a new dead letter, and send the signal."""
+    tries = tries_of(dead_letter)
     logger.error(
-        "%s[%s] failed and is kept as the dead letter %s: %s",
+        "%s[%s] failed%s and is kept as the dead letter %s: %s",
         dead_letter.task,
         dead_letter.message_id,
+        f" {tries} times" if tries > 1 else "",
         dead_letter.id,
         dead_letter.error,
     )
@@ -195,33 +176,3 @@ def lookup_of(step: StepDefinition, request: Any) -> Lookup | None:
     except Exception as exc:  # from a validator, say: it fails in the same way each time, and has a dead letter all the same
         logger.warning("%s[%s] cannot be correlated: %r", step.name, request.id, exc)
         return None
-
-
-@contextlib.contextmanager
-def failing() -> Iterator[None]:
-    """Turn every error of a user's function into an ``Exception``, unless it ends a process, a thread or a greenlet.
-
-    ``asyncio.CancelledError`` is not one. Celery would treat it as the end of the process, and acknowledge the message.
-    """
-    try:
-        yield
-    except BaseException as exc:
-        if isinstance(exc, Exception) or _is_end(exc):
-            raise
-        raise RuntimeError(f"{exc!r}, which is no Exception") from exc
-
-
-def _is_end(error: BaseException) -> bool:
-    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-    return isinstance(error, SystemExit | KeyboardInterrupt) or not modules.isdisjoint(_GREEN)
-
-
-def _below(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the user's first frame on; for an error raised by the library itself, the last frame."""
-    while traceback is not None and traceback.tb_next is not None and _is_above(traceback):
-        traceback = traceback.tb_next
-    return traceback
-
-
-def _is_above(traceback: TracebackType) -> bool:
-    return str(traceback.tb_frame.f_globals.get("__name__")).partition(".")[0] in _ABOVE

@@ -20,6 +20,7 @@ from celery_sagas.worker.headers import (
     is_answer,
     read_retries,
     read_return_address_of,
+    read_step_retries,
     task_of,
 )
 from celery_sagas.worker.publishing.publisher import PASSING_REFUSALS
@@ -119,7 +120,7 @@ def failure_of(request: Any, error: BaseException | str, kind: FailureKind = "er
         task_id=storable(id_of(request), _NAME_CHARACTERS),
         error="" if isinstance(error, str) else storable(_class_of(error), _NAME_CHARACTERS),
         text=storable(error if isinstance(error, str) else text_of(error), TEXT_CHARACTERS),
-        retries=read_retries(request),
+        retries=read_retries(request) + read_step_retries(request),
         dead_letter=dead_letter,
     )
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeGuard
 
 from celery import Celery
@@ -84,7 +85,8 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> No
     count = read_redeliveries(task.request)
     delay = _delay_s(count, longest_redelivery_s(task.app))
     logger.warning("%s[%s] is redelivered in %.1f s: %s", task.name, task.request.id, delay, reason)
-    _publish_again(task, publisher, delay, read_retries(task.request), count + 1)
+    publish_again_or_requeue(task, publisher, delay, {REDELIVERIES: count + 1})
+    raise Ignore()
 
 
 def retry_missing(task: Any, publisher: object, reason: Exception) -> None:
@@ -98,19 +100,45 @@ def retry_missing(task: Any, publisher: object, reason: Exception) -> None:
         return
     delay = float(task.default_retry_delay)
     logger.info("%s[%s] is retried in %.1f s: %s", task.name, task.request.id, delay, reason)
-    _publish_again(task, publisher, delay, read_retries(task.request) + 1, read_redeliveries(task.request))
-
-
-def _publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, retries: int, redeliveries: int) -> NoReturn:
-    request = task.request
-    headers = {**headers_of(request), REDELIVERIES: redeliveries}
-    again = task.signature_from_request(request, countdown=delay, retries=retries, headers=headers)
-    try:
-        publisher.publish_signature(again)
-    except PublishError as exc:
-        logger.warning("%s[%s] could not be published again, the broker keeps it: %s", task.name, request.id, exc.reason)
-        requeue(exc)
+    publish_again_or_requeue(task, publisher, delay, {}, retries=read_retries(task.request) + 1)
     raise Ignore()
+
+
+def publish_again_or_requeue(
+    task: Any, publisher: ConfirmedPublisher, delay: float, headers: Mapping[str, Any], retries: int | None = None
+) -> None:
+    """Publish the running message again; see ``publish_again``.
+
+    Raises:
+        Reject: It could not be published; the broker keeps this delivery.
+    """
+    try:
+        publish_again(task, publisher, delay, headers, retries)
+    except PublishError as exc:
+        logger.warning("%s[%s] could not be published again, the broker keeps it: %s", task.name, task.request.id, exc.reason)
+        requeue(exc)
+
+
+def publish_again(
+    task: Any, publisher: ConfirmedPublisher, delay: float, headers: Mapping[str, Any], retries: int | None = None
+) -> None:
+    """Publish the running message again, with its id and all that belongs to it.
+
+    Args:
+        task: Its task.
+        publisher: The publisher.
+        delay: Seconds for which the worker that receives it keeps it waiting.
+        headers: Those that differ from its own; ``None``: it has none by this name then.
+        retries: Celery's count of retries, if it changes.
+
+    Raises:
+        PublishError: It was not confirmed.
+    """
+    request = task.request
+    kept = {name: value for name, value in headers_of(request).items() if name not in headers}
+    headers = kept | {name: value for name, value in headers.items() if value is not None}
+    retries = read_retries(request) if retries is None else retries
+    publisher.publish_signature(task.signature_from_request(request, countdown=delay, retries=retries, headers=headers))
 
 
 class Hold:
@@ -179,7 +207,12 @@ def _delay_s(count: int, redelivery_s: float | None) -> float:
 
 
 def _longest_s(redelivery_s: float | None) -> float:
-    return _LONGEST_DELAY_S if redelivery_s is None else min(_LONGEST_DELAY_S, redelivery_s * _OF_REDELIVERY)
+    return below_redelivery_s(_LONGEST_DELAY_S, redelivery_s)
+
+
+def below_redelivery_s(delay_s: float, redelivery_s: float | None) -> float:
+    """Return a delay, shortened so that the broker does not redeliver the message while it waits. Seconds."""
+    return delay_s if redelivery_s is None else min(delay_s, redelivery_s * _OF_REDELIVERY)
 
 
 def longest_redelivery_s(app: Celery) -> float | None:

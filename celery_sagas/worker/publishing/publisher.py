@@ -55,6 +55,8 @@ class ConfirmedPublisher(Publisher):
     inline = False
     #: The options that set the transport's deadlines; the app's own options take precedence.
     transport_options: ClassVar[Mapping[str, Any]] = {}
+    #: Seconds for which a worker keeps a message waiting that is due later; what is due after that is published again.
+    longest_wait_s: ClassVar[float] = 300.0  # well below every broker's consumer time-out
     #: Errors with which an available broker refuses one message, or the client one that cannot be written.
     refusals: ClassVar[tuple[type[BaseException], ...]] = ()
 

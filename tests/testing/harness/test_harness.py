@@ -369,6 +369,79 @@ class TestAround:
         assert (dead.task, dead.error) == ("order.delivered", "SagaNotFound")
         assert "kept as a dead letter" in harness.timeline()
 
+    def test_step_that_raises_is_retried_as_time_passes(self, shop: Any) -> None:
+        shop.app.conf.saga_step_retries = {"times": 3, "first": 1, "factor": 5}
+        errors = [ValueError("not yet"), KeyError("nor now")]
+
+        @shop.Order.handles
+        def pack(order: shop.Order, order_id: str) -> None:
+            order.tracking = "1Z"
+            if errors:
+                raise errors.pop(0)
+
+        with SagaHarness(shop.app) as harness:
+            harness.send(shop.place, "42")
+            harness.run()
+            harness.send(pack, "42")
+            assert harness.run() == 1
+            assert not harness.is_quiet
+            assert harness.advance(SECOND) == 1
+            assert harness.state(shop.Order, "42").tracking is None
+            with pytest.raises(ScenarioError, match=r"order.pack\('42'\) waits"):
+                harness.assert_done()
+            assert harness.advance(5 * SECOND) == 1
+            harness.assert_state(shop.Order, "42", tracking="1Z")
+            harness.assert_sent(pack, "42", times=1)
+            assert [step for step in steps(harness, shop.Order, "42") if "pack" in step] == ["pack handled"]
+            assert "is retried: Retry in 1.0s: ValueError('not yet')" in harness.timeline()
+            assert harness.dead == []
+
+    def test_step_that_always_raises(self, shop: Any) -> None:
+        shop.app.conf.saga_step_retries = {"times": 3, "first": 1, "factor": 5}
+
+        @shop.Order.starts
+        def pack(order: shop.Order, order_id: str) -> None:
+            raise ValueError("never")
+
+        with SagaHarness(shop.app) as harness:
+            harness.send(pack, "42")
+            assert harness.run() == 1
+            assert harness.advance(30 * SECOND) == 2
+            assert harness.dead == []
+            assert harness.advance(SECOND) == 1
+            assert [dead.text for dead in harness.dead] == ["never"]
+            assert harness.is_quiet
+
+    def test_pause_of_a_day(self, shop: Any) -> None:
+        shop.app.conf.saga_step_retries = {"times": 1, "first": DAY, "most": DAY}
+        errors = [ValueError("not today")]
+
+        @shop.Order.starts
+        def pack(order: shop.Order, order_id: str) -> None:
+            if errors:
+                raise errors.pop(0)
+
+        with SagaHarness(shop.app) as harness:
+            harness.send(pack, "42")
+            harness.advance(DAY - SECOND)
+            assert harness.state(shop.Order, "42") is None
+            harness.advance(SECOND)
+            harness.assert_state(shop.Order, "42")
+            harness.assert_sent(pack, "42", times=1)
+
+    @pytest.mark.parametrize("is_once", [True, False])
+    def test_step_that_is_to_fail_fails_for_good(self, shop: Any, is_once: bool) -> None:
+        shop.app.conf.saga_step_retries = {"times": 3, "first": 1, "factor": 5}
+        with SagaHarness(shop.app) as harness:
+            harness.send(shop.place, "42")
+            if is_once:
+                harness.deliver(shop.place, fail=ValueError)
+            else:
+                harness.fail(shop.place, ValueError)
+                harness.run()
+            assert [dead.error for dead in harness.dead] == ["ValueError"]
+            assert harness.is_quiet
+
     def test_alternate_key(self, harness: SagaHarness, shop: Any) -> None:
         @shop.Order.handles
         def ship(order: shop.Order, order_id: str, tracking: str) -> None:

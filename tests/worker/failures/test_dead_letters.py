@@ -31,7 +31,7 @@ from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker import runtime
-from celery_sagas.worker.failures import dead_letters, requests
+from celery_sagas.worker.failures import raised, requests
 from celery_sagas.worker.failures.redelivery import HELD_S
 from celery_sagas.worker.failures.requests import FailingRequest
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks
@@ -274,12 +274,12 @@ class TestFailures:
     @pytest.mark.parametrize("name", ["Timeout", "GreenletExit"])
     def test_end_of_a_greenlet_is_none_of_a_message(self, name: str) -> None:
         error = getattr(pytest.importorskip("gevent"), name)
-        with pytest.raises(error), dead_letters.failing():
+        with pytest.raises(error), raised.failing():
             raise error
 
     @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
     def test_end_of_a_process_is_none_of_a_message(self, error: type[BaseException]) -> None:
-        with pytest.raises(error), dead_letters.failing():
+        with pytest.raises(error), raised.failing():
             raise error
 
     def test_direct_call(self, app: Celery, order: Any) -> None:
