@@ -83,8 +83,8 @@ class SagaStore(ABC):
     def delete(self, record: Record, effects: Effects) -> None:
         """Commit the end of the instance that was found: compare id and version, remove it.
 
-        Its alternate keys go with it and may be used by others. Its outgoing rows of the kinds "scheduled" and "deadline"
-        go with it, those of the kind "sent" stay.
+        Its alternate keys go with it and may be used by others. Its outgoing rows of the kinds "scheduled", "deadline" and
+        "series" go with it, those of the kind "sent" stay.
         """
 
     @abstractmethod
@@ -150,6 +150,18 @@ class Outbox(ABC):
     @abstractmethod
     def confirm(self, token: str, ids: Sequence[str]) -> int:
         """Remove the rows, which were published; return how many were removed."""
+
+    @abstractmethod
+    def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
+        """Put the next messages into rows that were published.
+
+        ``rows`` are those that were claimed, each with another message id, payload and due time. A row is the token's no more
+        then: it is under no lease, is due when its due time comes, and no attempt to publish it has failed. One that is gone is
+        not written again: its instance may have ended, or cancelled it, meanwhile.
+
+        Returns:
+            How many rows were changed.
+        """
 
     @abstractmethod
     def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:

@@ -12,6 +12,7 @@ __all__ = [
     "BOUND_KINDS",
     "ID",
     "KEY",
+    "SERIES",
     "Change",
     "DeadLetter",
     "Effects",
@@ -29,8 +30,10 @@ __all__ = [
 
 #: The outcomes of a message with which an instance may begin.
 BEGINNINGS: Final = ("started", "completed")
+#: The kind of the outgoing row of a series: once it was published, ``Outbox.reschedule`` gives it the next occurrence.
+SERIES: Final = "series"
 #: The kinds of outgoing rows that end with their instance.
-BOUND_KINDS: Final = ("scheduled", "deadline")
+BOUND_KINDS: Final = ("scheduled", "deadline", SERIES)
 
 
 class Lookup(NamedTuple):
@@ -120,7 +123,7 @@ class Outgoing(NamedTuple):
     """A message that a commit decides to send."""
 
     id: str  #: of the row
-    kind: str  #: "sent", "scheduled" or "deadline"; completing the instance removes those of ``BOUND_KINDS``
+    kind: str  #: "sent", "scheduled", "deadline" or "series"; completing the instance removes those of ``BOUND_KINDS``
     message_id: str  #: the task id under which it is published
     task: str
     payload: str  #: the serialized message, as JSON text; opaque to the store

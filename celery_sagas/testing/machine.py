@@ -180,6 +180,9 @@ class StoreMachine(RuleBasedStateMachine):
         elif play.how == "release":
             released = self.backend.outbox.release(play.token, rows, play.delay_ms)
             assert released == self.model.release(play.token, rows, play.delay_ms)
+        elif play.how == "reschedule":
+            new = self.model.following(rows, play.delay_ms)
+            assert self.backend.outbox.reschedule(play.token, new) == self.model.reschedule(play.token, new)
         else:
             failed = self.backend.outbox.fail(play.token, rows[0], "broken", play.delay_ms)
             assert failed == self.model.fail(play.token, rows[0], play.delay_ms)

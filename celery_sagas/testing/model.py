@@ -133,6 +133,20 @@ class Model:
             del self.rows[row.message.id]
         return len(rows)
 
+    def following(self, ids: Sequence[str], delay_ms: int) -> list[OutboxRow]:
+        """Return rows that are there, each with a next message."""
+        rows = [row.message for id, row in self.rows.items() if id in ids]
+        due_at = self._clock() + delay_ms
+        return [row._replace(message_id=f"{row.message_id}+", payload="next", due_at=due_at, attempts=0) for row in rows]
+
+    def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
+        """Answer as ``Outbox.reschedule``."""
+        held = {row.message.id for row in self.held(token, [row.id for row in rows])}
+        for row in rows:
+            if row.id in held:
+                self.rows[row.id] = ModelRow(row, row.due_at)
+        return len(held)
+
     def release(self, token: str, ids: Sequence[str], delay_ms: int) -> int:
         """Answer as ``Outbox.release``."""
         rows = self.held(token, ids)

@@ -85,7 +85,7 @@ class ClaimPlay:
 
 @dataclass(frozen=True)
 class SettlePlay:
-    """Confirm, release or fail rows."""
+    """Confirm, release, fail or reschedule rows."""
 
     how: str
     token: str
@@ -126,7 +126,7 @@ _messages = st.builds(
     step=st.sampled_from(STEPS),
     message_id=_message_ids,
     attempt=st.sampled_from(["1", "2"]),
-    rows=st.lists(st.tuples(st.sampled_from(["sent", "scheduled", "deadline"]), _due_times), max_size=2).map(tuple),
+    rows=st.lists(st.tuples(st.sampled_from(["sent", "scheduled", "deadline", "series"]), _due_times), max_size=2).map(tuple),
     owner=_tokens,
     grace_ms=_delays,
     lock_owner=st.sampled_from(["", *LOCK_OWNERS]),
@@ -144,7 +144,7 @@ _locks = st.builds(LockPlay, subject=_subjects, lock_owner=st.sampled_from(LOCK_
 _claims = st.builds(ClaimPlay, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _causes)
 _settles = st.builds(
     SettlePlay,
-    how=st.sampled_from(["confirm", "release", "fail"]),
+    how=st.sampled_from(["confirm", "release", "fail", "reschedule"]),
     token=_tokens,
     rows=st.lists(_rows, min_size=1, max_size=6, unique=True),
     delay_ms=_delays,

@@ -31,6 +31,14 @@ class MemoryOutbox(MemoryStore, Outbox):
                 self._state.outbox.remove(row.message.id)
             return len(rows)
 
+    def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
+        with self._state.lock:
+            new = {row.id: row for row in rows}
+            held = self._held(token, list(new))
+            for row in held:
+                self._state.outbox.put(_with_message_of(row, new[row.message.id]))
+            return len(held)
+
     def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
         with self._state.lock:
             rows = self._held(token, ids)
@@ -61,6 +69,12 @@ class MemoryOutbox(MemoryStore, Outbox):
         """Return the rows, each once, whose lease is, or was last, this token's."""
         rows = (self._state.outbox.held(id, token) for id in dict.fromkeys(ids))
         return [row for row in rows if row is not None]
+
+
+def _with_message_of(row: Row, new: OutboxRow) -> Row:
+    """Return a row with the message of another, under no lease."""
+    message = row.message._replace(message_id=new.message_id, payload=new.payload, due_at=new.due_at, attempts=0)
+    return replace(row, message=message, due_since=new.due_at, token="", leased_until=0, error="")
 
 
 def _decided_by(row: Row, cause: Entry | None) -> bool:

@@ -10,7 +10,7 @@ from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard
-from celery_sagas.stores.redis.packing import digest_of, encode, unpack_row
+from celery_sagas.stores.redis.packing import digest_of, encode, pack_next, unpack_row
 from celery_sagas.stores.redis.placement import Placement
 from celery_sagas.stores.redis.store import Now, RedisStore
 from celery_sagas.stores.redis.turns import Turns
@@ -30,6 +30,7 @@ _DAMAGED: Final = (
 _CLAIM: Final = load("outbox_claim_due")
 _SET_ASIDE: Final = load("outbox_set_aside")
 _CONFIRM: Final = load("outbox_confirm")
+_RESCHEDULE: Final = load("outbox_reschedule")
 _RELEASE: Final = load("outbox_release")
 _FAIL: Final = load("outbox_fail")
 _COUNT: Final = load("outbox_count")
@@ -53,6 +54,13 @@ class RedisOutbox(RedisStore, Outbox):
 
     def confirm(self, token: str, ids: Sequence[str]) -> int:
         return self._change(_CONFIRM, [encode(token)], ids)
+
+    def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
+        changed, by_id = 0, {row.id: row for row in rows}
+        for shard, part in self._parts(dict.fromkeys(by_id)):
+            args = [word for id in part for word in pack_next(by_id[id])]
+            changed += self._run_once(_RESCHEDULE, shard.tag, shard.rows, [encode(token), *args])
+        return changed
 
     def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
         return self._change(_RELEASE, [self._now(), encode(token), delay_ms], ids)

@@ -105,9 +105,18 @@ def unpack_entry(packed: bytes) -> Entry:
 
 def pack_row(row: Outgoing, entry: Entry, digest: bytes) -> list[bytes | str | int]:
     """Return the four arguments by which a script takes a row."""
-    texts = (entry.instance_id, row.kind, row.message_id, row.task, row.payload, entry.step, entry.message_id)
-    ends = int(row.kind in BOUND_KINDS)
-    return [row.id, row.due_at, ends, b"%d %b %d %b" % (row.due_at, digest, ends, _pack(texts))]
+    packed = _packed_row(OutboxRow(*row, 0, entry.instance_id, entry.step, entry.message_id), digest)
+    return [row.id, row.due_at, int(row.kind in BOUND_KINDS), packed]
+
+
+def pack_next(row: OutboxRow) -> list[bytes | str | int]:
+    """Return the three arguments by which a script takes the next message of a row."""
+    return [encode(row.id), row.due_at, _packed_row(row, digest_of(row.step, row.cause))]
+
+
+def _packed_row(row: OutboxRow, digest: bytes) -> bytes:
+    texts = (row.instance_id, row.kind, row.message_id, row.task, row.payload, row.step, row.cause)
+    return b"%d %b %d %b" % (row.due_at, digest, row.kind in BOUND_KINDS, _pack(texts))
 
 
 def unpack_row(id: str, packed: bytes, attempts: int) -> OutboxRow:

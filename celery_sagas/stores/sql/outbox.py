@@ -51,6 +51,11 @@ class SqlOutbox(Outbox):
     def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
         return self._change_rows(_release_rows, token, ids, {"delay_ms": delay_ms})
 
+    def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
+        database, by_id = self._database, {row.id: row for row in rows}
+        steps = [Execution(_reschedule_row, (database.name,), _of_next(token, by_id[id])) for id in sorted(by_id)]
+        return database.run(lambda session: session.change_all(steps)) if steps else 0
+
     def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
         values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
         return self._database.change(_fail_row, (self._database.name,), values) > 0
@@ -75,6 +80,10 @@ def _of_cause(cause: Entry) -> dict[str, object]:
     return {"cause": cause.message_id, "step": cause.step}
 
 
+def _of_next(token: str, row: OutboxRow) -> dict[str, object]:
+    return {"token": token, "id_0": row.id, "message_id": row.message_id, "payload": row.payload, "due_at": row.due_at}
+
+
 def _delete_rows(count: int, database: str) -> Delete:
     return delete(outbox).where(*_held(count, database))
 
@@ -86,6 +95,13 @@ def _release_rows(count: int, database: str) -> Update:
 def _fail_row(database: str) -> Update:
     failed = {"attempts": outbox.c.attempts + literal("1"), "error": bound(outbox.c.error, "error")}
     return update(outbox).where(*_held(1, database)).values({**failed, **_due_again()})
+
+
+def _reschedule_row(database: str) -> Update:
+    next = {name: bound(outbox.c[name], name) for name in ("message_id", "payload", "due_at")}
+    unleased = {"available_at": next["due_at"], "leased_until": literal("0", BigInteger()), "token": literal("''")}
+    unfailed = {"attempts": literal("0", outbox.c.attempts.type), "error": literal("''", outbox.c.error.type)}
+    return update(outbox).where(*_held(1, database)).values({**next, **unleased, **unfailed})
 
 
 def _due_again() -> dict[str, ColumnElement[Any]]:

@@ -10,6 +10,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import OutboxRow
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.contract.rescheduling import ReschedulingContract
 from celery_sagas.testing.samples import HOUR, MINUTE, claim, entry, ids, outgoing, send
 
 
@@ -358,5 +359,5 @@ class LeaseContract(StoreFixtures):
         assert backend.outbox.count() == 3
 
 
-class OutboxContract(ClaimContract, LeaseContract):
+class OutboxContract(ClaimContract, LeaseContract, ReschedulingContract):
     """The requirements on every ``Outbox``."""

@@ -203,9 +203,13 @@ class TestShards:
         rows = ids(claim(backend, limit=15)) + ids(claim(backend))
         assert len(set(rows)) == 22
         assert backend.outbox.release("relay", rows[:5]) == 5
-        assert sorted(ids(claim(backend))) == sorted(rows[:5])
+        claimed = claim(backend)
+        assert sorted(ids(claimed)) == sorted(rows[:5])
         assert backend.outbox.fail("relay", rows[0], "broken", 0)
         assert [row.attempts for row in claim(backend)] == [1]
+        _, *series = (row._replace(message_id=f"next of {row.id}", due_at=clock.now - 1) for row in claimed)
+        assert backend.outbox.reschedule("relay", series) == 4
+        assert sorted(claim(backend, "relay")) == sorted(series)
         assert backend.outbox.confirm("relay", rows) == 22
         assert backend.outbox.count() == 2
 

@@ -14,7 +14,7 @@ import redis
 from celery_sagas.errors import AlreadyHandled
 from celery_sagas.stores.items import Addition, Snapshot
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Effects, Record
+from celery_sagas.stores.records import Effects, OutboxRow, Record
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load, names
@@ -122,6 +122,13 @@ def claimed(backend: Backend) -> None:
     backend.outbox.claim_due(RELAY, 2, MINUTE)
 
 
+def series(backend: Backend) -> list[OutboxRow]:
+    """Let rows be claimed; return them with their next messages."""
+    claimed(backend)
+    rows = [OutboxRow(*row, 0, BORN.id, CAUSE.step, CAUSE.message_id) for row in ROWS]
+    return [row._replace(message_id=f"next of {row.id}", due_at=1) for row in rows]
+
+
 def damaged(backend: Backend) -> None:
     """Let one of three due rows be unreadable."""
     born(backend)
@@ -173,6 +180,7 @@ OTHERS = [
     Play("claim of a cause", born, lambda backend, _: backend.outbox.claim_due(RELAY, 9, MINUTE, CAUSE)),
     Play("claim of a damaged row", damaged, lambda backend, _: backend.outbox.claim_due(RELAY, 9, MINUTE)),
     Play("confirm", claimed, lambda backend, _: backend.outbox.confirm(RELAY, IDS)),
+    Play("reschedule", series, lambda backend, rows: backend.outbox.reschedule(RELAY, rows)),
     Play("release", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS)),
     Play("release with a delay", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS, MINUTE)),
     Play("fail", claimed, lambda backend, _: [backend.outbox.fail(RELAY, id, "broken", MINUTE) for id in IDS]),

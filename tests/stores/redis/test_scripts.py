@@ -169,6 +169,13 @@ def _confirm(backend: RedisBackend) -> None:
     backend.outbox.confirm("relay", claimed[:2])
 
 
+def _reschedule(backend: RedisBackend) -> None:
+    send(backend, *(outgoing("series", due_at=1) for _ in range(3)))
+    rows = claim(backend)
+    backend.outbox.fail("relay", rows[0].id, "broken", 0)
+    backend.outbox.reschedule("relay", [row._replace(message_id=f"next of {row.id}", due_at=10**14) for row in rows[:2]])
+
+
 def _release(backend: RedisBackend) -> None:
     send(backend, *(outgoing() for _ in range(3)))
     backend.outbox.release("relay", ids(claim(backend))[:2])
@@ -253,6 +260,7 @@ PLAYS: tuple[Play, ...] = (
     _claim_by_cause,
     _set_aside,
     _confirm,
+    _reschedule,
     _release,
     _release_with_a_delay,
     _fail,
@@ -470,7 +478,8 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     other = start(backend, "43", outgoing("scheduled"), keys=(("email", "b"),), names=("order",))
     third = start(backend, "45", no_longer := outgoing("scheduled"), names=("order",))
     new = new_record("44", keys=(("tracking", "T3"),), names=("order",))
-    claimed = ids(claim(backend, limit=2))
+    *rows, row = claim(backend, limit=3)
+    claimed = ids(rows)
     backend.outbox.fail("relay", claimed[0], "broken", 0)
     backend.sagas.lock(other, "me", MINUTE)
     kept, added = dead_letter(), dead_letter()
@@ -489,6 +498,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: sagas.update(third, change(names=("order",), cancelled=(no_longer.id,)), effects(third)),
         lambda: outbox.claim_due("relay", 9, MINUTE),
         lambda: outbox.confirm("relay", claimed[:1]),
+        lambda: outbox.reschedule("relay", [row]),
         lambda: outbox.release("relay", claimed[1:]),
         lambda: outbox.fail("relay", claimed[1], "broken", 0),
         lambda: backend.journal.purge(-MINUTE, 9),

@@ -284,10 +284,10 @@ class DeleteContract(StoreFixtures):
         complete(backend, start(backend, keys=T1))
         assert found(backend, by_tracking("T2")) == other
 
-    def test_scheduled_rows_and_deadlines_go_with_it_and_sent_ones_stay(self, backend: Backend, clock: Clock) -> None:
+    def test_timeouts_series_and_deadlines_go_with_it_and_sent_rows_stay(self, backend: Backend, clock: Clock) -> None:
         sent, later = outgoing(), outgoing(due_at=clock.now + MINUTE)
         scheduled, deadline = outgoing("scheduled", due_at=clock.now + MINUTE), outgoing("deadline")
-        record = start(backend, "42", sent, scheduled, deadline)
+        record = start(backend, "42", sent, scheduled, deadline, outgoing("series", due_at=clock.now + MINUTE))
         record = update(backend, record, later, outgoing("scheduled"), outgoing("deadline", due_at=clock.now + MINUTE))
         complete(backend, record)
         assert backend.outbox.count() == 2
