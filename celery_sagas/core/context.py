@@ -37,7 +37,8 @@ class SagaView(NamedTuple):
     created_at: datetime | None  #: aware, UTC; ``None`` while it is new
     updated_at: datetime | None  #: aware, UTC; ``None`` while it is new
     message: MessageView  #: the one that is handled; on a copy that ``find`` returned, its id and step are empty
-    #: The due times of the timeouts that it had when this step began, by name; aware, UTC; without the one that is handled.
+    #: The due times of the timeouts that it had when this step began, by name; aware, UTC; without the one that is handled. That
+    #: of a series is its first one after this step began: an occurrence that is due already, and not handled yet, is not shown.
     timeouts: Mapping[str, datetime] = MappingProxyType({})
     #: The requests that were open when this step began, by id; without the one that is answered now, and those timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})

@@ -1,8 +1,8 @@
 """The pending map: what an instance waits for, kept with its record and changed only by commits.
 
 A timeout, or the outcome of a request, is handled only if it is still in the map, and the commit that handles, replaces or
-cancels it removes it. So it does not matter where its message is at that moment: in the outbox, under a lease, or in a
-broker's queue.
+cancels it removes it; a series stays until it is replaced or cancelled. So it does not matter where its message is at that
+moment: in the outbox, under a lease, or in a broker's queue.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
+from celery_sagas import clock
 from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, UNDONE, Addressed, ReplyKind, Request
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.series import Series, series_from_json
 
 Keys = dict[str, str]
 
@@ -36,17 +38,22 @@ class NewerFormat(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """A message that the instance has sent to itself for later."""
+    """A message that the instance has sent to itself for later, or a series of them."""
 
-    id: str  #: of the timeout: the message id under which it is sent
+    id: str  #: of the timeout: the message id under which it is sent, or the first of its series
     row: str  #: of the outbox
     step: str
-    at: int  #: when it is due; milliseconds since the epoch
+    at: int  #: when it is due, or the first of its series; milliseconds since the epoch
+    every: Series | None = None  #: when the others of its series are due
+    handled_at: int = 0  #: when the handling of the series' newest occurrence began; 0: none was handled
     more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {**self.more, "id": self.id, "row": self.row, "step": self.step, "at": self.at}
+        value = {**self.more, "id": self.id, "row": self.row, "step": self.step, "at": self.at}
+        if self.every:
+            value |= {"every": self.every.to_json(), "handled_at": self.handled_at}
+        return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -54,9 +61,23 @@ class Timeout:
 
         Raises:
             KeyError: They do not describe one.
+            ValueError: They describe a series that this code cannot read.
         """
         id, row, step, at = (value.pop(name) for name in ("id", "row", "step", "at"))
-        return cls(id, row, step, at, value)
+        every = series_from_json(value.pop("every")) if "every" in value else None
+        return cls(id, row, step, at, every, value.pop("handled_at", 0), value)
+
+    def due_after(self, now: int) -> int:
+        """Return when it is due; of a series, when it is due for the first time after now. Milliseconds since the epoch."""
+        return self.every.following(max(now, self.at - 1)) if self.every else self.at
+
+
+class NewTimeout(NamedTuple):
+    """A timeout that a step adds."""
+
+    message: SerializedMessage
+    at: int  #: when it is due, or the first of its series; milliseconds since the epoch
+    every: Series | None = None  #: when the others of its series are due
 
 
 @dataclass(slots=True)
@@ -71,27 +92,26 @@ class Pending:
     requester: dict[str, Any] | None = None
     undo: Undo = field(default_factory=Undo)
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
-    #: By name: the message, and when it is due.
-    new_timeouts: dict[str, tuple[SerializedMessage, int]] = field(default_factory=dict)
+    new_timeouts: dict[str, NewTimeout] = field(default_factory=dict)  #: by name
     #: By id, with the deadline's message.
     new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
     about: dict[str, Any] = field(default_factory=dict)  #: the timeout or outcome that is handled now; for the journal
 
-    def schedule(self, name: str, message: SerializedMessage, at: int) -> None:
-        """Add a timeout, which replaces the one with its name."""
+    def schedule(self, name: str, message: SerializedMessage, at: int, every: Series | None = None) -> None:
+        """Add a timeout or a series, which replaces the one with its name."""
         self.unschedule(name)
-        self.new_timeouts[name] = message, at
+        self.new_timeouts[name] = NewTimeout(message, at, every)
 
     def unschedule(self, name: str) -> None:
-        """Cancel the timeout of a name, if there is one."""
+        """Cancel the timeout or the series of a name, if there is one."""
         self.new_timeouts.pop(name, None)
         timeout = self.timeouts.pop(name, None)
         if timeout is not None:
             self.cancelled.append(timeout.row)
 
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
-        """Remove the timeout or request that is handled.
+        """Remove the timeout or request that is handled; a series stays.
 
         Args:
             addressed: The timeout, or the outcome of a request.
@@ -101,15 +121,28 @@ class Pending:
             Whether it is still waited for, and whether it comes late.
         """
         if not addressed.came:
-            return self._take_timeout(addressed.id), False
+            return self._take_timeout(addressed), False
         request = self.take_request(addressed.id, addressed.came, steps)
         return request is not None, "late" in self.about
 
-    def _take_timeout(self, id: str) -> bool:
-        name = next((name for name, timeout in self.timeouts.items() if timeout.id == id), None)
-        if name is not None and self.undo.undoing is not None and self.undo.undoing.then_id == id:
+    def _take_timeout(self, addressed: Addressed) -> bool:
+        name = next((name for name, timeout in self.timeouts.items() if timeout.id == addressed.id), None)
+        if name is None:
+            return False
+        timeout = self.timeouts[name]
+        if self.undo.undoing is not None and self.undo.undoing.then_id == timeout.id:
             self.undo.undoing = None
-        return name is not None and self.timeouts.pop(name) is not None
+        if timeout.every is None:
+            del self.timeouts[name]
+        elif addressed.due_at and addressed.due_at <= timeout.handled_at:
+            return False
+        else:
+            self.timeouts[name] = replace(timeout, handled_at=_now())
+        return True
+
+    def has_series(self, id: str) -> bool:
+        """Return whether it has a series with an id."""
+        return any(timeout.id == id and timeout.every for timeout in self.timeouts.values())
 
     @property
     def undoes(self) -> int:
@@ -257,10 +290,11 @@ def _read_undo(stored: dict[str, Any]) -> Undo:
 
 
 def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
-    """Return when timeouts are due, by their names; aware, UTC."""
+    """Return when timeouts are due, and series next, by their names; aware, UTC."""
     if not timeouts:
         return _NEVER
-    return MappingProxyType({name: utc_time(timeout.at) for name, timeout in timeouts.items()})
+    now = _now()
+    return MappingProxyType({name: utc_time(timeout.due_after(now)) for name, timeout in timeouts.items()})
 
 
 class RequestView(NamedTuple):
@@ -311,3 +345,7 @@ def _view(request: Request) -> RequestView:
 def utc_time(milliseconds: int) -> datetime:
     """Return the time at so many milliseconds since the epoch; aware, UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _now() -> int:
+    return int(clock.time_s() * 1000)

@@ -22,12 +22,14 @@ from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.errors import InvalidState
 from celery_sagas.stores.operations import Commit, Delete, Insert, Update, Write
-from celery_sagas.stores.records import Change, Effects, Entry, NewRecord, Outgoing, Record
+from celery_sagas.stores.records import SERIES, Change, Effects, Entry, NewRecord, Outgoing, Record
 
 #: How many messages one commit sends: more would block all other users of the store.
 MESSAGES = 1_000
 #: The maximum size of all messages of one commit together, as a multiple of the maximum size of a state.
 STATES_IN_MESSAGES = 8
+#: What the journal's details say of outgoing rows, and of which kinds.
+_DETAILED: Final = {"sent": ("sent",), "scheduled": ("scheduled", SERIES), "deadline": ("deadline",)}
 NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
 #: Encodes the message that answers a request, given its return address.
@@ -129,8 +131,9 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
     if count > TIMEOUTS:
         raise run.refuse(key, f"it has {count} timeouts, and {TIMEOUTS:,} are allowed")
     timeouts, requests = dict(pending.timeouts), dict(pending.requests)
-    for name, (message, at) in pending.new_timeouts.items():
-        timeouts[name] = Timeout(message.message_id, _schedule(run, rows, "scheduled", message), message.task, at)
+    for name, (message, at, every) in pending.new_timeouts.items():
+        row = _schedule(run, rows, SERIES if every else "scheduled", message)
+        timeouts[name] = Timeout(message.message_id, row, message.task, at, every)
     for id, (request, deadline) in pending.new_requests.items():
         row = _schedule(run, rows, "deadline", deadline) if deadline else ""
         sent_row = _row_of(run, id) if request.sent_at else ""
@@ -177,7 +180,8 @@ def _history_of(delivery: Delivery, state: State) -> dict[str, object]:
     context = context_of(state)
     message = keep_message(step, delivery.bound, view=context.view, sent_to=sent_to, asked_by=asked_by)
     kept: dict[str, object] = {"message": message, "state": digests_of(shown_fields(step.saga, state))}
-    made = {sent.message_id: name for name, (sent, _) in context.pending.new_timeouts.items() if name != sent.message_id}
+    ids = {name: new.message.message_id for name, new in context.pending.new_timeouts.items()}
+    made = {id: name for name, id in ids.items() if name != id}
     return kept | {"names": made} if made else kept
 
 
@@ -226,7 +230,7 @@ def _detail(outgoing: Sequence[Outgoing], about: Mapping[str, object]) -> str:
     if not outgoing and not about:
         return NOTHING
     detail = dict(about)
-    for kind in ("sent", "scheduled", "deadline"):
-        if rows := [{"task": row.task, "id": row.message_id} for row in outgoing if row.kind == kind]:
-            detail[kind] = rows
+    for name, kinds in _DETAILED.items():
+        if rows := [{"task": row.task, "id": row.message_id} for row in outgoing if row.kind in kinds]:
+            detail[name] = rows
     return to_json(detail).decode()

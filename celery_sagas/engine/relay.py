@@ -19,7 +19,7 @@ from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import DeadLetter, OutboxRow
+from celery_sagas.stores.records import BOUND_KINDS, SERIES, DeadLetter, OutboxRow
 
 logger = logging.getLogger("celery_sagas")
 
@@ -30,7 +30,7 @@ PURGE_PAUSE_S = 60.0
 #: Expired rows to remove at once, and how often in one sweep.
 PURGED_AT_ONCE, PURGES = 1_000, 10
 #: Kinds of rows that are for a step of this library, and useless to a worker that does not know it.
-_OWN_KINDS = frozenset({"scheduled", "deadline"})
+_OWN_KINDS = frozenset(BOUND_KINDS)
 #: Seconds until the retry of a row that could not be published: doubled with each attempt, up to a bound.
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
 #: The maximum number of seconds until a row of an unknown step is claimed again.
@@ -49,12 +49,17 @@ class Terms:
     retention_s: float  #: how long the journal is kept
 
 
+def _no_series(row: OutboxRow, now: int) -> OutboxRow:
+    raise ValueError("this relay has no series")
+
+
 @dataclass
 class Relay:
     """Claims due rows, publishes them, and removes those that the broker has confirmed.
 
-    Any number of relays share the work. If a relay has published rows and not removed them, because it died or the store went
-    away, they are published again, under the same message id.
+    The row of a series is not removed: it gets the next occurrence, whatever becomes of the one that was published. Any number of
+    relays share the work. If a relay has published rows and neither removed nor changed them, because it died or the store
+    went away, they are published again, under the same message id.
     """
 
     backend: Backend
@@ -66,6 +71,8 @@ class Relay:
     wall_clock: Callable[[], float] = time_s
     is_stopping: Callable[[], bool] = lambda: False
     tally: Tally = field(default_factory=Tally)  #: its totals, for others to read
+    #: Returns the row of a series with its first occurrence after now, in milliseconds since the epoch; or raises ``ValueError``.
+    next_occurrence: Callable[[OutboxRow, int], OutboxRow] = _no_series
     groups: Groups | None = None  #: of aggregators
     gathers: Gathers | None = None
     #: Notifies the requester of a row that becomes a dead letter, or raises ``PublishError``.
@@ -122,16 +129,18 @@ class _Batch:
     def __post_init__(self) -> None:
         self.outbox = self.relay.backend.outbox
         self.published: list[str] = []
+        self.series: dict[str, OutboxRow] = {}  #: by id
         self.unconfirmed: Set[str] = frozenset()  #: of those that were published at once
 
     def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Publish rows; release those that remain."""
+        self.series = {row.id: row for row in rows if row.kind == SERIES}
         known = self._pass_over_unknown(rows)
         try:
             left = self._publish_known(known)
         finally:  # in any case: rows that are not removed are sent again
             if self.published:
-                self.outbox.confirm(self.token, self.published)
+                self._end(self.published)
                 self.sweep.sent += len(self.published)
         self._release([row.id for row in left if row.id not in self.unconfirmed])
 
@@ -197,6 +206,16 @@ class _Batch:
     def _note_away(self, error: PublishError) -> None:
         self.sweep.error, self.sweep.is_broker_away = self.sweep.error or error.reason, True
 
+    def _end(self, ids: Sequence[str]) -> None:
+        """Remove rows, and let series go on with their next occurrence."""
+        if ended := [id for id in ids if id not in self.series]:
+            self.outbox.confirm(self.token, ended)
+        if series := [self._next(self.series[id]) for id in ids if id in self.series]:
+            self.outbox.reschedule(self.token, series)
+
+    def _next(self, row: OutboxRow) -> OutboxRow:
+        return self.relay.next_occurrence(row, int(self.relay.wall_clock() * 1000))
+
     def _release(self, ids: Sequence[str]) -> None:
         """End the lease on rows."""
         if ids:
@@ -230,7 +249,7 @@ class _Batch:
         )
         with self.relay.publishing():  # a signal has a lock, too, which must not be held when a process is forked
             self.relay.announce(dead_letter, error)
-        self.outbox.confirm(self.token, [row.id])
+        self._end([row.id])
         self.sweep.dead_lettered += 1
 
     def _release_for_later(self, row: OutboxRow, error: PublishError) -> None:
@@ -240,11 +259,13 @@ class _Batch:
         self.sweep.released += 1
 
     def _pass_over_unknown(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Leave the rows of unknown steps to other processes; return the rest."""
+        """Leave the rows of unknown steps, and series that cannot be read here, to other processes; return the rest."""
         known: list[OutboxRow] = []
         unknown: dict[float, list[str]] = {}
         for row in rows:
-            if row.kind not in _OWN_KINDS or self.relay.knows(row.task):
+            if row.kind == SERIES and self._is_unreadable(row):
+                unknown.setdefault(_LAST_LOOK_S, []).append(row.id)
+            elif row.kind not in _OWN_KINDS or self.relay.knows(row.task):
                 known.append(row)
             else:
                 unknown.setdefault(self._next_look_s(row, is_one_of_many=len(rows) >= BATCH), []).append(row.id)
@@ -252,6 +273,14 @@ class _Batch:
         for delay_s, ids in unknown.items():
             self.outbox.release(self.token, ids, int(delay_s * 1000))
         return known
+
+    def _is_unreadable(self, row: OutboxRow) -> bool:
+        try:
+            self._next(row)
+        except ValueError as exc:
+            logger.error("the series %s of %s is left to another worker: %s", row.id, row.task, exc)  # noqa: TRY400 - no bug here
+            return True
+        return False
 
     def _log_unknown(self, task: str) -> None:
         if task not in self.relay.tally.unknown:

@@ -151,7 +151,8 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
         return (yield from _settle(run, record, message, addressed, request, pending))
     is_awaited, is_late = pending.take(addressed, step.names)
     if not is_awaited:
-        return _dropped(delivery, addressed, record.key, "cancelled")
+        is_overtaken = not addressed.came and pending.has_series(addressed.id)
+        return _dropped(delivery, addressed, record.key, "overtaken" if is_overtaken else "cancelled")
     state = load_instance(step.saga, record, message._replace(late=is_late), run.sending, pending)
     try:
         arguments = step.arguments.validate(delivery.bound)

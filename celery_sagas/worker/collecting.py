@@ -51,7 +51,8 @@ class Collected:
     """The effects of handlers beside changes of the state, since the state was made."""
 
     messages: tuple[CollectedMessage, ...]  #: of ``send``, ``gather`` and ``publish``, in the order of the calls
-    timeouts: Mapping[str, CollectedMessage]  #: of ``schedule``, by name; one without a name is known by its id
+    #: Of ``schedule``, by name; one without a name is known by its id. Of a series, the first.
+    timeouts: Mapping[str, CollectedMessage]
     completed: bool  #: whether ``complete`` was called
 
 
@@ -65,7 +66,7 @@ def collected(state: State) -> Collected:
     if context is None or context.sending is None or not context.collects:
         raise MisuseError(f"no handler was called on this {type(state).__name__}", "Call step.handler(state, …) first")
     sent = tuple(map(_read, context.sending.messages))
-    timeouts = {name: _read(message, at) for name, (message, at) in context.pending.new_timeouts.items()}
+    timeouts = {name: _read(new.message, new.at) for name, new in context.pending.new_timeouts.items()}
     return Collected(sent, timeouts, context.completed)
 
 

@@ -66,9 +66,9 @@ def stamped_causation(request: Any) -> dict[str, str]:
     return {saga: instance for saga, instance in pairs if is_name(saga) and is_name(instance)}
 
 
-def address_headers(instance_id: str, timeout: str) -> dict[str, Any]:
-    """Return the headers of a timeout."""
-    return {ADDRESS: {"instance": instance_id, "timeout": timeout}}
+def address_headers(instance_id: str, timeout: str, due_at: int = 0) -> dict[str, Any]:
+    """Return the headers of a timeout; an occurrence of a series has its due time, in milliseconds since the epoch."""
+    return {ADDRESS: {"instance": instance_id, "timeout": timeout} | ({"due": due_at} if due_at else {})}
 
 
 def read_address(request: Any) -> Addressed | None:
@@ -85,8 +85,16 @@ def read_address(request: Any) -> Addressed | None:
         instance, id = found.get("instance"), found.get("request" if came else "timeout")
         if is_name(instance) and is_name(id) and isinstance(came, str) and came in _CAME:
             failure = found.get("failure")
-            return Addressed(instance, id, came, found.get("has_value") is not False, failure if is_name(failure) else "")
+            kind, has_value = failure if is_name(failure) else "", found.get("has_value") is not False
+            return Addressed(instance, id, came, has_value, kind, _due_at(request, found))
     raise InvalidMessage(task_of(request), [(ADDRESS, "the header is no address")])
+
+
+def _due_at(request: Any, address: Mapping[str, Any]) -> int:
+    """Return when an occurrence of a series was due; 0 for any other message, and for one that failed and is tried again."""
+    due_at = address.get("due")
+    is_retried = read_retries(request) > 0 or read_step_retries(request) > 0 or read_retry_of(request) != ""
+    return due_at if isinstance(due_at, int) and not is_retried else 0
 
 
 def answer_headers(instance_id: str, request: str, came: ReplyKind, failure: str = "") -> dict[str, Any]:

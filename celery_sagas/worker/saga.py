@@ -1,11 +1,11 @@
 """``Saga``: the base class of users' sagas. Its fields are the state, and its decorators make the steps."""
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from celery import Task
-from celery.local import Proxy
+from celery.schedules import crontab
 
 from celery_sagas.core.correlation import By
 from celery_sagas.core.delays import Backoff, Delay
@@ -14,7 +14,7 @@ from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.requests.undo import RETRY, WITHIN_S
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.core.step import answered_step, define_step, undone_step
+from celery_sagas.core.step import answered_step, undone_step
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
@@ -23,7 +23,7 @@ from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.requests.sending import Asking, gather, reply, request
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
-from celery_sagas.worker.step import BoundStep, Step, register
+from celery_sagas.worker.step import BoundStep, Step, decorator, register
 from celery_sagas.worker.targets import AnySignature, AnyTask, Piped, SignatureOf
 from celery_sagas.worker.timeouts import due_time, schedule, waiting
 
@@ -110,7 +110,7 @@ class Saga(State):
         Raises:
             DefinitionError: The step is declared wrongly.
         """
-        return _decorator(
+        return decorator(
             cls.__saga__, function, starts=True, policy=if_exists, by=by, formerly=formerly, batch=batch, options=options
         )
 
@@ -166,7 +166,7 @@ class Saga(State):
         Raises:
             DefinitionError: The step is declared wrongly.
         """
-        return _decorator(
+        return decorator(
             cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, batch=batch, options=options
         )
 
@@ -339,33 +339,42 @@ class Saga(State):
         *,
         after: Delay | None = None,
         at: datetime | None = None,
+        every: timedelta | crontab | None = None,
         name: str | None = None,
     ) -> str:
-        """Schedule a timeout: a message to this very instance, which ends with it.
+        """Schedule a timeout, or a series of them: a message to this very instance, which ends with it.
 
         It is handled by this instance or by none: not if it was cancelled or replaced in the meantime, wherever it waited, and
         not by a later instance with the same key. It waits in the backend, so that it may be due in a year.
+
+        A series goes on whatever becomes of its occurrences: one that fails is a dead letter. The next one is always in the
+        future, and of several that come late together one is handled: a time that was missed is not made up for.
 
         Args:
             target: A step of this saga, a signature of one (``remind.s("again")``), or its name.
             after: How long from now: a ``timedelta`` or seconds.
             at: When: an aware time, instead of ``after``.
+            every: Again and again: after each ``timedelta`` of at least a second, without drift; or at the times of a ``crontab``
+                of Celery's, in the app's time zone of now. ``after`` or ``at`` is when it begins, with the first time of
+                a ``timedelta``, or with the next one of a ``crontab``; by default, as if it had last come now.
             name: A timeout with a name replaces the one with the same name; without a name, each call adds a timeout.
 
         Returns:
             Its id, with which ``unschedule`` cancels it if it has no name.
 
         Raises:
-            TypeError: Neither or both of ``after`` and ``at`` are given, or the target is of another type.
-            ValueError: The time is naive, or beyond all dates.
+            TypeError: None of ``after``, ``at`` and ``every`` is given, or both of the first two; or one, or the target, is of
+                another type.
+            ValueError: The time is naive, or beyond all dates; or the series would come too often, or never.
             InvalidMessage: The arguments do not fit the step.
             MisuseError: The target does not belong to this saga, or no step runs on this object.
+            ConfigurationError: ``every`` is a ``crontab``, and the app's ``timezone`` has no name.
         """
-        due_at = due_time(after, at)
-        return schedule(self._in_step("schedule"), _concrete(type(self)), target, due_at, name)
+        context, saga = self._in_step("schedule"), _concrete(type(self))
+        return schedule(context, saga, target, after=after, at=at, every=every, name=name)
 
     def unschedule(self, name: str) -> None:
-        """Cancel the timeout with a name, or this id; without one, do nothing.
+        """Cancel the timeout or the series with a name, or this id; without one, do nothing.
 
         Raises:
             MisuseError: No step runs on this object.
@@ -457,14 +466,3 @@ def _concrete(cls: type[State]) -> SagaDefinition:
     if cls.__saga__ is None:
         raise DefinitionError(cls.__qualname__, "the saga is abstract", "Give it correlate_by=")
     return cls.__saga__
-
-
-def _decorator(saga: SagaDefinition | None, function: Any, **declared: Any) -> Any:
-    def decorate(handler: Callable[..., Any]) -> Step[Any, Any, Any]:
-        if issubclass(type(handler), Task | Proxy):  # isinstance() would make the proxy look up its task
-            raise DefinitionError(
-                "the step", "it is a task already", "Decorate the plain function; every task option may be given to the step"
-            )
-        return register(define_step(saga, handler, **declared))
-
-    return decorate if function is None else decorate(function)

@@ -78,6 +78,7 @@ def deserialized(app: Celery, payload: str) -> Signature[Any]:
 def _read(app: Celery, payload: str) -> tuple[Signature[Any], dict[str, Any], Destination | None, str]:
     """Return the signature in a payload, its task's options, its destination in the app that sent it, and that app's name."""
     described = loads(payload)
+    described.pop(SERIES, None)
     declared, route, name = described.pop(_DECLARED, {}), described.pop(ROUTE, None), described.pop(_APP, "")
     return signature(described, app=app), declared, route, name
 
@@ -128,7 +129,7 @@ def _started(sent: Any) -> Signature[Any]:
 
 
 #: Keys beside the signature in a payload.
-_DECLARED, ROUTE, _APP = "declared_options", "route", "app"
+_DECLARED, ROUTE, _APP, SERIES = "declared_options", "route", "app", "series"
 _OF_ANOTHER_APP = (
     "%s goes to %s, as the app that committed it has routed it; this app would send it to %s. "
     "If several apps use this database, give each a saga_prefix of its own"

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from celery import Celery
+from celery import Celery, Task
+from celery.local import Proxy
 
 from celery_sagas.core.registry import registry
-from celery_sagas.core.step import StepDefinition
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition, define_step
 from celery_sagas.engine.outcomes import Missing
+from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.celery_internals import finalised_apps, on_finalise_last
 from celery_sagas.worker.collecting import handler_of
 from celery_sagas.worker.proxy import TaskProxy
@@ -89,6 +92,25 @@ if TYPE_CHECKING:
 
 else:
     BoundStep = Step
+
+
+def decorator(saga: SagaDefinition | None, function: Any, **declared: Any) -> Any:
+    """Return what decorates functions as steps; or the step, if the function is given.
+
+    Args:
+        saga: Its saga; ``None`` for an abstract one.
+        function: The function, if it is known.
+        **declared: What the decorator was given.
+    """
+
+    def decorate(handler: Callable[..., Any]) -> Step[Any, Any, Any]:
+        if issubclass(type(handler), Task | Proxy):  # isinstance() would make the proxy look up its task
+            raise DefinitionError(
+                "the step", "it is a task already", "Decorate the plain function; every task option may be given to the step"
+            )
+        return register(define_step(saga, handler, **declared))
+
+    return decorate if function is None else decorate(function)
 
 
 def register(definition: StepDefinition) -> Step[Any, Any, Any]:

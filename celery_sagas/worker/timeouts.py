@@ -1,10 +1,12 @@
-"""Timeouts: messages that an instance schedules for itself, and that end with it."""
+"""Timeouts: messages that an instance schedules for itself, once or in a series, and that end with it."""
 
 import logging
 import math
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
+
+from celery.schedules import crontab
 
 from celery_sagas.clock import time_s
 from celery_sagas.core.context import StepContext
@@ -14,6 +16,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import address_headers
+from celery_sagas.worker.series import in_series, series_of
 from celery_sagas.worker.targets import step_of
 
 logger = logging.getLogger("celery_sagas")
@@ -50,15 +53,28 @@ def waiting(due_at: int) -> int:
     return 0 if is_due else due_at
 
 
-def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, name: str | None) -> str:
-    """Add a timeout to the instance on which a step runs; return its id.
+def schedule(
+    context: StepContext,
+    saga: SagaDefinition,
+    target: Any,
+    *,
+    after: Delay | None,
+    at: datetime | None,
+    every: timedelta | crontab | None,
+    name: str | None,
+) -> str:
+    """Add a timeout or a series to the instance on which a step runs; return its id.
 
     Raises:
-        TypeError: The target cannot be scheduled.
+        TypeError: The target cannot be scheduled, or a time has another type.
+        ValueError: A time is naive, or beyond all dates; or the series never comes, or too often.
+        ConfigurationError: It is a crontab, and the app's time zone has no name.
         MisuseError: It does not belong to this saga.
         InvalidMessage: Its arguments do not fit the step.
         CorrelationError: They name another instance.
     """
+    start = due_time(after, at) if every is None or after is not None or at is not None else None
+    first, series = (start or 1, None) if every is None else series_of(every, start)
     _check_name(name)
     sending = context.require_sending("schedule")
     step, signature = step_of(saga, target, "a timeout")
@@ -66,13 +82,15 @@ def schedule(context: StepContext, saga: SagaDefinition, target: Any, at: int, n
     arguments = step.arguments.validate(step.arguments.bind(signature.args or (), signature.kwargs or {}))
     check_own_key(step.rule, arguments, saga.name, context.view.key)
     id = sending.next_id()
-    signature.options["headers"] = {**(signature.options.get("headers") or {}), **address_headers(context.view.id, id)}
+    address = address_headers(context.view.id, id, first if series else 0)
+    signature.options["headers"] = {**(signature.options.get("headers") or {}), **address}
     message = sending.serialize(signature, lambda: id)
     if message.due_at:
         raise TypeError("schedule() was given a signature with a countdown or eta: use after= or at=")
     if signature.options.get("expires") is not None:
         raise TypeError("schedule() was given a signature that expires: a timeout ends with its instance, or by unschedule()")
-    context.pending.schedule(name or id, due_later(message, at, step.name), at)
+    message = due_later(message, first, step.name)
+    context.pending.schedule(name or id, in_series(message, first, series) if series else message, first, series)
     return id
 
 

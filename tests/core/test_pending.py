@@ -12,6 +12,7 @@ from celery_sagas.core.pending import (
     NOTHING,
     PLAIN_FORMAT,
     NewerFormat,
+    NewTimeout,
     OpenRequests,
     Pending,
     RequestView,
@@ -86,7 +87,7 @@ def test_a_name_replaces():
     pending = Pending(timeouts={"a": A, "b": B})
     pending.schedule("a", MESSAGE, 3_000)
     assert pending.timeouts == {"b": B}
-    assert pending.new_timeouts == {"a": (MESSAGE, 3_000)}
+    assert pending.new_timeouts == {"a": NewTimeout(MESSAGE, 3_000)}
     assert pending.cancelled == ["row-a"]
 
 
@@ -114,7 +115,7 @@ def test_rescheduling_the_handled_one_keeps_the_new_one():
     pending = Pending(timeouts={"a": A})
     assert pending.take(Addressed("1", "id-a"), ()) == (True, False)
     pending.schedule("a", MESSAGE, 3_000)
-    assert (pending.new_timeouts, pending.cancelled) == ({"a": (MESSAGE, 3_000)}, [])
+    assert (pending.new_timeouts, pending.cancelled) == ({"a": NewTimeout(MESSAGE, 3_000)}, [])
 
 
 def test_due_times_are_aware():

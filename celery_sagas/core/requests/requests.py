@@ -43,6 +43,9 @@ class Addressed(NamedTuple):
     came: str = ""  #: the kind of the request's outcome; empty for a timeout
     has_value: bool = True  #: of an answer; false if the instance ended without a reply, or ignored the request
     failure: str = ""  #: the kind of a failure that a process notifies of
+    #: Of an occurrence of a series: when it was due, in milliseconds since the epoch. If another was handled after that, it is
+    #: dropped. 0: it is not.
+    due_at: int = 0
 
 
 class Target(NamedTuple):

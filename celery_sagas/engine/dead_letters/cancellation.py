@@ -21,7 +21,10 @@ logger = logging.getLogger("celery_sagas")
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Removes the timeout, or the request, of a dead letter from its instance's pending map, under a journal entry of its own."""
+    """Removes the timeout, or the request, of a dead letter from its instance's pending map, under a journal entry of its own.
+
+    A dead letter of a series is one occurrence: the series goes on.
+    """
 
     dead_letter: DeadLetter
     names: tuple[str, ...]  #: of the saga: the stored one first
@@ -53,7 +56,8 @@ class Cancellation:
         if found is None or found.record is None:
             return found is None
         try:
-            return self._without(pending_of(found.record)) is not None
+            pending = pending_of(found.record)
+            return pending.has_series(self.addressed.id) or self._without(pending) is not None
         except StoreError:
             return True
 
@@ -98,6 +102,8 @@ class Cancellation:
 
     def _without(self, pending: Pending) -> tuple[str, str] | None:
         """Remove it as if it had been handled: after a deadline the instance still waits for a late answer."""
+        if pending.has_series(self.addressed.id):
+            return None
         timeout = next((each for each in pending.timeouts.values() if each.id == self.addressed.id), None)
         request = pending.requests.get(self.addressed.id)
         steps = (request.then, request.otherwise) if request else ()

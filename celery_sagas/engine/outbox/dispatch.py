@@ -12,7 +12,7 @@ from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, probing
 from celery_sagas.errors import PublishError, StillUnsent, StoreError
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Entry
+from celery_sagas.stores.records import SERIES, Entry, OutboxRow
 
 logger = logging.getLogger("celery_sagas")
 
@@ -20,6 +20,8 @@ logger = logging.getLogger("celery_sagas")
 ERROR_CHARACTERS = 2_000
 #: Rows of an earlier run to claim at once.
 _CLAIMED_AT_ONCE = 100
+#: How long rows that are a relay's are not claimed here again. Milliseconds.
+_LEFT_FOR_MS = 1_000
 
 
 @dataclass
@@ -73,7 +75,7 @@ class Dispatcher:
         self.confirmations.settle()  # rows that this process has published are not left over
         while True:
             leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between
-            rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry)
+            rows = self._leave_series(self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry))
             if not rows:
                 break
             logger.info("%s: publishing %d messages that message %s left", entry.step, len(rows), entry.message_id)
@@ -81,6 +83,12 @@ class Dispatcher:
             self.confirmations.flush()
         if leased:
             raise StillUnsent(entry.step, entry.message_id, leased)
+
+    def _leave_series(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Leave the rows of series to a relay, which puts the next occurrence into them; return the rest."""
+        if series := [row.id for row in rows if row.kind == SERIES]:
+            self.outbox.release(self.owner, series, _LEFT_FOR_MS)
+        return [row for row in rows if row.kind != SERIES]
 
     def _post(self, rows: deque[OutgoingMessage], until: float) -> bool:
         """Take away the rows that can be written without waiting; return whether it makes sense to publish the rest."""

@@ -119,9 +119,10 @@ class SagaHarness:
 
     @property
     def timeouts(self) -> list[ScheduledTimeout]:
-        """The timeouts of all instances, the first due first."""
+        """The timeouts of all instances, the first due first; of a series its next one after now."""
+        now = milliseconds(self.now)
         timeouts = [
-            ScheduledTimeout(record.saga, record.key, name, timeout.step, utc_time(timeout.at))
+            ScheduledTimeout(record.saga, record.key, name, timeout.step, utc_time(timeout.due_after(now)))
             for record in self._world.backend.instances()
             for name, timeout in pending_of(record).timeouts.items()
         ]

@@ -24,6 +24,7 @@ from celery_sagas.worker.aggregators.flushes import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.runtime import Runtime, runtime_of
+from celery_sagas.worker.series import next_occurrence
 
 logger = logging.getLogger("celery_sagas")
 
@@ -119,6 +120,7 @@ def open_relay(runtime: Runtime, *, clock: Callable[[], float] = time.monotonic,
         terms_of(runtime),
         lambda: WORK,
         clock=clock,
+        next_occurrence=next_occurrence,
         groups=groups_of(runtime, clock),
         gathers=gathers_of(runtime, clock),
         notify_requester=partial(_notify_requester, app),
