@@ -25,10 +25,12 @@ Keys = dict[str, str]
 TIMEOUTS = 1_000
 #: The version of the map's format: code that knows only a lower one leaves the map alone.
 FORMAT = 2
-#: The format of a map that has no undo, and no request that is sent again.
+#: The format of a map that has no undo, no request that is sent again, and no series.
 PLAIN_FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
+#: In the place of a time: that of the commit that has written this map.
+WITH_MAP = -1
 _NEVER: Mapping[str, datetime] = MappingProxyType({})
 
 
@@ -45,7 +47,8 @@ class Timeout:
     step: str
     at: int  #: when it is due, or the first of its series; milliseconds since the epoch
     every: Series | None = None  #: when the others of its series are due
-    handled_at: int = 0  #: when the handling of the series' newest occurrence began; 0: none was handled
+    #: Of a series: when its newest occurrence was handled, by the store's clock, in milliseconds since the epoch; 0: none was.
+    handled_at: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
 
     def to_json(self) -> dict[str, Any]:
@@ -56,8 +59,8 @@ class Timeout:
         return value
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """Return the timeout that JSON values describe.
+    def from_json(cls, value: dict[str, Any], written_at: int = 0) -> Self:
+        """Return the timeout that JSON values describe, and that was committed at a time.
 
         Raises:
             KeyError: They do not describe one.
@@ -65,7 +68,8 @@ class Timeout:
         """
         id, row, step, at = (value.pop(name) for name in ("id", "row", "step", "at"))
         every = series_from_json(value.pop("every")) if "every" in value else None
-        return cls(id, row, step, at, every, value.pop("handled_at", 0), value)
+        handled_at = value.pop("handled_at", 0)
+        return cls(id, row, step, at, every, written_at if handled_at == WITH_MAP else handled_at, value)
 
     def due_after(self, now: int) -> int:
         """Return when it is due; of a series, when it is due for the first time after now. Milliseconds since the epoch."""
@@ -137,7 +141,7 @@ class Pending:
         elif addressed.due_at and addressed.due_at <= timeout.handled_at:
             return False
         else:
-            self.timeouts[name] = replace(timeout, handled_at=_now())
+            self.timeouts[name] = replace(timeout, handled_at=WITH_MAP)
         return True
 
     def has_series(self, id: str) -> bool:
@@ -258,12 +262,17 @@ class Pending:
         return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
 
     def _format(self) -> int:
-        is_plain = not self.undo and not any(request.undo or request.again for request in self.requests.values())
-        return PLAIN_FORMAT if is_plain else FORMAT
+        has_newer = any(request.undo or request.again for request in self.requests.values())
+        has_newer = has_newer or any(timeout.every for timeout in self.timeouts.values())
+        return FORMAT if has_newer or self.undo else PLAIN_FORMAT
 
 
-def read_pending(text: str) -> Pending:
+def read_pending(text: str, written_at: int = 0) -> Pending:
     """Return the map that a text holds.
+
+    Args:
+        text: The text.
+        written_at: When it was committed, by the store's clock; milliseconds since the epoch.
 
     Raises:
         NewerFormat: Newer code wrote it.
@@ -277,7 +286,7 @@ def read_pending(text: str) -> Pending:
             raise NewerFormat(format)
         keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
         requester, undo = stored.pop("requester", None), _read_undo(stored)
-        by_name = {str(name): Timeout.from_json(dict(noted)) for name, noted in timeouts.items()}
+        by_name = {str(name): Timeout.from_json(dict(noted), written_at) for name, noted in timeouts.items()}
         by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
         return Pending(dict(keys), by_name, by_id, requester, undo, stored)
     except (TypeError, AttributeError, KeyError) as exc:
@@ -293,7 +302,7 @@ def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
     """Return when timeouts are due, and series next, by their names; aware, UTC."""
     if not timeouts:
         return _NEVER
-    now = _now()
+    now = int(clock.time_s() * 1000)
     return MappingProxyType({name: utc_time(timeout.due_after(now)) for name, timeout in timeouts.items()})
 
 
@@ -345,7 +354,3 @@ def _view(request: Request) -> RequestView:
 def utc_time(milliseconds: int) -> datetime:
     """Return the time at so many milliseconds since the epoch; aware, UTC."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
-
-
-def _now() -> int:
-    return int(clock.time_s() * 1000)

@@ -83,7 +83,7 @@ def pending_of(record: Record) -> Pending:
         UnreadableState: It cannot be decoded.
     """
     try:
-        return read_pending(record.pending)
+        return read_pending(record.pending, record.updated_at)
     except NewerFormat as exc:
         raise NewerState(record.saga, record.key, exc.args[0], FORMAT, "pending map format") from exc
     except ValueError as exc:

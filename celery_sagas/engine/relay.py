@@ -210,11 +210,9 @@ class _Batch:
         """Remove rows, and let series go on with their next occurrence."""
         if ended := [id for id in ids if id not in self.series]:
             self.outbox.confirm(self.token, ended)
-        if series := [self._next(self.series[id]) for id in ids if id in self.series]:
-            self.outbox.reschedule(self.token, series)
-
-    def _next(self, row: OutboxRow) -> OutboxRow:
-        return self.relay.next_occurrence(row, int(self.relay.wall_clock() * 1000))
+        if series := [self.series[id] for id in ids if id in self.series]:
+            now = self.outbox.time()  # not that of this process: a series would stop for as long as its clock is ahead
+            self.outbox.reschedule(self.token, [self.relay.next_occurrence(row, now) for row in series])
 
     def _release(self, ids: Sequence[str]) -> None:
         """End the lease on rows."""
@@ -276,7 +274,7 @@ class _Batch:
 
     def _is_unreadable(self, row: OutboxRow) -> bool:
         try:
-            self._next(row)
+            self.relay.next_occurrence(row, row.due_at)
         except ValueError as exc:
             logger.error("the series %s of %s is left to another worker: %s", row.id, row.task, exc)  # noqa: TRY400 - no bug here
             return True

@@ -172,6 +172,10 @@ class Outbox(ABC):
         """Count a failed attempt on the row, keep the error's text (its first 2,000 characters), make it due after the delay."""
 
     @abstractmethod
+    def time(self) -> int:
+        """Return the store's time, by which rows are due, in milliseconds since the epoch."""
+
+    @abstractmethod
     def count(self) -> int:
         """Count the rows, due or not."""
 

@@ -1,12 +1,14 @@
 """The pending map, and what a run changes of it."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_sagas import clock
 from celery_sagas.core.pending import (
     FORMAT,
     NOTHING,
@@ -22,6 +24,7 @@ from celery_sagas.core.pending import (
 )
 from celery_sagas.core.requests.requests import Addressed, Request
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.series import Crontab, Interval
 
 A = Timeout("id-a", "row-a", "order.remind", 1_000)
 B = Timeout("id-b", "row-b", "order.remind", 2_000)
@@ -116,6 +119,71 @@ def test_rescheduling_the_handled_one_keeps_the_new_one():
     assert pending.take(Addressed("1", "id-a"), ()) == (True, False)
     pending.schedule("a", MESSAGE, 3_000)
     assert (pending.new_timeouts, pending.cancelled) == ({"a": NewTimeout(MESSAGE, 3_000)}, [])
+
+
+SERIES = Timeout("id-s", "row-s", "order.remind", 10_000, Interval(10_000, 1_000))
+
+
+def test_series_is_read_as_it_was_written():
+    zoned = replace(SERIES, every=Crontab((0,), (9,), (1,), (1,), (5,), "Europe/London"), handled_at=7)
+    pending = Pending(timeouts={"a": SERIES, "b": zoned})
+    assert read_pending(pending.text()) == pending
+    assert json.loads(pending.text())["timeouts"]["a"]["every"] == {"first": 10_000, "ms": 1_000}
+
+
+def test_series_that_cannot_be_read():
+    text = Pending(timeouts={"a": SERIES}).text().replace('"ms"', '"moons"')
+    with pytest.raises(ValueError, match="is no series"):
+        read_pending(text)
+
+
+def occurrence(due_at):
+    return Addressed("1", "id-s", due_at=due_at)
+
+
+def test_series_stays_when_an_occurrence_is_handled():
+    pending = Pending(timeouts={"s": SERIES})
+    assert pending.take(occurrence(10_000), ()) == (True, False)
+    assert (pending.timeouts.keys(), pending.cancelled) == ({"s"}, [])
+
+
+def test_occurrence_is_overtaken_by_one_that_was_handled_after_it_was_due():
+    """By the clock of the store, which commits one and says when the other is due."""
+    pending = Pending(timeouts={"s": SERIES})
+    assert pending.take(occurrence(10_000), ()) == (True, False)
+    for late in (11_000, 12_500):
+        assert read_pending(pending.text(), 12_500).take(occurrence(late), ()) == (False, False)
+    assert read_pending(pending.text(), 12_500).take(occurrence(12_501), ()) == (True, False)
+    assert read_pending(pending.text(), 12_500).take(occurrence(0), ()) == (True, False), "one that is tried again"
+
+
+def test_other_commits_do_not_change_when_an_occurrence_was_handled():
+    pending = Pending(timeouts={"s": SERIES})
+    pending.take(occurrence(10_000), ())
+    later = read_pending(read_pending(pending.text(), 12_500).text(), 20_000)
+    assert later.timeouts["s"].handled_at == 12_500
+    assert later.take(occurrence(13_000), ()) == (True, False)
+
+
+def test_cancelled_series_is_awaited_no_more():
+    pending = Pending(timeouts={"s": SERIES})
+    assert pending.has_series("id-s")
+    pending.unschedule("s")
+    assert pending.cancelled == ["row-s"]
+    assert not pending.has_series("id-s")
+    assert pending.take(occurrence(10_000), ()) == (False, False)
+
+
+def test_due_time_of_a_series_is_its_next_one():
+    for now, due_at in ((0, 10), (9.999, 10), (10, 11), (10.5, 11), (99.999, 100)):
+        with clock.replaced_by(lambda now=now: now):
+            assert due_times({"s": SERIES}) == {"s": datetime.fromtimestamp(due_at, UTC)}
+
+
+def test_first_time_of_a_crontab_may_be_far_away():
+    at = int(datetime(2030, 1, 1, 9, tzinfo=UTC).timestamp() * 1000)
+    yearly = replace(SERIES, at=at, every=Crontab((0,), (9,), (1,), (1,), tuple(range(7)), "UTC"))
+    assert (yearly.due_after(0), yearly.due_after(at)) == (at, at + 365 * 86_400_000)
 
 
 def test_due_times_are_aware():

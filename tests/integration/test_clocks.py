@@ -42,6 +42,23 @@ def test_relay_sends_what_is_due_by_the_clock_of_the_store(deploy: Deploy, off: 
     wait_until(lambda: deployment.backend.outbox.count() == 1, deployment.describe)
 
 
+@pytest.mark.parametrize("off", [FAST, SLOW], ids=["fast", "slow"])
+def test_series_goes_on_by_the_clock_of_the_store(deploy: Deploy, off: dict[str, str]) -> None:
+    """Neither the clock of the relay nor that of the worker that handles the occurrences makes it wait, or hurry."""
+    deployment = deploy("reminders", "redis", "postgresql", saga_relay=False, saga_relay_interval=0.1)
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send("reminder.remind_each_second", name="a")
+    deployment.wait_handled("reminder.remind_each_second", 1)
+    assert worker.stop() == 0
+    deployment.start("prefork", 1, **off).wait_ready()
+    deployment.start_relay(**off)
+
+    deployment.wait_handled(REMINDED, 3)
+    entries = [entry for entry in deployment.history("reminder", "a") if entry.step == REMINDED]
+    assert entries[-1].at - entries[0].at > 1_000  # several came each in its own second
+    assert deployment.backend.outbox.count() == 1
+
+
 @pytest.mark.parametrize(
     ("off", "step", "told"), [(FAST, "failed", ([], ["revoked"])), (SLOW, "answered", (["done a"], []))], ids=["fast", "slow"]
 )

@@ -56,6 +56,9 @@ class MemoryOutbox(MemoryStore, Outbox):
                 self._state.outbox.put(unleased(failed, self._clock() + delay_ms))
             return bool(rows)
 
+    def time(self) -> int:
+        return self._clock()
+
     def count(self) -> int:
         with self._state.lock:
             return len(self._state.outbox)

@@ -33,6 +33,7 @@ _CONFIRM: Final = load("outbox_confirm")
 _RESCHEDULE: Final = load("outbox_reschedule")
 _RELEASE: Final = load("outbox_release")
 _FAIL: Final = load("outbox_fail")
+_TIME: Final = load("outbox_time")
 _COUNT: Final = load("outbox_count")
 _COUNT_LEASED: Final = load("outbox_count_leased")
 
@@ -69,6 +70,10 @@ class RedisOutbox(RedisStore, Outbox):
         shard = self._placement.of_id(id)
         args = [self._now(), encode(token), encode(id), encode(error[:_ERROR_CHARACTERS]), delay_ms]
         return bool(self._run_once(_FAIL, shard.tag, shard.rows, args))
+
+    def time(self) -> int:
+        time: int = self._client.run(_TIME, self._placement.shards[0].rows[:1], [self._now()])
+        return time
 
     def count(self) -> int:
         return sum(self._client.run(_COUNT, shard.rows[:1], []) for shard in self._placement.in_turn())

@@ -60,6 +60,10 @@ class SqlOutbox(Outbox):
         values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
         return self._database.change(_fail_row, (self._database.name,), values) > 0
 
+    def time(self) -> int:
+        ((time,),) = self._database.fetch(_time, (), {})
+        return int(time)
+
     def count(self) -> int:
         ((count,),) = self._database.fetch(_count, (), {})
         return int(count)
@@ -114,6 +118,10 @@ def _held(count: int, database: str) -> list[ColumnElement[bool]]:
     """Conditions: these rows, if the token's lease lasts or was the last."""
     is_held = [outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count), outbox.c.token == bound(outbox.c.token, "token")]
     return in_order(*is_held) if database == "postgresql" else is_held
+
+
+def _time() -> Select[Any]:
+    return select(now())
 
 
 def _count_leased() -> Select[Any]:

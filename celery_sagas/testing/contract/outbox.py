@@ -352,6 +352,11 @@ class LeaseContract(StoreFixtures):
         clock.advance(MINUTE)
         assert ids(claim(backend, limit=1)) == [other.id]
 
+    def test_time_is_that_by_which_rows_are_due(self, backend: Backend, clock: Clock) -> None:
+        assert backend.outbox.time() == clock.now
+        clock.advance(HOUR)
+        assert backend.outbox.time() == clock.now
+
     def test_rows_are_counted_whether_due_or_not(self, backend: Backend, clock: Clock, row: str) -> None:
         send(backend, outgoing(), outgoing("scheduled", due_at=clock.now + HOUR), outgoing("deadline"))
         assert backend.outbox.count() == 4

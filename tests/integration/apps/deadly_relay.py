@@ -34,6 +34,7 @@ class Deadly(Runtime):
         for method in ("publish", "publish_many"):
             deadly(self.publisher, method, "publish")
         deadly(self.backend.outbox, "confirm", "confirm")
+        deadly(self.backend.outbox, "reschedule", "reschedule")
         deadly(self.backend.outbox, "fail", "fail")
         deadly(self.backend.dead, "add", "dead_letter")
 

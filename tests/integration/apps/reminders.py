@@ -1,9 +1,9 @@
-"""Reminders: timeouts, and messages to others that are sent later."""
+"""Reminders: timeouts, series, and messages to others that are sent later."""
 
 from datetime import timedelta
 
 from celery import shared_task
-from deployed import make_app, note
+from deployed import FOLDER, first_time, make_app, note
 
 from celery_sagas import Saga
 
@@ -42,6 +42,32 @@ def remind_next_year(reminder: Reminder, name: str) -> None:
 def forget_next_year(reminder: Reminder, name: str) -> None:
     note("timeouts", ", ".join(reminder.saga.timeouts))
     reminder.unschedule("next year")
+
+
+@Reminder.starts
+def remind_each_second(reminder: Reminder, name: str) -> None:
+    reminder.schedule(reminded, after=0.1, every=timedelta(seconds=1), name="series")
+
+
+@Reminder.starts
+def fail_each_second(reminder: Reminder, name: str) -> None:
+    """Fail at the first occurrence."""
+    reminder.schedule(flaky, after=0.1, every=timedelta(seconds=1), name="series")
+
+
+@Reminder.handles
+def end_series(reminder: Reminder, name: str) -> None:
+    reminder.unschedule("series")
+
+
+@Reminder.handles
+def flaky(reminder: Reminder) -> None:
+    id, failing = reminder.saga.message.id, FOLDER / "failing"
+    if first_time("failing"):
+        failing.write_text(id)
+    if failing.read_text() == id:  # a step that fails in a batch runs once more alone
+        raise ZeroDivisionError(reminder.name)
+    reminder.count += 1
 
 
 @Reminder.handles
