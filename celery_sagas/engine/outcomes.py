@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     instance_id: str = ""  #: empty without an instance
     version: int = 0  #: of the instance after the message; 0 without an instance
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
-    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed" or "cancelled"
+    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed", "cancelled" or "overtaken"
     result: Any = None  #: returned by the handler; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
     compensated: bool = False  #: whether everything that ``compensate`` had to undo is undone with it

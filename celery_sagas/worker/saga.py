@@ -347,8 +347,8 @@ class Saga(State):
         It is handled by this instance or by none: not if it was cancelled or replaced in the meantime, wherever it waited, and
         not by a later instance with the same key. It waits in the backend, so that it may be due in a year.
 
-        A series goes on whatever becomes of its occurrences: one that fails is a dead letter. The next one is always in the
-        future, and of several that come late together one is handled: a time that was missed is not made up for.
+        A series goes on whatever becomes of its occurrences: one that fails is a dead letter. What was missed is not made up for:
+        the next occurrence is always in the future, and one that was due when another one was handled is dropped.
 
         Args:
             target: A step of this saga, a signature of one (``remind.s("again")``), or its name.

@@ -4,6 +4,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, assert_type
 
+from celery.schedules import crontab
+
 from celery_sagas import Message, Missing, Saga
 
 
@@ -111,6 +113,9 @@ def timeouts(order: Order) -> None:
     order.schedule(retry, after=3, name="again")
     order.schedule(place.s("42", Decimal(3)), after=timedelta(minutes=1))
     order.schedule("place", after=1)
+    assert_type(order.schedule(retry, every=timedelta(hours=1), name="hourly"), str)
+    order.schedule(retry, every=timedelta(hours=1), at=datetime.now(UTC))
+    order.schedule(retry, every=crontab(minute=0, hour="6"), after=timedelta(days=1))
     order.unschedule("again")
     assert_type(order.saga.timeouts["again"], datetime)
     assert_type(order.saga.requests["6f1"].deadline, datetime | None)
