@@ -49,8 +49,8 @@ COMMITS = (
     Mutation(
         "commits",
         "core/pending.py",
-        "return name is not None and self.timeouts.pop(name) is not None",
-        "return name is None or self.timeouts.pop(name) is not None",
+        "        if name is None:\n            return False\n",
+        "        if name is None:\n            return True\n",
         "A timeout that was cancelled or replaced does not run.",
     ),
     Mutation(
@@ -332,8 +332,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/pending.py",
-        '        """Cancel the timeout of a name, if there is one."""\n        self.new_timeouts.pop(name, None)\n',
-        '        """Cancel the timeout of a name, if there is one."""\n',
+        '        """Cancel the timeout or the series of a name, if there is one."""\n        self.new_timeouts.pop(name, None)\n',
+        '        """Cancel the timeout or the series of a name, if there is one."""\n',
         "A timeout that its own step cancels again does not come.",
     ),
     Mutation(

@@ -75,9 +75,11 @@ class Dispatcher:
         self.confirmations.settle()  # rows that this process has published are not left over
         while True:
             leased, started = self.outbox.count_leased(entry), self.clock()  # counted first: a lease may end in between
-            rows = self._leave_series(self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry))
+            rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), entry)
             if not rows:
                 break
+            if not (rows := self._leave_series(rows)):
+                continue
             logger.info("%s: publishing %d messages that message %s left", entry.step, len(rows), entry.message_id)
             self._dispatch(rows, started, is_waiting=True)  # the message is acknowledged once nothing is left
             self.confirmations.flush()

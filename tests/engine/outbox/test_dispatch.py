@@ -249,6 +249,23 @@ class TestUnsent:
 
         assert publisher.ids == [row.message_id for row in rows]
 
+    def test_series_are_left_to_a_relay(
+        self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend
+    ) -> None:
+        """It puts the next occurrence into their rows, which would be removed here."""
+        series = [Outgoing(f"series-{number:03}", "series", f"m-{number}", "task", "{}", clock.now) for number in range(250)]
+        entry = Entry("order.place", "m2", "a", "started", "order", "43", "i", 1, "{}")
+        sent = Outgoing("sent", "sent", "id-sent", "task", "{}")
+        backend.sagas.record(Effects(entry, (*series, sent), "another process", 1_000))
+        clock.advance(1_000)
+
+        dispatcher.dispatch_unsent(entry)
+
+        assert publisher.ids == ["id-sent"]
+        assert backend.outbox.claim_due("relay", 999, 1, entry) == []
+        clock.advance(1_001)
+        assert len(backend.outbox.claim_due("relay", 999, 1, entry)) == 250
+
     def test_row_that_cannot_be_published_is_not_waited_for(
         self, dispatcher: Dispatcher, publisher: Recorder, clock: Clock, backend: MemoryBackend
     ) -> None:
