@@ -21,9 +21,13 @@ from tests.every_store import STORES
 
 HOUR = timedelta(hours=1)
 MONTH = timedelta(days=30)
-#: A Redis Cluster keeps pending maps as Redis does.
-UNDO_STORES = [store for store in STORES if store != "redis_cluster"]
-on_every_store = pytest.mark.parametrize("url", UNDO_STORES, indirect=True)
+#: A Redis Cluster keeps pending maps as Redis does; and stores perform the operations of batches as their contract says.
+PLACES = [
+    *((store, "task") for store in STORES if store != "redis_cluster"),
+    ("memory", "batch"),
+    ("postgresql", "batch"),
+]
+on_every_store = pytest.mark.parametrize(("url", "worker"), PLACES, indirect=True)
 
 
 class Boom(Exception):
