@@ -279,47 +279,6 @@ class TestPendingMap:
 
         assert self.formats(trips) == 1
 
-    @pytest.mark.parametrize("parallel", [True, False])
-    def test_stays_small(self, worker: Worker, trips: Trips, parallel: bool) -> None:
-        """With a hundred undos, at any time."""
-
-        def act(trip: Any) -> None:
-            for number in range(100):
-                trip.send(trips.book.s(number), then="came", otherwise="failed", within=HOUR, undo=trips.cancel)
-
-        sizes = []
-
-        def measure() -> None:
-            sizes.append(len(trips.record().pending.encode()))
-
-        trips.do(worker, act)
-        measure()
-        worker.run(300)
-        measure()
-        trips.compensate(worker, parallel=parallel)
-        measure()
-        worker.run(300)
-        measure()
-
-        assert max(sizes) < 50_000, sizes
-        assert len(trips.cancelled) == 100
-        assert trips.seen()[-1] == "undone"
-
-    def test_is_bounded(self, worker: Worker, trips: Trips) -> None:
-        """A thousand pieces of work can be undone, and no more."""
-
-        def act(trip: Any, count: int = 500) -> None:
-            members = [trips.book.s(number) for number in range(count)]
-            trip.gather(members, then="gathered", otherwise="gathered", within=HOUR, undo=trips.cancel)
-
-        for _ in range(2):
-            trips.do(worker, act)
-            worker.run(600)
-        delivered = trips.do(worker, lambda trip: act(trip, 1))
-        assert "it has 1001 pieces of work to undo, and 1,000 are allowed" in str(delivered.error)
-        trips.compensate(worker, parallel=True)
-        assert len(held_back(worker)) == 1_000
-
 
 class TestValues:
     """What kombu's JSON keeps arrives as it does with ``send``."""

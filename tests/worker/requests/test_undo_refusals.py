@@ -12,7 +12,7 @@ from celery import Celery, chain, group
 from celery_sagas import Backoff, Saga
 from celery_sagas.errors import InvalidMessage, MisuseError
 from tests.apps import Worker, as_tasks
-from tests.worker.requests.trips import HOUR, Trips, define
+from tests.worker.requests.trips import HOUR, Trips, define, held_back
 
 pytestmark = as_tasks
 
@@ -238,3 +238,46 @@ def test_undo_that_kombu_could_not_read_again(trips: Trips, worker: Worker) -> N
     error, text = refusal(trips, worker, lambda trip: trip.send(trips.book.s("A"), undo=undo, **ASKING))
 
     assert (error, "cannot be encoded as JSON and read again" in text) == (InvalidMessage, True)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_what_an_instance_waits_for_stays_small(worker: Worker, trips: Trips, parallel: bool) -> None:
+    """With a hundred undos, at any time."""
+
+    def act(trip: Any) -> None:
+        for number in range(100):
+            trip.send(trips.book.s(number), then="came", otherwise="failed", within=HOUR, undo=trips.cancel)
+
+    sizes = []
+
+    def measure() -> None:
+        sizes.append(len(trips.record().pending.encode()))
+
+    trips.do(worker, act)
+    measure()
+    worker.run(300)
+    measure()
+    trips.compensate(worker, parallel=parallel)
+    measure()
+    worker.run(300)
+    measure()
+
+    assert max(sizes) < 50_000, sizes
+    assert len(trips.cancelled) == 100
+    assert trips.seen()[-1] == "undone"
+
+
+def test_work_that_can_be_undone_is_bounded(worker: Worker, trips: Trips) -> None:
+    """A thousand pieces of work can be undone, and no more."""
+
+    def act(trip: Any, count: int = 500) -> None:
+        members = [trips.book.s(number) for number in range(count)]
+        trip.gather(members, then="gathered", otherwise="gathered", within=HOUR, undo=trips.cancel)
+
+    for _ in range(2):
+        trips.do(worker, act)
+        worker.run(600)
+    delivered = trips.do(worker, lambda trip: act(trip, 1))
+    assert "it has 1001 pieces of work to undo, and 1,000 are allowed" in str(delivered.error)
+    trips.compensate(worker, parallel=True)
+    assert len(held_back(worker)) == 1_000
