@@ -63,9 +63,12 @@ def checked_backoff(name: str, backoff: Any) -> Backoff:
         raise TypeError(f"{name}= takes a Backoff(times, first, most), not {type(backoff).__name__}")
     if isinstance(backoff.times, bool) or not isinstance(backoff.times, int):
         raise TypeError(f"{name}= takes a Backoff with a number of times, not {backoff.times!r}")
-    first, most, factor = (seconds_of(part, getattr(backoff, part)) for part in ("first", "most", "factor"))
+    first, most = (seconds_of(part, getattr(backoff, part)) for part in ("first", "most"))
+    factor = backoff.factor
+    if isinstance(factor, bool) or not isinstance(factor, int | float):
+        raise TypeError(f"{name}= takes a Backoff whose factor is a number, not {type(factor).__name__}")
     if not 0 <= backoff.times <= _MOST_TIMES:
         raise ValueError(f"{name}={backoff!r} has no number of times from 0 to {_MOST_TIMES:,}")
     if not (0 < first <= _LONGEST_S and first <= most <= _LONGEST_S and 1 <= factor < math.inf):
         raise ValueError(f"{name}={backoff!r} needs 0 < first <= most, and a factor of at least 1")
-    return Backoff(backoff.times, first, most, factor)
+    return Backoff(backoff.times, first, most, float(factor))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from pydantic_core import from_json, to_json
 
 from celery_sagas import clock
-from celery_sagas.core.requests.requests import ANSWERED, REQUESTS, UNDONE, Addressed, ReplyKind, Request
+from celery_sagas.core.requests.requests import ANSWERED, FAILURES, REQUESTS, UNDONE, Addressed, ReplyKind, Request
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.series import Series, series_from_json
@@ -99,6 +99,7 @@ class Pending:
     new_timeouts: dict[str, NewTimeout] = field(default_factory=dict)  #: by name
     #: By id, with the deadline's message.
     new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(default_factory=dict)
+    new_then: SerializedMessage | None = None  #: the message to the step with which a compensation ends
     cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
     about: dict[str, Any] = field(default_factory=dict)  #: the timeout or outcome that is handled now; for the journal
 
@@ -113,6 +114,20 @@ class Pending:
         timeout = self.timeouts.pop(name, None)
         if timeout is not None:
             self.cancelled.append(timeout.row)
+
+    def send_then(self, message: SerializedMessage) -> None:
+        """Send the message to the step with which the compensation ends; nothing but that step's run ends it."""
+        if self.undo.undoing is not None:
+            self.undo.undoing.then_id, self.new_then = message.message_id, message
+
+    def withdraw_then(self) -> None:
+        """Withdraw that message, if it was sent: the compensation goes on."""
+        undoing = self.undo.undoing
+        if undoing is None or not undoing.then_id:
+            return
+        if self.new_then is None:
+            self.cancelled.append(undoing.then_row)
+        self.new_then, undoing.then_id, undoing.then_row = None, "", ""
 
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
         """Remove the timeout or request that is handled; a series stays.
@@ -130,12 +145,13 @@ class Pending:
         return request is not None, "late" in self.about
 
     def _take_timeout(self, addressed: Addressed) -> bool:
+        if self.undo.undoing is not None and self.undo.undoing.then_id == addressed.id:
+            self.undo.undoing = None
+            return True
         name = next((name for name, timeout in self.timeouts.items() if timeout.id == addressed.id), None)
         if name is None:
             return False
         timeout = self.timeouts[name]
-        if self.undo.undoing is not None and self.undo.undoing.then_id == timeout.id:
-            self.undo.undoing = None
         if timeout.every is None:
             del self.timeouts[name]
         elif addressed.due_at and addressed.due_at <= timeout.handled_at:
@@ -156,8 +172,8 @@ class Pending:
 
     @property
     def is_undoing(self) -> bool:
-        """Whether anything is being undone, or waits for that."""
-        return self.undo.undoing is not None or self.left_to_undo > 0
+        """Whether a compensation goes on, or an undo is under way."""
+        return self.undo.undoing is not None or self.undoes > 0
 
     @property
     def left_to_undo(self) -> int:
@@ -172,7 +188,7 @@ class Pending:
         if not (self.undo or self.requests or self.new_requests):
             return 0
         asked = [each for each in self.all_requests().values() if each.undo and not each.is_undone and not each.has_timed_out]
-        return len(self.undo.log) + self.left_to_undo + sum(request.members or 1 for request in asked)
+        return len(self.undo.log) + self.left_to_undo + sum(request.most_to_undo for request in asked)
 
     def all_requests(self) -> dict[str, Request]:
         """Return the requests by their ids, also those of this step, in the order in which they were sent."""
@@ -215,8 +231,9 @@ class Pending:
     def end_request(self, request: Request, came: str) -> None:
         """Remove a request that has an outcome, and its deadline; one that may be answered all the same stays for that."""
         del self.requests[request.id]
-        is_answered_late = request.undo is not None or not request.then.endswith((ANSWERED, UNDONE))
-        if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and is_answered_late:
+        is_uncertain = came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and not request.then.endswith((ANSWERED, UNDONE))
+        is_watched = request.undo is not None or (request.again is not None and request.again.is_left)
+        if is_uncertain or (is_watched and came in FAILURES):  # another run may have done the work, and answer
             self.requests[request.id] = replace(request, has_timed_out=True, row="")
         if request.row and came != ReplyKind.DEADLINE:
             self.cancelled.append(request.row)
@@ -231,7 +248,8 @@ class Pending:
         """Wait no longer for a second answer to what was sent again; one that comes is late, or undone."""
         for each in self._siblings(request):
             self.cancelled += [row for row in (each.row, each.sent_row) if row]  # it may wait for the end of its pause
-            self.requests[each.id] = replace(each, has_timed_out=True, row="", sent_row="", is_undone=each.undo is not None)
+            is_undone = each.undo is not None and each.undo.takes  # else it might undo the work of the one that has answered
+            self.requests[each.id] = replace(each, has_timed_out=True, row="", sent_row="", is_undone=is_undone)
 
     def forget_oldest(self) -> None:
         """Keep only the newest of the requests that have timed out."""
@@ -342,13 +360,13 @@ class OpenRequests(Mapping[str, RequestView]):
 
     def _read(self) -> dict[str, RequestView]:
         if self._views is None:
-            self._views = {id: _view(request) for id, request in self._requests.items() if not request.has_timed_out}
+            self._views = {each.first: _view(each) for each in self._requests.values() if not each.has_timed_out}
         return self._views
 
 
 def _view(request: Request) -> RequestView:
     task, deadline = "" if request.members else request.task, utc_time(request.at) if request.at else None
-    return RequestView(request.id, task, deadline, request.members)
+    return RequestView(request.first, task, deadline, request.members)
 
 
 def utc_time(milliseconds: int) -> datetime:

@@ -138,7 +138,9 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
         row = _schedule(run, rows, "deadline", deadline) if deadline else ""
         sent_row = _row_of(run, id) if request.sent_at else ""
         requests[id] = replace(request, row=row, sent_row=sent_row) if row or sent_row else request
-    count = sum(not request.has_timed_out for request in requests.values())
+    if pending.new_then is not None and pending.undo.undoing is not None:
+        pending.undo.undoing.then_row = _schedule(run, rows, "scheduled", pending.new_then)
+    count = sum(not (request.has_timed_out or request.undoes) for request in requests.values())
     if count > REQUESTS:
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
     if (count := pending.to_undo) > MOST:
@@ -162,7 +164,7 @@ def _check_size(run: Run, key: str, data: str, pending: str) -> None:
     """Refuse a state and a pending map that are too large together."""
     sizes, most = [len(text.encode()) for text in (data, pending)], run.terms.state_bytes
     if sum(sizes) > most:
-        waits = f"what it waits for (timeouts, requests, alternate keys) has {sizes[1]}"
+        waits = f"what it waits for (timeouts, requests, undos, alternate keys) has {sizes[1]}"
         raise run.refuse(key, f"its fields have {sizes[0]} bytes and {waits}; saga_max_state_bytes allows {most} together")
 
 

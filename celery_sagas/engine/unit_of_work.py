@@ -159,7 +159,10 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     except InvalidMessage:
         if addressed.has_value or not is_late:
             raise
-        return _dropped(delivery, addressed, record.key, NO_VALUE_LATE)
+        if request is None or request.undo is None:
+            return _dropped(delivery, addressed, record.key, NO_VALUE_LATE)
+        note = partial(run.terms.outcomes.note, context_of(state), request, addressed.came, None)
+        return (yield from _handle(replace(run, kind=Kind.UNDONE), record, state, {}, note))  # no step takes it, but its undo
     check_own_key(step.rule, arguments, record.saga, record.key)
     if request is not None and request.undo is not None:
         run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)

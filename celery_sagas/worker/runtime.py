@@ -73,7 +73,7 @@ class Runtime:
     def _cancel(self, outcome: Outcome, requests: Sequence[Request]) -> None:
         """Have workers not begin the tasks of cancelled requests, and remove what was gathered for those that are gone."""
         for request in requests:
-            if request.members and request.undo is None and (saga := registry.saga_named(outcome.saga)):
+            if request.members and (saga := registry.saga_named(outcome.saga)):
                 self.gathering.forget(saga, outcome.instance_id, request.id)
         self.revoke([id for request in requests for id in request.task_ids])
 

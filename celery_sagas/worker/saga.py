@@ -303,7 +303,7 @@ class Saga(State):
         """Stop waiting for a request, with this step's commit. Its message is withdrawn, and its task revoked.
 
         Its task may have begun, and not notice. What comes of it is dropped, unless the request has an ``undo``: that runs as
-        if ``compensate`` had been called for this request alone, and the instance cannot complete before.
+        ``compensate`` would have it run, if the instance lives that long. A task whose undo takes the answer is not revoked.
 
         Args:
             request: The request's id, as ``send`` or ``gather`` has returned it.

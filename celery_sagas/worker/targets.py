@@ -23,7 +23,7 @@ from celery_sagas.core.subclasses import ANY, cut_off, is_exact
 from celery_sagas.engine.requests.gathering import Gather
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.worker.celery_internals import current_app, routing_of
-from celery_sagas.worker.headers import answer_headers, answer_headers_to
+from celery_sagas.worker.headers import STEP, answer_headers, answer_headers_to
 from celery_sagas.worker.serialization import as_json, check_arguments, checked, encode_arguments, serialized
 
 logger = logging.getLogger("celery_sagas")
@@ -203,8 +203,7 @@ def undo_target(app: Celery, given: Any) -> Target:
     if not isinstance(sent, Signature):
         raise TypeError(f"undo= takes a task, or a signature of one, not {type(given).__name__}")
     checked(sent)
-    if any(sent.options.get(name) is not None for name in _OWN_TIMES):
-        raise TypeError("undo= was given a signature with a countdown, eta or expires: compensate() says when it is sent")
+    check_options(sent, "undo=")
     task = sent.clone()
     encode_arguments(app, task, are_complete=task.immutable)
     check_arguments(app, task if task.immutable else task.clone((None,)))
@@ -228,5 +227,16 @@ def unwired(value: Any) -> Any:
     return loads(json.dumps(value))
 
 
-#: Options that say when a message is handled.
-_OWN_TIMES = frozenset({"countdown", "eta", "expires"})
+def check_options(sent: Signature[Any], what: str) -> None:
+    """Refuse options with which a message that the library sends later would not be sent.
+
+    Raises:
+        TypeError: It has some.
+    """
+    options = {name: value for name, value in sent.options.items() if value not in (None, [], {}) and name not in ROUTING}
+    if options.get("headers") == {STEP: True}:  # as each signature of a step has
+        del options["headers"]
+    if options:
+        raise TypeError(
+            f"{what} was given a signature with {', '.join(sorted(options))}, which would have no effect: leave it out"
+        )

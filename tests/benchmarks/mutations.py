@@ -325,8 +325,8 @@ REQUESTS = (
     Mutation(
         "requests",
         "core/pending.py",
-        "if came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and",
-        "if came == ReplyKind.DEADLINE and",
+        "is_uncertain = came in (ReplyKind.DEADLINE, ReplyKind.UNCERTAIN) and",
+        "is_uncertain = came == ReplyKind.DEADLINE and",
         "After an uncertain failure a late answer is still handled.",
     ),
     Mutation(

@@ -45,6 +45,7 @@ def test_checked_backoff_has_its_pauses_in_seconds() -> None:
         (Backoff(3, float("nan")), ValueError),
         (Backoff(3, 1, float("inf")), ValueError),
         (Backoff(3, factor=0.5), ValueError),
+        (Backoff(3, factor=timedelta(seconds=2)), TypeError),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_backoff_is_refused_by_the_name_of_its_argument(backoff: Any, error: type[Exception]) -> None:

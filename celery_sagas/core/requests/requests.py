@@ -106,7 +106,8 @@ class ReturnAddress(NamedTuple):
         return cls(str(saga), str(instance), str(request), then, otherwise)
 
 
-_FAILURES = frozenset({ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE})
+#: The kinds of outcomes that are not an answer.
+FAILURES: Final = frozenset({ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE})
 
 
 #: The kinds of failures after which a request with ``retry=`` is sent again.
@@ -172,6 +173,12 @@ class Request:
         return (self.again and self.again.first) or self.id
 
     @property
+    def most_to_undo(self) -> int:
+        """How many pieces of work may have to be undone, once it and its retries have outcomes."""
+        attempts = 1 + self.again.retry.times - self.again.number if self.again and self.undo and not self.undo.takes else 1
+        return self.members or attempts
+
+    @property
     def task_ids(self) -> list[str]:
         """The ids of the tasks that answer."""
         return [self.member(position) for position in range(self.members)] or [self.id]
@@ -190,7 +197,7 @@ class Request:
         if self.again is None or self.undoes or self.has_timed_out or not self.again.is_left:
             return False
         kind = addressed.failure or ("deadline" if addressed.came == ReplyKind.DEADLINE else "error")
-        return addressed.came in _FAILURES and kind in _RETRIED
+        return addressed.came in FAILURES and kind in _RETRIED
 
     def target(self, answers: int) -> Target | None:
         """Return the step for a gather that has ended with this many answers; ``None`` if this code cannot read it."""
@@ -198,7 +205,7 @@ class Request:
 
     def is_handled_by(self, steps: Collection[str], came: str) -> bool:
         """Return whether a step, known by one of its names, handles this outcome; no step handles a second failure."""
-        if self.has_timed_out and came in _FAILURES:
+        if self.has_timed_out and came in FAILURES:
             return False
         is_then = came in (ReplyKind.ANSWER, ReplyKind.GATHERED) and self.then in steps
         return is_then or (came != ReplyKind.ANSWER and self.otherwise in steps)

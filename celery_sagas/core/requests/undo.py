@@ -47,7 +47,7 @@ def undoable_by(request: Request, came: str, value: Any) -> list[Undoable]:
     task = request.undo
     if task is None:
         return []
-    if came == ReplyKind.GATHERED:
+    if came == ReplyKind.GATHERED and request.members:
         answers = sorted(value["answers"].items(), key=lambda each: int(each[0]))
         return [Undoable(request.member(int(position)), task.given(answer)) for position, answer in answers]
     if came == ReplyKind.ANSWER:
@@ -66,13 +66,14 @@ class Undoing:
     within_s: float = WITHIN_S
     answers: list[SerializedMessage] = field(default_factory=list)  #: sent when it ends, to those that wait for it
     then_id: str = ""  #: of the message to that step, once it was sent
+    then_row: str = ""  #: of the outbox: that message
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         value: dict[str, Any] = {"left": [each.to_json() for each in self.queue], "retry": self.retry, "within": self.within_s}
         if self.then:
             value["then"] = self.then.to_json()
-        flags = {"parallel": self.parallel, "then_id": self.then_id}
+        flags = {"parallel": self.parallel, "then_id": self.then_id, "then_row": self.then_row}
         answers = [[each.message_id, each.answer_id, each.task, each.payload] for each in self.answers]
         return value | {name: given for name, given in {**flags, "answers": answers}.items() if given}
 
@@ -87,6 +88,7 @@ class Undoing:
             value["within"],
             [SerializedMessage(*each) for each in value.get("answers", ())],
             value.get("then_id", ""),
+            value.get("then_row", ""),
         )
 
 

@@ -77,8 +77,8 @@ class Cancellation:
         found = self._find(sagas)
         if found is None or found.record is None or (pending := self._pending_without(found.record)) is None:
             return False
-        record, (text, row) = found.record, pending
-        change = Change(self.names, record.schema_version, record.data, text, cancelled=(row,) if row else ())
+        record, (text, rows) = found.record, pending
+        change = Change(self.names, record.schema_version, record.data, text, cancelled=rows)
         sagas.update(record, change, Effects(self._entry(record, found.new_id)))
         return True
 
@@ -91,8 +91,8 @@ class Cancellation:
             logger.warning("the timeout or request %s stays with its instance: %s", self.addressed.id, exc)
             return None
 
-    def _pending_without(self, record: Record) -> tuple[str, str] | None:
-        """Return the text of the pending map without it, and its row of the outbox, if any; ``None`` if the map lacks it."""
+    def _pending_without(self, record: Record) -> tuple[str, tuple[str, ...]] | None:
+        """Return the text of the pending map without it, and its rows of the outbox; ``None`` if the map lacks it."""
         try:
             pending = pending_of(record)
         except UnreadableState as exc:
@@ -100,7 +100,7 @@ class Cancellation:
             return None
         return None if self._is_settled(pending) else self._without(pending)
 
-    def _without(self, pending: Pending) -> tuple[str, str] | None:
+    def _without(self, pending: Pending) -> tuple[str, tuple[str, ...]] | None:
         """Remove it as if it had been handled: after a deadline the instance still waits for a late answer."""
         if pending.has_series(self.addressed.id):
             return None
@@ -113,7 +113,7 @@ class Cancellation:
         if request is not None:
             pending.undo.note(request, self.addressed.came, self.outcome)
         pending.forget_oldest()
-        return pending.text(), timeout.row if timeout else "".join(pending.cancelled)
+        return pending.text(), (timeout.row,) if timeout else tuple(pending.cancelled)
 
     def _entry(self, record: Record, attempt: str) -> Entry:
         """Return the journal's entry: its id is the dead letter's, so that a repeated cancellation writes nothing."""

@@ -22,7 +22,7 @@ from celery_sagas.errors import MisuseError, UndoFailed
 from celery_sagas.worker.asking.message import ask
 from celery_sagas.worker.celery_internals import current_app, routing_of
 from celery_sagas.worker.headers import UNDOES, address_headers, answer_headers, serialized_target
-from celery_sagas.worker.targets import signature_to, step_of, target_named, unwired, wired
+from celery_sagas.worker.targets import check_options, signature_to, step_of, target_named, unwired, wired
 from celery_sagas.worker.timeouts import due_time, waiting
 
 logger = logging.getLogger("celery_sagas")
@@ -57,8 +57,7 @@ def compensate(
     target = None if then is None else _checked_then(context, saga, then)
     pending = context.pending
     awaited = [id for id, request in reversed(pending.all_requests().items()) if _take_over(context, request)]
-    if pending.undo.undoing is not None and pending.undo.undoing.then_id:  # of a compensation that has just ended
-        pending.unschedule(pending.undo.undoing.then_id)
+    pending.withdraw_then()  # of a compensation that has just ended
     pending.undo.begin(Undoing([], target, parallel, backoff, seconds), awaited)
     context.compensates = True
     _go_on(context, saga)
@@ -67,6 +66,8 @@ def compensate(
 def _checked_then(context: StepContext, saga: SagaDefinition, then: Any) -> Target:
     """Return the step with which a compensation ends; it is given nothing but its own arguments."""
     step, signature = step_of(saga, then, "compensate(then=)")
+    if signature is not None:
+        check_options(signature, "compensate(then=)")
     args, kwargs = (signature.args or (), signature.kwargs or {}) if signature is not None else ((), {})
     encoded, named = step.arguments.encode(tuple(args), kwargs)
     check_own_key(step.rule, step.arguments.validate(step.arguments.bind(encoded, named)), saga.name, context.view.key)
@@ -75,7 +76,11 @@ def _checked_then(context: StepContext, saga: SagaDefinition, then: Any) -> Targ
 
 def cancel(context: StepContext, id: str) -> bool:
     """Stop waiting for a request; return whether it was waited for."""
-    found = [request for request in context.pending.all_requests().values() if id in (request.id, request.first)]
+    if not isinstance(id, str):
+        raise TypeError(f"cancel() takes the id that send() or gather() has returned, not {type(id).__name__}")
+    requests = context.pending.all_requests().values()
+    firsts = {request.first for request in requests if id in (request.id, request.first)}
+    found = [request for request in requests if request.first in firsts]
     was_open = False
     for request in found:
         if request.undoes or request.is_undone:
@@ -238,9 +243,8 @@ def _message_of(request: Request, again: Again) -> "Signature[Any]":
 def _go_on(context: StepContext, saga: SagaDefinition) -> None:
     """Send what can be undone next, or end the compensation."""
     pending, undo = context.pending, context.pending.undo
-    if undo.undoing is not None and undo.undoing.then_id and undo.undoing.queue:  # the outcome of an overdue request came
-        pending.unschedule(undo.undoing.then_id)
-        undo.undoing.then_id = ""
+    if undo.undoing is not None and undo.undoing.queue:  # perhaps since the outcome of an overdue request came
+        pending.withdraw_then()
     open_requests = {id: request for id, request in pending.all_requests().items() if not request.has_timed_out}
     for undoable in undo.next(open_requests, is_busy=pending.undoes > 0):
         _send_undo(context, saga, undoable)
@@ -253,13 +257,12 @@ def _go_on(context: StepContext, saga: SagaDefinition) -> None:
     if undoing.then is None:
         undo.undoing = None
     else:
-        undoing.then_id = _send_then(context, undoing.then)
+        _send_then(context, undoing.then)
 
 
-def _send_then(context: StepContext, then: Target) -> str:
-    """Send the message with which a compensation ends, to be handled by this very instance; return its id."""
+def _send_then(context: StepContext, then: Target) -> None:
+    """Send the message with which a compensation ends, to be handled by this very instance."""
     sending = context.require_sending("compensate")
     id = sending.next_id()
     sent = signature_to(current_app(), then, headers=address_headers(context.view.id, id))
-    context.pending.schedule(id, sending.serialize(sent, lambda: id), int(time_s() * 1000))
-    return id
+    context.pending.send_then(sending.serialize(sent, lambda: id))

@@ -18,7 +18,7 @@ from celery_sagas.worker.asking.message import ask, asking, deadline_message
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import serialized_target
 from celery_sagas.worker.runtime import runtime_of
-from celery_sagas.worker.serialization import checked
+from celery_sagas.worker.serialization import checked, encode_arguments
 from celery_sagas.worker.targets import target_named, target_of, undo_target, wired
 from celery_sagas.worker.timeouts import due_time
 
@@ -107,9 +107,11 @@ def _checked_retry(sent: "Signature[Any]", given: Asking, to_then: Target, to_ot
         raise TypeError("retry= needs otherwise=: name the step that gets the last failure")
     within_s = 0.0 if given.within is None else seconds_of("within", given.within)
     backoff = checked_backoff("retry", given.retry)
+    task = sent.clone()
+    encode_arguments(current_app(), task, are_complete=True)
     options = {name: value for name, value in sent.options.items() if name not in ("countdown", "eta")}  # of the first attempt
     return Again(
-        wired(str(sent.task), {**sent, "options": options}), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise
+        wired(str(sent.task), {**task, "options": options}), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise
     )
 
 

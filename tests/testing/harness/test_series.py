@@ -18,6 +18,7 @@ from celery_sagas.errors import PublishError
 from celery_sagas.testing.exploration import explore
 from celery_sagas.testing.harness.crashes import POINTS, CrashPoint
 from celery_sagas.testing.harness.harness import START, SagaHarness
+from celery_sagas.worker import timeouts
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp
@@ -445,7 +446,10 @@ class TestSurroundings:
 
         explore(scenario, invariant, app=meters.app, lasts=5 * HOUR, examples=60)
 
-    def test_nothing_runs_in_eager_mode(self, new_app: NewApp, caplog: pytest.LogCaptureFixture) -> None:
+    def test_nothing_runs_in_eager_mode(
+        self, new_app: NewApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(timeouts, "_told", [])  # this process may have warned before
         app = new_app(eager=True)
 
         class Clock(Saga, correlate_by="name"):

@@ -19,11 +19,9 @@ TICKET, NONE = ("ticket A",), ("A",)
 CELLS = [
     ("answer", True, [TICKET], []),
     ("answer", False, [NONE], []),
-    ("failure", True, [], []),
-    ("failure", False, [NONE], []),
     *(
         cell
-        for overdue in ("deadline", "doubt")
+        for overdue in ("failure", "deadline", "doubt")
         for cell in [
             (overdue, True, [], [("answer", [TICKET])]),
             (overdue, False, [NONE], [("answer", [NONE, NONE])]),
@@ -31,11 +29,9 @@ CELLS = [
     ),
     ("", True, None, [("answer", [TICKET])]),
     ("", False, None, [("answer", [NONE])]),
-    ("", True, None, [("failure", [])]),
-    ("", False, None, [("failure", [NONE])]),
     *(
         cell
-        for overdue in ("deadline", "doubt")
+        for overdue in ("failure", "deadline", "doubt")
         for cell in [
             ("", True, None, [(overdue, []), ("answer", [TICKET])]),
             ("", False, None, [(overdue, [NONE]), ("answer", [NONE, NONE])]),

@@ -157,15 +157,28 @@ class TestWithUndo:
         assert trips.args() == [("ticket B",), ("ticket A",)]
         assert trips.saga.find("7") is None
 
-    def test_instance_does_not_complete_before_it(self, worker: Worker, trips: Trips) -> None:
+    def test_instance_may_complete_before_it(self, worker: Worker, trips: Trips) -> None:
         held = trips.hold(worker)
         assert cancel(trips, worker, trips.ids["A"])
+        assert not trips.trip().saga.undoing
+        assert trips.do(worker, lambda trip: trip.complete()).error is None
+        trips.come(worker, held, "answer")
+
+        assert (trips.args(), trips.saga.find("7")) == ([], None)
+
+    def test_instance_does_not_complete_while_it_is_undone(self, worker: Worker, trips: Trips) -> None:
+        held = trips.hold(worker)
+        assert cancel(trips, worker, trips.ids["A"])
+        worker.deliver_again(held)
+        worker.one()
         assert trips.trip().saga.undoing
+        (undo,) = held_back(worker)
         error = trips.do(worker, lambda trip: trip.complete()).error
         assert str(error).startswith("trip '7' is being undone, 1 is left. ")
-        trips.come(worker, held, "answer")
-        trips.do(worker, lambda trip: trip.complete())
+        worker.deliver_again(undo)
+        worker.run()
 
+        assert trips.do(worker, lambda trip: trip.complete()).error is None
         assert (trips.args(), trips.saga.find("7")) == ([("ticket A",)], None)
 
     def test_is_waited_for_once(self, worker: Worker, trips: Trips) -> None:

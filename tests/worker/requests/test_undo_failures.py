@@ -291,7 +291,8 @@ def test_messages_that_come_twice(worker: Worker, trips: Trips) -> None:
     assert trips.args()[-2:] == [("A",), ("A",)]
     outcomes = Counter(entry.outcome for entry in trips.entries())
     assert outcomes["undone"] == 3  # one failure, and two answers
-    assert (trips.rows(), trips.dead(), trips.pending().requests) == (0, [], {})
+    assert (trips.rows(), trips.dead()) == (0, [])
+    assert all(request.has_timed_out for request in trips.pending().requests.values())  # another run may still answer
 
 
 def test_commits_that_meet_others(worker: Worker, trips: Trips) -> None:
@@ -308,7 +309,8 @@ def test_commits_that_meet_others(worker: Worker, trips: Trips) -> None:
     assert trips.seen() == DONE
     assert trips.args() == [("B",), ("B",), ("A",)]
     assert store.calls.count("update") >= 14
-    assert (trips.rows(), trips.dead(), trips.pending().requests) == (0, [], {})
+    assert (trips.rows(), trips.dead()) == (0, [])
+    assert all(request.has_timed_out for request in trips.pending().requests.values())  # another run may still answer
 
 
 def test_journal_tells_of_undos(worker: Worker, trips: Trips) -> None:

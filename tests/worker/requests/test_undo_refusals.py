@@ -45,7 +45,7 @@ def refusal(trips: Trips, worker: Worker, act: Callable[[Any], object]) -> tuple
 
 
 NEEDS = "undo= needs within= and otherwise="
-OWN_TIME = "undo= was given a signature with a countdown, eta or expires"
+OWN_OPTION = "undo= was given a signature with "
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,10 @@ OWN_TIME = "undo= was given a signature with a countdown, eta or expires"
         (lambda cancel: 3, {}, TypeError, "undo= takes a task, or a signature of one, not int"),
         (lambda cancel: print, {}, TypeError, "undo= takes a task, or a signature of one, not builtin_function"),
         (lambda cancel: SimpleNamespace(s=lambda: 3), {}, TypeError, "undo= takes a task, or a signature of one, not Simple"),
-        (lambda cancel: cancel.s().set(countdown=5), {}, TypeError, OWN_TIME),
-        (lambda cancel: cancel.s().set(expires=5), {}, TypeError, OWN_TIME),
+        (lambda cancel: cancel.s().set(countdown=5), {}, TypeError, OWN_OPTION),
+        (lambda cancel: cancel.s().set(expires=5), {}, TypeError, OWN_OPTION),
+        (lambda cancel: cancel.s().set(link=cancel.s()), {}, TypeError, OWN_OPTION),
+        (lambda cancel: cancel.s().set(headers={"a": 1}, task_id="1"), {}, TypeError, "signature with headers, task_id, which"),
         (lambda cancel: cancel.s(object()), {}, InvalidMessage, "cancel"),
         (lambda cancel: cancel.s(**{"key": object()}), {}, InvalidMessage, "cancel"),
         (lambda cancel: cancel, {"then_is": "told"}, TypeError, "undo= takes the answer, and then= leaves it out"),
@@ -223,6 +225,20 @@ def test_then_for_another_instance(trips: Trips, worker: Worker) -> None:
     error, _ = refusal(trips, worker, lambda trip: trip.compensate(then=trips.saga.end.si("8")))
 
     assert error.__name__ == "CorrelationError"
+
+
+@pytest.mark.parametrize("id", [None, 7, ["id"]])
+def test_what_is_no_id(trips: Trips, worker: Worker, id: Any) -> None:
+    error, text = refusal(trips, worker, lambda trip: trip.cancel(id))
+
+    assert (error, text.startswith("cancel() takes the id that send() or gather() has returned, not ")) == (TypeError, True)
+
+
+def test_then_with_a_time_of_its_own(trips: Trips, worker: Worker) -> None:
+    sent = trips.app.signature("trip.undone").set(countdown=50)
+    error, text = refusal(trips, worker, lambda trip: trip.compensate(then=sent))
+
+    assert (error, "compensate(then=) was given a signature with countdown" in text) == (TypeError, True)
 
 
 @pytest.mark.parametrize("call", [lambda trip: trip.compensate(), lambda trip: trip.cancel("id")])
