@@ -167,6 +167,8 @@ class Pending:
     @property
     def undoes(self) -> int:
         """How many undos are under way."""
+        if not (self.requests or self.new_requests):
+            return 0
         old, new = self.requests.values(), (request for request, _ in self.new_requests.values())
         return sum(bool(request.undoes) for requests in (old, new) for request in requests)
 

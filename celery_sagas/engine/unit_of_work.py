@@ -209,8 +209,8 @@ def _handle(
             if conflict.reason == "unique" and run.attempt.unique:
                 yield from _refuse_taken_keys(run, state)
             raise
-    handled = _handled(run, commit, result, is_new=record is None)
-    return _after_undo(handled, context_of(state)) if context_of(state).cancelled or context_of(state).compensated else handled
+    handled, context = _handled(run, commit, result, is_new=record is None), context_of(state)
+    return _after_undo(handled, context) if context.cancelled or context.compensated else handled
 
 
 def _after_undo(handled: Handled, context: StepContext) -> Handled:
