@@ -145,10 +145,12 @@ def test_acknowledgements_that_are_lost(deploy: Deploy, proxied: Callable[[str],
     deployment.settings["broker_read_url"] = proxy.url
     deployment.settings["broker_write_url"] = deployment.broker
     worker = deployment.start("prefork", 2).wait_ready()
-    wanted = increments(LOAD, counters=6)
+    first, *others = wanted = increments(LOAD, counters=6)
+    send_all(deployment, ADD_AND_TELL, [first])
+    deployment.wait_handled(ADD_AND_TELL, 1)  # Celery's event loop begins with a prefetch count, and waits for the answer
     proxy.deafen()
-    send_all(deployment, ADD_AND_TELL, wanted)
-    wait_until(lambda: proxy.lost >= 3, worker.describe)
+    send_all(deployment, ADD_AND_TELL, others)
+    wait_until(lambda: proxy.lost >= 3, lambda: f"{proxy.lost} lost, {deployment.describe(ADD_AND_TELL)}")
     assert deployment.handled(ADD_AND_TELL) < LOAD, "there was no load"
     proxy.cut()
     assert_conserved(deployment, wanted)

@@ -96,7 +96,7 @@ class TestOrder:
                 harness.assert_completed(parcels.Parcel, "p")
                 assert len({message.id for message in harness.assert_sent(parcels.ship, "p")}) == 1
 
-        explore(paid_and_packed, ships_once, examples=2000)
+        explore(paid_and_packed, ships_once, examples=500)
 
 
 class TestTimeouts:
