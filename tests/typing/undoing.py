@@ -4,7 +4,6 @@ from datetime import timedelta
 from typing import assert_type
 
 from celery_sagas import Backoff, Failure, Gathered, Saga
-from celery_sagas.signals import saga_compensated
 
 
 class Trip(Saga, correlate_by="trip_id"):
@@ -68,7 +67,6 @@ def compensation(trip: Trip) -> None:
     trip.compensate(then="undone", within=60)
     assert_type(trip.cancel("request"), bool)
     assert_type(trip.saga.undoing, bool)
-    saga_compensated.disconnect()
 
 
 def no_undo(trip: Trip) -> None:
