@@ -142,7 +142,7 @@ def gather(
     if within is not None:
         _check_times(members)
     deadline = _deadline(otherwise, within)
-    to_undo = None if undo is None else _checked_undo_of_members(members, undo, Asking(then, otherwise, within, undo))
+    to_undo = None if undo is None else _checked_undo_of_members(members, Asking(then, otherwise, within, undo))
     to_then = serialized_target(target_of(saga, then, GATHERED))
     to_otherwise = serialized_target(target_of(saga, otherwise, GATHERED)) if otherwise is not None else None
     asked = Request(
@@ -226,12 +226,13 @@ def _checked_members(signatures: Iterable[Any]) -> "list[tuple[Signature[Any], l
     return members
 
 
-def _checked_undo_of_members(members: "list[tuple[Signature[Any], list[Signature[Any]]]]", undo: Any, given: Asking) -> Target:
+def _checked_undo_of_members(members: "list[tuple[Signature[Any], list[Signature[Any]]]]", given: Asking) -> Target:
     """Return the task that undoes each member that has answered."""
-    targets = [_checked_undo(current_app(), message, given) for message, _ in members]
-    if not targets[0].takes:
+    refused = next((message for message, _ in members if isinstance(message, _chain)), None)
+    target = _checked_undo(current_app(), members[0][0] if refused is None else refused, given)
+    if not target.takes:
         raise TypeError("the undo= of gather() takes the answer of each member: name it without .si()")
-    return targets[0]
+    return target
 
 
 def _check_times(members: "list[tuple[Signature[Any], list[Signature[Any]]]]") -> None:

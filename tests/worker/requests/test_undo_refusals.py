@@ -113,7 +113,7 @@ def test_chain_has_no_undo(trips: Trips, worker: Worker) -> None:
     error, text = refusal(trips, worker, lambda trip: trip.send(sent, undo=trips.cancel, **ASKING))
     assert (error, text.startswith("a chain has no undo=")) == (TypeError, True)
 
-    error, text = refusal(trips, worker, lambda trip: trip.gather([sent], **GATHER, undo=trips.cancel))
+    error, text = refusal(trips, worker, lambda trip: trip.gather([trips.book.s("B"), sent], **GATHER, undo=trips.cancel))
     assert (error, text.startswith("a chain has no undo=")) == (TypeError, True)
 
 
