@@ -171,8 +171,28 @@ class UndoFailed(MessageError):
 
 
 @dataclass(eq=False, repr=False)
+class WrongStatus(MessageError):
+    """Raised when a step does not run on an instance in its status: by ``if_not="raise"``, or after ``defer_for``."""
+
+    saga: str
+    key: str
+    step: str
+    status: str  #: empty if the saga has none
+    expected: str  #: such as "when it is 'paid'"
+    waited: float = 0.0  #: for how many seconds the message was deferred
+
+    def __str__(self) -> str:
+        status = f" is {self.status!r}, and" if self.status else ":"
+        waited = f" The message was deferred for {self.waited:g} s." if self.waited else ""
+        return (
+            f"{self.saga} {self.key!r}{status} {self.step} runs only {self.expected}.{waited} "
+            'Retry the dead letter once that is so; or declare what becomes of such messages: if_not="ignore", or "defer".'
+        )
+
+
+@dataclass(eq=False, repr=False)
 class SagaNotFound(SagaError):
-    """Raised by the policy ``if_missing="raise"`` (by ``"retry"`` once its retries are used up), and where a wait is in vain."""
+    """Raised by the policy ``if_missing="raise"``, by ``"defer"`` after ``defer_for``, and where a wait is in vain."""
 
     saga: str
     property: str
@@ -289,6 +309,23 @@ class RevisionConflict(StoreError):
         return (
             f"{self.saga} {self.key!r} was changed by another message since it was found ({self.reason}); "
             "the step runs again from find."
+        )
+
+
+@dataclass(eq=False, repr=False)
+class TooManyDeferred(StoreError):
+    """Raised when no more messages can wait with an instance for another status: the message is redelivered later."""
+
+    retry = Retry.LATER
+    saga: str
+    key: str
+    step: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"A message to {self.step} cannot be deferred with {self.saga} {self.key!r}: {self.problem}. "
+            "It is redelivered later; see why the instance does not come into the status that they wait for."
         )
 
 

@@ -47,7 +47,8 @@ class Look(Generic[PlannedT]):
         return [f"{self.planned.name}: {problem}" for problem in wrong]
 
     def _counted(self) -> Counter[tuple[str, str]]:
-        return Counter((entry.step, str(entry.outcome)) for entry in self.journal)
+        """Count what came of its messages; one that has waited long for its beginning has further entries that say so."""
+        return Counter((entry.step, str(entry.outcome)) for entry in self.journal if entry.outcome != "deferred")
 
 
 OrderLook: TypeAlias = Look[Planned]
@@ -58,7 +59,7 @@ def look_at(planned: Planned) -> OrderLook:
     """Look an order up: while it lives it is found, later the journal knows how it ended."""
     order = Order.find(planned.order_id)
     if order is not None:
-        return Look(planned, "paid" if order.receipt else "placed", [])
+        return Look(planned, order.status, [])
     if Order.outcome(planned.order_id) is None:
         return Look(planned, "not placed", [])
     journal = history("order", planned.order_id)

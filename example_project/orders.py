@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from decimal import Decimal
+from typing import Literal
 
 from celery_sagas import Failure, Gathered, Message, Saga, publish
 from example_project.invoices import Invoice, file_invoices
@@ -9,8 +10,8 @@ from example_project.payments import charge_card, give_back
 from example_project.shipping import CARRIERS, Quote, ask_carrier, quote, ship
 
 SHOP = "high street"
-#: A message that overtook the one that it builds on is handled again after this many seconds, at most so often.
-AGAIN_AFTER_S, AT_MOST = 0.3, 200
+#: How long a message that has overtaken the one that it builds on may wait for it.
+EARLY = timedelta(minutes=5)
 
 
 class OrderDelivered(Message):
@@ -21,10 +22,11 @@ class OrderDelivered(Message):
     total: Decimal
 
 
-class Order(Saga, correlate_by="order_id", also_by="tracking"):
+class Order(Saga, correlate_by="order_id", also_by="tracking", status_by="status"):
     """An order, from checkout to delivery."""
 
     order_id: str
+    status: Literal["placed", "paid", "shipped", "cancelled"] = "placed"  # a step says in which it runs, and to which it leads
     total: Decimal  # no default: the first step must set it
     destination: str = ""
     patience: timedelta = timedelta(hours=1)  # with the carriers, until they say what they ask for the parcel
@@ -46,15 +48,14 @@ def place_order(order: Order, order_id: str, total: Decimal, card: str, destinat
     order.send(charge_card.s(order_id, total, card), then=card_charged, otherwise=not_charged, within=hour, undo=undo)
 
 
-# The customer may be quicker than the checkout.
-@Order.handles(if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
+# The customer may be quicker than the checkout: then the message waits for the order. What is paid is on its way.
+@Order.handles(when="placed", to="cancelled", if_not="ignore", if_missing="defer", defer_for=EARLY)
 def cancel_order(order: Order, order_id: str) -> None:
-    """Cancel an order that is not paid yet; what is paid is on its way."""
-    if order.receipt is None:
-        order.compensate(then=given_back)  # the card is being charged: what comes of that is awaited, and undone
+    """Cancel an order that is not paid yet."""
+    order.compensate(then=given_back)  # the card is being charged: what comes of that is awaited, and undone
 
 
-@Order.handles
+@Order.handles(when="placed", to="paid")
 def card_charged(order: Order, receipt: str) -> None:
     """Note the receipt, and ask all carriers at once what they want for the parcel."""
     order.receipt = receipt
@@ -62,13 +63,13 @@ def card_charged(order: Order, receipt: str) -> None:
     order.gather(quotes, then=carriers_answered, otherwise=nobody_delivers, at_least=1, within=order.patience)
 
 
-@Order.handles
+@Order.handles(when="placed", to="cancelled")
 def not_charged(order: Order, failure: Failure) -> None:
     """End an order that cannot be paid."""
     order.compensate(then=given_back)
 
 
-@Order.handles
+@Order.handles(when="paid")
 def carriers_answered(order: Order, quotes: Gathered[Quote]) -> None:
     """Have the parcel shipped with the cheapest; who does not go there has failed, and who did not answer was silent."""
     best = min(quotes.values, key=lambda each: each.price)
@@ -76,33 +77,33 @@ def carriers_answered(order: Order, quotes: Gathered[Quote]) -> None:
     order.send(ship.s(order.order_id, best.carrier), then=shipped.s(promise=best.promise))  # the answer is put before that
 
 
-@Order.handles
+@Order.handles(when="paid", to="cancelled")
 def nobody_delivers(order: Order, quotes: Gathered[Quote]) -> None:
     """End an order for which there is no carrier."""
     order.compensate(then=given_back)
 
 
-@Order.handles
+@Order.handles(when="cancelled")
 def given_back(order: Order) -> None:
     """End an order whose money was given back: this runs when that has worked, and it is tried again until it has."""
     order.complete()
 
 
-@Order.handles
+@Order.handles(when="paid", to="shipped")
 def shipped(order: Order, tracking: str, promise: timedelta) -> None:
     """Note the parcel's number; the order can be found by it from now on. It should arrive as the carrier has promised."""
     order.tracking = tracking
     order.schedule(still_waiting, after=promise, name="delivery")  # it ends with the order, or when it is unscheduled
 
 
-@Order.handles
+@Order.handles(when="shipped")
 def still_waiting(order: Order) -> None:
     """Ask the carrier about a parcel of which nobody has heard."""
     order.send(ask_carrier.s(order.tracking))
 
 
 # The carrier may be quicker than the shop, and knows the parcel's number only.
-@Order.handles(by="tracking", if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
+@Order.handles(by="tracking", when="shipped", if_missing="defer", defer_for=EARLY)
 def parcel_delivered(order: Order, tracking: str) -> None:
     """End an order that has arrived, and with it what is still scheduled; tell whom it may concern, and file the invoice."""
     publish(OrderDelivered(shop=SHOP, order_id=order.order_id, total=order.total))  # the till subscribes to it

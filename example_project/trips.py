@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from celery_sagas import Failure, Saga
-from example_project.orders import AGAIN_AFTER_S, AT_MOST
+from example_project.orders import EARLY
 from example_project.travel import book_car, book_flight, book_hotel, cancel
 
 HOUR = timedelta(hours=1)
@@ -58,7 +58,7 @@ def no_trip(trip: Trip, failure: Failure) -> None:
 
 
 # The customer may be quicker than the shop, and may call when a booking is under way: that is awaited, and cancelled.
-@Trip.handles(if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)
+@Trip.handles(if_missing="defer", defer_for=EARLY)
 def call_off(trip: Trip, trip_id: str) -> None:
     """Cancel what is booked, since the customer stays at home."""
     trip.compensate(then=all_cancelled)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from celery_sagas import clock
+from celery_sagas.core.deferred import DeferredMessage
 from celery_sagas.core.pending import Pending, RequestView
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.sending import Sending
@@ -43,6 +44,8 @@ class SagaView(NamedTuple):
     #: The requests that were open when this step began, by id; without the one that is answered now, and those timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})
     requester: str | None = None  #: the id of the message that started it, if that requests an answer and has none yet
+    #: The messages that waited with it for another status when this step began, in the order of their arrival.
+    deferred: tuple[DeferredMessage, ...] = ()
     undoing: bool = False  #: whether anything was being undone when this step began, or its ``compensate`` has not ended
 
     @property

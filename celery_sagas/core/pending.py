@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 from pydantic_core import from_json, to_json
 
 from celery_sagas import clock
+from celery_sagas.core.deferred import Deferred
 from celery_sagas.core.requests.requests import ANSWERED, FAILURES, REQUESTS, UNDONE, Addressed, ReplyKind, Request
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
 from celery_sagas.core.sending import SerializedMessage
@@ -25,7 +26,7 @@ Keys = dict[str, str]
 TIMEOUTS = 1_000
 #: The version of the map's format: code that knows only a lower one leaves the map alone.
 FORMAT = 2
-#: The format of a map that has no undo, no request that is sent again, and no series.
+#: The format of a map that has no undo, no request that is sent again, no series, and no deferred message.
 PLAIN_FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
@@ -95,11 +96,13 @@ class Pending:
     #: The return address of the message that started the instance, until it is answered.
     requester: dict[str, Any] | None = None
     undo: Undo = field(default_factory=Undo)
+    deferred: list[Deferred] = field(default_factory=list)  #: the messages that wait with it, in the order of their arrival
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
     new_timeouts: dict[str, NewTimeout] = field(default_factory=dict)  #: by name
     #: By id, with the deadline's message.
     new_requests: dict[str, tuple[Request, SerializedMessage | None]] = field(default_factory=dict)
     new_then: SerializedMessage | None = None  #: the message to the step with which a compensation ends
+    released: list[Deferred] = field(default_factory=list)  #: deferred messages that are sent with this step's commit
     cancelled: list[str] = field(default_factory=list)  #: rows of the outbox
     about: dict[str, Any] = field(default_factory=dict)  #: the timeout or outcome that is handled now; for the journal
 
@@ -129,6 +132,26 @@ class Pending:
             self.cancelled.append(undoing.then_row)
         self.new_then, undoing.then_id, undoing.then_row = None, "", ""
 
+    def is_deferred(self, steps: tuple[str, ...], id: str) -> bool:
+        """Return whether the message of an id, to a step known by its names, waits with the instance."""
+        return any(each.is_of(steps, id) for each in self.deferred)
+
+    def release(self, deferred: Deferred) -> None:
+        """Send a deferred message with this step's commit."""
+        self.deferred.remove(deferred)
+        self.released.append(deferred)
+        if deferred.row:
+            self.cancelled.append(deferred.row)
+
+    def awaits(self, deferred: Deferred) -> bool:
+        """Return whether a deferred message is still handled by its step: not if that is an outcome that the library handles."""
+        if not deferred.awaited:
+            return True
+        if not deferred.came:
+            return any(timeout.id == deferred.awaited for timeout in self.timeouts.values())
+        request = self.requests.get(deferred.awaited)
+        return request is not None and not (request.undoes or request.is_undone)
+
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
         """Remove the timeout or request that is handled; a series stays.
 
@@ -147,6 +170,9 @@ class Pending:
     def _take_timeout(self, addressed: Addressed) -> bool:
         if self.undo.undoing is not None and self.undo.undoing.then_id == addressed.id:
             self.undo.undoing = None
+            return True
+        if woken := next((each for each in self.deferred if each.wake == addressed.id), None):
+            self.release(woken)
             return True
         name = next((name for name, timeout in self.timeouts.items() if timeout.id == addressed.id), None)
         if name is None:
@@ -279,12 +305,14 @@ class Pending:
             parts["undo"] = [each.to_json() for each in self.undo.log]
         if self.undo.undoing:
             parts["undoing"] = self.undo.undoing.to_json()
+        if self.deferred:
+            parts["deferred"] = [each.to_json() for each in self.deferred]
         return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
 
     def _format(self) -> int:
         has_newer = any(request.undo or request.again for request in self.requests.values())
         has_newer = has_newer or any(timeout.every for timeout in self.timeouts.values())
-        return FORMAT if has_newer or self.undo else PLAIN_FORMAT
+        return FORMAT if has_newer or self.undo or self.deferred else PLAIN_FORMAT
 
 
 def read_pending(text: str, written_at: int = 0) -> Pending:
@@ -306,9 +334,10 @@ def read_pending(text: str, written_at: int = 0) -> Pending:
             raise NewerFormat(format)
         keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
         requester, undo = stored.pop("requester", None), _read_undo(stored)
+        deferred = [Deferred.from_json(each) for each in stored.pop("deferred", ())]
         by_name = {str(name): Timeout.from_json(dict(noted), written_at) for name, noted in timeouts.items()}
         by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
-        return Pending(dict(keys), by_name, by_id, requester, undo, stored)
+        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
 

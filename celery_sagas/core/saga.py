@@ -12,6 +12,7 @@ from celery_sagas.core.correlation import SagaKeys
 from celery_sagas.core.hidden import hides, marked
 from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.names import as_names, checked_names, snake_case
+from celery_sagas.core.status import statuses_in
 from celery_sagas.errors import DefinitionError
 
 #: Names that the library may come to use on every saga: neither a field nor any other attribute of it may have them.
@@ -36,6 +37,7 @@ class SagaDefinition:
     correlate_by: tuple[str, ...]
     also_by: tuple[str, ...]
     history: str | None = None  #: "messages": the journal keeps the messages that were handled
+    status_by: str | None = None  #: the field that holds the status
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,6 +59,18 @@ class SagaDefinition:
     def hidden(self) -> frozenset[str]:
         """The fields that are hidden, or may have hidden parts."""
         return frozenset(name for name, info in self.cls.model_fields.items() if hides(marked(info)))
+
+    @cached_property
+    def statuses(self) -> Mapping[str, Any]:
+        """The statuses, as the field holds them, by their texts; the field's annotation must be resolvable by now.
+
+        Raises:
+            DefinitionError: The field is annotated with something else.
+        """
+        if self.status_by is None:
+            return {}
+        resolve_fields(self.cls)
+        return statuses_in(self.cls.__qualname__, self.status_by, self.cls.model_fields[self.status_by].annotation)
 
     @cached_property
     def keys(self) -> SagaKeys:
@@ -82,6 +96,7 @@ def define(
     formerly: str | tuple[str, ...] | None,
     schema_version: int,
     history: str | None = None,
+    status_by: str | None = None,
 ) -> SagaDefinition:
     """Check the class keywords of a concrete saga and return its definition."""
     subject = cls.__qualname__
@@ -100,6 +115,7 @@ def define(
         correlate_by=key,
         also_by=also_by,
         history=history,
+        status_by=status_by,
     )
 
 
@@ -114,6 +130,19 @@ def alternate_keys(
     own = as_names(also_by, of=subject, keyword="also_by")
     _check_exist(cls, own)
     return (*inherited, *(name for name in own if name not in inherited))
+
+
+def status_field(cls: type[BaseModel], status_by: object, correlate_by: str | tuple[str, ...] | None) -> str | None:
+    """Check ``status_by`` and return the field that holds the status of a class: its own, or that of a base."""
+    subject = cls.__qualname__
+    if status_by is None:
+        return next((field for base in cls.__bases__ if (field := getattr(base, "__status_by__", None))), None)
+    if not isinstance(status_by, str) or status_by not in cls.model_fields:
+        fields = ", ".join(cls.model_fields) or "none"
+        raise DefinitionError(subject, f"status_by={status_by!r} is no field of it", f"Its fields: {fields}")
+    if status_by in as_names(correlate_by, of=subject, keyword="correlate_by"):
+        raise DefinitionError(subject, f"{status_by!r} is both its key and its status", "A key never changes: use another field")
+    return status_by
 
 
 def check_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from celery_sagas.core.context import SagaView, StepContext
-from celery_sagas.core.saga import RESERVED_FOR_LATER, SagaDefinition, alternate_keys, check_fields, check_names, define
+from celery_sagas.core.saga import (
+    RESERVED_FOR_LATER,
+    SagaDefinition,
+    alternate_keys,
+    check_fields,
+    check_names,
+    define,
+    status_field,
+)
 from celery_sagas.errors import DefinitionError, MisuseError
 
 if sys.version_info >= (3, 14):
@@ -37,6 +45,8 @@ class State(BaseModel):
     __saga__: ClassVar[SagaDefinition | None] = None
     #: The alternate keys of the class, those of its abstract bases first.
     __also_by__: ClassVar[tuple[str, ...]] = ()
+    #: The field that holds the status, or that of an abstract base.
+    __status_by__: ClassVar[str | None] = None
 
     # A slot, and no private attribute: pydantic sets those up in Python, each time a state is decoded.
     __slots__ = ("_context",)
@@ -49,6 +59,7 @@ class State(BaseModel):
             *,
             correlate_by: str | tuple[str, ...] | None = None,
             also_by: str | tuple[str, ...] | None = None,
+            status_by: str | None = None,
             name: str | None = None,
             formerly: str | tuple[str, ...] | None = None,
             schema_version: int = 1,
@@ -143,6 +154,7 @@ def _define(
     *,
     correlate_by: str | tuple[str, ...] | None = None,
     also_by: str | tuple[str, ...] | None = None,
+    status_by: str | None = None,
     name: str | None = None,
     formerly: str | tuple[str, ...] | None = None,
     schema_version: int = 1,
@@ -153,9 +165,10 @@ def _define(
         raise DefinitionError(
             cls.__qualname__,
             f"unknown class keyword {', '.join(sorted(unknown))}",
-            "Known: correlate_by, also_by, name, formerly, schema_version, history",
+            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history",
         )
     cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
+    cls.__status_by__ = status_field(cls, status_by, correlate_by)
     if correlate_by is None:
         if name or formerly or schema_version != 1 or history is not None:
             raise DefinitionError(cls.__qualname__, "it has no correlate_by", "Name the field that is the key of an instance")
@@ -168,6 +181,7 @@ def _define(
         formerly=formerly,
         schema_version=schema_version,
         history=history,
+        status_by=cls.__status_by__,
     )
 
 

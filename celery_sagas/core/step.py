@@ -11,11 +11,13 @@ from typing import Any, Final, get_origin
 
 from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
 from celery_sagas.core.correlation import Rule, choose_rule
+from celery_sagas.core.deferred import DEFERRED, checked_defer_for
 from celery_sagas.core.hidden import hides
 from celery_sagas.core.names import checked_names
 from celery_sagas.core.requests.requests import ANSWERED, UNDONE
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.errors import DefinitionError
+from celery_sagas.core.status import ALWAYS, IfNot, StatusRule, check_statuses, status_rule, text_of
+from celery_sagas.errors import DefinitionError, InvalidState
 
 #: The most messages that may be handled together, so that a transaction stays short.
 MOST_IN_BATCH: Final = 500
@@ -34,7 +36,7 @@ class IfMissing(StrEnum):
 
     IGNORE = "ignore"
     RAISE = "raise"
-    RETRY = "retry"
+    DEFER = "defer"
 
 
 class Decision(StrEnum):
@@ -45,6 +47,7 @@ class Decision(StrEnum):
     IGNORE = "ignore"
     ALREADY_EXISTS = "already exists"
     NOT_FOUND = "not found"
+    DEFER = "defer"
     CALL_IF_MISSING = "call if_missing"
 
 
@@ -64,6 +67,8 @@ class StepDefinition:
     if_missing: Callable[..., Any] | None = None  #: registered with ``@step.if_missing``
     is_internal: bool = False  #: the library's own, never named by users
     batch: int | None = None  #: the most messages that are handled together; ``None``: as the setting says
+    status: StatusRule = ALWAYS
+    defer_for_s: float = 0.0  #: how long a message may be deferred; 0: indefinitely
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,6 +108,49 @@ class StepDefinition:
             DefinitionError: The step, or its saga, is declared wrongly.
         """
         _ = self.rule
+        saga = self.saga
+        check_statuses(self.name, saga.cls.__name__, self.status, saga.statuses)
+
+    @cached_property
+    def is_deferred(self) -> bool:
+        """Whether its messages are deferred while the instance is in another status."""
+        return self.status.if_not is IfNot.DEFER
+
+    def status_of(self, state: Any) -> str | None:
+        """Return the status of a state; ``None`` if its saga has none, or no status is set."""
+        field = self.saga.status_by
+        return text_of(getattr(state, field, None)) if field else None
+
+    def admits(self, state: Any, arguments: Mapping[str, Any]) -> bool:
+        """Return whether it runs on an instance, given the message's arguments.
+
+        Raises:
+            Exception: Raised by the function that was given as ``when=``.
+        """
+        rule = self.status
+        if rule.condition is not None:
+            return bool(rule.condition(state, **arguments))
+        return not rule.when or self.status_of(state) in rule.when
+
+    def leave(self, state: Any, key: str, before: str | None) -> None:
+        """Bring an instance into the status in which the step leaves it, unless its handler has done so.
+
+        Args:
+            state: The state, as the handler has left it.
+            key: The instance's, for the error.
+            before: Its status before the handler.
+
+        Raises:
+            InvalidState: The handler has left it in another status.
+        """
+        to, status, field = self.status.to, self.status_of(state), self.saga.status_by
+        if not to or field is None:
+            return
+        if len(to) == 1 and status == before:
+            setattr(state, field, self.saga.statuses[to[0]])
+        elif status not in to:
+            problem = f"{self.name} leaves it {status!r}, and is declared with to={to[0] if len(to) == 1 else to!r}"
+            raise InvalidState(self.saga.name, key, [(field, problem)])
 
     def use_if_missing(self, function: Callable[..., Any]) -> None:
         """Run a function when the instance is missing, instead of the policy."""
@@ -121,9 +169,15 @@ class StepDefinition:
             return Decision.CONTINUE
         if self.if_missing is not None:
             return Decision.CALL_IF_MISSING
-        return Decision.IGNORE if self.policy is IfMissing.IGNORE else Decision.NOT_FOUND
+        return _IF_MISSING[self.policy]
 
 
+#: A handler's decision about a message whose instance is missing, by its policy.
+_IF_MISSING: Final[Mapping[str, Decision]] = {
+    IfMissing.IGNORE: Decision.IGNORE,
+    IfMissing.RAISE: Decision.NOT_FOUND,
+    IfMissing.DEFER: Decision.DEFER,
+}
 #: A starter's decision about a message whose instance exists, by its policy.
 _IF_EXISTS: Final[Mapping[str, Decision]] = {
     IfExists.HANDLE: Decision.CONTINUE,
@@ -141,6 +195,10 @@ def define_step(
     by: Any,
     formerly: str | tuple[str, ...] | None,
     batch: int | None = None,
+    when: Any = None,
+    to: Any = None,
+    if_not: Any = None,
+    defer_for: Any = None,
     options: Mapping[str, Any],
 ) -> StepDefinition:
     """Check a step's declaration, as far as that needs no annotation, and return its definition."""
@@ -149,9 +207,11 @@ def define_step(
         raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
     bind = bool(options.get("bind", False))
     check_options(subject, options)
-    check_spelling(subject, options, "if_exists", "if_missing", "formerly")
+    check_spelling(subject, options, "if_exists", "if_missing", "if_not", "defer_for", "formerly")
     check_handler(subject, function, bind=bind)
     _check_batch(subject, batch)
+    decided, status = _policy(subject, starts, policy), status_rule(subject, when, to, if_not)
+    _check_condition(subject, function, decided, status, bind=bind)
     name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
     return StepDefinition(
         saga=saga,
@@ -160,11 +220,25 @@ def define_step(
         function=function,
         starts=starts,
         bind=bind,
-        policy=_policy(subject, starts, policy),
+        policy=decided,
         by=by,
         options=options,
         batch=batch,
+        status=status,
+        defer_for_s=checked_defer_for(
+            subject, defer_for, may_be_missing=decided is IfMissing.DEFER, is_deferred=status.if_not is IfNot.DEFER
+        ),
     )
+
+
+def _check_condition(
+    subject: str, function: Callable[..., Any], policy: IfExists | IfMissing, status: StatusRule, *, bind: bool
+) -> None:
+    if status.is_conditional and isinstance(policy, IfExists) and policy is not IfExists.HANDLE:
+        problem = f"it has when=, and if_exists={policy.value!r}, with which it never runs on an instance"
+        raise DefinitionError(subject, problem, "Remove one of them")
+    if status.condition is not None:
+        _check_fits(subject, status.condition, function, bind=bind, what="its when= function", first="state")
 
 
 def _check_batch(subject: str, batch: object) -> None:
@@ -190,6 +264,15 @@ def undone_step(saga: SagaDefinition) -> StepDefinition:
         """Note that an undo has an outcome."""
 
     return _internal(saga, UNDONE, undone)
+
+
+def deferred_step(saga: SagaDefinition) -> StepDefinition:
+    """Return the step for the messages that end the waiting of deferred ones."""
+
+    def deferred(state: Any) -> None:
+        """Have the message handled, or become a dead letter."""
+
+    return _internal(saga, DEFERRED, deferred)
 
 
 def _internal(saga: SagaDefinition, named: str, function: Callable[..., Any]) -> StepDefinition:
@@ -302,12 +385,21 @@ def check_spelling(subject: str, options: Mapping[str, Any], *keywords: str) -> 
 def check_if_missing(step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool) -> None:
     """Refuse a function that cannot take its arguments: a ``Missing``, then the message's arguments by name."""
     check_handler(step, function, bind=False)
+    _check_fits(step, function, handler, bind=bind, what="its if_missing function", first="missing")
+
+
+def _check_fits(
+    step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool, what: str, first: str
+) -> None:
+    """Refuse a function that does not take something first, then the arguments of a handler's message by name."""
     arguments = _parameters(step, handler)[2 if bind else 1 :]
     try:
         inspect.signature(function).bind(None, **{parameter.name: None for parameter in arguments})
-    except TypeError as exc:
-        shown = ", ".join(["missing", *(parameter.name for parameter in arguments)])
-        raise DefinitionError(step, f"its if_missing function does not fit the message: {exc}", f"def function({shown})") from exc
+    except (TypeError, ValueError) as exc:
+        shown = ", ".join([first, *(parameter.name for parameter in arguments)])
+        raise DefinitionError(step, f"{what} does not fit the message: {exc}", f"def function({shown})") from exc
+    if not is_synchronous(function):
+        raise DefinitionError(step, f"{what} is no plain function", "Use def, without yield")
 
 
 def _parameters(subject: str, function: Callable[..., Any]) -> list[Parameter]:

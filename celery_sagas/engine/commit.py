@@ -30,6 +30,8 @@ MESSAGES = 1_000
 STATES_IN_MESSAGES = 8
 #: What the journal's details say of outgoing rows, and of which kinds.
 _DETAILED: Final = {"sent": ("sent",), "scheduled": ("scheduled", SERIES), "deadline": ("deadline",)}
+#: Why a message was ignored or deferred: the instance was in another status.
+WRONG_STATUS: Final = "status"
 NOTHING_ELSE: Final[Mapping[str, object]] = MappingProxyType({})
 
 #: Encodes the message that answers a request, given its return address.
@@ -53,6 +55,20 @@ class Outcomes(Protocol):
         """Keep the answer of a step that compensates until everything is undone."""
 
 
+class DeferredMessages(Protocol):
+    """What a deferred message holds, and the message that ends its waiting."""
+
+    def arguments(self, step: StepDefinition, payload: str) -> Mapping[str, Any]:
+        """Return the validated arguments of a message.
+
+        Raises:
+            MessageError: They do not fit the step.
+        """
+
+    def wake(self, saga: SagaDefinition, instance_id: str, id: str, due_at: int) -> SerializedMessage:
+        """Return the message that ends the waiting, at a time in milliseconds since the epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkTerms:
     """The settings that every unit of work of a process follows."""
@@ -60,6 +76,7 @@ class WorkTerms:
     serialize: Serialize
     answer: SerializeAnswer
     outcomes: Outcomes
+    deferred: DeferredMessages
     state_bytes: int  #: the maximum size of a state
     owner: str  #: the lease token of this process
     grace_ms: int  #: how long this process has to publish the outgoing messages
@@ -94,13 +111,13 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
     """
     context = context_of(state)
     key, is_born = context.view.key, record is None
+    rows = _released(run, context.pending)
     if context.completed:
         if record is None:
             return Write(_effects_of(run, Kind.COMPLETED, state, []))
         _check_key(run, key, state)
-        return Delete(record, _effects_of(run, Kind.COMPLETED, state, []))
+        return Delete(record, _effects_of(run, Kind.COMPLETED, state, rows))
     _check_key(run, key, state)
-    rows: list[Outgoing] = []
     keys = alternate_keys_of(run.step.saga, key, state)
     data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, rows)
     _check_size(run, key, data, pending)
@@ -110,6 +127,29 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
         return Insert(NewRecord(context.view.id, names, key, version, data, pending, tuple(sorted(keys.items()))), effects)
     added, removed = difference(context.pending.keys, keys)
     return Update(record, Change(names, version, data, pending, added, removed, tuple(context.pending.cancelled)), effects)
+
+
+def set_aside(run: Run, record: Record, state: State, pending: Pending, wake: SerializedMessage | None = None) -> Update:
+    """Return the commit for a message whose step does not run: it leaves the state as it was found.
+
+    Args:
+        run: The run, of the kind of the outcome.
+        record: The instance as it was found.
+        state: Its state.
+        pending: Its pending map, with what the message has changed.
+        wake: The message that ends the waiting of the last of the deferred messages.
+
+    Raises:
+        InvalidState: The pending map is too large.
+    """
+    rows = _released(run, pending)
+    if wake is not None:
+        pending.deferred[-1] = pending.deferred[-1]._replace(row=_schedule(run, rows, "scheduled", wake))
+    text = _pending(run, record.key, pending, pending.keys, rows)
+    _check_size(run, record.key, record.data, text)
+    effects = _effects_of(run, run.kind, state, rows, {"reason": WRONG_STATUS})
+    names, version = run.step.saga.names, record.schema_version
+    return Update(record, Change(names, version, record.data, text, cancelled=tuple(pending.cancelled)), effects)
 
 
 def write_of(run: Run, kind: Kind, key: str, instance_id: str, reason: str) -> Write:
@@ -145,7 +185,7 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
     if (count := pending.to_undo) > MOST:
         raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
-    return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.more).text()
+    return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, pending.more).text()
 
 
 def _row_of(run: Run, message_id: str) -> str:
@@ -168,19 +208,33 @@ def _check_size(run: Run, key: str, data: str, pending: str) -> None:
         raise run.refuse(key, f"its fields have {sizes[0]} bytes and {waits}; saga_max_state_bytes allows {most} together")
 
 
-def _effects_of(run: Run, kind: Kind, state: State, rows: Sequence[Outgoing]) -> Effects:
+def _released(run: Run, pending: Pending) -> list[Outgoing]:
+    """Return the rows of the deferred messages that are sent with this commit, after those that the step sends."""
+    first = len(run.sending.messages)
+    return [
+        Outgoing(_row_id(run, number), "sent", each.message_id, each.step, each.payload)
+        for number, each in enumerate(pending.released, start=first)
+    ]
+
+
+def _effects_of(
+    run: Run, kind: Kind, state: State, rows: Sequence[Outgoing], because: Mapping[str, object] = NOTHING_ELSE
+) -> Effects:
     context = context_of(state)
-    view, about = context.view, context.pending.to_journal()
+    view, about = context.view, {**context.pending.to_journal(), **because}
     if run.step.saga.history:
-        about = {**about, **_history_of(run.delivery, state)}
+        about |= _history_of(run, state)
     return _effects(run, kind, view.key, view.id, view.version + 1, rows, about)
 
 
-def _history_of(delivery: Delivery, state: State) -> dict[str, object]:
+def _history_of(run: Run, state: State) -> dict[str, object]:
     """Return what the journal keeps for a replay: the message, and digests of the state after it."""
+    delivery = run.delivery
     step, sent_to, asked_by = delivery.step, delivery.addressed, delivery.asked_by
     context = context_of(state)
     message = keep_message(step, delivery.bound, view=context.view, sent_to=sent_to, asked_by=asked_by)
+    if run.kind is Kind.DEFERRED:
+        message["id"] = delivery.message_id  # that of the entry is another
     kept: dict[str, object] = {"message": message, "state": digests_of(shown_fields(step.saga, state))}
     ids = {name: new.message.message_id for name, new in context.pending.new_timeouts.items()}
     made = {id: name for name, id in ids.items() if name != id}

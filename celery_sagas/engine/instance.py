@@ -57,7 +57,8 @@ def load_instance(
     state, unknown = load(saga, record.key, record.data, record.schema_version)
     created, updated = utc_time(record.created_at), utc_time(record.updated_at)
     due, requests, asked = due_times(pending.timeouts), OpenRequests(pending.requests), _request_of(pending)
-    about = (record.version, False, created, updated, message, due, requests, asked, pending.is_undoing)
+    deferred = tuple(each.view for each in pending.deferred)
+    about = (record.version, False, created, updated, message, due, requests, asked, deferred, pending.is_undoing)
     view = SagaView(record.id, saga.name, record.key, *about)
     return attach(state, StepContext(view, sending, pending, unknown))
 

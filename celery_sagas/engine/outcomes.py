@@ -20,6 +20,7 @@ class Kind(StrEnum):
     COMPLETED = "completed"
     IGNORED = "ignored"
     MISSING = "missing"  #: the ``if_missing`` function ran
+    DEFERRED = "deferred"  #: it waits until the instance is in the right status for it, or until there is one
     RETRIED = "retried"  #: a request has failed and was sent again, so that no step was notified
     UNDONE = "undone"  #: the outcome of a request that is undone, or of an undo: no step has handled it
     DROPPED = "dropped"  #: a timeout that the instance no longer has, or whose instance is gone; or a late answer without a value
@@ -38,7 +39,7 @@ class Outcome(NamedTuple):
     instance_id: str = ""  #: empty without an instance
     version: int = 0  #: of the instance after the message; 0 without an instance
     is_new: bool = False  #: whether this message created the instance, also if it completed at once
-    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "completed", "cancelled" or "overtaken"
+    reason: str = ""  #: why it was ignored or dropped: "exists", "missing", "status", "completed", "cancelled" or "overtaken"
     result: Any = None  #: returned by the handler; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
     compensated: bool = False  #: whether everything that ``compensate`` had to undo is undone with it

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from celery_sagas.connections import OnFailure
 from celery_sagas.core.requests.requests import Addressed, ReturnAddress
-from celery_sagas.core.sending import Sending
+from celery_sagas.core.sending import Sending, SerializedMessage
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.errors import MisuseError
 
@@ -54,6 +54,14 @@ class Session:
             self.sending = None
 
 
+class Deferral(NamedTuple):
+    """What is needed to defer a message."""
+
+    since: int  #: when it was deferred first, or now; milliseconds since the epoch
+    now: int  #: milliseconds since the epoch
+    message: Callable[[], SerializedMessage]  #: returns it as it can be published again
+
+
 class Delivery(NamedTuple):
     """One delivery of a message to a step."""
 
@@ -67,6 +75,7 @@ class Delivery(NamedTuple):
     task: str = ""  #: the name of the step in the message, if that is a former one
     return_address: ReturnAddress | None = None  #: if it requests an answer
     at: datetime | None = None  #: when its handling began, if its saga keeps its history
+    deferral: Deferral | None = None  #: if its step defers messages while the instance is in another status
 
     @property
     def first_argument(self) -> Any:

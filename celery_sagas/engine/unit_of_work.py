@@ -16,11 +16,13 @@ from celery_sagas.core.context import MessageView, StepContext
 from celery_sagas.core.correlation import Address, check_own_key
 from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.answers import NO_VALUE
-from celery_sagas.core.requests.requests import Addressed, Request
+from celery_sagas.core.requests.requests import Addressed, ReplyKind, Request
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
+from celery_sagas.core.status import IfNot
 from celery_sagas.core.step import Decision, StepDefinition
-from celery_sagas.engine.commit import Run, WorkTerms, commit_of, write_of
+from celery_sagas.engine.commit import WRONG_STATUS, Run, WorkTerms, commit_of, write_of
+from celery_sagas.engine.deferring import release, turn_away
 from celery_sagas.engine.instance import (
     alternate_keys_of,
     context_of,
@@ -92,6 +94,8 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
         state = create(step.saga, run.id, address, message, sending, delivery.asked_by)
     elif decision is Decision.CONTINUE and found.record is not None:
         state = load_instance(step.saga, found.record, message, sending)
+        if step.status.is_conditional and (aside := (yield from _set_aside(run, found.record, state, arguments))):
+            return aside
     else:
         return (yield from _without_instance(run, decision, found.record, lookup, arguments))
     return (yield from _handle(run, found.record, state, arguments))
@@ -146,6 +150,8 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
     pending = pending_of(record)
+    if addressed.came == ReplyKind.DEADLINE and any(each.awaited == addressed.id for each in pending.deferred):
+        return _dropped(delivery, addressed, record.key, "overtaken")  # the outcome has come in time, and waits for the instance
     request = pending.requests.get(addressed.id) if addressed.came else None
     if request is not None and request.is_settled(step.names, addressed):
         return (yield from _settle(run, record, message, addressed, request, pending))
@@ -166,7 +172,30 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     check_own_key(step.rule, arguments, record.saga, record.key)
     if request is not None and request.undo is not None:
         run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)
+    if step.status.is_conditional and (aside := (yield from _set_aside(run, record, state, arguments))):
+        return aside
     return (yield from _handle(run, record, state, arguments))
+
+
+def _set_aside(run: Run, record: Record, state: State, arguments: Mapping[str, Any]) -> Steps[Handled | None]:
+    """Ignore or defer a message if its step does not run on the instance in its status; ``None``: it does.
+
+    Raises:
+        WrongStatus: The policy is to raise, or the message has been deferred for long enough.
+    """
+    step, delivery, context = run.step, run.delivery, context_of(state)
+    about = (delivery.message_id, record.key, record.id)
+    if context.pending.is_deferred(step.names, delivery.message_id):
+        return Handled(Outcome(Kind.DEFERRED, step.saga.name, step.name, *about, record.version, reason=WRONG_STATUS))
+    with run.sending.suspended():
+        if step.admits(state, arguments):
+            return None
+    if step.status.if_not is IfNot.IGNORE:
+        _send_answer(run, delivery.asked_by, NO_VALUE)
+    commit = turn_away(run, record, state)
+    yield commit
+    handled = _handled(run, commit, reason=WRONG_STATUS)
+    return handled._replace(outcome=handled.outcome._replace(message_id=delivery.message_id))
 
 
 def _settle(
@@ -196,11 +225,13 @@ def _handle(
 ) -> Steps[Handled]:
     """Run the handler, or what runs instead of it, and commit the instance as it was left."""
     step, delivery = run.step, run.delivery
-    session = delivery.session
+    session, status = delivery.session, step.status_of(state) if step.status.to else None
     with session.on_behalf_of(step.saga.name, context_of(state).view.id):
         yield from _check_deliveries(delivery)
         with session.running(run.sending):
             result = delivery.call(step.function, state, **arguments) if instead is None else instead()
+        if step.status.to and instead is None:
+            step.leave(state, context_of(state).view.key, status)
         _answer(run, state, result, is_born=record is None)
         commit = _commit_of(run, record, state, arguments)
         try:
@@ -260,6 +291,8 @@ def _send_answer(run: Run, to: Mapping[str, Any] | None, value: Any) -> None:
 
 
 def _commit_of(run: Run, record: Record | None, state: State, arguments: Mapping[str, Any]) -> Commit:
+    if context_of(state).pending.deferred:
+        release(run, state)
     try:
         return commit_of(run, record, state)
     except InvalidState as exc:
@@ -308,7 +341,7 @@ def _without_instance(
     key = lookup.value if lookup.property == KEY else ""
     instance_id = lookup.value if lookup.property == ID else ""
     completed = bool(key) and (yield OutcomeOf(saga.names, key)) is not None
-    if decision is Decision.NOT_FOUND:
+    if decision is Decision.NOT_FOUND or (decision is Decision.DEFER and not completed):
         raise SagaNotFound(saga.name, *shown, completed)
     reason = "completed" if completed else "missing"
     if run.step.if_missing is None:

@@ -105,7 +105,7 @@ class Entry(NamedTuple):
     step: str
     message_id: str
     attempt: str  #: new for every run of the handler, which distinguishes a replay of a lost reply from a second run
-    outcome: str  #: "started", "handled", "completed", "ignored", "missing", "retried", "undone" or "failed"
+    outcome: str  #: "started", "handled", "completed", "ignored", "missing", "deferred", "retried", "undone" or "failed"
     saga: str
     key: str  #: empty where the message named no key
     instance_id: str  #: empty where there was no instance

@@ -10,6 +10,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Delivery, Session
 from celery_sagas.engine.unit_of_work import NO_VALUE_LATE
+from celery_sagas.worker.failures.deferral import deferral_of
 from celery_sagas.worker.headers import (
     MESSAGE_ID,
     check_message_id,
@@ -27,6 +28,7 @@ logger = logging.getLogger("celery_sagas")
 _LEVELS = {
     Kind.IGNORED: logging.INFO,
     Kind.MISSING: logging.INFO,
+    Kind.DEFERRED: logging.INFO,
     Kind.DUPLICATE: logging.INFO,
     Kind.FAILED: logging.WARNING,
     Kind.RETRIED: logging.INFO,
@@ -54,6 +56,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         task.name,
         read_return_address_of(request) if is_message else None,
         clock.now() if step.saga.history else None,
+        deferral_of(task, request, session, bound) if step.is_deferred else None,
     )
 
 

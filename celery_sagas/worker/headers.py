@@ -48,6 +48,10 @@ REDELIVERIES = "saga_redeliveries"
 STEP_RETRIES = "saga_retries"
 #: What is left of the pause before such a retry when the message arrives, in milliseconds; absent: nothing.
 PAUSE_LEFT = "saga_pause_left"
+#: Since when a message is deferred, in milliseconds since the epoch.
+DEFERRED_SINCE = "saga_deferred_since"
+#: How often a deferred message has looked for its instance in vain.
+LOOKS = "saga_looks"
 
 _MAX_CHARACTERS = 255
 #: RabbitMQ accepts the headers of a message in one frame, of 128 KiB with all other properties in it.
@@ -212,6 +216,17 @@ def read_pause_left(request: Any) -> int:
     """Return what is left of the pause before a retry, in milliseconds."""
     value = _header(request, PAUSE_LEFT)
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def read_deferred_since(request: Any, now: int) -> int:
+    """Return since when a message is deferred; now if it is not, or claims to be since a time to come. Milliseconds."""
+    value = _header(request, DEFERRED_SINCE)
+    return value if isinstance(value, int) and 0 < value < now else now
+
+
+def read_looks(request: Any) -> int:
+    """Return how often a deferred message has looked for its instance in vain."""
+    return count_of(_header(request, LOOKS))
 
 
 def read_retries(request: Any) -> int:

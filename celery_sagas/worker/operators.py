@@ -19,7 +19,16 @@ from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import lookup_of
-from celery_sagas.worker.headers import MESSAGE_ID, PAUSE_LEFT, RETRY_OF, STEP_RETRIES, answer_headers, read_address
+from celery_sagas.worker.headers import (
+    DEFERRED_SINCE,
+    LOOKS,
+    MESSAGE_ID,
+    PAUSE_LEFT,
+    RETRY_OF,
+    STEP_RETRIES,
+    answer_headers,
+    read_address,
+)
 from celery_sagas.worker.requests.gather_task import gather_of
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import ROUTE, deserialized
@@ -30,7 +39,7 @@ logger = logging.getLogger("celery_sagas")
 #: Counters and options that a failed message has used up, and that its retry starts without.
 _SPENT = ("expires", "retries", "task_id")
 #: Headers likewise.
-_SPENT_HEADERS = (MESSAGE_ID, STEP_RETRIES, PAUSE_LEFT)
+_SPENT_HEADERS = (MESSAGE_ID, STEP_RETRIES, PAUSE_LEFT, DEFERRED_SINCE, LOOKS)
 
 
 class Retried(NamedTuple):

@@ -29,6 +29,7 @@ from celery_sagas.stores.ports import Backend, no_aggregators
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.asking.undo import UndoOutcomes
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
+from celery_sagas.worker.deferred import DeferredSignatures
 from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
 from celery_sagas.worker.serialization import serialized
@@ -60,7 +61,8 @@ class Runtime:
         serialize = partial(serialized, app, max_bytes=most_bytes)
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
         outcomes = UndoOutcomes(answer)
-        terms = WorkTerms(serialize, answer, outcomes, most_bytes, dispatcher.owner, int(grace_s * 1000))
+        deferred = DeferredSignatures(app)
+        terms = WorkTerms(serialize, answer, outcomes, deferred, most_bytes, dispatcher.owner, int(grace_s * 1000))
         self.revoke: Callable[[Sequence[str]], object] = partial(_revoke, app)
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries, self._cancel)
         lease_ms, retention_ms = int(self.settings.lease_ttl * 1000), int(self.retention_s(self.backend) * 1000)

@@ -1,7 +1,8 @@
 """``Saga``: the base class of users' sagas. Its fields are the state, and its decorators make the steps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from celery import Task
@@ -14,7 +15,7 @@ from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.requests.undo import RETRY, WITHIN_S
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.core.step import answered_step, undone_step
+from celery_sagas.core.step import answered_step, deferred_step, undone_step
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
@@ -32,6 +33,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Names = str | tuple[str, ...]
+#: A status, or several.
+Statuses = str | Enum | Collection[str] | Collection[Enum]
+#: When a step runs: statuses, or a function of the state and the message's arguments.
+When = Statuses | Callable[Concatenate[SagaT, ...], object] | None
 
 
 class Saga(State):
@@ -43,6 +48,8 @@ class Saga(State):
       class is abstract: fields and methods for others to inherit, no steps.
     * ``also_by``: alternate keys, each unique among live instances; a null one is not indexed. Those of an abstract class are
       inherited.
+    * ``status_by``: the field that holds the status, annotated with a ``Literal`` of texts or an ``Enum`` of texts; that of an
+      abstract class is inherited. Steps name statuses with ``when=`` and ``to=``.
     * ``name``: the stored name (default: the class name in snake case); ``formerly``: names that it had earlier.
     * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
     * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
@@ -57,6 +64,7 @@ class Saga(State):
                 registry.add_saga(cls.__saga__)
                 register(answered_step(cls.__saga__))
                 register(undone_step(cls.__saga__))
+                register(deferred_step(cls.__saga__))
 
     @overload
     @classmethod
@@ -68,6 +76,10 @@ class Saga(State):
         *,
         if_exists: Literal["handle", "ignore", "raise"] = ...,
         by: By | None = ...,
+        when: "When[SagaT]" = ...,
+        to: "Statuses | None" = ...,
+        if_not: Literal["raise", "ignore", "defer"] | None = ...,
+        defer_for: Delay | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -80,6 +92,10 @@ class Saga(State):
         *,
         if_exists: Literal["handle", "ignore", "raise"] = ...,
         by: By | None = ...,
+        when: "When[SagaT]" = ...,
+        to: "Statuses | None" = ...,
+        if_not: Literal["raise", "ignore", "defer"] | None = ...,
+        defer_for: Delay | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -91,6 +107,10 @@ class Saga(State):
         *,
         if_exists: str = "handle",
         by: By | None = None,
+        when: Any = None,
+        to: "Statuses | None" = None,
+        if_not: str | None = None,
+        defer_for: Delay | None = None,
         formerly: Names | None = None,
         batch: int | None = None,
         **options: Any,
@@ -102,6 +122,13 @@ class Saga(State):
             if_exists: ``"handle"`` runs the handler on the existing instance, ``"ignore"`` does nothing, ``"raise"``
                 raises ``SagaAlreadyExists``.
             by: Where in the message the key is, if no argument has the key's name.
+            when: In which statuses of an existing instance it runs: one, several, or a function of the state and the message's
+                arguments that returns whether it runs. By default in each. See ``status_by``.
+            to: The status in which it leaves the instance: one is set for it, unless it has set it; of several it sets one.
+            if_not: What becomes of a message in another status: ``"raise"`` raises ``WrongStatus`` (the default), ``"ignore"``
+                ignores it, visibly, ``"defer"`` has it wait with the instance, and sends it with the commit that brings the
+                instance into a status in which the step runs.
+            defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``WrongStatus``.
             formerly: Earlier task names of the step; messages under them are still handled.
             batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
                 1 each message runs alone.
@@ -110,9 +137,9 @@ class Saga(State):
         Raises:
             DefinitionError: The step is declared wrongly.
         """
-        return decorator(
-            cls.__saga__, function, starts=True, policy=if_exists, by=by, formerly=formerly, batch=batch, options=options
-        )
+        moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
+        named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
+        return decorator(cls.__saga__, function, starts=True, policy=if_exists, **moment, **named)
 
     @overload
     @classmethod
@@ -122,8 +149,12 @@ class Saga(State):
     def handles(
         cls: type[SagaT],
         *,
-        if_missing: Literal["ignore", "raise", "retry"] = ...,
+        if_missing: Literal["ignore", "raise", "defer"] = ...,
         by: By | None = ...,
+        when: "When[SagaT]" = ...,
+        to: "Statuses | None" = ...,
+        if_not: Literal["raise", "ignore", "defer"] | None = ...,
+        defer_for: Delay | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -134,8 +165,12 @@ class Saga(State):
     def handles(
         cls: type[SagaT],
         *,
-        if_missing: Literal["ignore", "raise", "retry"] = ...,
+        if_missing: Literal["ignore", "raise", "defer"] = ...,
         by: By | None = ...,
+        when: "When[SagaT]" = ...,
+        to: "Statuses | None" = ...,
+        if_not: Literal["raise", "ignore", "defer"] | None = ...,
+        defer_for: Delay | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -147,6 +182,10 @@ class Saga(State):
         *,
         if_missing: str = "ignore",
         by: By | None = None,
+        when: Any = None,
+        to: "Statuses | None" = None,
+        if_not: str | None = None,
+        defer_for: Delay | None = None,
         formerly: Names | None = None,
         batch: int | None = None,
         **options: Any,
@@ -155,9 +194,18 @@ class Saga(State):
 
         Args:
             function: The handler: ``def step(state, …)``; the parameters after the state are the message.
-            if_missing: ``"ignore"`` (visibly), ``"raise"`` raises ``SagaNotFound``, ``"retry"`` handles the message again
-                after ``default_retry_delay``, at most ``max_retries`` times. See also ``@step.if_missing``.
+            if_missing: ``"ignore"`` (visibly), ``"raise"`` raises ``SagaNotFound``, ``"defer"`` has the message look again until
+                there is an instance, at most ``defer_for``; one that comes after its instance has completed is ignored. See also
+                ``@step.if_missing``.
             by: The property that identifies the instance, or where in the message the key is.
+            when: In which statuses of an existing instance it runs: one, several, or a function of the state and the message's
+                arguments that returns whether it runs. By default in each. See ``status_by``.
+            to: The status in which it leaves the instance: one is set for it, unless it has set it; of several it sets one.
+            if_not: What becomes of a message in another status: ``"raise"`` raises ``WrongStatus`` (the default), ``"ignore"``
+                ignores it, visibly, ``"defer"`` has it wait with the instance, and sends it with the commit that brings the
+                instance into a status in which the step runs.
+            defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``SagaNotFound``,
+                or ``WrongStatus``.
             formerly: Earlier task names of the step; messages under them are still handled.
             batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
                 1 each message runs alone.
@@ -166,9 +214,9 @@ class Saga(State):
         Raises:
             DefinitionError: The step is declared wrongly.
         """
-        return decorator(
-            cls.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, batch=batch, options=options
-        )
+        moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
+        named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
+        return decorator(cls.__saga__, function, starts=False, policy=if_missing, **moment, **named)
 
     def send(
         self,

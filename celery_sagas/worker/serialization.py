@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -55,6 +56,17 @@ def serialized(app: Celery, message: object, next_id: Callable[[], str], max_byt
         due_at = 0  # as in Celery: nothing waits in eager mode
     noted = {**_declared(app, task), **_routed(app, members[0], sent.options)}
     return SerializedMessage(ids[0], ids[-1], task, _encode(task, {**sent, **noted}, max_bytes), due_at)
+
+
+def serialized_again(app: Celery, received: Signature[Any]) -> SerializedMessage:
+    """Encode a message that was received, to be published again under its id.
+
+    Raises:
+        InvalidMessage: It cannot be encoded.
+    """
+    task, id = str(received.task), received.options["task_id"]
+    noted = {**_declared(app, task), **_routed(app, received, received.options)}
+    return SerializedMessage(id, id, task, _encode(task, {**received, **noted}, sys.maxsize))
 
 
 def restored(app: Celery, payload: str) -> Signature[Any]:

@@ -26,16 +26,16 @@ from celery_sagas.errors import (
 )
 from celery_sagas.worker.deliveries import conclude, delivery_of
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
+from celery_sagas.worker.failures.deferral import defer_missing
 from celery_sagas.worker.failures.notifications import notify_requester
-from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps, retry_missing
+from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import (
     ADDRESS,
     MESSAGE_ID,
     STEP,
     check_message_id,
-    read_retries,
 )
-from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
+from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, mark_over, new_message_id, open_sessions, session_of
 
 
@@ -121,8 +121,12 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     try:
         delivery = delivery_of(task, request, session, bound, runtime)
         outcome = handle(runtime.services, delivery)
-    except (StoreError, SagaNotFound) as exc:
-        _later(task, request, runtime, exc)
+    except StoreError as exc:
+        redeliver_if_it_helps(task, runtime.publisher, exc)
+        raise
+    except SagaNotFound as exc:
+        if step.policy is IfMissing.DEFER and exc.saga == step.saga.name:  # a handler may have raised another
+            defer_missing(task, runtime, session, bound, exc)
         raise
     conclude(task, request, delivery, outcome, runtime)
     if outcome.kind is Kind.FAILED:
@@ -130,17 +134,9 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
         dead_letter, text = dead_letter_id_of(step.name, session.message_id), "it failed before, and is kept as a dead letter"
         notify_requester(task.app, request, text, dead_letter=dead_letter)
         raise Ignore()  # after a failure no ``link`` or next task of a chain follows
+    if outcome.kind is Kind.DEFERRED and not request.called_directly:
+        raise Ignore()  # they follow when it is handled
     return outcome.result
-
-
-def _later(task: StepTask, request: Any, runtime: Runtime, exc: StoreError | SagaNotFound) -> None:
-    """Publish the message again if that can help, and if there is a message; else return."""
-    if not isinstance(exc, SagaNotFound):
-        redeliver_if_it_helps(task, runtime.publisher, exc)
-        return
-    is_wanted = task.saga_step.policy is IfMissing.RETRY and exc.saga == task.saga_step.saga.name
-    if is_wanted and (task.max_retries is None or read_retries(request) < task.max_retries):
-        retry_missing(task, runtime.publisher, exc)
 
 
 def install(app: Celery, step: StepDefinition) -> None:

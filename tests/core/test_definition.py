@@ -68,7 +68,7 @@ def test_every_keyword():
     [
         (
             {"colour": "red"},
-            "unknown class keyword colour. Known: correlate_by, also_by, name, formerly, schema_version, history",
+            "unknown class keyword colour. Known: correlate_by, also_by, status_by, name, formerly, schema_version, history",
         ),
         ({"correlated_by": "k", "also": "k"}, "unknown class keyword also, correlated_by"),
         ({"correlate_by": ()}, "correlate_by is empty"),

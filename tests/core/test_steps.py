@@ -30,9 +30,12 @@ def place(order: Order, order_id: str, total: int = 0) -> None: ...
 def bound(self, order: Order, order_id: str) -> None: ...
 
 
-def define(function=place, *, saga=Order, starts=True, policy=None, by=None, formerly=None, batch=None, **options):
-    policy = policy or ("handle" if starts else "ignore")
-    declared = {"policy": policy, "by": by, "formerly": formerly, "batch": batch}
+_DECLARED = ("by", "formerly", "batch", "when", "to", "if_not", "defer_for")
+
+
+def define(function=place, *, saga=Order, starts=True, policy=None, **options):
+    declared = {name: options.pop(name, None) for name in _DECLARED}
+    declared["policy"] = policy or ("handle" if starts else "ignore")
     return define_step(saga.__saga__, function, starts=starts, options=options, **declared)
 
 
@@ -114,14 +117,14 @@ def test_abstract_saga():
         (True, "raise", True, Decision.ALREADY_EXISTS),
         (False, "ignore", True, Decision.CONTINUE),
         (False, "raise", True, Decision.CONTINUE),
-        (False, "retry", True, Decision.CONTINUE),
+        (False, "defer", True, Decision.CONTINUE),
         (False, "ignore", False, Decision.IGNORE),
         (False, "raise", False, Decision.NOT_FOUND),
-        (False, "retry", False, Decision.NOT_FOUND),
+        (False, "defer", False, Decision.DEFER),
     ],
 )
 def test_policy_and_instance_decide_what_a_message_does(starts, policy, exists, decision):
-    assert define(starts=starts, policy=policy).decide(exists) is decision
+    assert define(starts=starts, policy=policy, defer_for=60 if policy == "defer" else None).decide(exists) is decision
 
 
 def test_policies_are_told_apart():
@@ -133,7 +136,7 @@ def test_policies_are_told_apart():
     ("starts", "policy", "problem"),
     [
         (True, "retry", "if_exists='retry' is no policy. Known: handle, ignore, raise"),
-        (False, "handle", "if_missing='handle' is no policy. Known: ignore, raise, retry"),
+        (False, "handle", "if_missing='handle' is no policy. Known: ignore, raise, defer"),
         (False, "RAISE", "if_missing='RAISE' is no policy"),
         (False, 3, "if_missing=3 is no policy"),
         (False, ["raise"], "is no policy"),
@@ -175,7 +178,7 @@ def test_if_missing_function():
     [
         ({"starts": True}, "a starter has no if_missing function. It creates what is missing"),
         ({"starts": False, "policy": "raise"}, "it has if_missing='raise' already"),
-        ({"starts": False, "policy": "retry"}, "it has if_missing='retry' already"),
+        ({"starts": False, "policy": "defer", "defer_for": 60}, "it has if_missing='defer' already"),
     ],
 )
 def test_if_missing_function_where_it_cannot_be(declared, problem):

@@ -13,6 +13,7 @@ import pytest
 
 from celery_sagas.core.requests.answers import NO_VALUE
 from celery_sagas.core.requests.requests import Addressed, Request, ReturnAddress
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition, define_step
@@ -137,7 +138,7 @@ class Engine:
         self.publisher = Recorder()
         self.session: Session | None = None  #: of the last message, as it ended
         dispatcher = Dispatcher(backend.outbox, self.publisher, GRACE_S)
-        terms = WorkTerms(_freeze, _answer, UndoOutcomes(_answer), state_bytes, dispatcher.owner, int(GRACE_S * 1000))
+        terms = WorkTerms(_freeze, _answer, UndoOutcomes(_answer), Deferred(), state_bytes, dispatcher.owner, int(GRACE_S * 1000))
         self.services = Services(backend, dispatcher, terms, conflict_retries, self._revoke)
         self.revoked: list[str] = []  #: ids of requests
 
@@ -218,9 +219,10 @@ def handler(
     saga: type[State] = Order,
     by: Any = None,
     formerly: str | None = None,
+    **moment: Any,
 ) -> StepDefinition:
     """Make a handler of a function."""
-    return define_step(saga.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, options={})
+    return define_step(saga.__saga__, function, starts=False, policy=if_missing, by=by, formerly=formerly, **moment, options={})
 
 
 def send(order: State, message: object) -> str:
@@ -238,6 +240,18 @@ def _answer(requester: Mapping[str, Any], value: object) -> SerializedMessage:
     return SerializedMessage(
         f"answer to {requester['request']}", "", "answer", json.dumps("no value" if value is NO_VALUE else value)
     )
+
+
+class Deferred:
+    """What a deferred message holds, which is JSON here."""
+
+    def arguments(self, step: StepDefinition, payload: str) -> Mapping[str, Any]:
+        """Return the arguments of a message."""
+        return step.arguments.validate(json.loads(payload))
+
+    def wake(self, saga: SagaDefinition, instance_id: str, id: str, due_at: int) -> SerializedMessage:
+        """Return the message that ends the waiting."""
+        return SerializedMessage(id, id, f"{saga.name}.(deferred)", "{}", due_at)
 
 
 def _call(function: Any, first: Any, **arguments: Any) -> Any:

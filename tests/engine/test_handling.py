@@ -18,7 +18,7 @@ from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.operations import CountDelivery, Find, Insert, Lock, Operation, OutcomeOf, Update, Write
 from celery_sagas.stores.records import Entry, Found, Record
 from celery_sagas.worker.asking.undo import UndoOutcomes
-from tests.engine.conftest import Order, handler, send, starter
+from tests.engine.conftest import Deferred, Order, handler, send, starter
 
 
 def place(order: Order, order_id: str) -> None:
@@ -38,6 +38,7 @@ TERMS = WorkTerms(
     lambda message, next_id: SerializedMessage(next_id(), "", str(message), "{}"),
     lambda to, value: None,
     UndoOutcomes(lambda to, value: None),
+    Deferred(),
     1_000_000,
     "this process",
     1_000,

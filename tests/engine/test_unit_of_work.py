@@ -633,10 +633,10 @@ class TestPolicies:
         engine.backend.journal.purge(-1, 100)
         assert engine.handle(ADD, order_id="42", total=1).reason == "missing"
 
-    @pytest.mark.parametrize("policy", ["raise", "retry"])
+    @pytest.mark.parametrize("policy", ["raise", "defer"])
     def test_missing_raises(self, engine: Engine, policy: str) -> None:
-        """The policy "retry" is the worker's work."""
-        step = handler(add, if_missing=policy)
+        """To defer the message is the worker's work."""
+        step = handler(add, if_missing=policy, defer_for=60 if policy == "defer" else None)
 
         with pytest.raises(SagaNotFound) as raised:
             engine.handle(step, order_id="42", total=1)

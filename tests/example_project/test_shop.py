@@ -111,7 +111,7 @@ class TestExploration:
     """Each order ends, and a customer has paid what was delivered: in whichever order the messages come, and however often."""
 
     #: Without it a report that comes before the shop knows the parcel is ignored, and its repeats are repeats.
-    GUARD = '@Order.handles(by="tracking", if_missing="retry", default_retry_delay=AGAIN_AFTER_S, max_retries=AT_MOST)'
+    GUARD = '@Order.handles(by="tracking", when="shipped", if_missing="defer", defer_for=EARLY)'
 
     def explore(self, shop: Any, examples: int) -> None:
         def one_order(harness: SagaHarness) -> None:

@@ -196,7 +196,7 @@ def test_retries_are_exhausted(eager: Celery, order: Any) -> None:
 def test_missing_raises_at_once(order: Any) -> None:
     """There is nobody to redeliver the message later."""
 
-    @order.handles(if_missing="retry")
+    @order.handles(if_missing="defer", defer_for=60)
     def cancel(order: Any, order_id: str) -> None: ...
 
     with pytest.raises(SagaNotFound):

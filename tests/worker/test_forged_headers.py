@@ -73,6 +73,7 @@ READERS: dict[Callable[[Any], Any], type | tuple[type, ...]] = {
     headers.read_retries: int,
     headers.read_step_retries: int,
     headers.read_pause_left: int,
+    headers.read_looks: int,
     headers.headers_of: Mapping,
     headers.task_of: str,
     headers.id_of: str,

@@ -20,6 +20,8 @@ from celery_sagas.stores.records import DeadLetter, Lookup
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import (
+    DEFERRED_SINCE,
+    LOOKS,
     MESSAGE_ID,
     PAUSE_LEFT,
     REDELIVERIES,
@@ -38,7 +40,7 @@ logger = logging.getLogger("celery_sagas")
 #: Marks an exception whose message was dead-lettered; the mark reaches the worker's main process with the exception.
 _IS_KEPT = "_celery_sagas_is_kept"
 #: Headers that belong to one delivery of a message, not to the message.
-_PASSING = frozenset({REDELIVERIES, PAUSE_LEFT, "redelivered"})
+_PASSING = frozenset({REDELIVERIES, PAUSE_LEFT, DEFERRED_SINCE, LOOKS, "redelivered"})
 #: On a request: why its message cannot be decoded.
 UNDECODED = "_celery_sagas_undecoded"
 #: How many characters of the sender's representation of the arguments are kept for an unwritable message, as in Celery.
@@ -128,7 +130,7 @@ def payload_of(task: str, request: Any) -> str:
     if undecoded := request.__dict__.get(UNDECODED):
         return _unreadable(request, str(undecoded))
     try:
-        payload = str(dumps(dict(Signature(task, request.args, request.kwargs, _options_of(request)))))
+        payload = str(dumps(dict(Signature(task, request.args, request.kwargs, options_of(request)))))
         loads(payload)
     except SoftTimeLimitExceeded:
         raise  # which says nothing about the message
@@ -144,7 +146,8 @@ def _unreadable(request: Any, why: str) -> str:
     return json.dumps({"unreadable": why[:_REPR_CHARACTERS], **shown})
 
 
-def _options_of(request: Any) -> dict[str, Any]:
+def options_of(request: Any) -> dict[str, Any]:
+    """Return the options with which the message of a request can be published again, without what belongs to one delivery."""
     options = {name: value for name, value in request.as_execution_options().items() if value is not None}
     options["headers"] = {name: value for name, value in headers_of(request).items() if name not in _PASSING}
     if (priority := (request.delivery_info or {}).get("priority")) is not None:

@@ -89,39 +89,20 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> No
     raise Ignore()
 
 
-def retry_missing(task: Any, publisher: object, reason: Exception) -> None:
-    """Publish the running message again, if there is one, because its instance does not exist yet; it counts as a retry.
-
-    Raises:
-        Ignore: It was published; this delivery is acknowledged.
-        Reject: It could not be published; the broker keeps this delivery.
-    """
-    if not may_publish_again(publisher, task):
-        return
-    delay = float(task.default_retry_delay)
-    logger.info("%s[%s] is retried in %.1f s: %s", task.name, task.request.id, delay, reason)
-    publish_again_or_requeue(task, publisher, delay, {}, retries=read_retries(task.request) + 1)
-    raise Ignore()
-
-
-def publish_again_or_requeue(
-    task: Any, publisher: ConfirmedPublisher, delay: float, headers: Mapping[str, Any], retries: int | None = None
-) -> None:
+def publish_again_or_requeue(task: Any, publisher: ConfirmedPublisher, delay: float, headers: Mapping[str, Any]) -> None:
     """Publish the running message again; see ``publish_again``.
 
     Raises:
         Reject: It could not be published; the broker keeps this delivery.
     """
     try:
-        publish_again(task, publisher, delay, headers, retries)
+        publish_again(task, publisher, delay, headers)
     except PublishError as exc:
         logger.warning("%s[%s] could not be published again, the broker keeps it: %s", task.name, task.request.id, exc.reason)
         requeue(exc)
 
 
-def publish_again(
-    task: Any, publisher: ConfirmedPublisher, delay: float, headers: Mapping[str, Any], retries: int | None = None
-) -> None:
+def publish_again(task: Any, publisher: ConfirmedPublisher, delay: float, headers: Mapping[str, Any]) -> None:
     """Publish the running message again, with its id and all that belongs to it.
 
     Args:
@@ -129,7 +110,6 @@ def publish_again(
         publisher: The publisher.
         delay: Seconds for which the worker that receives it keeps it waiting.
         headers: Those that differ from its own; ``None``: it has none by this name then.
-        retries: Celery's count of retries, if it changes.
 
     Raises:
         PublishError: It was not confirmed.
@@ -137,7 +117,7 @@ def publish_again(
     request = task.request
     kept = {name: value for name, value in headers_of(request).items() if name not in headers}
     headers = kept | {name: value for name, value in headers.items() if value is not None}
-    retries = read_retries(request) if retries is None else retries
+    retries = read_retries(request)
     publisher.publish_signature(task.signature_from_request(request, countdown=delay, retries=retries, headers=headers))
 
 

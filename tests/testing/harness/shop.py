@@ -56,7 +56,7 @@ def open_shop(app: Celery) -> Any:
         order.send(mail.s(order.order_id))
         order.complete()
 
-    @Order.handles(if_missing="retry", default_retry_delay=2.0, max_retries=3)
+    @Order.handles(if_missing="defer", defer_for=6.0)
     def cancel(order: Order, order_id: str) -> None:
         order.complete()
 

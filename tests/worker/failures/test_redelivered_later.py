@@ -9,8 +9,8 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_sagas import Missing, Saga
-from celery_sagas.errors import NewerState, PublishError, RevisionConflict, SagaNotFound, StoreUnavailable, UnreadableState
+from celery_sagas import Saga
+from celery_sagas.errors import NewerState, PublishError, RevisionConflict, StoreUnavailable, UnreadableState
 from celery_sagas.stores.records import Change
 from celery_sagas.testing.samples import by_key, effects, found
 from celery_sagas.worker.failures import redelivery
@@ -225,109 +225,6 @@ class TestPutOff:
         assert isinstance(worker.one().error, Ignore)
         worker.run()
         assert order.find("42") is not None
-
-
-class TestRetryOfWhatIsMissing:
-    """``if_missing="retry"``: the message may have overtaken the one that starts its instance."""
-
-    @pytest.fixture
-    def saga(self, app: Celery) -> Any:
-        class Order(Saga, correlate_by="order_id"):
-            order_id: str
-            paid: bool = False
-
-        @Order.starts
-        def place(order: Order, order_id: str) -> None: ...
-
-        @Order.handles(if_missing="retry", max_retries=2, default_retry_delay=5)
-        def pay(order: Order, order_id: str) -> None:
-            order.paid = True
-
-        Order.place, Order.pay = place, pay  # type: ignore[attr-defined]
-        return Order
-
-    def test_comes_again_under_its_id(self, app: Celery, worker: Worker, saga: Any) -> None:
-        saga.pay.apply_async(("42",), task_id="m1", headers={"tenant": "t"})
-        moment = Moment()
-
-        delivered = worker.one()
-        (again,) = worker.waiting()
-
-        assert isinstance(delivered.error, Ignore)
-        assert (again.id, again.headers["retries"], again.headers["tenant"]) == ("m1", 1, "t")
-        assert moment.is_before(due_at(again), 5)
-        assert backend_of(app).journal.history(["order"], "42", 10) == []
-
-    def test_is_handled_when_the_instance_is_there(self, app: Celery, worker: Worker, saga: Any) -> None:
-        saga.pay.delay("42")
-        worker.one()
-        saga.place.delay("42")
-        worker.run()
-
-        assert saga.find("42").paid
-
-    def test_raises_in_the_end(self, app: Celery, worker: Worker, saga: Any) -> None:
-        saga.pay.delay("42")
-
-        delivered = worker.run()
-
-        assert [message.headers["retries"] for message in delivered] == [0, 1, 2]
-        assert [type(message.error) for message in delivered] == [Ignore, Ignore, SagaNotFound]
-        assert delivered[-1].fate == "acked"
-
-    def test_store_that_is_away_does_not_count(self, app: Celery, worker: Worker, saga: Any) -> None:
-        saga.pay.delay("42")
-        interposed(app).once_before("find", lambda: None, failing(AWAY))
-
-        delivered = worker.run()
-
-        assert [message.headers["retries"] for message in delivered] == [0, 1, 1, 2]
-        assert [message.headers.get(REDELIVERIES, 0) for message in delivered] == [0, 0, 1, 1]
-
-    def test_without_limit(self, app: Celery, worker: Worker, saga: Any) -> None:
-        @saga.handles(if_missing="retry", max_retries=None, default_retry_delay=0)
-        def cancel(order: Any, order_id: str) -> None: ...
-
-        cancel.apply_async(("42",), retries=1000)
-
-        assert isinstance(worker.one().error, Ignore)
-
-    def test_direct_call_raises(self, saga: Any) -> None:
-        with pytest.raises(SagaNotFound):
-            saga.pay("42")
-
-    def test_raise_fails_at_once(self, worker: Worker, saga: Any) -> None:
-        @saga.handles(if_missing="raise")
-        def cancel(order: Any, order_id: str) -> None: ...
-
-        cancel.delay("42")
-
-        assert isinstance(worker.one().error, SagaNotFound)
-        assert worker.waiting() == []
-
-    def test_raise_with_autoretry_is_celerys_retry(self, worker: Worker, saga: Any) -> None:
-        @saga.handles(if_missing="raise", autoretry_for=(SagaNotFound,), max_retries=1, default_retry_delay=0)
-        def cancel(order: Any, order_id: str) -> None: ...
-
-        cancel.delay("42")
-
-        assert [message.headers["retries"] for message in worker.run()] == [0, 1]
-
-    def test_function_for_what_is_missing_through_a_worker(self, app: Celery, worker: Worker, saga: Any) -> None:
-        @app.task(name="noted")
-        def noted(text: str) -> None: ...
-
-        @saga.handles(bind=True)
-        def cancel(self: Any, order: Any, order_id: str) -> None: ...
-
-        @cancel.if_missing
-        def refuse(missing: Missing, order_id: str) -> None:
-            missing.send(noted.si(f"no {missing.saga} {order_id}"))
-
-        cancel.delay("42")
-        worker.run()
-
-        assert worker.done[-1].args == ["no order 42"]
 
 
 @pytest.mark.parametrize("count", [-1, "x", None, 10**9, 1.5])

@@ -1,0 +1,35 @@
+"""Deferred messages as text: their arguments, and the message that ends their waiting."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+from kombu.utils.json import loads
+
+from celery_sagas.core.deferred import DEFERRED
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.worker.headers import address_headers
+from celery_sagas.worker.serialization import serialized
+from celery_sagas.worker.targets import signature_to, target_named
+from celery_sagas.worker.timeouts import due_later
+
+
+class DeferredSignatures:
+    """What a deferred message holds, and the message that ends its waiting; see ``engine.commit.DeferredMessages``."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def arguments(self, step: StepDefinition, payload: str) -> Mapping[str, Any]:
+        """Return the validated arguments of a message."""
+        sent = loads(payload)
+        return step.arguments.validate(step.arguments.bind(sent["args"], sent["kwargs"]))
+
+    def wake(self, saga: SagaDefinition, instance_id: str, id: str, due_at: int) -> SerializedMessage:
+        """Return the message that ends the waiting."""
+        target = target_named(self._app, f"{saga.name}.{DEFERRED}")
+        sent = signature_to(self._app, target, headers=address_headers(instance_id, id))
+        return due_later(serialized(self._app, sent, lambda: id, sys.maxsize), due_at, target.task)
