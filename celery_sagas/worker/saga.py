@@ -1,30 +1,26 @@
 """``Saga``: the base class of users' sagas. Its fields are the state, and its decorators make the steps."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
-from celery import Task
 from celery.schedules import crontab
 
-from celery_sagas.core.correlation import By
 from celery_sagas.core.delays import Backoff, Delay
-from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.requests.undo import RETRY, WITHIN_S
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
-from celery_sagas.core.step import answered_step, deferred_step, undone_step
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.asking.undo import cancel, compensate
 from celery_sagas.worker.celery_internals import current_app
+from celery_sagas.worker.declaring import Declared
 from celery_sagas.worker.requests.sending import Asking, gather, reply, request
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
-from celery_sagas.worker.step import BoundStep, Step, decorator, register
+from celery_sagas.worker.step import Step
 from celery_sagas.worker.targets import AnySignature, AnyTask, Piped, SignatureOf
 from celery_sagas.worker.timeouts import due_time, schedule, waiting
 
@@ -32,14 +28,8 @@ SagaT = TypeVar("SagaT", bound="Saga")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Names = str | tuple[str, ...]
-#: A status, or several.
-Statuses = str | Enum | Collection[str] | Collection[Enum]
-#: When a step runs: statuses, or a function of the state and the message's arguments.
-When = Statuses | Callable[Concatenate[SagaT, ...], object] | None
 
-
-class Saga(State):
+class Saga(Declared):
     """The state of a long-running, correlated process, kept between the messages of its steps.
 
     ``class Order(Saga, correlate_by="order_id", also_by="tracking")``. The class keywords:
@@ -54,169 +44,6 @@ class Saga(State):
     * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
     * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
     """
-
-    if not TYPE_CHECKING:
-
-        @classmethod
-        def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
-            super().__pydantic_init_subclass__(**keywords)
-            if cls.__saga__ is not None:
-                registry.add_saga(cls.__saga__)
-                register(answered_step(cls.__saga__))
-                register(undone_step(cls.__saga__))
-                register(deferred_step(cls.__saga__))
-
-    @overload
-    @classmethod
-    def starts(cls: type[SagaT], function: Callable[Concatenate[SagaT, P], R], /) -> Step[SagaT, P, R]: ...
-    @overload
-    @classmethod
-    def starts(
-        cls: type[SagaT],
-        *,
-        if_exists: Literal["handle", "ignore", "raise"] = ...,
-        by: By | None = ...,
-        when: "When[SagaT]" = ...,
-        to: "Statuses | None" = ...,
-        if_not: Literal["raise", "ignore", "defer"] | None = ...,
-        defer_for: Delay | None = ...,
-        formerly: Names | None = ...,
-        batch: int | None = ...,
-        bind: Literal[True],
-        **options: Any,
-    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], BoundStep[SagaT, P, R]]: ...
-    @overload
-    @classmethod
-    def starts(
-        cls: type[SagaT],
-        *,
-        if_exists: Literal["handle", "ignore", "raise"] = ...,
-        by: By | None = ...,
-        when: "When[SagaT]" = ...,
-        to: "Statuses | None" = ...,
-        if_not: Literal["raise", "ignore", "defer"] | None = ...,
-        defer_for: Delay | None = ...,
-        formerly: Names | None = ...,
-        batch: int | None = ...,
-        **options: Any,
-    ) -> Callable[[Callable[Concatenate[SagaT, P], R]], Step[SagaT, P, R]]: ...
-    @classmethod
-    def starts(
-        cls,
-        function: Any = None,
-        *,
-        if_exists: str = "handle",
-        by: By | None = None,
-        when: Any = None,
-        to: "Statuses | None" = None,
-        if_not: str | None = None,
-        defer_for: Delay | None = None,
-        formerly: Names | None = None,
-        batch: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Make a step that creates the instance if it does not exist.
-
-        Args:
-            function: The handler: ``def step(state, …)``; the parameters after the state are the message.
-            if_exists: ``"handle"`` runs the handler on the existing instance, ``"ignore"`` does nothing, ``"raise"``
-                raises ``SagaAlreadyExists``.
-            by: Where in the message the key is, if no argument has the key's name.
-            when: In which statuses of an existing instance it runs: one, several, or a function of the state and the message's
-                arguments that returns whether it runs. By default in each. See ``status_by``.
-            to: The status in which it leaves the instance: one is set for it, unless it has set it; of several it sets one.
-            if_not: What becomes of a message in another status: ``"raise"`` raises ``WrongStatus`` (the default), ``"ignore"``
-                ignores it, visibly, ``"defer"`` has it wait with the instance, and sends it with the commit that brings the
-                instance into a status in which the step runs.
-            defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``WrongStatus``.
-            formerly: Earlier task names of the step; messages under them are still handled.
-            batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
-                1 each message runs alone.
-            **options: Celery's task options.
-
-        Raises:
-            DefinitionError: The step is declared wrongly.
-        """
-        moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
-        named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
-        return decorator(cls.__saga__, function, starts=True, policy=if_exists, **moment, **named)
-
-    @overload
-    @classmethod
-    def handles(cls: type[SagaT], function: Callable[Concatenate[SagaT, P], R], /) -> Step[SagaT, P, R]: ...
-    @overload
-    @classmethod
-    def handles(
-        cls: type[SagaT],
-        *,
-        if_missing: Literal["ignore", "raise", "defer"] = ...,
-        by: By | None = ...,
-        when: "When[SagaT]" = ...,
-        to: "Statuses | None" = ...,
-        if_not: Literal["raise", "ignore", "defer"] | None = ...,
-        defer_for: Delay | None = ...,
-        formerly: Names | None = ...,
-        batch: int | None = ...,
-        bind: Literal[True],
-        **options: Any,
-    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, P], R]], BoundStep[SagaT, P, R]]: ...
-    @overload
-    @classmethod
-    def handles(
-        cls: type[SagaT],
-        *,
-        if_missing: Literal["ignore", "raise", "defer"] = ...,
-        by: By | None = ...,
-        when: "When[SagaT]" = ...,
-        to: "Statuses | None" = ...,
-        if_not: Literal["raise", "ignore", "defer"] | None = ...,
-        defer_for: Delay | None = ...,
-        formerly: Names | None = ...,
-        batch: int | None = ...,
-        **options: Any,
-    ) -> Callable[[Callable[Concatenate[SagaT, P], R]], Step[SagaT, P, R]]: ...
-    @classmethod
-    def handles(
-        cls,
-        function: Any = None,
-        *,
-        if_missing: str = "ignore",
-        by: By | None = None,
-        when: Any = None,
-        to: "Statuses | None" = None,
-        if_not: str | None = None,
-        defer_for: Delay | None = None,
-        formerly: Names | None = None,
-        batch: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Make a step that runs on an existing instance only.
-
-        Args:
-            function: The handler: ``def step(state, …)``; the parameters after the state are the message.
-            if_missing: ``"ignore"`` (visibly), ``"raise"`` raises ``SagaNotFound``, ``"defer"`` has the message look again until
-                there is an instance, at most ``defer_for``; one that comes after its instance has completed is ignored. See also
-                ``@step.if_missing``.
-            by: The property that identifies the instance, or where in the message the key is.
-            when: In which statuses of an existing instance it runs: one, several, or a function of the state and the message's
-                arguments that returns whether it runs. By default in each. See ``status_by``.
-            to: The status in which it leaves the instance: one is set for it, unless it has set it; of several it sets one.
-            if_not: What becomes of a message in another status: ``"raise"`` raises ``WrongStatus`` (the default), ``"ignore"``
-                ignores it, visibly, ``"defer"`` has it wait with the instance, and sends it with the commit that brings the
-                instance into a status in which the step runs.
-            defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``SagaNotFound``,
-                or ``WrongStatus``.
-            formerly: Earlier task names of the step; messages under them are still handled.
-            batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
-                1 each message runs alone.
-            **options: Celery's task options.
-
-        Raises:
-            DefinitionError: The step is declared wrongly.
-        """
-        moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
-        named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
-        return decorator(cls.__saga__, function, starts=False, policy=if_missing, **moment, **named)
 
     def send(
         self,
