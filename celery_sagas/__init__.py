@@ -2,6 +2,7 @@
 
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.context import MessageView, SagaView
+from celery_sagas.core.deferred import DeferredMessage
 from celery_sagas.core.delays import Backoff
 from celery_sagas.core.message import Message, SagaKey
 from celery_sagas.core.pending import RequestView
@@ -21,6 +22,7 @@ __all__ = [
     "Backoff",
     "Batch",
     "BufferedItem",
+    "DeferredMessage",
     "Failure",
     "Gathered",
     "Message",

@@ -4,7 +4,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, assert_type
 
-from celery_sagas import Saga
+from celery_sagas import DeferredMessage, Saga
 
 
 class Mood(Enum):
@@ -71,5 +71,5 @@ def wait(order: Order, order_id: str) -> None: ...
 
 def watch(order: Order) -> None:
     for waiting in order.saga.deferred:
-        assert_type(waiting.id, str)
+        assert_type(waiting, DeferredMessage)
         print(waiting.step, waiting.since.isoformat())
