@@ -1,5 +1,6 @@
 """``celery sagas describe``: the sagas of an app, their steps, and how each step's messages find their instance."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -40,6 +41,7 @@ def lines_of(saga: SagaDefinition) -> list[str]:
         "key": " + ".join(saga.correlate_by),
         "alternate keys": ", ".join(saga.also_by),
         "history": saga.history or "",
+        "if missing": _shown(saga.if_missing) if saga.if_missing else "",
     }
     lines = [saga.name, *(f"  {name}: {value}" for name, value in facts.items() if value)]
     for step in registry.steps_of(saga):
@@ -49,9 +51,13 @@ def lines_of(saga: SagaDefinition) -> list[str]:
     return lines
 
 
+def _shown(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}()"
+
+
 def _facts_of(step: StepDefinition) -> dict[str, Any]:
     policy = "if_exists" if step.starts else "if_missing"
-    chosen = f"{step.if_missing.__module__}.{step.if_missing.__qualname__}()" if step.if_missing else step.policy.value
+    chosen = _shown(step.missing_function) if step.missing_function else step.policy.value
     return {
         "kind": f"{'starts' if step.starts else 'handles'}, {policy}: {chosen}",
         "message": ", ".join(step.arguments.annotations) or "no arguments",

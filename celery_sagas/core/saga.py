@@ -1,6 +1,6 @@
 """The declaration of a saga class: its names, its keys and its schema version."""
 
-from collections.abc import Container, Iterable, KeysView, Mapping
+from collections.abc import Callable, Container, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -20,6 +20,7 @@ RESERVED_FOR_LATER: Final = frozenset({"ask", "all", "find_async", "wait_async",
 #: Names that a saga's fields must leave to the library.
 RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather", "compensate", "cancel"),
+    "if_missing",
     *("find", "wait", "outcome", "upgrade", "saga", "_context"),
 }
 #: The history that a saga may keep.
@@ -48,6 +49,12 @@ class SagaDefinition:
     def location(self) -> tuple[str, str]:
         """Module and qualified name: defining a saga again at the same place replaces it."""
         return self.cls.__module__, self.cls.__qualname__
+
+    @property
+    def if_missing(self) -> Callable[..., Any] | None:
+        """The function for missing instances of all its handlers: its own, or that of an abstract base."""
+        function: Callable[..., Any] | None = self.cls.__if_missing__
+        return function
 
     @cached_property
     def fields(self) -> KeysView[str]:

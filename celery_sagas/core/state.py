@@ -1,7 +1,7 @@
 """The state of a saga: a pydantic model whose class keywords define the saga."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -47,6 +47,8 @@ class State(BaseModel):
     __also_by__: ClassVar[tuple[str, ...]] = ()
     #: The field that holds the status, or that of an abstract base.
     __status_by__: ClassVar[str | None] = None
+    #: The function for missing instances, of the class or of a base.
+    __if_missing__: ClassVar[Callable[..., Any] | None] = None
 
     # A slot, and no private attribute: pydantic sets those up in Python, each time a state is decoded.
     __slots__ = ("_context",)

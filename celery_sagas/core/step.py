@@ -78,7 +78,7 @@ class StepDefinition:
     @property
     def location(self) -> tuple[str, str]:
         """Module and qualified name: defining a step again at the same place replaces it."""
-        return self.function.__module__, self.function.__qualname__
+        return _location(self.function)
 
     @property
     def state_position(self) -> int:
@@ -161,13 +161,19 @@ class StepDefinition:
         check_if_missing(self.name, function, self.function, bind=self.bind)
         self.if_missing = function
 
+    @property
+    def missing_function(self) -> Callable[..., Any] | None:
+        """The function for a missing instance: its own, or that of its saga, unless its policy decides."""
+        is_left_to_saga = not (self.starts or self.is_internal) and self.policy is IfMissing.IGNORE
+        return self.if_missing or (self.saga.if_missing if is_left_to_saga else None)
+
     def decide(self, exists: bool) -> Decision:
         """Decide what to do with a message."""
         if self.starts:
             return _IF_EXISTS[self.policy] if exists else Decision.BEGIN
         if exists:
             return Decision.CONTINUE
-        if self.if_missing is not None:
+        if self.missing_function is not None:
             return Decision.CALL_IF_MISSING
         return _IF_MISSING[self.policy]
 
@@ -400,6 +406,32 @@ def _check_fits(
         raise DefinitionError(step, f"{what} does not fit the message: {exc}", f"def function({shown})") from exc
     if not is_synchronous(function):
         raise DefinitionError(step, f"{what} is no plain function", "Use def, without yield")
+
+
+def use_if_missing(cls: type[Any], function: Callable[..., Any]) -> None:
+    """Run a function for all handlers of a saga whose instance is missing, or of the sagas that derive from an abstract class.
+
+    Raises:
+        DefinitionError: It does not take a ``Missing`` alone, or the class has another one.
+    """
+    subject, location = qualified_name_of(function, "an if_missing function"), _location(function)
+    if not is_synchronous(function):
+        raise DefinitionError(subject, "an if_missing function is a plain function", "Use def, without yield")
+    try:
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError) as exc:
+        problem = f"the if_missing function of all steps is given a Missing alone: {exc}"
+        raise DefinitionError(subject, problem, f"def {function.__name__}(missing): missing.arguments has the message") from exc
+    earlier = vars(cls).get("__if_missing__")
+    if earlier is not None and _location(earlier) != location:
+        raise DefinitionError(
+            cls.__qualname__, f"it has the if_missing function {'.'.join(_location(earlier))} already", "Use one"
+        )
+    cls.__if_missing__ = function
+
+
+def _location(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
 
 
 def _parameters(subject: str, function: Callable[..., Any]) -> list[Parameter]:

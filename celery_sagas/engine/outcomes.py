@@ -1,6 +1,7 @@
 """The outcomes of messages."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -57,12 +58,14 @@ def read_entry(entry: Entry) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The first argument of an ``if_missing`` function: the missing instance, and a way to send."""
+    """The first argument of an ``if_missing`` function: the missing instance, the message, and a way to send."""
 
     saga: str  #: the stored name
+    step: str  #: the name of the step
     property: str  #: the property by which the message was correlated
     value: str  #: the canonical text
     completed: bool  #: whether the journal records that it completed
+    arguments: Mapping[str, Any] = field(repr=False)  #: of the message, by name, as its step would receive them
     sending: Sending
 
     def send(self, signature: object) -> str:

@@ -344,12 +344,13 @@ def _without_instance(
     if decision is Decision.NOT_FOUND or (decision is Decision.DEFER and not completed):
         raise SagaNotFound(saga.name, *shown, completed)
     reason = "completed" if completed else "missing"
-    if run.step.if_missing is None:
+    if (if_missing := run.step.missing_function) is None:
         return (yield from _ignore(run, key, instance_id, reason))
-    missing = Missing(saga.name, *shown, completed, run.sending)
+    missing = Missing(saga.name, run.step.name, *shown, completed, arguments, run.sending)
+    given = arguments if run.step.if_missing is not None else {}  # that of its saga has them in the Missing
     yield from _check_deliveries(delivery)
     with delivery.session.running(run.sending):
-        result = delivery.call(run.step.if_missing, missing, **arguments)
+        result = delivery.call(if_missing, missing, **given)
     _send_answer(run, delivery.asked_by, result)
     write = write_of(run, Kind.MISSING, key, instance_id, reason)
     yield write

@@ -10,7 +10,9 @@ from celery_sagas.core.correlation import By
 from celery_sagas.core.delays import Delay
 from celery_sagas.core.registry import registry
 from celery_sagas.core.state import State
-from celery_sagas.core.step import answered_step, deferred_step, undone_step
+from celery_sagas.core.step import answered_step, deferred_step, undone_step, use_if_missing
+from celery_sagas.engine.outcomes import Missing
+from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.step import BoundStep, Step, decorator, register
 
 SagaT = TypeVar("SagaT", bound="Declared")
@@ -250,3 +252,21 @@ class Declared(State):
         moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
         named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
         return decorator(cls.__saga__, function, starts=False, policy=if_missing, **moment, **named)
+
+    @classmethod
+    def if_missing(cls, function: Callable[[Missing], R], /) -> Callable[[Missing], R]:
+        """Register a function for a missing instance, for all handlers of the saga, whenever they are defined.
+
+        It runs in place of the policy ``"ignore"``, where a step has no function of its own (``@step.if_missing``). It receives a
+        ``Missing`` alone, which has the step's name and the message's arguments. An abstract class's is inherited.
+
+        Args:
+            function: ``def function(missing)``.
+
+        Raises:
+            DefinitionError: It takes other parameters, or the class has another one.
+        """
+        if Declared in cls.__bases__:
+            raise DefinitionError(cls.__name__, "an if_missing function is one saga's, or an abstract base's", "Derive a class")
+        use_if_missing(cls, function)
+        return function

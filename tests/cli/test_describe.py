@@ -40,8 +40,14 @@ def shop(app: Celery) -> Any:
     @delivered.if_missing
     def unknown_parcel(missing: Missing, parcel: dict[str, str]) -> None: ...
 
-    @Order.handles(if_missing="retry")
+    @Order.handles(if_missing="defer", defer_for=5)
     def nudge(order: Order) -> None: ...
+
+    @Order.if_missing
+    def nobody(missing: Missing) -> None: ...
+
+    @Order.handles
+    def look(order: Order) -> None: ...
 
     class Invoice(Saga, correlate_by="number"):
         number: str
@@ -70,14 +76,16 @@ def test_everything(app: Celery, shop: Any) -> None:
         "order.delivered",
         "found by: tracking from parcel.code",
         "order.nudge",
-        "kind: handles, if_missing: retry",
+        "kind: handles, if_missing: defer",
         "message: no arguments",
         "found by: shop and number from the causation header",
         "invoice",
         "found by: number from event.id",
     ):
         assert line in lines
-    assert "unknown_parcel()" in result.output
+    assert "if_missing: tests.cli.test_describe.shop.<locals>.unknown_parcel()" in result.output
+    own = "tests.cli.test_describe.shop.<locals>.nobody()"
+    assert lines.count(f"if missing: {own}") == lines.count(f"kind: handles, if_missing: {own}") == 1
 
 
 def test_those_that_are_named(app: Celery, shop: Any) -> None:

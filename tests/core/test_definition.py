@@ -254,7 +254,7 @@ def test_excluded_field():
 
 OURS = {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply"),
-    *("gather", "find", "wait", "outcome", "upgrade", "saga"),
+    *("gather", "find", "wait", "outcome", "upgrade", "saga", "if_missing"),
 }
 OF_LATER = {"ask", "all", "find_async", "wait_async", "outcome_async"}
 PYDANTIC_HAS = {

@@ -8,7 +8,7 @@ from celery import Task
 
 from celery_sagas.core.message import SagaKey
 from celery_sagas.core.state import State
-from celery_sagas.core.step import Decision, IfExists, IfMissing, define_step
+from celery_sagas.core.step import Decision, IfExists, IfMissing, answered_step, define_step, undone_step, use_if_missing
 from celery_sagas.errors import DefinitionError
 
 
@@ -217,6 +217,110 @@ def alone(order: Order): ...
 
 def test_if_missing_function_never_gets_the_task():
     define(bound, starts=False, bind=True).use_if_missing(lambda missing, order_id: None)
+
+
+# --- the if_missing function of a saga
+
+
+@pytest.fixture
+def shared():
+    """A base with a function for all steps, of a test alone."""
+
+    class Shared(State):
+        order_id: str
+
+    use_if_missing(Shared, answer)
+    return Shared
+
+
+def answer(missing): ...
+
+
+def derived(base, name="Derived"):
+    return type(State)(name, (base,), {"__module__": __name__}, correlate_by="order_id")
+
+
+def handle(order, order_id: str): ...
+
+
+def test_if_missing_function_of_a_saga(shared):
+    step = define(handle, saga=derived(shared), starts=False)
+    assert step.missing_function is answer
+    assert step.decide(exists=False) is Decision.CALL_IF_MISSING
+    assert step.decide(exists=True) is Decision.CONTINUE
+    assert step.if_missing is None
+
+
+def test_if_missing_function_of_a_saga_serves_steps_defined_before():
+    class Late(State, correlate_by="order_id"):
+        order_id: str
+
+    step = define(handle, saga=Late, starts=False)
+    assert step.decide(exists=False) is Decision.IGNORE
+    use_if_missing(Late, answer)
+    assert step.decide(exists=False) is Decision.CALL_IF_MISSING
+
+
+@pytest.mark.parametrize("policy", [each for each in IfMissing if each is not IfMissing.IGNORE])
+def test_policy_of_a_step_comes_before_the_function_of_its_saga(shared, policy):
+    step = define(handle, saga=derived(shared), starts=False, policy=policy, defer_for=60 if policy is IfMissing.DEFER else None)
+    assert step.missing_function is None
+    assert step.decide(exists=False) is not Decision.CALL_IF_MISSING
+
+
+def test_function_of_a_step_comes_before_that_of_its_saga(shared):
+    step = define(handle, saga=derived(shared), starts=False)
+    step.use_if_missing(own := lambda missing, order_id: None)
+    assert step.missing_function is own
+
+
+def test_starters_and_internal_steps_have_no_if_missing_function(shared):
+    saga = derived(shared)
+    assert define(handle, saga=saga).decide(exists=False) is Decision.BEGIN
+    for step in (answered_step(saga.__saga__), undone_step(saga.__saga__)):
+        assert step.decide(exists=False) is Decision.IGNORE
+
+
+def test_if_missing_function_of_a_saga_hides_that_of_its_base(shared):
+    saga, other = derived(shared), derived(shared, "Other")
+    use_if_missing(saga, own := lambda missing: None)
+    assert (saga.__saga__.if_missing, other.__saga__.if_missing) == (own, answer)
+
+
+def test_if_missing_function_is_replaced_by_one_of_its_place(shared):
+    def function(missing): ...
+
+    function.__qualname__, function.__module__ = answer.__qualname__, answer.__module__
+    use_if_missing(shared, function)
+    assert derived(shared).__saga__.if_missing is function
+
+
+def test_second_if_missing_function(shared):
+    with pytest.raises(DefinitionError, match=r"Shared: it has the if_missing function tests\.core\.test_steps\.answer already"):
+        use_if_missing(shared, lambda missing: None)
+    assert derived(shared).__saga__.if_missing is answer
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda: None, "is given a Missing alone: too many positional arguments"),
+        (lambda missing, order_id: None, "is given a Missing alone: missing a required argument: 'order_id'"),
+        (lambda *, missing: None, "is given a Missing alone"),
+        (asynchronous, "an if_missing function is a plain function. Use def, without yield"),
+        (functools.partial(answer), "an if_missing function is a plain function. Decorate a def"),
+        (State, "an if_missing function is a plain function. Decorate a def"),
+        (None, "an if_missing function is a plain function. Decorate a def"),
+    ],
+)
+def test_if_missing_function_that_cannot_be_one(function, problem):
+    class Lone(State, correlate_by="order_id"):
+        order_id: str
+
+    with pytest.raises(DefinitionError) as caught:
+        use_if_missing(Lone, function)
+    assert problem in str(caught.value)
+    assert Lone.__saga__.if_missing is None
 
 
 # --- handlers

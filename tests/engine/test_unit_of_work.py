@@ -687,6 +687,8 @@ class TestPolicies:
         assert [(entry.outcome, entry.message_id) for entry in engine.entries()] == [("missing", "m1")]
         (missing,) = seen
         assert (missing.saga, missing.property, missing.value, missing.completed) == ("order", "order_id", "42", False)
+        assert (missing.step, missing.arguments) == (step.name, {"order_id": "42", "total": 7})
+        assert "total" not in repr(missing)  # the arguments may be secret
         assert engine.handle(step, order_id="42", total=7, id="m1").kind is Kind.DUPLICATE
         with pytest.raises(MisuseError):
             missing.send("later")

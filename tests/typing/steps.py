@@ -1,5 +1,6 @@
 """Steps as type checkers see them, with and without celery-types. Checked, never run; see ``sagas.py``."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, assert_type
@@ -72,7 +73,22 @@ def cancelled_something(order: Order, reference: str) -> None: ...
 def cancelled_otherwise(missing: Missing, order_id: str) -> None: ...
 
 
+@Order.if_missing
+def no_order(missing: Missing) -> str:
+    assert_type(missing.step, str)
+    return str(missing.arguments["order_id"])
+
+
+@Order.if_missing  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def no_reference(missing: Missing, reference: str) -> None: ...
+
+
+@Order.if_missing  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def not_missing(order: Order) -> None: ...
+
+
 def messages() -> None:
+    assert_type(no_order, Callable[[Missing], str])
     place.delay("42", Decimal(3))
     place.delay(order_id="42", total=Decimal(3), gift=True)
     place.si("42", Decimal(3), gift=True)

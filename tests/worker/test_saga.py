@@ -44,6 +44,18 @@ class TestDecorators:
             @Base.starts
             def place(base: Base, order_id: str) -> None: ...
 
+    def test_if_missing_function_is_not_every_sagas(self, definitions: None) -> None:
+        with pytest.raises(DefinitionError, match="Saga: an if_missing function is one saga's"):
+            Saga.if_missing(lambda missing: None)
+
+    def test_if_missing_returns_the_function(self, definitions: None) -> None:
+        class Base(Saga):
+            order_id: str
+
+        def ask(missing: Any) -> None: ...
+
+        assert Base.if_missing(ask) is ask
+
     def test_state_comes_first_then_the_message(self, app: Celery, worker: Worker) -> None:
         seen: list[Any] = []
 

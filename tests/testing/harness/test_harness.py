@@ -914,3 +914,16 @@ class TestWorld:
         harness.send(shop.place, "42")
         harness.run()
         assert shop.Order.wait("42", until=lambda order: order.receipt, timeout=0).receipt == "r-42"
+
+
+class TestMissingInstances:
+    def test_function_of_the_saga(self, harness: SagaHarness, shop: Any) -> None:
+        @shop.Order.if_missing
+        def ask(missing: Any) -> None:
+            missing.send(shop.mail.s(missing.arguments["order_id"]))
+
+        harness.send(shop.bill, "42")
+        harness.run()
+
+        assert [message.task for message in harness.sent] == [shop.bill.name, shop.mail.name]
+        assert steps(harness, shop.Order, "42") == ["bill missing"]
