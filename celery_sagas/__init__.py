@@ -12,7 +12,7 @@ from celery_sagas.stores.urls import register_backend
 from celery_sagas.worker import transport
 from celery_sagas.worker.aggregators.aggregator import Aggregator, aggregator
 from celery_sagas.worker.aggregators.client import BufferedItem
-from celery_sagas.worker.events import publish
+from celery_sagas.worker.events import publish, subscribe
 from celery_sagas.worker.process import bootsteps, receivers
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
@@ -37,6 +37,7 @@ __all__ = [
     "aggregator",
     "publish",
     "register_backend",
+    "subscribe",
 ]
 
 receivers.connect()

@@ -135,7 +135,7 @@ class Settings(BaseModel):
     max_state_bytes: Count = Field(default=1_000_000, ge=1_000, le=100_000_000)
     #: What a worker does on a backend that cannot keep the promise: ``"refuse"`` to start, or ``"warn"``.
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
-    #: Tasks, of other services, that receive an event besides the steps that subscribe to it: by the path of the event's class.
+    #: Tasks, of other services, that receive an event besides the steps and tasks that subscribe to it: by the path of its class.
     subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
 
 

@@ -22,7 +22,7 @@ def begin(namespace: dict[str, Any]) -> None:
     """Give a page's program a module name, and a folder of its own."""
     scratch = TemporaryDirectory()
     leave = os.getcwd(), scratch, set(_state._on_app_finalizers)
-    for table in (registry.sagas, registry.steps, registry.aggregators):
+    for table in (registry.sagas, registry.steps, registry.aggregators, registry.subscribers):
         table.clear()  # no page has the definitions of another
     sys.modules["shop"] = module_of(namespace)
     namespace.update(__name__="shop", start_worker=start_worker, leave=leave)

@@ -39,12 +39,12 @@ class NewApp(Protocol):
 @pytest.fixture
 def definitions() -> Iterator[None]:
     """Sagas, steps and shared tasks of this test alone: definitions are global to a process, and ``app.task`` is shared too."""
-    kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators)
+    kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators), list(registry.subscribers)
     shared = set(_state._on_app_finalizers)
-    for table in (registry.sagas, registry.steps, registry.aggregators):
+    for table in (registry.sagas, registry.steps, registry.aggregators, registry.subscribers):
         table.clear()
     yield
-    registry.sagas, registry.steps, registry.aggregators = kept
+    registry.sagas, registry.steps, registry.aggregators, registry.subscribers = kept
     _state._on_app_finalizers.intersection_update(shared)
 
 

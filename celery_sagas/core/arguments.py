@@ -177,6 +177,18 @@ def arguments_of(step: str, function: Callable[..., Any], *, leading: int, known
     )
 
 
+def reader_of(task: str, name: str, annotation: Any) -> SchemaValidator:
+    """Return what reads one argument from a JSON object of its name.
+
+    Args:
+        task: The task's name, for errors.
+        name: The parameter.
+        annotation: Of the parameter.
+    """
+    schema = _schema(task, f"the argument {name!r}", {name: annotation}, {}).core_schema
+    return SchemaValidator(schema, CoreConfig(hide_input_in_errors=True))
+
+
 def resolve_annotations(step: str, function: Callable[..., Any], known: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the annotations of a handler as objects; names are looked up where it was defined."""
     try:

@@ -19,6 +19,7 @@ class Registry:
     sagas: dict[str, SagaDefinition] = field(default_factory=dict)
     steps: dict[str, StepDefinition] = field(default_factory=dict)
     aggregators: dict[str, AggregatorDefinition] = field(default_factory=dict)
+    subscribers: list[Any] = field(default_factory=list)  #: plain tasks, or what stands for one in each app
 
     def __bool__(self) -> bool:
         """Return whether anything was defined."""

@@ -1,28 +1,32 @@
 """Events: one message is published, and a worker fans it out to one task for each subscriber."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, get_origin
+from collections.abc import Iterable, Mapping, Sequence
+from functools import update_wrapper
+from typing import Any, TypeVar
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
-from celery import Celery
+from celery import Celery, Task
 from celery.canvas import Signature
+from celery.local import PromiseProxy, Proxy
 from kombu.utils.json import dumps
 
 from celery_sagas import signals
+from celery_sagas.core.events import event_name, event_of, event_parameter
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message, encode_event
 from celery_sagas.core.registry import registry
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
-from celery_sagas.errors import PublishError, StoreError
+from celery_sagas.errors import DefinitionError, PublishError, StoreError
 from celery_sagas.settings import Subscription
 from celery_sagas.stores.ports import Backend
-from celery_sagas.worker.celery_internals import current_app, on_finalise
+from celery_sagas.worker.celery_internals import as_current_app, current_app, finalised_apps, on_finalise, on_finalise_last
 from celery_sagas.worker.durable import DurableTask, add_durable_task
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import causation_headers
+from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
 
@@ -31,15 +35,18 @@ logger = logging.getLogger("celery_sagas")
 #: The task that fans out events; every worker with this library registers it.
 PUBLISH = "celery_sagas.publish"
 
+TaskT = TypeVar("TaskT", bound="Task[Any, Any]")
+
 #: A message to a subscriber, and why it was not confirmed.
 Refused = tuple[Signature[Any], PublishError]
 
 
 def publish(event: Message) -> str:
-    """Publish an event to every step whose one argument is annotated with exactly its class, and to ``saga_subscriptions``.
+    """Publish an event to its subscribers.
 
-    Inside a step it joins the step's commit. Elsewhere it is published, and confirmed, at once. No step needs to be imported
-    in this process, since a worker does the rest.
+    They are each step whose one argument is annotated with exactly its class, each plain task that has ``@subscribe`` and this
+    event, and the tasks that ``saga_subscriptions`` names. Inside a step it joins the step's commit. Elsewhere it is published,
+    and confirmed, at once. No subscriber needs to be imported in this process, since a worker does the rest.
 
     Args:
         event: A ``Message``.
@@ -63,9 +70,68 @@ def publish(event: Message) -> str:
     return message_id
 
 
-def event_name(event: type[Message]) -> str:
-    """Return the name under which an event is published."""
-    return f"{event.__module__}.{event.__qualname__}"
+def subscribe(task: TaskT) -> TaskT:
+    """Subscribe a plain task to the event with whose class its first parameter is annotated.
+
+    ``@subscribe`` stands above ``@shared_task``, or ``@app.task``. The task is given the event as an object of that class. It is
+    delivered at least once, under the same id each time.
+
+    Args:
+        task: The task.
+
+    Returns:
+        The task.
+
+    Raises:
+        DefinitionError: It is no plain task; or, once its app is finalised: its parameters do not fit an event.
+    """
+    kind = type(task)  # isinstance() would make a proxy look up its task
+    if issubclass(kind, TaskProxy):
+        remedy = "A step whose one argument is the event subscribes without it: remove @subscribe"
+        raise DefinitionError(str(task.name), "it is a step or an aggregator, and only plain tasks have @subscribe", remedy)
+    if not issubclass(kind, Task | Proxy):
+        subject = f"{getattr(task, '__module__', '')}.{getattr(task, '__qualname__', kind.__name__)}"
+        raise DefinitionError(subject, "it subscribes, and is not a task", "Put @subscribe above @shared_task")
+    for app in finalised_apps():
+        _subscribe_in(app, task)
+    registry.subscribers.append(task)
+    return task
+
+
+#: By app: the events of its subscribing tasks, by the task's name.
+_subscribed: WeakKeyDictionary[Celery, dict[str, str]] = WeakKeyDictionary()
+
+
+def _subscribe_in(app: Celery, task: Any) -> None:
+    """Subscribe a task in one app, and have it receive events as objects."""
+    if type(task) is PromiseProxy and not task.__evaluated__():  # another app's, which gives it its name later
+        task.__then__(_subscribe_in, app, task)
+        return
+    with as_current_app(app):  # in which a shared task is looked up
+        own: Any = app.tasks.get(task.name)
+    subscribed = _subscribed.setdefault(app, {})
+    if own is None or own.name in subscribed:
+        return
+    inner = own.run
+    parameter = event_parameter(own.name, inner)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = parameter.read(args, kwargs)
+        return inner(*args, **kwargs)
+
+    own.run = update_wrapper(run, inner, updated=())
+    subscribed[own.name] = event_name(parameter.event)
+
+
+def install_subscribers(app: Celery) -> None:
+    """Subscribe the tasks of an app that is being finalised."""
+    for task in list(registry.subscribers):
+        _subscribe_in(app, task)
+
+
+def subscribed_tasks(app: Celery, event: str) -> list[str]:
+    """Return the names of an app's plain tasks that subscribe to an event."""
+    return [task for task, name in _subscribed.get(app, {}).items() if name == event]
 
 
 def subscribers(event: str) -> list[StepDefinition]:
@@ -73,23 +139,28 @@ def subscribers(event: str) -> list[StepDefinition]:
     return [step for step in registry.steps.values() if event in _events_of(step)]
 
 
-def recipients(event: str, subscriptions: Mapping[str, Sequence[Subscription]]) -> dict[str, dict[str, Any]]:
+def recipients(
+    event: str, subscriptions: Mapping[str, Sequence[Subscription]], tasks: Iterable[str]
+) -> dict[str, dict[str, Any]]:
     """Return the names of the tasks that receive an event, each with the options of its message.
 
-    A subscribing step that the settings also name is included once, under the name in the settings: every worker that may fan
+    Args:
+        event: The event's name.
+        subscriptions: What the settings say.
+        tasks: The plain tasks that subscribe.
+
+    A subscriber that the settings also name is included once, under the name in the settings: every worker that may fan
     out the event then uses the same name, and so gives its message the same id.
     """
     named = {each.task: {} if each.queue is None else {"queue": each.queue} for each in subscriptions.get(event, ())}
     steps = [step.name for step in subscribers(event) if named.keys().isdisjoint(step.names)]
-    return {**{step: {} for step in steps}, **named}
+    return {**{task: {} for task in (*steps, *tasks)}, **named}
 
 
 def _events_of(step: StepDefinition) -> set[str]:
     annotations = list(step.arguments.annotations.values())
-    if len(annotations) != 1:
-        return set()
-    kind, _ = unwrap(annotations[0])
-    return {event_name(kind)} if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Message) else set()
+    event = event_of(annotations[0]) if len(annotations) == 1 else None
+    return set() if event is None else {event_name(event)}
 
 
 class FanOutTask(DurableTask):
@@ -111,7 +182,7 @@ def fan_out(self: FanOutTask, event: str, data: dict[str, Any], left: Sequence[s
         left: The tasks that an earlier run did not reach; without it, all. A plain task does not recognize a repeat.
     """
     runtime, message_id = runtime_of(self.app), str(self.request.id or uuid4())
-    tasks = recipients(event, runtime.settings.subscriptions)
+    tasks = recipients(event, runtime.settings.subscriptions, subscribed_tasks(self.app, event))
     if left is not None:
         tasks = {task: tasks.get(task, {}) for task in left}
     if not tasks:
@@ -181,3 +252,4 @@ def install_fan_out(app: Celery) -> None:
 
 
 on_finalise(install_fan_out)
+on_finalise_last(install_subscribers)

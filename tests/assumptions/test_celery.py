@@ -17,7 +17,7 @@ from billiard.sharedctypes import Value
 from celery import Celery, Task, _state, group, shared_task, signals
 from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, TaskPredicate
-from celery.local import PromiseProxy
+from celery.local import PromiseProxy, Proxy
 from celery.utils.dispatch import Signal
 from celery.worker import WorkController
 from celery.worker.consumer import Consumer, Gossip
@@ -169,6 +169,24 @@ class TestInternals:
         app.finalize()
 
         assert seen == ["evaluated"]
+
+    def test_promise_calls_back_when_it_is_evaluated(self, app: Celery) -> None:
+        task: Any = app.task(name="task")(self.returning(1))
+        called: list[str] = []
+        task.__then__(called.append, "then")
+        assert (type(task), task.__evaluated__(), called) == (PromiseProxy, False, [])
+
+        app.finalize()
+        assert (task.__evaluated__(), called) == (True, ["then"])
+
+    def test_proxy_of_a_shared_task_looks_it_up_in_the_current_app(self, new_app: NewApp) -> None:
+        @shared_task(name="shared")
+        def shared() -> None: ...
+
+        apps = new_app(), new_app()
+        for each in apps:
+            with celery_internals.as_current_app(each):
+                assert (type(shared), shared.name, shared.app) == (Proxy, "shared", each)
 
     def test_app_task_is_shared_with_every_app(self, new_app: NewApp) -> None:
         first, second = new_app(), new_app()

@@ -1,9 +1,12 @@
-"""Sales that are told of an event; and a plain task that publishes it."""
+"""Sales that are told of an event, as is a plain task; and a plain task that publishes it."""
 
-from deployed import make_app
+from typing import Any
+
+from celery import shared_task
+from deployed import make_app, note
 from happenings import Placed
 
-from celery_sagas import Saga, publish
+from celery_sagas import Saga, publish, subscribe
 
 app = make_app()
 
@@ -21,6 +24,12 @@ def placed(sale: Sale, event: Placed) -> None:
 @Sale.handles
 def close(sale: Sale, order_id: str) -> None:
     sale.complete()
+
+
+@subscribe
+@shared_task(name="tally", bind=True, acks_late=True)
+def tally(self: Any, event: Placed) -> None:
+    note("tallied", f"{event.order_id} {self.request.id}")
 
 
 @app.task(name="announce", acks_late=True)
