@@ -1,6 +1,7 @@
 """``celery sagas describe``: the sagas of an app, their steps, and how each step's messages find their instance."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -41,6 +42,7 @@ def lines_of(saga: SagaDefinition) -> list[str]:
         "key": " + ".join(saga.correlate_by),
         "alternate keys": ", ".join(saga.also_by),
         "history": saga.history or "",
+        "keeps": f"final states for {timedelta(milliseconds=saga.keep_ms)}" if saga.keep_ms is not None else "",
         "if missing": _shown(saga.if_missing) if saga.if_missing else "",
     }
     lines = [saga.name, *(f"  {name}: {value}" for name, value in facts.items() if value)]

@@ -9,6 +9,7 @@ from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from celery_sagas.core.correlation import SagaKeys
+from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.hidden import hides, marked
 from celery_sagas.core.keys import KeyProperty
 from celery_sagas.core.names import as_names, checked_names, snake_case
@@ -23,6 +24,8 @@ RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
     "if_missing",
     *("find", "wait", "outcome", "upgrade", "saga", "_context"),
 }
+#: 100 years.
+_LONGEST_KEPT_S: Final = 100 * 365 * 86_400
 #: The history that a saga may keep.
 HISTORY: Final = "messages"
 
@@ -39,6 +42,7 @@ class SagaDefinition:
     also_by: tuple[str, ...]
     history: str | None = None  #: "messages": the journal keeps the messages that were handled
     status_by: str | None = None  #: the field that holds the status
+    keep_ms: int | None = None  #: for how long the final state of a finished instance can be read
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,6 +108,7 @@ def define(
     schema_version: int,
     history: str | None = None,
     status_by: str | None = None,
+    keep: Delay | None = None,
 ) -> SagaDefinition:
     """Check the class keywords of a concrete saga and return its definition."""
     subject = cls.__qualname__
@@ -123,7 +128,19 @@ def define(
         also_by=also_by,
         history=history,
         status_by=status_by,
+        keep_ms=None if keep is None else _milliseconds(subject, keep),
     )
+
+
+def _milliseconds(subject: str, keep: Delay) -> int:
+    """Check ``keep`` and return it in milliseconds."""
+    try:
+        seconds = seconds_of("keep", keep)
+    except TypeError as exc:
+        raise DefinitionError(subject, str(exc), "keep=timedelta(days=3)") from exc
+    if not 0.001 <= seconds <= _LONGEST_KEPT_S:
+        raise DefinitionError(subject, f"keep={keep!r} is no time to keep a final state", "Between a millisecond and 100 years")
+    return int(seconds * 1000)
 
 
 def alternate_keys(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from celery_sagas.core.context import SagaView, StepContext
+from celery_sagas.core.delays import Delay
 from celery_sagas.core.saga import (
     RESERVED_FOR_LATER,
     SagaDefinition,
@@ -66,6 +67,7 @@ class State(BaseModel):
             formerly: str | tuple[str, ...] | None = None,
             schema_version: int = 1,
             history: Literal["messages"] | None = None,
+            keep: Delay | None = None,
         ) -> None: ...
 
     else:
@@ -161,18 +163,19 @@ def _define(
     formerly: str | tuple[str, ...] | None = None,
     schema_version: int = 1,
     history: str | None = None,
+    keep: Delay | None = None,
     **unknown: object,
 ) -> SagaDefinition | None:
     if unknown:
         raise DefinitionError(
             cls.__qualname__,
             f"unknown class keyword {', '.join(sorted(unknown))}",
-            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history",
+            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history, keep",
         )
     cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
     cls.__status_by__ = status_field(cls, status_by, correlate_by)
     if correlate_by is None:
-        if name or formerly or schema_version != 1 or history is not None:
+        if name or formerly or schema_version != 1 or history is not None or keep is not None:
             raise DefinitionError(cls.__qualname__, "it has no correlate_by", "Name the field that is the key of an instance")
         return None
     return define(
@@ -184,6 +187,7 @@ def _define(
         schema_version=schema_version,
         history=history,
         status_by=cls.__status_by__,
+        keep=keep,
     )
 
 

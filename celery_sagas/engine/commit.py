@@ -17,6 +17,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
+from celery_sagas.engine.final_states import FINAL, final_state
 from celery_sagas.engine.instance import alternate_keys_of, context_of, difference, key_of
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Attempt, Delivery
@@ -111,13 +112,10 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
     """
     context = context_of(state)
     key, is_born = context.view.key, record is None
-    rows = _released(run, context.pending)
     if context.completed:
-        if record is None:
-            return Write(_effects_of(run, Kind.COMPLETED, state, []))
-        _check_key(run, key, state)
-        return Delete(record, _effects_of(run, Kind.COMPLETED, state, rows))
+        return _completion_of(run, record, state)
     _check_key(run, key, state)
+    rows = _released(run, context.pending)
     keys = alternate_keys_of(run.step.saga, key, state)
     data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, rows)
     _check_size(run, key, data, pending)
@@ -127,6 +125,19 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
         return Insert(NewRecord(context.view.id, names, key, version, data, pending, tuple(sorted(keys.items()))), effects)
     added, removed = difference(context.pending.keys, keys)
     return Update(record, Change(names, version, data, pending, added, removed, tuple(context.pending.cancelled)), effects)
+
+
+def _completion_of(run: Run, record: Record | None, state: State) -> Commit:
+    context, saga = context_of(state), run.step.saga
+    key, final = context.view.key, {}
+    if record is not None or saga.keep_ms is not None:
+        _check_key(run, key, state)
+    if saga.keep_ms is not None:
+        data = dump(saga, key, state, context.unknown)
+        _check_size(run, key, data, "")
+        final = {FINAL: final_state(saga, data, context.view.created_at)}
+    effects = _effects_of(run, Kind.COMPLETED, state, _released(run, context.pending), final)
+    return Write(effects) if record is None else Delete(record, effects)
 
 
 def set_aside(run: Run, record: Record, state: State, pending: Pending, wake: SerializedMessage | None = None) -> Update:

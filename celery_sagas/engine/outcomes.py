@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from pydantic_core import from_json
+from typing_extensions import TypeVar
 
 from celery_sagas.core.pending import utc_time
 from celery_sagas.core.sending import Sending
 from celery_sagas.stores.records import Entry
+
+StateT_co = TypeVar("StateT_co", covariant=True, default=Any)
 
 
 class Kind(StrEnum):
@@ -29,7 +32,7 @@ class Kind(StrEnum):
     DUPLICATE = "duplicate"  #: this very message was handled before
 
 
-class Outcome(NamedTuple):
+class Outcome(NamedTuple, Generic[StateT_co]):
     """The outcome of one message. Signals carry it, and ``Saga.outcome`` returns that of the message that ended an instance."""
 
     kind: Kind
@@ -44,6 +47,9 @@ class Outcome(NamedTuple):
     result: Any = None  #: returned by the handler; the journal does not keep it
     at: datetime | None = None  #: when it was committed, by the store's clock: aware, UTC; ``None`` in a signal
     compensated: bool = False  #: whether everything that ``compensate`` had to undo is undone with it
+    #: The final state of the instance, a read-only copy: where ``Saga.outcome`` and ``wait`` return it, while the class keyword
+    #: ``keep`` says so. Elsewhere ``None``.
+    state: StateT_co | None = None
 
 
 def read_entry(entry: Entry) -> Outcome:

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.final_states import completion
 from celery_sagas.engine.instance import load_instance, lookup_in, shown_property
-from celery_sagas.engine.outcomes import Outcome, read_entry
+from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError, SagaNotFound, WaitTimeout
 from celery_sagas.stores.ports import Backend
@@ -28,10 +29,10 @@ def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str
     return None if record is None else load_instance(saga, record)
 
 
-def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Outcome | None:
+def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Outcome[Any] | None:
     """Return the journal's outcome of the message that ended the newest finished instance with this key."""
     entry = backend.journal.outcome_of(saga.names, journal_key(saga, lookup_of(saga, key, by)))
-    return None if entry is None else read_entry(entry)
+    return None if entry is None else completion(backend, saga, entry)
 
 
 def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object], *, until: Any, timeout: Any) -> Any:
@@ -100,10 +101,10 @@ class Wait:
         copy = load_instance(self.saga, record)
         return copy if until(copy) else None
 
-    def completed(self, key: str) -> Outcome | None:
+    def completed(self, key: str) -> Outcome[Any] | None:
         """Return how the newest completed instance with a key ended, unless the awaited instance is alive."""
         entry = None if self._find() is not None else self.backend.journal.outcome_of(self.saga.names, key)
-        return None if entry is None else read_entry(entry)
+        return None if entry is None else completion(self.backend, self.saga, entry)
 
     def _find(self) -> Record | None:
         lookup = self.lookup if self.seen is None else Lookup(self.saga.names, ID, self.seen.id)

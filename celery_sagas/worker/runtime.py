@@ -1,6 +1,7 @@
 """The resources of an app for handling messages, made once in each process and dropped after a fork."""
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +119,7 @@ class Runtime:
         return rules[1]
 
     def prepare(self, *, processes: int) -> None:
-        """Prepare the backend: create missing tables, refuse an unsafe one, and one without aggregators if the app has some.
+        """Prepare the backend: create missing tables; refuse one that is unsafe, or that cannot do what the definitions need.
 
         Args:
             processes: The number of processes that handle this app's messages on it.
@@ -129,8 +130,19 @@ class Runtime:
         """
         if registry.aggregators and not self.batches.has_aggregators:
             raise no_aggregators(self.batches, f"the items of {', '.join(sorted(registry.aggregators))}")
+        self._check_kept_states()
         for backend in self.backends:
             prepare_backend(backend, self.settings, processes)
+
+    def _check_kept_states(self) -> None:
+        """Refuse a journal that forgets a final state before its saga says so."""
+        retention_s = self.retention_s(self.backend)
+        for saga in registry.sagas.values():
+            if saga.keep_ms is not None and saga.keep_ms > retention_s * 1000:
+                keep_s = math.ceil(saga.keep_ms / 1000)
+                name = saga.cls.__qualname__
+                problem = f"{name} keeps final states for {keep_s} s, and the journal its entries for {retention_s:g} s"
+                raise ConfigurationError(problem, f"Set saga_journal_retention to at least {keep_s}, or shorten keep=")
 
     def close(self) -> None:
         """Close every connection."""

@@ -43,6 +43,8 @@ class Saga(Declared):
     * ``name``: the stored name (default: the class name in snake case); ``formerly``: names that it had earlier.
     * ``schema_version``: of the state (default 1); raise it with an ``upgrade`` of your own.
     * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
+    * ``keep``: for how long ``outcome`` has the final state of a finished instance: a ``timedelta`` or seconds, no longer than
+      ``saga_journal_retention``.
     """
 
     def send(
@@ -284,8 +286,10 @@ class Saga(Declared):
         return found
 
     @classmethod
-    def outcome(cls, key: object = None, /, **by: object) -> Outcome | None:
+    def outcome(cls, key: object = None, /, **by: object) -> Outcome[Self] | None:
         """Return how the newest finished instance with this key ended, while it is remembered.
+
+        With the class keyword ``keep`` its ``state`` is the final state, for so long: a read-only copy.
 
         Args:
             key: The correlation key; a tuple of all parts for a composite one.
@@ -294,7 +298,7 @@ class Saga(Declared):
         Raises:
             DefinitionError: The properties are not those of the correlation key.
             CorrelationError: The value is null, or not a value of the key's type.
-            StoreUnavailable: The store cannot be reached.
+            StoreError: The store is unavailable, or the final state cannot be read.
         """
         saga = _concrete(cls)
         return outcome_of(runtime_of(current_app()).backend, saga, key, by)
@@ -304,7 +308,7 @@ class Saga(Declared):
     def wait(cls, key: object = None, /, *, until: Callable[[Self], object], timeout: Delay, **by: object) -> Self: ...
     @overload
     @classmethod
-    def wait(cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object) -> Outcome: ...
+    def wait(cls, key: object = None, /, *, until: Literal["completed"], timeout: Delay, **by: object) -> Outcome[Self]: ...
     @classmethod
     def wait(cls, key: object = None, /, *, until: Any, timeout: Delay, **by: object) -> Any:
         """Wait for a change that messages make to an instance: in a script, a web handler or a test, never in a task.

@@ -26,7 +26,7 @@ def run(app: Celery, *arguments: str) -> Result:
 def shop(app: Celery) -> Any:
     """Two sagas."""
 
-    class Order(Saga, correlate_by=("shop", "number"), also_by="tracking", formerly="purchase", schema_version=3):
+    class Order(Saga, correlate_by=("shop", "number"), also_by="tracking", formerly="purchase", schema_version=3, keep=90_000):
         shop: str
         number: int
         tracking: str | None = None
@@ -66,6 +66,7 @@ def test_everything(app: Celery, shop: Any) -> None:
         "order",
         "formerly: purchase",
         "schema version: 3",
+        "keeps: final states for 1 day, 1:00:00",
         "key: shop + number",
         "alternate keys: tracking",
         "order.place",

@@ -3,6 +3,7 @@
 import enum
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 from uuid import UUID
@@ -68,7 +69,8 @@ def test_every_keyword():
     [
         (
             {"colour": "red"},
-            "unknown class keyword colour. Known: correlate_by, also_by, status_by, name, formerly, schema_version, history",
+            "unknown class keyword colour. "
+            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history, keep",
         ),
         ({"correlated_by": "k", "also": "k"}, "unknown class keyword also, correlated_by"),
         ({"correlate_by": ()}, "correlate_by is empty"),
@@ -547,3 +549,37 @@ def test_forward_reference_to_what_pydantic_cannot_validate():
 @pytest.mark.skipif("validate_by_alias" not in ConfigDict.__annotations__, reason="pydantic before 2.11 has no such setting")
 def test_validate_by_alias_has_nothing_to_do():
     assert saga(validate_by_alias=False, validate_by_name=True)(k="1").k == "1"
+
+
+@pytest.mark.parametrize(
+    ("keep", "milliseconds"),
+    [(timedelta(days=3), 259_200_000), (60, 60_000), (0.001, 1), (timedelta(days=36_500), 3_153_600_000_000)],
+)
+def test_keep(keep, milliseconds):
+    assert saga(keep=keep).__saga__.keep_ms == milliseconds
+    assert saga().__saga__.keep_ms is None
+
+
+@pytest.mark.parametrize(
+    ("keep", "problem"),
+    [
+        (0, "keep=0 is no time to keep a final state. Between a millisecond and 100 years"),
+        (-1, "keep=-1 is no time"),
+        (timedelta(0), "is no time"),
+        (0.0001, "is no time"),
+        (float("nan"), "keep=nan is no time"),
+        (float("inf"), "keep=inf is no time"),
+        (timedelta(days=36_501), "is no time"),
+        (True, "keep= takes a timedelta or seconds, not bool"),
+        ("1d", "keep= takes a timedelta or seconds, not str"),
+    ],
+)
+def test_keep_that_is_no_time(keep, problem):
+    with pytest.raises(DefinitionError, match=r"^Order: ") as caught:
+        saga(keep=keep)
+    assert problem in str(caught.value)
+
+
+def test_keep_of_an_abstract_saga():
+    with pytest.raises(DefinitionError, match="it has no correlate_by"):
+        saga(keep=60, correlate_by=None)

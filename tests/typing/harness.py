@@ -49,7 +49,7 @@ def test_order(saga_harness: SagaHarness) -> None:
     assert_type(saga_harness.state(Order, order_id="42"), Order | None)
     assert_type(saga_harness.journal(Order, "42"), list[Outcome])
     assert_type(saga_harness.assert_state(Order, "42", order_id="42"), Order)
-    assert_type(saga_harness.assert_completed(Order, "42", by=place), Outcome)
+    assert_type(saga_harness.assert_completed(Order, "42", by=place), Outcome[Order])
     assert_type(saga_harness.assert_sent(place, "42", times=1), list[SentMessage])
     assert_type(saga_harness.timeouts, list[ScheduledTimeout])
     assert_type(saga_harness.now, datetime)

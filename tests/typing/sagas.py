@@ -3,7 +3,7 @@
 No checker looks at class keywords where there is a metaclass, as pydantic's: a wrong one is a ``DefinitionError`` at import.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, assert_type
 
@@ -24,6 +24,7 @@ class Order(
     formerly="purchase",
     schema_version=2,
     history="messages",
+    keep=timedelta(days=1),
 ):
     """A concrete one, with every class keyword."""
 
@@ -61,5 +62,16 @@ def queries() -> None:
     print(Order.find("42").total)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     outcome = Order.outcome("42")
     if outcome is not None:
-        assert_type(outcome, Outcome)
+        assert_type(outcome, Outcome[Order])
         assert_type(outcome.at, datetime | None)
+        assert_type(outcome.state, Order | None)
+        print(outcome.state.total)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+        any_outcome: Outcome[Base] = outcome
+        note(outcome, any_outcome)
+
+
+def note(outcome: Outcome, other: Outcome[Any]) -> None:
+    """An outcome of some saga, as a signal's receiver names it."""
+    assert_type(outcome.state, Any | None)
+    assert_type(outcome, Outcome[Any])
+    assert_type(other.key, str)

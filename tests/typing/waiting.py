@@ -34,7 +34,7 @@ def waits() -> None:
     assert_type(Order.wait("42", until=is_paid, timeout=timedelta(seconds=5)), Order)
     assert_type(Order.wait(tracking="1Z", until=Order.is_done, timeout=0.5), Order)
     assert_type(Order.wait("42", until=lambda order: order.tracking, timeout=5).tracking, str | None)
-    assert_type(Order.wait("42", until="completed", timeout=5), Outcome)
+    assert_type(Order.wait("42", until="completed", timeout=5), Outcome[Order])
     assert_type(Base.wait("42", until=Base.is_done, timeout=5), Base)
 
 

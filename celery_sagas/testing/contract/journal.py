@@ -1,5 +1,7 @@
 """``Journal``."""
 
+import json
+
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Entry
 from celery_sagas.testing.clock import Clock
@@ -32,6 +34,17 @@ class JournalContract(StoreFixtures):
         assert outcome is not None
         assert outcome == handled(backend, line)
         assert (outcome.message_id, outcome.outcome, outcome.detail) == (line.message_id, "completed", line.detail)
+
+    def test_large_detail_is_kept_verbatim(self, backend: Backend) -> None:
+        """It may have a whole state in it."""
+        record = start(backend)
+        line = entry(record, outcome="completed")._replace(detail=json.dumps({"final": '"漢\\\n' * 50_000}, ensure_ascii=False))
+        backend.sagas.delete(record, effects(record, line=line))
+        outcome = backend.journal.outcome_of(NAMES, "42")
+        assert outcome is not None
+        assert outcome.detail == line.detail
+        assert backend.journal.history(NAMES, "42", 1) == [outcome]
+        assert handled(backend, line) == outcome
 
     def test_unknown_key_has_no_outcome(self, backend: Backend) -> None:
         """A key that never existed differs from one that has completed."""

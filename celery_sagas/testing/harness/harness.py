@@ -17,7 +17,7 @@ from celery_sagas.core.pending import utc_time
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Outcome, read_entry
-from celery_sagas.engine.query import copy_of, journal_key, lookup_of
+from celery_sagas.engine.query import copy_of, journal_key, lookup_of, outcome_of
 from celery_sagas.errors import MisuseError
 from celery_sagas.stores.records import DeadLetter, Entry
 from celery_sagas.testing.harness.broker import SentMessage
@@ -284,9 +284,13 @@ class SagaHarness:
             raise ScenarioError(f"{saga.__name__} {key!r}: {'; '.join(problems)}", self.timeline(saga, key))
         return found
 
-    def assert_completed(self, saga: type[Saga], key: object = None, /, *, by: Named | str | None = None) -> Outcome:
-        """Assert that an instance has completed, and none with its key is alive; by a step, if one is given."""
-        last = next((each for each in self.journal(saga, key)[::-1] if each.kind == "completed"), None)
+    def assert_completed(self, saga: type[SagaT], key: object = None, /, *, by: Named | str | None = None) -> Outcome[SagaT]:
+        """Assert that an instance has completed, and none with its key is alive; by a step, if one is given.
+
+        Returns:
+            The outcome, as ``Saga.outcome`` returns it.
+        """
+        last: Outcome[SagaT] | None = outcome_of(self._world.backend, _definition(saga), key, {})
         if last is None or self.state(saga, key) is not None:
             raise ScenarioError(f"{saga.__name__} {key!r} has not completed", self.timeline(saga, key))
         if by is not None and last.step != _name_of(by):

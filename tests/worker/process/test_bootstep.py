@@ -298,6 +298,16 @@ def test_journal_that_forgets_too_early_ends_the_worker(new_app: NewApp, saga: A
         start(worker_of(app))
 
 
+def test_journal_that_forgets_final_states_too_early_ends_the_worker(new_app: NewApp) -> None:
+    app = new_app(saga_journal_retention=3600)
+
+    class Order(Saga, correlate_by="order_id", keep=7200):
+        order_id: str
+
+    with pytest.raises(ConfigurationError, match="saga_journal_retention to at least 7200"):
+        start(worker_of(app))
+
+
 class TestRelay:
     """It runs from when the pool has started."""
 
