@@ -41,6 +41,7 @@ class AskedBy(BaseModel):
     saga: str
     instance: str
     request: str
+    progress: bool = False  #: whether it takes interim answers
 
 
 class HandledMessage(BaseModel):
@@ -120,6 +121,7 @@ def keep_message(
         kept["address"] = address.model_dump(exclude_defaults=True)
     if asked_by:
         kept["asked_by"] = {name: asked_by[name] for name in ("saga", "instance", "request")}
+        kept["asked_by"] |= {"progress": True} if "progress" in asked_by else {}
     return kept
 
 

@@ -26,7 +26,7 @@ Keys = dict[str, str]
 TIMEOUTS = 1_000
 #: The version of the map's format: code that knows only a lower one leaves the map alone.
 FORMAT = 2
-#: The format of a map that has no undo, no request that is sent again, no series, and no deferred message.
+#: The format of a map without undos, retries of requests, interim answers, series and deferred messages.
 PLAIN_FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
@@ -136,6 +136,10 @@ class Pending:
         """Return whether the message of an id, to a step known by its names, waits with the instance."""
         return any(each.is_of(steps, id) for each in self.deferred)
 
+    def defers_outcome(self, request: str) -> bool:
+        """Return whether an outcome of a request waits with the instance."""
+        return any(each.awaited == request and each.came != ReplyKind.PROGRESS for each in self.deferred)
+
     def release(self, deferred: Deferred) -> None:
         """Send a deferred message with this step's commit."""
         self.deferred.remove(deferred)
@@ -153,7 +157,7 @@ class Pending:
         return request is not None and not (request.undoes or request.is_undone)
 
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
-        """Remove the timeout or request that is handled; a series stays.
+        """Remove the timeout or request that is handled; a series stays, and a request with an interim answer.
 
         Args:
             addressed: The timeout, or the outcome of a request.
@@ -236,7 +240,7 @@ class Pending:
             self.cancelled.append(request.row)
 
     def take_request(self, id: str, came: str, steps: Collection[str]) -> Request | None:
-        """Remove the request that has an outcome; one that may be answered all the same stays for a late answer.
+        """Remove the request that has an outcome; one that may be answered all the same stays, as after an interim answer.
 
         Args:
             id: The request's id.
@@ -249,6 +253,9 @@ class Pending:
         request = self.requests.get(id)
         if request is None or not request.is_handled_by(steps, came):
             return None
+        if came == ReplyKind.PROGRESS:
+            self.about = {"request": id, "came": came}
+            return request
         is_late = request.has_timed_out and not any(each for each in self._siblings(request) if not each.has_timed_out)
         self.end_request(request, came)
         if came == ReplyKind.ANSWER and request.again:
@@ -310,7 +317,8 @@ class Pending:
         return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
 
     def _format(self) -> int:
-        has_newer = any(request.undo or request.again for request in self.requests.values())
+        has_newer = any(request.undo or request.again or request.progress for request in self.requests.values())
+        has_newer = has_newer or "progress" in (self.requester or ())
         has_newer = has_newer or any(timeout.every for timeout in self.timeouts.values())
         return FORMAT if has_newer or self.undo or self.deferred else PLAIN_FORMAT
 

@@ -218,7 +218,10 @@ def _hidden_in(message: HandledMessage, step: StepDefinition, error: InvalidMess
 
 def _return_address(message: HandledMessage) -> ReturnAddress | None:
     asked_by = message.asked_by
-    return None if asked_by is None else ReturnAddress(asked_by.saga, asked_by.instance, asked_by.request, _NOBODY)
+    if asked_by is None:
+        return None
+    progress = _NOBODY if asked_by.progress else None
+    return ReturnAddress(asked_by.saga, asked_by.instance, asked_by.request, _NOBODY, progress=progress)
 
 
 def _paired(then: Sequence[tuple[str, str, str]], today: Sequence[tuple[str, str, str]]) -> dict[str, str]:

@@ -150,7 +150,7 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
     pending = pending_of(record)
-    if addressed.came == ReplyKind.DEADLINE and any(each.awaited == addressed.id for each in pending.deferred):
+    if addressed.came == ReplyKind.DEADLINE and pending.defers_outcome(addressed.id):
         return _dropped(delivery, addressed, record.key, "overtaken")  # the outcome has come in time, and waits for the instance
     request = pending.requests.get(addressed.id) if addressed.came else None
     if request is not None and request.is_settled(step.names, addressed):

@@ -126,7 +126,7 @@ def answer_headers_to(task: str, address: ReturnAddress, *, has_value: bool = Tr
         headers[ADDRESS]["has_value"] = False
     if address.otherwise is None or address.otherwise.task == GATHER:
         return headers
-    return headers | return_address_headers(task, address._replace(then=None))
+    return headers | return_address_headers(task, address.of_failures)
 
 
 def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
@@ -137,7 +137,8 @@ def return_address_headers(task: str, address: ReturnAddress) -> dict[str, Any]:
     """
     text = to_json(address.to_json())
     if len(text) > _RETURN_ADDRESS_BYTES:
-        problem = f"the arguments of then= and otherwise= have {len(text)} bytes, {_RETURN_ADDRESS_BYTES:,} are allowed"
+        given, allowed = "the arguments of then=, otherwise= and progress=", f"{_RETURN_ADDRESS_BYTES:,} are allowed"
+        problem = f"{given} have {len(text)} bytes, {allowed}"
         raise InvalidMessage(task, [("", f"{problem}: keep them in the state")])
     return {RETURN_ADDRESS: text.decode()}
 

@@ -57,6 +57,7 @@ class Saga(Declared):
         after: Delay | None = None,
         undo: "AnyTask | AnySignature | None" = None,
         retry: Backoff | None = None,
+        progress: "Step[Self, Concatenate[Any, ...], Any] | AnySignature | str | None" = None,
     ) -> str:
         """Send a message: stored with this step's commit, published after it, or not at all.
 
@@ -79,6 +80,8 @@ class Saga(Declared):
                 is given none, and runs if the message was sent, whatever came of it. It needs ``within`` and ``otherwise``.
             retry: How often the task is asked again, under a new id, if it fails, is lost, or does not answer ``within`` the
                 time, which counts each time. ``otherwise`` receives the last failure.
+            progress: The step that receives interim answers, before its other arguments: what an instance that the message
+                creates gives to ``reply(…, last=False)``, as long as the request is open. Of a chain, that of the last task.
 
         Returns:
             The message's id; for a chain, its last task's. If the same message is handled again, it sends under the same id.
@@ -94,7 +97,7 @@ class Saga(Declared):
         """
         context = self._in_step("send")
         due_at = None if after is None else waiting(due_time(after))
-        given = Asking(then, otherwise, within, undo, retry)
+        given = Asking(then, otherwise, within, undo, retry, progress)
         if not given.is_request:
             return context.require_sending("send").send(signature, due_at)
         return request(context, _concrete(type(self)), signature, given, due_at)
@@ -193,22 +196,26 @@ class Saga(Declared):
         """
         return cancel(self._in_step("cancel"), request)
 
-    def reply(self, answer: Any = None) -> bool:
+    def reply(self, answer: Any = None, *, last: bool = True) -> bool:
         """Answer the ``send(…, then=)`` that started this instance, with this step's commit; now or in a year.
 
-        The first answer counts. An instance that completes without one answers with ``None``.
+        The first one that is the last counts, and nothing is sent after it. An instance that completes without one answers with
+        ``None``.
 
         Args:
             answer: Any value that can be encoded as JSON.
+            last: Whether it is the answer. If not, it is an interim one, for the step in ``send(…, progress=)``: there may be any
+                number of them, and the request stays open.
 
         Returns:
-            Whether an answer was awaited: ``False`` if the message that started it requested none, or has one.
+            Whether it was awaited: ``False`` if the message that started it requested no answer, or has one; or, of an interim
+            one, if it named no step for these. Then nothing is sent.
 
         Raises:
             InvalidMessage: It cannot be encoded, or is too large.
             MisuseError: No step runs on this object.
         """
-        return reply(self._in_step("reply"), answer)
+        return reply(self._in_step("reply"), answer, is_last=last)
 
     def schedule(
         self,

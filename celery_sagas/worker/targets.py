@@ -164,6 +164,19 @@ def serialized_answer(app: Celery, noted: Mapping[str, Any], value: object, max_
     return serialized(app, sent, lambda: id, max_bytes)
 
 
+def interim_answer(app: Celery, noted: Mapping[str, Any], value: object) -> "Signature[Any] | None":
+    """Return the message of an interim answer to a request; ``None`` if no step receives it.
+
+    Raises:
+        InvalidMessage: The value cannot be encoded.
+    """
+    address = ReturnAddress.from_json(noted)
+    if address is None or address.progress is None:
+        return None
+    headers = answer_headers(address.instance, address.request, ReplyKind.PROGRESS)
+    return signature_to(app, address.progress, _encoded(address.progress.task, value), headers=headers)
+
+
 def publish_gathered(app: Celery, publisher: Any, gather: Gather, target: Target, gathered: Mapping[str, Any]) -> None:
     """Publish the message that ends a gather."""
     headers = answer_headers(gather.instance_id, gather.request, ReplyKind.GATHERED)

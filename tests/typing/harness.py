@@ -58,6 +58,8 @@ def test_order(saga_harness: SagaHarness) -> None:
     saga_harness.fail("billing.book", ValueError("no"))
     saga_harness.fail("billing.book", "no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     saga_harness.silence(place)
+    assert_type(saga_harness.progress(saga_harness.sent[-1], {"done": 3}), SentMessage)
+    saga_harness.progress(place, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def scenario(harness: SagaHarness) -> None: ...

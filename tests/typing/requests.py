@@ -73,7 +73,10 @@ def requests(order: Order) -> None:
     order.send(place.s("42"), then=paid_perhaps, otherwise=unpaid_any)
     order.send(place.s("42"), then=paid_bound)
     order.send(place.s("42"), otherwise=unpaid, within=1.5)
+    order.send(place.s("42"), then=paid, progress=paid_at.s("Rome"))
+    order.send(place.s("42"), progress=paid)
     assert_type(order.reply(Receipt(number="1")), bool)
+    assert_type(order.reply(Receipt(number="1"), last=False), bool)
     order.reply()
     assert_type(order.saga.requester, str | None)
 
@@ -96,11 +99,13 @@ def failures(failure: Failure) -> None:
 def wrong_saga(order: Order) -> None:
     order.send(place.s("42"), then=express_paid)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.send(place.s("42"), otherwise=express_unpaid)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.send(place.s("42"), progress=express_paid)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def no_room(order: Order) -> None:
     order.send(place.s("42"), then=told)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.send(place.s("42"), then=told_by_name)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.send(place.s("42"), progress=told)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.send(place.s("42"), otherwise=told)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.send(place.s("42"), otherwise=paid)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -118,5 +123,7 @@ def no_signature(order: Order) -> None:
 
 def no_step(order: Order) -> None:
     order.send(place.s("42"), then=charge_card)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.send(place.s("42"), then=paid, progress=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.reply("1", False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     order.send(place.s("42"), then=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.send(place.s("42"), then=paid, otherwise=unpaid, within="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -70,6 +70,7 @@ class Given(NamedTuple):
 
 
 ANSWER: Final = Given("the answer", "answer")
+INTERIM: Final = Given("the interim answer", "interim")
 FAILURE: Final = Given("the failure", "failure: Failure", Failure)
 GATHERED: Final = Given("what was gathered", "gathered: Gathered[Any]", Gathered)
 

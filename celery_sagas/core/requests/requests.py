@@ -33,6 +33,7 @@ class ReplyKind(StrEnum):
     UNCERTAIN = "uncertain"
     DEADLINE = "deadline"
     GATHERED = "gathered"  #: all members of a gather have answered, or failed
+    PROGRESS = "progress"  #: an interim answer: the request stays open
 
 
 class Addressed(NamedTuple):
@@ -86,11 +87,17 @@ class ReturnAddress(NamedTuple):
     request: str  #: the request's id
     then: Target | None  #: ``None`` for all of a chain but its last task: their answers go to the next one
     otherwise: Target | None = None
+    progress: Target | None = None  #: the step that receives interim answers
+
+    @property
+    def of_failures(self) -> Self:
+        """The address for failures alone."""
+        return self._replace(then=None, progress=None)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         value: dict[str, Any] = {"saga": self.saga, "instance": self.instance, "request": self.request}
-        steps = {"then": self.then, "otherwise": self.otherwise}
+        steps = {"then": self.then, "otherwise": self.otherwise, "progress": self.progress}
         return value | {name: target.to_json() for name, target in steps.items() if target}
 
     @classmethod
@@ -99,15 +106,19 @@ class ReturnAddress(NamedTuple):
         if not isinstance(value, Mapping):
             return None
         saga, instance, request = (value.get(name) for name in ("saga", "instance", "request"))
-        then, otherwise = Target.from_json(value.get("then")), Target.from_json(value.get("otherwise"))
+        then, otherwise, progress = (Target.from_json(value.get(name)) for name in ("then", "otherwise", "progress"))
         is_address = all(isinstance(text, str) and 0 < len(text) <= 255 for text in (saga, instance, request))
         if not is_address or not (then or otherwise):
             return None
-        return cls(str(saga), str(instance), str(request), then, otherwise)
+        return cls(str(saga), str(instance), str(request), then, otherwise, progress)
 
 
 #: The kinds of outcomes that are not an answer.
 FAILURES: Final = frozenset({ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE})
+
+
+#: The parts of an ``Again`` that are targets.
+_RECEIVERS: Final = ("to_then", "to_otherwise", "to_progress")
 
 
 #: The kinds of failures after which a request with ``retry=`` is sent again.
@@ -124,6 +135,7 @@ class Again(NamedTuple):
     first: str = ""  #: the id of the first of these requests; empty: this one
     to_then: Target | None = None
     to_otherwise: Target | None = None
+    to_progress: Target | None = None
 
     @property
     def is_left(self) -> bool:
@@ -133,7 +145,7 @@ class Again(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         plain = {"message": self.message, "retry": list(self.retry), "within_s": self.within_s, "number": self.number}
-        targets = {"to_then": self.to_then, "to_otherwise": self.to_otherwise}
+        targets = {name: getattr(self, name) for name in _RECEIVERS}
         value = {name: part for name, part in {**plain, "first": self.first}.items() if part}
         return value | {name: target.to_json() for name, target in targets.items() if target}
 
@@ -141,7 +153,7 @@ class Again(NamedTuple):
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return what JSON values describe."""
         given = {**value, "retry": Backoff(*value["retry"])}
-        return cls(**given | {name: Target.from_json(value.get(name)) for name in ("to_then", "to_otherwise")})
+        return cls(**given | {name: Target.from_json(value.get(name)) for name in _RECEIVERS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ class Request:
     is_undone: bool = False  #: its outcome goes to its undo, and to no step
     undoes: str = ""  #: it is an undo: the id of the work that it undoes
     again: Again | None = None  #: how it is sent again when it has failed
+    progress: str = ""  #: the step that gets interim answers; empty: none
     more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
 
     @property
@@ -204,7 +217,12 @@ class Request:
         return self.to_otherwise if self.otherwise and answers < self.at_least else self.to_then
 
     def is_handled_by(self, steps: Collection[str], came: str) -> bool:
-        """Return whether a step, known by one of its names, handles this outcome; no step handles a second failure."""
+        """Return whether a step, known by one of its names, handles this outcome; no step handles a second failure.
+
+        An interim answer is handled as long as the request is open.
+        """
+        if came == ReplyKind.PROGRESS:
+            return self.progress in steps and not (self.has_timed_out or self.is_undone)
         if self.has_timed_out and came in FAILURES:
             return False
         is_then = came in (ReplyKind.ANSWER, ReplyKind.GATHERED) and self.then in steps
@@ -221,7 +239,7 @@ class Request:
             value["timed_out"] = True
         if self.members:
             value |= {"members": self.members, "at_least": self.at_least}
-        if self.members or self.sent_row or self.undo or self.undoes or self.again:
+        if self.members or self.sent_row or self.undo or self.undoes or self.again or self.progress:
             value |= self._rest()
         return value
 
@@ -254,11 +272,11 @@ class Request:
     def to_journal(self) -> dict[str, Any]:
         """Return the journal's details of it."""
         said = {"request": self.id, "task": self.task, "then": self.then, "otherwise": self.otherwise, "until": self.at}
-        said |= {"undoes": self.undoes, "number": self.again.number if self.again else 0}
+        said |= {"progress": self.progress, "undoes": self.undoes, "number": self.again.number if self.again else 0}
         said |= {"members": self.members, "at_least": self.at_least}
         return {name: value for name, value in said.items() if value}
 
 
 #: The parts of a request that are stored under their own names.
 _TARGETS: Final = ("to_then", "to_otherwise", "undo")
-_PLAIN: Final = ("sent_row", "sent_at", "is_undone", "undoes")
+_PLAIN: Final = ("sent_row", "sent_at", "is_undone", "undoes", "progress")

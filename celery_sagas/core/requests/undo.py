@@ -45,7 +45,7 @@ def undoable_by(request: Request, came: str, value: Any) -> list[Undoable]:
         value: The answer; of a gather the JSON values of a ``Gathered``.
     """
     task = request.undo
-    if task is None:
+    if task is None or came == ReplyKind.PROGRESS:
         return []
     if came == ReplyKind.GATHERED and request.members:
         answers = sorted(value["answers"].items(), key=lambda each: int(each[0]))

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.pending import Pending
-from celery_sagas.core.requests.requests import Addressed
+from celery_sagas.core.requests.requests import Addressed, ReplyKind
 from celery_sagas.engine.conflicts import Conflicts
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Kind
@@ -23,7 +23,7 @@ logger = logging.getLogger("celery_sagas")
 class Cancellation:
     """Removes the timeout, or the request, of a dead letter from its instance's pending map, under a journal entry of its own.
 
-    A dead letter of a series is one occurrence: the series goes on.
+    A dead letter of a series is one occurrence: the series goes on. So does a request after an interim answer.
     """
 
     dead_letter: DeadLetter
@@ -57,7 +57,7 @@ class Cancellation:
             return found is None
         try:
             pending = pending_of(found.record)
-            return pending.has_series(self.addressed.id) or self._without(pending) is not None
+            return pending.has_series(self.addressed.id) or self._take(pending)
         except StoreError:
             return True
 
@@ -70,8 +70,12 @@ class Cancellation:
             return False
 
     def _is_settled(self, pending: Pending) -> bool:
-        request = pending.requests.get(self.addressed.id)
+        request = None if self._is_interim else pending.requests.get(self.addressed.id)
         return request is not None and (request.is_undone or bool(request.undoes))
+
+    @property
+    def _is_interim(self) -> bool:
+        return self.addressed.came == ReplyKind.PROGRESS
 
     def _try(self, sagas: SagaStore) -> bool:
         found = self._find(sagas)
@@ -102,18 +106,22 @@ class Cancellation:
 
     def _without(self, pending: Pending) -> tuple[str, tuple[str, ...]] | None:
         """Remove it as if it had been handled: after a deadline the instance still waits for a late answer."""
-        if pending.has_series(self.addressed.id):
+        if self._is_interim or pending.has_series(self.addressed.id):
             return None
         timeout = next((each for each in pending.timeouts.values() if each.id == self.addressed.id), None)
         request = pending.requests.get(self.addressed.id)
-        steps = (request.then, request.otherwise) if request else ()
-        is_awaited, _ = pending.take(self.addressed, steps)
-        if not is_awaited:
+        if not self._take(pending):
             return None
         if request is not None:
             pending.undo.note(request, self.addressed.came, self.outcome)
         pending.forget_oldest()
         return pending.text(), (timeout.row,) if timeout else tuple(pending.cancelled)
+
+    def _take(self, pending: Pending) -> bool:
+        """Take it out of the map, as if it had been handled; return whether it was waited for."""
+        request = pending.requests.get(self.addressed.id)
+        steps = (request.then, request.otherwise, request.progress) if request else ()
+        return pending.take(self.addressed, steps)[0]
 
     def _entry(self, record: Record, attempt: str) -> Entry:
         """Return the journal's entry: its id is the dead letter's, so that a repeated cancellation writes nothing."""

@@ -240,6 +240,21 @@ class SagaHarness:
         """
         self._stand_in(task, result if callable(result) else lambda *_, **__: result)
 
+    def progress(self, message: SentMessage, value: object) -> SentMessage:
+        """Send an interim answer to a message that was sent with ``progress=``, as an instance does by ``reply(…, last=False)``.
+
+        Args:
+            message: The message: ``harness.assert_sent(task)[-1]`` is the last one to a task.
+            value: The interim answer.
+
+        Returns:
+            Its message, which waits to be delivered.
+
+        Raises:
+            ScenarioError: The message names no step that takes interim answers.
+        """
+        return self._open_world.send_interim(message, value)
+
     def fail(self, task: Named | str, error: Exception | type[Exception]) -> None:
         """Have a task fail for good, from now on, with an error in the place of its own function; it is not retried."""
         self._stand_in(task, _failing(error))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from celery.states import READY_STATES
 
@@ -21,11 +22,12 @@ from celery_sagas.testing.harness.delivering import Delivered, StandIn, deliver
 from celery_sagas.testing.harness.real_time import warn_of_real_time
 from celery_sagas.testing.harness.timeline import Line, ScenarioError, Timeline, shown_outcome
 from celery_sagas.worker.celery_internals import add_task, as_current_app, is_stand_in, present_app, unregister
-from celery_sagas.worker.headers import CAUSATION
+from celery_sagas.worker.headers import CAUSATION, read_return_address_of
 from celery_sagas.worker.isolation import local, publishing_to
 from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import Runtime, runtime_of, runtimes_opened_by
 from celery_sagas.worker.sessions import current_session
+from celery_sagas.worker.targets import interim_answer
 
 _EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
@@ -159,6 +161,16 @@ class World:
         self._add_to_timeline(message, what)
         if self._problems:
             raise ScenarioError(self._problems[0], self.timeline.shown())
+
+    def send_interim(self, message: SentMessage, value: object) -> SentMessage:
+        """Send an interim answer to a message, and return it."""
+        address = read_return_address_of(Context(headers=dict(message.headers)))
+        sent = None if address is None else interim_answer(message.app, address.to_json(), value)
+        if sent is None:
+            raise ScenarioError(f"{message} was not sent with progress=, so that no step takes {value!r}", self.timeline.shown())
+        count = len(self.broker.sent)
+        runtime_of(message.app).publisher.publish_signature(sent)
+        return self.broker.sent[count]
 
     def _deliver(
         self, message: SentMessage, crash: CrashPoint | None, stand_in: StandIn | None

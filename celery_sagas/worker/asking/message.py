@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from celery import Celery
 from celery.canvas import Signature, _chain
@@ -20,13 +20,20 @@ from celery_sagas.worker.targets import signature_to
 from celery_sagas.worker.timeouts import due_later
 
 
+class Receivers(NamedTuple):
+    """The steps that receive what comes of a request."""
+
+    then: Target  #: the answer
+    otherwise: Target | None = None  #: a failure
+    progress: Target | None = None  #: interim answers
+
+
 def ask(
     context: StepContext,
     saga: SagaDefinition,
     sent: "Signature[Any]",
     asked: Request,
-    to_then: Target,
-    to_otherwise: Target | None,
+    to: Receivers,
     due_at: int | None,
     ids: Sequence[str],
 ) -> None:
@@ -37,20 +44,19 @@ def ask(
         saga: The saga that receives the outcome.
         sent: The message.
         asked: The request.
-        to_then: The step that receives the answer.
-        to_otherwise: The step that receives a failure.
+        to: The steps that receive what comes of it.
         due_at: When it is sent; milliseconds since the epoch. ``None`` leaves it to the message.
         ids: Of the message; of a chain, of each of its tasks.
     """
     app, sending = current_app(), context.require_sending("send")
-    address = ReturnAddress(saga.name, context.view.id, asked.id, to_then, to_otherwise)
+    address = ReturnAddress(saga.name, context.view.id, asked.id, *to)
     sending.send(asking(app, sent, address, derived_id(asked.id, ReplyKind.ANSWER), asked.at), due_at, ids)
     if sent_at := sending.messages[-1].due_at:
         asked = replace(asked, sent_at=sent_at)
     over = None
-    if asked.at and to_otherwise:
+    if asked.at and to.otherwise:
         failure = Failure(kind="deadline", task=asked.task, task_id=asked.id, text="nothing had come when the time was over")
-        over = deadline_message(context, asked, to_otherwise, failure.__json__())
+        over = deadline_message(context, asked, to.otherwise, failure.__json__())
     context.pending.new_requests[asked.id] = asked, over
 
 
@@ -75,7 +81,7 @@ def asking(app: Celery, message: "Signature[Any]", address: ReturnAddress, answe
         if deadline and member.options.get("expires") is None:
             member.options["expires"] = datetime.fromtimestamp(deadline / 1000, UTC).isoformat()
         if address.otherwise:
-            _add_return_address(member, address._replace(then=None))
+            _add_return_address(member, address.of_failures)
     _add_return_address(members[-1], address)
     if address.then:
         headers = answer_headers_to(address.then.task, address)

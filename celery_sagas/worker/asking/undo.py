@@ -19,7 +19,7 @@ from celery_sagas.core.requests.undo import RETRY, WITHIN_S, Undoable, Undoing
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import SerializeAnswer
 from celery_sagas.errors import MisuseError, UndoFailed
-from celery_sagas.worker.asking.message import ask
+from celery_sagas.worker.asking.message import Receivers, ask
 from celery_sagas.worker.celery_internals import current_app, routing_of
 from celery_sagas.worker.headers import UNDOES, address_headers, answer_headers, serialized_target
 from celery_sagas.worker.targets import check_options, signature_to, step_of, target_named, unwired, wired
@@ -207,7 +207,7 @@ def _send_undo(context: StepContext, saga: SagaDefinition, undoable: Undoable) -
 
 def _send_undo_again(context: StepContext, saga: SagaDefinition, request: Request, again: Again) -> None:
     to = _undone(saga)
-    _ask_again(context, saga, replace(request, then=to.task, otherwise=to.task), again, to, to)
+    _ask_again(context, saga, replace(request, then=to.task, otherwise=to.task), again, Receivers(to, to))
 
 
 def _send_again(context: StepContext, saga: SagaDefinition, request: Request) -> None:
@@ -216,19 +216,17 @@ def _send_again(context: StepContext, saga: SagaDefinition, request: Request) ->
     assert again is not None, "it can be sent again"  # noqa: S101
     again = again._replace(number=again.number + 1, first=request.first)
     assert again.to_then is not None, "its answer goes to a step"  # noqa: S101
-    _ask_again(context, saga, request, again, again.to_then, again.to_otherwise)
+    _ask_again(context, saga, request, again, Receivers(again.to_then, again.to_otherwise, again.to_progress))
 
 
-def _ask_again(
-    context: StepContext, saga: SagaDefinition, request: Request, again: Again, to_then: Target, to_otherwise: Target | None
-) -> None:
+def _ask_again(context: StepContext, saga: SagaDefinition, request: Request, again: Again, to: Receivers) -> None:
     id = context.require_sending("send").next_id()
     pause_s = again.retry.pause_s(again.number) if again.number else 0.0
     due_at = waiting(due_time(pause_s)) if pause_s else 0
     deadline = due_time(again.within_s, since=due_at or None) if again.within_s else 0
     message = _message_of(request, again)
     asked = replace(request, id=id, row="", at=deadline, sent_row="", sent_at=due_at, again=again)
-    ask(context, saga, message, asked, to_then, to_otherwise, due_at or None, [id])
+    ask(context, saga, message, asked, to, due_at or None, [id])
 
 
 def _message_of(request: Request, again: Again) -> "Signature[Any]":

@@ -20,6 +20,9 @@ from celery_sagas.worker.runtime import Runtime, runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
+#: What a member may be notified of, or the deadline of the gather.
+_OUTCOMES = frozenset({ReplyKind.ANSWER, ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE})
+
 
 class GatherTask(DurableTask):
     """Receives the outcome of a member: its answer, before the arguments that the gather put on its ``link``; or a failure."""
@@ -66,8 +69,9 @@ def take(self: GatherTask, value: Any = None, saga: str = "", request: str = "",
         task: The member's task.
     """
     address, definition = read_address(self.request), registry.saga_named(saga)
-    if address is None or definition is None:
-        problem = (ADDRESS, "the header is missing") if address is None else ("saga", f"this worker knows no saga {saga!r}")
+    if address is None or address.came not in _OUTCOMES or definition is None:
+        known = address is not None and address.came in _OUTCOMES
+        problem = ("saga", f"this worker knows no saga {saga!r}") if known else (ADDRESS, "the header has no outcome of a member")
         raise InvalidMessage(self.name, [problem])
     runtime, gather = runtime_of(self.app), Gather(definition, saga, address.instance_id, request)
     try:

@@ -10,16 +10,16 @@ from celery.canvas import Signature, _chain
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.delays import Backoff, Delay, checked_backoff, seconds_of
 from celery_sagas.core.ids import derived_id
-from celery_sagas.core.requests.answers import ANSWER, FAILURE, GATHERED
+from celery_sagas.core.requests.answers import ANSWER, FAILURE, GATHERED, INTERIM
 from celery_sagas.core.requests.requests import ANSWERED, GATHER, Again, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
-from celery_sagas.worker.asking.message import ask, asking, deadline_message
+from celery_sagas.worker.asking.message import Receivers, ask, asking, deadline_message
 from celery_sagas.worker.celery_internals import current_app
 from celery_sagas.worker.headers import serialized_target
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.serialization import checked, encode_arguments
-from celery_sagas.worker.targets import target_named, target_of, undo_target, wired
+from celery_sagas.worker.targets import interim_answer, target_named, target_of, undo_target, wired
 from celery_sagas.worker.timeouts import due_time
 
 logger = logging.getLogger("celery_sagas")
@@ -36,6 +36,7 @@ class Asking(NamedTuple):
     within: Delay | None = None
     undo: Any = None
     retry: Backoff | None = None
+    progress: Any = None
 
     @property
     def is_request(self) -> bool:
@@ -60,21 +61,36 @@ def request(context: StepContext, saga: SagaDefinition, message: object, given: 
         raise TypeError("within= was given, and a signature with a countdown or eta: use after=, from which the time counts")
     deadline = _deadline(otherwise, within, due_at)
     ids = [sending.next_id() for _ in members]
-    to_then = target_of(saga, given.then, ANSWER) if given.then is not None else target_named(app, f"{saga.name}.{ANSWERED}")
-    to_otherwise = target_of(saga, otherwise, FAILURE) if otherwise is not None else None
+    to = _receivers(app, saga, given)
     if not deadline:
         _warn_of_early_acknowledgement(app, members)
     asked = Request(
         ids[-1],
         str(members[-1].task),
-        to_then.task,
-        to_otherwise.task if to_otherwise else "",
+        to.then.task,
+        to.otherwise.task if to.otherwise else "",
         at=deadline,
-        undo=None if given.undo is None else _checked_undo(app, sent, given, to_then),
-        again=None if given.retry is None else _checked_retry(sent, given, to_then, to_otherwise),
+        undo=None if given.undo is None else _checked_undo(app, sent, given, to.then),
+        again=None if given.retry is None else _checked_retry(sent, given, to),
+        progress=to.progress.task if to.progress else "",
     )
-    ask(context, saga, sent, asked, to_then, to_otherwise, due_at, ids)
+    ask(context, saga, sent, asked, to, due_at, ids)
     return asked.id
+
+
+def _receivers(app: Celery, saga: SagaDefinition, given: Asking) -> Receivers:
+    """Return the steps that receive what comes of a request; without ``then`` the library's own receives the answer.
+
+    Raises:
+        TypeError: One is not a step, a signature or a name.
+        MisuseError: One does not belong to this saga.
+        InvalidMessage: One has no parameter for what it receives, or does not accept it.
+    """
+    return Receivers(
+        target_of(saga, given.then, ANSWER) if given.then is not None else target_named(app, f"{saga.name}.{ANSWERED}"),
+        target_of(saga, given.otherwise, FAILURE) if given.otherwise is not None else None,
+        target_of(saga, given.progress, INTERIM) if given.progress is not None else None,
+    )
 
 
 def _checked_undo(app: Celery, sent: "Signature[Any]", given: Asking, *receivers: Target) -> Target:
@@ -94,7 +110,7 @@ def _checked_undo(app: Celery, sent: "Signature[Any]", given: Asking, *receivers
     return undo
 
 
-def _checked_retry(sent: "Signature[Any]", given: Asking, to_then: Target, to_otherwise: Target | None) -> Again:
+def _checked_retry(sent: "Signature[Any]", given: Asking, to: Receivers) -> Again:
     """Return how a request is sent again.
 
     Raises:
@@ -110,9 +126,8 @@ def _checked_retry(sent: "Signature[Any]", given: Asking, to_then: Target, to_ot
     task = sent.clone()
     encode_arguments(current_app(), task, are_complete=True)
     options = {name: value for name, value in sent.options.items() if name not in ("countdown", "eta")}  # of the first attempt
-    return Again(
-        wired(str(sent.task), {**task, "options": options}), backoff, within_s, to_then=to_then, to_otherwise=to_otherwise
-    )
+    again = Again(wired(str(sent.task), {**task, "options": options}), backoff, within_s)
+    return again._replace(to_then=to.then, to_otherwise=to.otherwise, to_progress=to.progress)
 
 
 def gather(
@@ -169,11 +184,16 @@ def gather(
     return asked.id
 
 
-def reply(context: StepContext, value: object) -> bool:
-    """Send the answer to the message that started an instance; return whether that message waits for one."""
+def reply(context: StepContext, value: object, *, is_last: bool) -> bool:
+    """Send an answer to the message that started an instance; return whether that waits for it, or for interim ones."""
     pending, sending = context.pending, context.require_sending("reply")
     if not pending.requester:
         return False
+    if not is_last:
+        interim = interim_answer(current_app(), pending.requester, value)
+        if interim is not None:
+            sending.send(interim)
+        return interim is not None
     message = runtime_of(current_app()).services.terms.answer(pending.requester, value)
     if message is None:
         return False

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from celery_sagas.core.pending import Pending, read_pending
+from celery_sagas.core.pending import FORMAT, PLAIN_FORMAT, Pending, read_pending
 from celery_sagas.core.requests.requests import (
     ANSWERED,
     REQUESTS,
@@ -26,6 +26,7 @@ REQUEST = Request("r1", "charge", "order.paid", "order.unpaid", row="row", at=1_
 TIMED_OUT = replace(REQUEST, has_timed_out=True, row="")
 WITHOUT_STEP = replace(REQUEST, then=f"order.{ANSWERED}")
 GATHER = replace(REQUEST, members=3)
+WATCHED = replace(REQUEST, progress="order.moved")
 THEN, OTHERWISE = Target("order.paid", ("Rome",), {"how": "cash"}, True, {"queue": "q"}), Target("order.unpaid", takes=False)
 ADDRESS = ReturnAddress("order", "i1", "r1", THEN, OTHERWISE)
 
@@ -59,6 +60,7 @@ class TestTake:
             (WITHOUT_STEP, ReplyKind.UNCERTAIN, "order.unpaid", None),
             (GATHER, ReplyKind.GATHERED, "order.paid", None),
             (GATHER, ReplyKind.GATHERED, "order.unpaid", None),
+            (WATCHED, ReplyKind.PROGRESS, "order.moved", WATCHED),
         ],
         ids=str,
     )
@@ -80,6 +82,13 @@ class TestTake:
             (TIMED_OUT, ReplyKind.DEADLINE, "order.unpaid"),
             (replace(REQUEST, otherwise=""), ReplyKind.FAILURE, "order.unpaid"),
             (GATHER, ReplyKind.GATHERED, "order.other"),
+            (WATCHED, ReplyKind.PROGRESS, "order.paid"),
+            (WATCHED, ReplyKind.PROGRESS, "order.unpaid"),
+            (WATCHED, ReplyKind.ANSWER, "order.moved"),
+            (WATCHED, ReplyKind.FAILURE, "order.moved"),
+            (REQUEST, ReplyKind.PROGRESS, "order.paid"),
+            (replace(WATCHED, has_timed_out=True, row=""), ReplyKind.PROGRESS, "order.moved"),
+            (replace(WATCHED, is_undone=True), ReplyKind.PROGRESS, "order.moved"),
         ],
         ids=str,
     )
@@ -108,6 +117,7 @@ class TestTake:
             (REQUEST, ReplyKind.DEADLINE, []),
             (REQUEST, ReplyKind.UNCERTAIN, ["row"]),
             (TIMED_OUT, ReplyKind.ANSWER, []),
+            (WATCHED, ReplyKind.PROGRESS, []),
             (replace(REQUEST, row="", at=0), ReplyKind.ANSWER, []),
         ],
         ids=str,
@@ -115,7 +125,7 @@ class TestTake:
     def test_cancels_the_deadline(self, request_: Request, came: ReplyKind, cancelled: list[str]) -> None:
         """One that is handled has left the outbox."""
         pending = Pending(requests={"r1": request_})
-        pending.take_request("r1", came, ["order.paid", "order.unpaid"])
+        pending.take_request("r1", came, ["order.paid", "order.unpaid", "order.moved"])
 
         assert pending.cancelled == cancelled
 
@@ -175,7 +185,7 @@ class TestNotes:
     def test_target(self, target: Target) -> None:
         assert Target.from_json(from_json(to_json(target.to_json()))) == target
 
-    @given(st.builds(ReturnAddress, texts, texts, texts, targets, st.none() | targets))
+    @given(st.builds(ReturnAddress, texts, texts, texts, targets, st.none() | targets, st.none() | targets))
     def test_address(self, address: ReturnAddress) -> None:
         assert ReturnAddress.from_json(from_json(to_json(address.to_json()))) == address
 
@@ -194,15 +204,25 @@ class TestNotes:
         assert request.target(3) == THEN
 
     def test_address_for_failures_alone(self) -> None:
-        address = ADDRESS._replace(then=None)
-        assert ReturnAddress.from_json(address.to_json()) == address
+        address = ADDRESS._replace(progress=THEN).of_failures
+        assert ReturnAddress.from_json(address.to_json()) == address == ADDRESS._replace(then=None)
+
+    def test_address_for_interim_answers_alone_is_none(self) -> None:
+        """Each request has a step for its answer, or for its failure."""
+        assert ReturnAddress.from_json(ADDRESS._replace(then=None, otherwise=None, progress=THEN).to_json()) is None
+
+    def test_interim_answers_are_of_the_newer_format(self) -> None:
+        asking, asked = Pending(requests={"r1": WATCHED}), Pending(requester=ADDRESS._replace(progress=THEN).to_json())
+        assert [json.loads(each.text())["format"] for each in (asking, asked)] == [FORMAT, FORMAT]
+        plain = Pending(requests={"r1": REQUEST}, requester=ADDRESS.to_json())
+        assert json.loads(plain.text())["format"] == PLAIN_FORMAT
 
     @given(st.builds(Request, texts, texts, texts, texts, row=texts, at=st.integers(1, 2**53), has_timed_out=st.booleans()))
     def test_request(self, request: Request) -> None:
         pending = Pending(requests={request.id: request})
         assert read_pending(pending.text()).requests == {request.id: request}
 
-    @pytest.mark.parametrize("request_", [REQUEST, TIMED_OUT, WITHOUT_STEP, GATHER, Request("r", "t", "s")], ids=str)
+    @pytest.mark.parametrize("request_", [REQUEST, TIMED_OUT, WITHOUT_STEP, GATHER, WATCHED, Request("r", "t", "s")], ids=str)
     def test_each_kind_of_request(self, request_: Request) -> None:
         assert Request.from_json(request_.id, from_json(to_json(request_.to_json()))) == request_
 

@@ -60,6 +60,7 @@ agains = st.builds(
     st.sampled_from(["", "first"]),
     st.none() | targets,
     st.none() | targets,
+    st.none() | targets,
 )
 requests = st.builds(
     Request,
@@ -72,6 +73,7 @@ requests = st.builds(
     again=st.none() | agains,
     sent_row=st.sampled_from(["", "row"]),
     sent_at=st.sampled_from([0, 5]),
+    progress=st.sampled_from(["", "trip.moved"]),
 )
 
 

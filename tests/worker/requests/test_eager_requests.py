@@ -106,6 +106,21 @@ def test_other_saga(shop: Shop) -> None:
     assert shop.seen() == ["paid I am 43", "paid you ask 43"]
 
 
+def test_interim_answers(shop: Shop) -> None:
+    @shop.saga.starts
+    def other(order: Any, order_id: str) -> None:
+        assert order.reply("1 of 2", last=False)
+        assert order.reply("2 of 2")
+
+    @shop.saga.handles
+    def coming(order: Any, what: str) -> None:
+        order.note(f"coming {what}")
+
+    ask(shop, other.s("43"), progress=coming)
+
+    assert shop.seen() == ["coming 1 of 2", "paid 2 of 2"]
+
+
 def test_step_that_fails(shop: Shop) -> None:
     @shop.saga.starts
     def other(order: Any, order_id: str) -> None:

@@ -397,6 +397,16 @@ class TestWays:
 
         assert [dead_letter.error for dead_letter in backend_of(app).dead.list(10)] == ["InvalidMessage"]
 
+    @pytest.mark.parametrize("came", [ReplyKind.PROGRESS, ReplyKind.GATHERED])
+    def test_that_is_no_outcome_of_a_member(self, app: Celery, shop: Any, worker: Worker, came: ReplyKind) -> None:
+        begin(shop, worker, [3])
+        app.control.purge()
+        answer(app, address(shop, came), request_of(app), 0, 5)
+        worker.run()
+
+        assert [dead_letter.error for dead_letter in backend_of(app).dead.list(10)] == ["InvalidMessage"]
+        assert (collected(app), found(shop).seen) == (0, [])
+
     @pytest.mark.parametrize("position", [-1, 1, 7])
     def test_position_of_no_member_is_dropped(self, app: Celery, shop: Any, worker: Worker, position: int) -> None:
         begin(shop, worker, [3])
