@@ -69,6 +69,7 @@ class StepContext:
     compensates: bool = False  #: ``compensate`` was called
     compensated: bool = False  #: everything is undone
     cancelled: dict[str, Request] = field(default_factory=dict)  #: requests that need not be begun any more, by id
+    unbegun: list[str] = field(default_factory=list)  #: ids of other tasks that need not be begun any more
     collects: bool = False  #: the state belongs to no instance: a handler was called on it as a function
 
     @property

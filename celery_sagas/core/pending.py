@@ -26,7 +26,7 @@ Keys = dict[str, str]
 TIMEOUTS = 1_000
 #: The version of the map's format: code that knows only a lower one leaves the map alone.
 FORMAT = 2
-#: The format of a map without undos, retries of requests, interim answers, series and deferred messages.
+#: The format of a map without undos, retries of requests, interim answers, early gathers, series and deferred messages.
 PLAIN_FORMAT = 1
 #: The text of an empty map; it has no format, since it has nothing to read.
 NOTHING = "{}"
@@ -317,7 +317,8 @@ class Pending:
         return to_json({"format": self._format(), **parts}).decode() if parts else NOTHING
 
     def _format(self) -> int:
-        has_newer = any(request.undo or request.again or request.progress for request in self.requests.values())
+        asked = self.requests.values()
+        has_newer = any(request.undo or request.again or request.progress or request.early for request in asked)
         has_newer = has_newer or "progress" in (self.requester or ())
         has_newer = has_newer or any(timeout.every for timeout in self.timeouts.values())
         return FORMAT if has_newer or self.undo or self.deferred else PLAIN_FORMAT

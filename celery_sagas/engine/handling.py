@@ -20,8 +20,9 @@ from celery_sagas.stores.ports import Backend
 logger = logging.getLogger("celery_sagas")
 
 
-#: Called with the outcome of a message and the requests that it has cancelled, once that is committed; raises nothing.
-Revoke = Callable[[Outcome, Sequence[Request]], None]
+#: Called with the outcome of a message, the requests that it has cancelled, and the ids of other tasks that need not begin any
+#: more, once that is committed; raises nothing.
+Revoke = Callable[[Outcome, Sequence[Request], Sequence[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def handle(services: Services, delivery: Delivery) -> Outcome:
     else:
         at_once = [row for row in handled.outgoing if not row.due_at]  # a relay publishes what is due later
         services.dispatcher.dispatch(at_once, driver.called_at)
-    if handled.cancelled:
-        services.revoke(handled.outcome, handled.cancelled)
+    if handled.cancelled or handled.unbegun:
+        services.revoke(handled.outcome, handled.cancelled, handled.unbegun)
     return handled.outcome
 
 

@@ -67,6 +67,7 @@ class Handled(NamedTuple):
     outgoing: tuple[Outgoing, ...] = ()  #: committed messages; those that are due at once must be published
     handled_before: Entry | None = None  #: the messages that it has left in the outbox must be published
     cancelled: tuple[Request, ...] = ()  #: requests whose tasks need not begin any more
+    unbegun: tuple[str, ...] = ()  #: ids of other tasks that need not
 
 
 def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps[Handled]:
@@ -170,6 +171,8 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
         note = partial(run.terms.outcomes.note, context_of(state), request, addressed.came, None)
         return (yield from _handle(replace(run, kind=Kind.UNDONE), record, state, {}, note))  # no step takes it, but its undo
     check_own_key(step.rule, arguments, record.saga, record.key)
+    if request is not None and request.early:
+        context_of(state).unbegun = request.without_outcome(delivery.first_argument)
     if request is not None and request.undo is not None:
         run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)
     if step.status.is_conditional and (aside := (yield from _set_aside(run, record, state, arguments))):
@@ -241,12 +244,14 @@ def _handle(
                 yield from _refuse_taken_keys(run, state)
             raise
     handled, context = _handled(run, commit, result, is_new=record is None), context_of(state)
-    return _after_undo(handled, context) if context.cancelled or context.compensated else handled
+    is_more = context.cancelled or context.unbegun or context.compensated
+    return _with_requests(handled, context) if is_more else handled
 
 
-def _after_undo(handled: Handled, context: StepContext) -> Handled:
+def _with_requests(handled: Handled, context: StepContext) -> Handled:
+    """Add what becomes of the instance's requests."""
     outcome = handled.outcome._replace(compensated=context.compensated)
-    return handled._replace(outcome=outcome, cancelled=tuple(context.cancelled.values()))
+    return handled._replace(outcome=outcome, cancelled=tuple(context.cancelled.values()), unbegun=tuple(context.unbegun))
 
 
 def _check_deliveries(delivery: Delivery) -> Steps[None]:

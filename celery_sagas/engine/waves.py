@@ -199,8 +199,8 @@ class Batch:
         self._publish([each for each in due if each[1]], began)
         for work, handled in done:
             work.outcome = handled.outcome
-            if handled.cancelled:
-                self._services.revoke(handled.outcome, handled.cancelled)
+            if handled.cancelled or handled.unbegun:
+                self._services.revoke(handled.outcome, handled.cancelled, handled.unbegun)
         if handled_rows := [work.committed.row.id for work, _ in done if work.committed]:
             self._services.dispatcher.confirmations.add(handled_rows)
         return followers

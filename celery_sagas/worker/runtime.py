@@ -73,12 +73,12 @@ class Runtime:
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 
-    def _cancel(self, outcome: Outcome, requests: Sequence[Request]) -> None:
-        """Have workers not begin the tasks of cancelled requests, and remove what was gathered for those that are gone."""
+    def _cancel(self, outcome: Outcome, requests: Sequence[Request], unbegun: Sequence[str]) -> None:
+        """Have workers not begin these tasks, nor those of cancelled requests, and remove what was gathered for the latter."""
         for request in requests:
             if request.members and (saga := registry.saga_named(outcome.saga)):
                 self.gathering.forget(saga, outcome.instance_id, request.id)
-        self.revoke([id for request in requests for id in request.task_ids])
+        self.revoke([*unbegun, *(id for request in requests for id in request.task_ids)])
 
     @property
     def backends(self) -> list[Backend]:

@@ -111,10 +111,12 @@ class Saga(Declared):
         at_least: int | None = None,
         within: Delay | None = None,
         undo: "AnyTask | AnySignature | None" = None,
+        early: bool = False,
     ) -> str:
         """Send many messages, and have one step receive a ``Gathered`` of all outcomes.
 
-        It runs once: when each member has answered or failed, or when ``within`` has passed; later outcomes are dropped.
+        It runs once: when each member has answered or failed, or when ``within`` has passed; with ``early`` as soon as enough
+        have answered. Later outcomes are dropped.
         Outcomes are collected in the backend, beside the instance, so that a thousand answers are one message to it. The first
         outcome of each member counts.
 
@@ -129,20 +131,24 @@ class Saga(Declared):
             undo: The task that takes back what a member has done: it is given that member's answer before its arguments. Once
                 the gather has ended, each member that has answered can be undone by itself. It needs ``within`` and
                 ``otherwise``.
+            early: Whether it ends as soon as ``at_least`` members have answered. With the commit of the step that gets these
+                answers the others are revoked; what they answer is dropped.
 
         Returns:
             The gather's id. If the same message is handled again, it sends under the same ids.
 
         Raises:
             TypeError: A member is a group or a chord, or not a signature; ``within`` is given without ``otherwise``, or ``undo``
-                without both; or a member is a chain and has an ``undo``.
+                without both; a member is a chain and has an ``undo``; or ``early`` is given without ``at_least``, or with
+                ``undo``.
             ValueError: There are too few or too many members, or ``at_least`` is not between 1 and their number.
             InvalidMessage: A member cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; its task does not
                 accept these arguments; or a step has no parameter for the outcomes, or does not accept them.
             MisuseError: No step runs on this object; or a step does not belong to this saga.
             ConfigurationError: The backend has no aggregators, and collects no answers: set ``saga_aggregator_backend``.
         """
-        return gather(self._in_step("gather"), _concrete(type(self)), signatures, then, otherwise, at_least, within, undo)
+        context, saga = self._in_step("gather"), _concrete(type(self))
+        return gather(context, saga, signatures, then, otherwise, at_least, within, undo, early)
 
     def compensate(
         self,

@@ -360,7 +360,7 @@ REQUESTS = (
     Mutation(
         "requests",
         "engine/requests/gathering.py",
-        "if added.needs_flush or (not added.added and self._is_complete(gather, request)):",
+        "if added.needs_flush or (not added.added and self._may_be_over(gather, request)):",
         "if added.needs_flush:",
         "A last answer that is delivered again ends its gather, if whoever kept it first has died.",
     ),

@@ -142,8 +142,8 @@ class Engine:
         self.services = Services(backend, dispatcher, terms, conflict_retries, self._revoke)
         self.revoked: list[str] = []  #: ids of requests
 
-    def _revoke(self, outcome: Outcome, requests: Sequence[Request]) -> None:
-        self.revoked += [request.id for request in requests]
+    def _revoke(self, outcome: Outcome, requests: Sequence[Request], tasks: Sequence[str]) -> None:
+        self.revoked += [*(request.id for request in requests), *tasks]
 
     def handle(
         self,

@@ -53,6 +53,7 @@ def gathers(order: Order) -> None:
     order.gather((place.si(key) for key in "123"), then=quoted_bound, otherwise="quoted", within=3)
     order.gather(members, then=quoted_for.s(customer="Mr Smith"))
     order.gather(members, then="quoted")
+    order.gather(members, then=quoted, otherwise=quoted, at_least=1, early=True)
 
 
 def wrong_gathers(order: Order) -> None:
@@ -61,6 +62,7 @@ def wrong_gathers(order: Order) -> None:
     order.gather(members, then=failed)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.gather(members, then=ended)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.gather(members, then=quoted, otherwise=failed)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    order.gather(members, then=quoted, at_least=1, early="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.gather(members, then=quoted, at_least="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     order.gather(members)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     order.gather("quote", then=quoted)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -178,6 +178,7 @@ class Request:
     undoes: str = ""  #: it is an undo: the id of the work that it undoes
     again: Again | None = None  #: how it is sent again when it has failed
     progress: str = ""  #: the step that gets interim answers; empty: none
+    early: bool = False  #: a gather that ends as soon as ``at_least`` members have answered
     more: Mapping[str, Any] = field(default_factory=dict)  #: what newer code has stored with it
 
     @property
@@ -211,6 +212,25 @@ class Request:
             return False
         kind = addressed.failure or ("deadline" if addressed.came == ReplyKind.DEADLINE else "error")
         return addressed.came in FAILURES and kind in _RETRIED
+
+    @property
+    def fewest(self) -> int:
+        """How many outcomes a gather has at least when it ends before its time is over."""
+        return self.at_least if self.early else self.members
+
+    def is_over(self, answers: int, outcomes: int) -> bool:
+        """Return whether a gather has ended before its time is over, with so many answers among its outcomes."""
+        return outcomes >= self.members or (self.early and answers >= self.at_least)
+
+    def next_end(self, answers: int, outcomes: int) -> int:
+        """Return how many outcomes a gather has at least when it ends, if it goes on with so many answers among these."""
+        return min(self.members, outcomes + self.at_least - answers) if self.early else self.members
+
+    def without_outcome(self, gathered: object) -> list[str]:
+        """Return the ids of the tasks from which nothing has come, given the JSON values of a ``Gathered``; all without these."""
+        parts = [gathered.get(name) for name in ("answers", "failures")] if isinstance(gathered, Mapping) else []
+        known = {position for part in parts if isinstance(part, Mapping) for position in part}
+        return [self.member(position) for position in range(self.members) if str(position) not in known]
 
     def target(self, answers: int) -> Target | None:
         """Return the step for a gather that has ended with this many answers; ``None`` if this code cannot read it."""
@@ -273,10 +293,10 @@ class Request:
         """Return the journal's details of it."""
         said = {"request": self.id, "task": self.task, "then": self.then, "otherwise": self.otherwise, "until": self.at}
         said |= {"progress": self.progress, "undoes": self.undoes, "number": self.again.number if self.again else 0}
-        said |= {"members": self.members, "at_least": self.at_least}
+        said |= {"members": self.members, "at_least": self.at_least, "early": self.early}
         return {name: value for name, value in said.items() if value}
 
 
 #: The parts of a request that are stored under their own names.
 _TARGETS: Final = ("to_then", "to_otherwise", "undo")
-_PLAIN: Final = ("sent_row", "sent_at", "is_undone", "undoes", "progress")
+_PLAIN: Final = ("sent_row", "sent_at", "is_undone", "undoes", "progress", "early")

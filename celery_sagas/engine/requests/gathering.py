@@ -63,6 +63,22 @@ class Member(NamedTuple):
     task_id: str
 
 
+class Collecting(NamedTuple):
+    """What is stored beside the outcome of a member about its gather."""
+
+    gather: Gather
+    members: int
+    fewest: int  #: how many outcomes it has at least when it ends before its time is over
+
+
+class _Known(NamedTuple):
+    """What a process remembers of a gather."""
+
+    until: float  #: it is waited for
+    request: Request
+    next_end: int  #: how many outcomes it has at least when it ends
+
+
 class GatherState(StrEnum):
     """The state of a gather after a check."""
 
@@ -91,11 +107,10 @@ class Gathering:
     max_bytes: int  #: of an answer
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time_s
-    #: Until when a gather is known to be waited for, and by which request.
-    _known: dict[Gather, tuple[float, Request]] = field(default_factory=dict, init=False)
+    _known: dict[Gather, _Known] = field(default_factory=dict, init=False)
 
     def collect(self, gather: Gather, member: Member) -> bool:
-        """Store the outcome of a member, and end the gather if it was the last one missing.
+        """Store the outcome of a member, and end the gather if it was the last one that was needed.
 
         Returns:
             Whether the instance waits for it, or did so a moment ago; if not, nothing is stored.
@@ -104,32 +119,35 @@ class Gathering:
             PublishError: It was stored, and the gather cannot be ended now.
             StoreError: It is unknown whether it was stored; repeating the call completes it.
         """
-        request = self._asked(gather)
-        if request is None or not 0 <= member.position < request.members:
+        known = self._asked(gather)
+        if known is None or not 0 <= member.position < known.request.members:
             return False
+        request = known.request
         limit = min(self.max_bytes, STATES_IN_MESSAGES * self.max_bytes // request.members)  # one message has all of them
-        item = NewItem(str(member.position), payload_of(gather, request.members, member, limit))
-        (added,) = self.answers.aggregates.insert(self.rules(gather, request.members), [Addition(gather.request, (item,))])
-        if added.needs_flush or (not added.added and self._is_complete(gather, request)):  # its first sender may have died
+        item = NewItem(str(member.position), payload_of(gather, request, member, limit))
+        rules = self.rules(gather, known.next_end, is_early=request.early)
+        (added,) = self.answers.aggregates.insert(rules, [Addition(gather.request, (item,))])
+        if added.needs_flush or (not added.added and self._may_be_over(gather, request)):  # its first sender may have died
             verdict = self.conclude(gather)
             if verdict is GatherState.WAITING and added.needs_flush:
                 self.await_more(gather, request.members)
         return True
 
-    def _asked(self, gather: Gather) -> Request | None:
-        """Return the request of a gather if its instance waits for it, or did so a moment ago."""
+    def _asked(self, gather: Gather) -> _Known | None:
+        """Return what is known of a gather if its instance waits for it, or did so a moment ago."""
         known = self._known.get(gather)
-        if known and known[0] > self.clock():
-            return known[1]
+        if known and known.until > self.clock():
+            return known
         request = self.awaited(gather)
-        if request is not None:  # else it may wait later: a store may have forgotten its last commit
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[gather] = self.clock() + REMEMBERED_S, request
-        return request
+        if request is None:  # it may wait later: a store may have forgotten its last commit
+            return None
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        known = self._known[gather] = _Known(self.clock() + REMEMBERED_S, request, known.next_end if known else request.fewest)
+        return known
 
     def conclude(self, gather: Gather, *, is_over: bool = False) -> GatherState:
-        """Send the instance's step the outcomes of a gather, if that is complete, or its time is over.
+        """Send the instance's step the outcomes of a gather, if there are enough, or its time is over.
 
         The message's id follows from the request's: repeated, it counts once.
 
@@ -143,15 +161,24 @@ class Gathering:
             self.clear(gather)
             return GatherState.ENDED
         items = self.answers.buffers.read(gather.buffer, gather.request, request.members)
-        if len(items) < request.members and not is_over:
+        if len(items) < request.fewest and not is_over:
             return GatherState.WAITING
         gathered = gathered_of(gather, request.members, items)
-        target = request.target(len(gathered["answers"]))
+        answers = len(gathered["answers"])
+        if not is_over and not request.is_over(answers, len(items)):
+            self._note_next_end(gather, request.next_end(answers, len(items)))
+            return GatherState.WAITING
+        target = request.target(answers)
         if target is None:
             logger.warning("the gather %s of %s is left to newer code: its step cannot be read", gather.request, gather.saga.name)
             return GatherState.WAITING
         self.publish(gather, target, gathered)
         return GatherState.SENT
+
+    def _note_next_end(self, gather: Gather, outcomes: int) -> None:
+        """Remember not to check a gather again before it has so many outcomes."""
+        if known := self._known.get(gather):
+            self._known[gather] = known._replace(next_end=outcomes)
 
     def awaited(self, gather: Gather) -> Request | None:
         """Return the request of a gather if its instance waits for it.
@@ -194,9 +221,9 @@ class Gathering:
             logger.warning("%s: what came of the gather %s is kept for now: %s", saga.name, request, exc)
 
     def await_more(self, gather: Gather, members: int) -> None:
-        """Withdraw the flush request of a check of an incomplete gather: its last member must not find one.
+        """Withdraw the flush request of a check of an incomplete gather: the member that ends it must not find one.
 
-        It is checked again when it is twice as old.
+        It is checked once more, for the outcomes that have come meanwhile, and again when it is twice as old.
 
         Raises:
             PublishError: It has become complete meanwhile, and could not be sent.
@@ -208,32 +235,36 @@ class Gathering:
             rules = rules._replace(idle_ms=max(rules.idle_ms, 2 * age_ms))
         if self.answers.aggregates.claim(rules, gather.request, token) is not None:
             self.answers.aggregates.release(rules, gather.request, token, counted=False)
-            self.conclude(gather)
+        self.conclude(gather)
 
-    def publish_again_later(self, gather: Gather, members: int) -> None:
+    def publish_again_later(self, gather: Gather, fewest: int) -> None:
         """Have a relay send a complete gather again if its step has not handled it: after a while, longer each time.
 
         Raises:
             StoreError: The store is away.
         """
-        rules, token = self.rules(gather, members), uuid4().hex
+        rules, token = self.rules(gather, fewest), uuid4().hex
         snapshot = self.answers.aggregates.claim(rules, gather.request, token)
         if snapshot is not None:
             delay_ms = min(rules.lease_ms << min(snapshot.items[0].attempts, 20), LONGEST_MS)
             self.answers.aggregates.release(rules, gather.request, token, delay_ms=delay_ms)
 
-    def rules(self, gather: Gather, members: int = 0) -> Rules:
-        """Return a gather's rules for its buffer: it is checked when it is complete, or when no more outcomes come."""
-        idle_ms, lease_ms = self.retention_ms, self.lease_ms
-        return Rules(gather.buffer, size=members, idle_ms=idle_ms, max_attempts=_NEVER, lease_ms=lease_ms)
+    def rules(self, gather: Gather, outcomes: int = 0, *, is_early: bool = False) -> Rules:
+        """Return a gather's rules for its buffer: it is checked when it has so many outcomes, or when no more come.
 
-    def _is_complete(self, gather: Gather, request: Request) -> bool:
-        return self.answers.buffers.count(gather.buffer, gather.request).buffered >= request.members
+        Late outcomes of one that ends early are the rule, and are soon cleared away.
+        """
+        idle_ms, lease_ms = self.lease_ms if is_early else self.retention_ms, self.lease_ms
+        return Rules(gather.buffer, size=outcomes, idle_ms=idle_ms, max_attempts=_NEVER, lease_ms=lease_ms)
+
+    def _may_be_over(self, gather: Gather, request: Request) -> bool:
+        return self.answers.buffers.count(gather.buffer, gather.request).buffered >= request.fewest
 
 
-def payload_of(gather: Gather, members: int, member: Member, max_bytes: int) -> str:
+def payload_of(gather: Gather, request: Request, member: Member, max_bytes: int) -> str:
     """Return a member's outcome as JSON text for the store: an answer that cannot be stored becomes a failure."""
-    where = {"instance": gather.instance_id, "members": members}
+    members = request.members
+    where = {"instance": gather.instance_id, "members": members} | ({"fewest": request.fewest} if request.early else {})
     try:
         encoded = to_json({**where, member.came.value: member.value}, by_alias=True, round_trip=True)
         if len(encoded) <= max_bytes:
@@ -260,14 +291,15 @@ def gathered_of(gather: Gather, members: int, items: Iterable[Item]) -> dict[str
     return gathered
 
 
-def owner_of(gather: Gather, item: Item) -> tuple[Gather, int]:
-    """Return the gather with its instance, and the number of its members, as stored beside the outcome of a member.
+def owner_of(gather: Gather, item: Item) -> Collecting:
+    """Return what is stored beside the outcome of a member: the gather with its instance.
 
     Raises:
-        UnreadableState: They are malformed.
+        UnreadableState: It is malformed.
     """
     kept = _kept(gather, item)
-    return gather._replace(instance_id=kept["instance"]), kept["members"]
+    members, fewest = kept["members"], kept.get("fewest")
+    return Collecting(gather._replace(instance_id=kept["instance"]), members, fewest if isinstance(fewest, int) else members)
 
 
 def _kept(gather: Gather, item: Item) -> dict[str, Any]:

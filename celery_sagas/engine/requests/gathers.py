@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from celery_sagas.core.saga import SagaDefinition
-from celery_sagas.engine.requests.gathering import Gather, Gathering, GatherState, buffer_of, owner_of
+from celery_sagas.engine.requests.gathering import Collecting, Gather, Gathering, GatherState, buffer_of, owner_of
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import LeaseLost, NewerState, PublishError, Retry, StoreError, Unconfirmed
 from celery_sagas.stores.items import DueGroup
@@ -54,31 +54,31 @@ class Gathers:
 
     def _look(self, sweep: Sweep, saga: SagaDefinition, name: str, group: DueGroup) -> bool:
         """Check a gather; return whether it makes sense to continue with the next."""
-        gather, members = Gather(saga, name, "", group.group), 1
+        found = Collecting(Gather(saga, name, "", group.group), 1, 1)
         try:
             for item in self.gathering.answers.buffers.read(group.name, group.group, 1):
-                gather, members = owner_of(gather, item)
-                self._end(gather, members)
+                found = owner_of(found.gather, item)
+                self._end(found)
         except LeaseLost:
-            logger.debug("the gather %s of %s was ended by somebody else meanwhile", gather.request, saga.name)
+            logger.debug("the gather %s of %s was ended by somebody else meanwhile", group.group, saga.name)
         except (PublishError, StoreError) as exc:
             if not _is_its_own(exc):
                 if isinstance(exc, StoreError):
                     raise
                 sweep.error, sweep.is_broker_away = exc.reason, True
                 return False
-            logger.warning("the gather %s of %s cannot be ended, and is tried again: %s", gather.request, saga.name, exc)
+            logger.warning("the gather %s of %s cannot be ended, and is tried again: %s", group.group, saga.name, exc)
             with suppress(LeaseLost):
-                self.gathering.publish_again_later(gather, members)
+                self.gathering.publish_again_later(found.gather, found.fewest)
         return True
 
-    def _end(self, gather: Gather, members: int) -> None:
-        verdict = self.gathering.conclude(gather)
+    def _end(self, found: Collecting) -> None:
+        gather, verdict = found.gather, self.gathering.conclude(found.gather)
         if verdict is GatherState.SENT:
             logger.info("%s gets again what came of the gather %s", gather.saga.name, gather.request)
-            self.gathering.publish_again_later(gather, members)
+            self.gathering.publish_again_later(gather, found.fewest)
         elif verdict is GatherState.WAITING:
-            self.gathering.await_more(gather, members)
+            self.gathering.await_more(gather, found.members)
 
 
 def _is_its_own(error: PublishError | StoreError) -> bool:

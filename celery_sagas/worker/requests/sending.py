@@ -139,11 +139,13 @@ def gather(
     at_least: int | None,
     within: Delay | None,
     undo: Any = None,
+    early: bool = False,
 ) -> str:
     """Send messages, and record that their answers are awaited; return the request's id.
 
     Raises:
-        TypeError: A member, or a step, has a wrong type; or ``within`` or ``at_least`` is given without ``otherwise``.
+        TypeError: A member, or a step, has a wrong type; ``within`` or ``at_least`` is given without ``otherwise``; or ``early``
+            is given without ``at_least``, or with ``undo``.
         ValueError: There are too few or too many members, or ``at_least`` is not between 1 and their number.
         MisuseError: A step does not belong to this saga.
         InvalidMessage: A step has no parameter for the outcomes, or does not accept them; or a member cannot be sent.
@@ -153,6 +155,7 @@ def gather(
     if not context.collects:  # nothing of it is sent
         runtime_of(current_app()).gathering.require()
     members = _checked_members(signatures)
+    _check_early(early, at_least, undo)
     needed = _checked_number(at_least, len(members), otherwise)
     if within is not None:
         _check_times(members)
@@ -171,6 +174,7 @@ def gather(
         to_then=to_then,
         to_otherwise=to_otherwise,
         undo=to_undo,
+        early=early,
     )
     if to_undo and not all(target.takes for target in (to_then, to_otherwise) if target):
         raise TypeError("undo= takes the answers: then= and otherwise= must be given them, too, without .si()")
@@ -271,6 +275,16 @@ def _checked_number(at_least: int | None, members: int, otherwise: Any) -> int:
     if isinstance(at_least, bool) or not isinstance(at_least, int) or not 1 <= at_least <= members:
         raise ValueError(f"at_least={at_least!r} is no number from 1 to {members}, of the members of gather()")
     return at_least
+
+
+def _check_early(early: bool, at_least: int | None, undo: Any) -> None:
+    """Refuse to end a gather early that does not say with how many answers, or whose late answers would have to be undone."""
+    if not isinstance(early, bool):
+        raise TypeError(f"early= takes True or False, not {early!r}")
+    if early and at_least is None:
+        raise TypeError("early=True needs at_least=: say how many answers are enough")
+    if early and undo is not None:
+        raise TypeError("early=True goes without undo=: the answers that come late are dropped, and would not be undone")
 
 
 def _member(

@@ -26,6 +26,7 @@ REQUEST = Request("r1", "charge", "order.paid", "order.unpaid", row="row", at=1_
 TIMED_OUT = replace(REQUEST, has_timed_out=True, row="")
 WITHOUT_STEP = replace(REQUEST, then=f"order.{ANSWERED}")
 GATHER = replace(REQUEST, members=3)
+EARLY = replace(GATHER, members=5, at_least=2, early=True)
 WATCHED = replace(REQUEST, progress="order.moved")
 THEN, OTHERWISE = Target("order.paid", ("Rome",), {"how": "cash"}, True, {"queue": "q"}), Target("order.unpaid", takes=False)
 ADDRESS = ReturnAddress("order", "i1", "r1", THEN, OTHERWISE)
@@ -158,6 +159,52 @@ class TestBounds:
         assert pending.requests == kept
 
 
+class TestGather:
+    """When a gather is over before its time, and which members are late then."""
+
+    @pytest.mark.parametrize(
+        ("request_", "answers", "outcomes", "is_over"),
+        [
+            (replace(EARLY, early=False), 5, 5, True),
+            (replace(EARLY, early=False), 0, 5, True),
+            (replace(EARLY, early=False), 4, 4, False),
+            (EARLY, 2, 2, True),
+            (EARLY, 2, 4, True),
+            (EARLY, 1, 4, False),
+            (EARLY, 1, 5, True),
+            (EARLY, 0, 0, False),
+        ],
+    )
+    def test_is_over(self, request_: Request, answers: int, outcomes: int, is_over: bool) -> None:
+        assert request_.is_over(answers, outcomes) is is_over
+
+    @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 20), st.integers(0, 20), st.booleans())
+    def test_next_end_is_as_soon_as_can_be(self, members: int, at_least: int, answers: int, failures: int, early: bool) -> None:
+        """With one outcome less it is not over, whatever comes; with so many it may be."""
+        request, outcomes = replace(GATHER, members=members, at_least=min(at_least, members), early=early), answers + failures
+        if outcomes > members or request.is_over(answers, outcomes):
+            return
+        end = request.next_end(answers, outcomes)
+        assert request.fewest <= end <= members
+        assert not request.is_over(answers + end - 1 - outcomes, end - 1)
+        assert request.is_over(answers + end - outcomes, end)
+
+    @pytest.mark.parametrize(
+        ("gathered", "late"),
+        [
+            ({"answers": {"0": 1, "3": 1}, "failures": {"2": {}}}, [1, 4]),
+            ({"answers": {}, "failures": {}}, [0, 1, 2, 3, 4]),
+            ({"answers": {str(position): 0 for position in range(5)}}, []),
+            ({"answers": [0, 1], "failures": None}, [0, 1, 2, 3, 4]),
+            (None, [0, 1, 2, 3, 4]),
+            ("0", [0, 1, 2, 3, 4]),
+        ],
+        ids=repr,
+    )
+    def test_without_outcome(self, gathered: object, late: list[int]) -> None:
+        assert EARLY.without_outcome(gathered) == [EARLY.member(position) for position in late]
+
+
 class TestJournal:
     """What the journal says."""
 
@@ -211,6 +258,10 @@ class TestNotes:
         """Each request has a step for its answer, or for its failure."""
         assert ReturnAddress.from_json(ADDRESS._replace(then=None, otherwise=None, progress=THEN).to_json()) is None
 
+    def test_early_gather_is_of_the_newer_format(self) -> None:
+        formats = [json.loads(Pending(requests={"r1": each}).text())["format"] for each in (EARLY, GATHER)]
+        assert formats == [FORMAT, PLAIN_FORMAT]
+
     def test_interim_answers_are_of_the_newer_format(self) -> None:
         asking, asked = Pending(requests={"r1": WATCHED}), Pending(requester=ADDRESS._replace(progress=THEN).to_json())
         assert [json.loads(each.text())["format"] for each in (asking, asked)] == [FORMAT, FORMAT]
@@ -222,7 +273,9 @@ class TestNotes:
         pending = Pending(requests={request.id: request})
         assert read_pending(pending.text()).requests == {request.id: request}
 
-    @pytest.mark.parametrize("request_", [REQUEST, TIMED_OUT, WITHOUT_STEP, GATHER, WATCHED, Request("r", "t", "s")], ids=str)
+    @pytest.mark.parametrize(
+        "request_", [REQUEST, TIMED_OUT, WITHOUT_STEP, GATHER, EARLY, WATCHED, Request("r", "t", "s")], ids=str
+    )
     def test_each_kind_of_request(self, request_: Request) -> None:
         assert Request.from_json(request_.id, from_json(to_json(request_.to_json()))) == request_
 

@@ -2,11 +2,24 @@
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from celery_sagas.core.requests.requests import ReplyKind, Request, Target
-from celery_sagas.engine.requests.gathering import REMEMBERED_S, Gather, Gathering, GatherState, Member
+from celery_sagas.engine.requests.gathering import (
+    REMEMBERED_S,
+    Collecting,
+    Gather,
+    Gathering,
+    GatherState,
+    Member,
+    _Known,
+    owner_of,
+)
 from celery_sagas.engine.requests.gathers import BATCH, Gathers
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import LeaseLost, PublishError, RevisionConflict, UnreadableState
@@ -44,7 +57,8 @@ class Shop:
     def begin(self, key: str = "42", members: int = 2, request: str = "request", **noted: Any) -> Gather:
         """Have an order gather."""
         targets: dict[str, Any] = {"to_then": QUOTED, "to_otherwise": TOO_FEW, **noted}
-        asked = Request(request, "gather", QUOTED.task, TOO_FEW.task, members=members, at_least=members, **targets)
+        noted = {"at_least": members, **targets}
+        asked = Request(request, "gather", QUOTED.task, TOO_FEW.task, members=members, **noted)
 
         def place(order: Order, order_id: str) -> None:
             assert order._context is not None
@@ -58,6 +72,10 @@ class Shop:
     def answer(self, gather: Gather, position: int, value: Any = None, process: Gathering | None = None) -> bool:
         """Have a member answer."""
         return (process or self.gathering).collect(gather, Member(position, ReplyKind.ANSWER, value, "quote", f"id {position}"))
+
+    def fail(self, gather: Gather, position: int) -> bool:
+        """Have a member fail."""
+        return self.gathering.collect(gather, Member(position, ReplyKind.FAILURE, {}, "quote", f"id {position}"))
 
     def sweep(self) -> Sweep:
         """Sweep once, with a relay that has just begun."""
@@ -346,3 +364,131 @@ class TestSweep:
 
         assert shop.sweep().error == ""
         assert shop.gathering.conclude(shop.begin("43", request="r")) is GatherState.WAITING
+
+
+class TestEarly:
+    """A gather that ends early is told with the answer that makes them enough, whoever collects it."""
+
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(
+        st.integers(2, 8).flatmap(
+            lambda members: st.tuples(
+                st.permutations([(position, process) for position in range(members) for process in range(2)]),
+                st.sets(st.integers(0, members - 1)),
+                st.integers(1, members),
+            )
+        )
+    )
+    def test_any_order(self, case: tuple[list[tuple[int, int]], set[int], int]) -> None:
+        """Each member has its outcome twice, in two processes."""
+        order, failing, at_least = case
+        members = len(order) // 2
+        with_engine = Engine(MemoryBackend("memory://", prefix=uuid4().hex))
+        shop = Shop(with_engine, Clock(1_000_000))
+        gather = shop.begin(members=members, at_least=at_least, early=True)
+        processes, seen = [shop.gathering, shop.process()], set[int]()
+        for position, process in order:
+            came = ReplyKind.FAILURE if position in failing else ReplyKind.ANSWER
+            processes[process].collect(gather, Member(position, came, {}, "quote", "id"))
+            seen.add(position)
+            if len(seen - failing) >= at_least or len(seen) == members:
+                break
+            assert shop.told == []
+
+        ((_, step, gathered),) = shop.told
+        assert len(gathered["answers"]) == len(seen - failing)
+        assert step == (QUOTED.task if len(seen - failing) >= at_least else TOO_FEW.task)
+
+    def test_answer_comes_while_another_process_checks(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its own process finds the flush requested, and does not check."""
+        gather = shop.begin(members=5, at_least=2, early=True)
+        shop.fail(gather, 0)
+        read, process = shop.backend.buffers.read, shop.process()
+
+        def read_and_be_overtaken(*args: Any) -> Any:
+            monkeypatch.setattr(shop.backend.buffers, "read", read)
+            items = read(*args)
+            shop.answer(gather, 2, "c", process)
+            return items
+
+        monkeypatch.setattr(shop.backend.buffers, "read", read_and_be_overtaken)
+        shop.answer(gather, 1, "b")
+
+        ((_, step, gathered),) = shop.told
+        assert (step, gathered["answers"]) == (QUOTED.task, {"1": "b", "2": "c"})
+
+    def test_outcomes_are_not_read_again_before_there_may_be_enough(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        gather = shop.begin(members=30, at_least=5, early=True)
+        reads, read = [], shop.backend.buffers.read
+        monkeypatch.setattr(shop.backend.buffers, "read", lambda *args: [*map(reads.append, [args]), *read(*args)][1:])
+        for position in range(20):
+            shop.fail(gather, position)
+        assert len(reads) == 12, "three for each check: after 5, 10, 15 and 20 outcomes"
+        for position in range(20, 25):
+            shop.answer(gather, position)
+
+        assert len(reads) == 13
+        assert len(shop.told) == 1
+
+    def test_late_outcomes_are_cleared_soon(self, shop: Shop) -> None:
+        gather, process = shop.begin(members=9, at_least=3, early=True), shop.process()
+        for position in range(3):
+            shop.answer(gather, position, process=process)
+        shop.engine.rewrite(pending="{}")
+        process.forget(gather.saga, gather.instance_id, gather.request)
+        shop.gathering._known = dict(process._known)
+        assert not shop.answer(gather, 3)
+        other = shop.process()
+        other._known[gather] = _Known(1e12, Request("request", "gather", "", members=9, at_least=3, early=True), 3)
+        assert shop.answer(gather, 4, process=other)
+        assert shop.backend.buffers.count(gather.buffer).buffered == 1
+        shop.clock.advance(LEASE_MS)
+        shop.sweep()
+
+        assert shop.backend.buffers.count(gather.buffer).buffered == 0
+
+    def test_process_dies_before_it_tells(self, shop: Shop) -> None:
+        """A relay does."""
+        gather = shop.begin(members=5, at_least=2, early=True)
+        shop.answer(gather, 0)
+        shop.errors = [PublishError("killed", True)]
+        with pytest.raises(PublishError):
+            shop.answer(gather, 1)
+        shop.clock.advance(LEASE_MS)
+        shop.sweep()
+
+        assert [told[1] for told in shop.told] == [QUOTED.task]
+
+    def test_relay_tells_again_later_each_time(self, shop: Shop) -> None:
+        """The message may be lost, and its step fail."""
+        gather = shop.begin(members=5, at_least=2, early=True)
+        shop.answer(gather, 0)
+        shop.answer(gather, 1)
+        told = []
+        for _ in range(8):
+            shop.clock.advance(LEASE_MS)
+            shop.sweep()
+            told.append(len(shop.told))
+
+        assert told[0] == 2
+        assert told[-1] in range(3, 6), told
+
+    def test_relay_that_checks_too_soon_takes_nothing_from_the_last_one(self, shop: Shop) -> None:
+        gather = shop.begin(members=5, at_least=2, early=True)
+        shop.answer(gather, 0)
+        shop.clock.advance(LEASE_MS)
+        shop.sweep()
+        assert shop.told == []
+        shop.answer(gather, 1)
+
+        assert len(shop.told) == 1
+
+    def test_what_is_stored_beside_an_outcome(self, shop: Shop) -> None:
+        gather = shop.begin(members=5, at_least=2, early=True)
+        shop.answer(gather, 0, 3)
+        (item,) = shop.backend.buffers.read(gather.buffer, gather.request, 10)
+
+        assert from_json(item.payload) == {"instance": gather.instance_id, "members": 5, "fewest": 2, "answer": 3}
+        assert owner_of(gather._replace(instance_id=""), item) == Collecting(gather, 5, 2)
+        forged = item._replace(payload='{"instance": "i", "members": 5, "fewest": "2", "answer": 3}')
+        assert owner_of(gather, forged).fewest == 5
