@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from celery_sagas import clock
 from celery_sagas.core.deferred import DeferredMessage
 from celery_sagas.core.pending import Pending, RequestView
+from celery_sagas.core.requests.gathers import GatherView
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
@@ -43,6 +44,9 @@ class SagaView(NamedTuple):
     timeouts: Mapping[str, datetime] = MappingProxyType({})
     #: The requests that were open when this step began, by id; without the one that is answered now, and those timed out.
     requests: Mapping[str, RequestView] = MappingProxyType({})
+    #: Those of the requests that are gathers, by id, with what has come of their members so far. That is read from the backend
+    #: when a gather is looked at, and does not change while the step runs.
+    gathers: Mapping[str, GatherView] = MappingProxyType({})
     requester: str | None = None  #: the id of the message that started it, if that requests an answer and has none yet
     #: The messages that waited with it for another status when this step began, in the order of their arrival.
     deferred: tuple[DeferredMessage, ...] = ()

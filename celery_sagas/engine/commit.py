@@ -18,7 +18,7 @@ from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.final_states import FINAL, final_state
-from celery_sagas.engine.instance import alternate_keys_of, context_of, difference, key_of
+from celery_sagas.engine.instance import ReadOutcomes, alternate_keys_of, context_of, difference, key_of, unknown_outcomes
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.errors import InvalidState
@@ -81,6 +81,7 @@ class WorkTerms:
     state_bytes: int  #: the maximum size of a state
     owner: str  #: the lease token of this process
     grace_ms: int  #: how long this process has to publish the outgoing messages
+    read_outcomes: ReadOutcomes = unknown_outcomes  #: of the members of gathers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,36 @@
 """An instance while a step runs on it: its keys, and its state, created for the first message or loaded from its record."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.keys import key_text
 from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, OpenRequests, Pending, due_times, read_pending, utc_time
+from celery_sagas.core.requests.gathers import GatherView, MemberOutcomes, OpenGathers
+from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
-from celery_sagas.errors import InvalidState, NewerState, UnreadableState
+from celery_sagas.errors import InvalidState, MisuseError, NewerState, UnreadableState
 from celery_sagas.stores.records import ID, KEY, Lookup, Record
+
+#: Reads what has come of a gather's members, given its saga, the id of its instance, and the request.
+ReadOutcomes = Callable[[SagaDefinition, str, Request], MemberOutcomes]
+_NO_GATHERS: Mapping[str, GatherView] = MappingProxyType({})
+
+
+def unknown_outcomes(saga: SagaDefinition, instance_id: str, request: Request) -> NoReturn:
+    """Stand in for reading what has come of a gather, where that is not at hand.
+
+    Raises:
+        MisuseError: Always.
+    """
+    problem = f"what has come of the gather {request.id} of {saga.name} is not known in a replay, since no history keeps it"
+    raise MisuseError(problem, "Keep in the state what a step finds in saga.gathers")
 
 
 def create(
@@ -39,6 +57,7 @@ def load_instance(
     message: MessageView = NO_MESSAGE,
     sending: Sending | None = None,
     pending: Pending | None = None,
+    read_outcomes: ReadOutcomes = unknown_outcomes,
 ) -> State:
     """Return the state of a record; without ``sending`` it is a read-only copy.
 
@@ -48,6 +67,7 @@ def load_instance(
         message: The message that is handled, if any.
         sending: Collects the step's messages.
         pending: Its pending map, if already read.
+        read_outcomes: Reads what has come of the members of its gathers.
 
     Raises:
         NewerState: Newer code wrote it.
@@ -57,8 +77,9 @@ def load_instance(
     state, unknown = load(saga, record.key, record.data, record.schema_version)
     created, updated = utc_time(record.created_at), utc_time(record.updated_at)
     due, requests, asked = due_times(pending.timeouts), OpenRequests(pending.requests), _request_of(pending)
+    gathers = OpenGathers(pending.requests, partial(read_outcomes, saga, record.id)) if pending.requests else _NO_GATHERS
     deferred = tuple(each.view for each in pending.deferred)
-    about = (record.version, False, created, updated, message, due, requests, asked, deferred, pending.is_undoing)
+    about = (record.version, False, created, updated, message, due, requests, gathers, asked, deferred, pending.is_undoing)
     view = SagaView(record.id, saga.name, record.key, *about)
     return attach(state, StepContext(view, sending, pending, unknown))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from celery_sagas.core.keys import KeyProperty, key_text, text_of
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.final_states import completion
-from celery_sagas.engine.instance import load_instance, lookup_in, shown_property
+from celery_sagas.engine.instance import ReadOutcomes, load_instance, lookup_in, shown_property, unknown_outcomes
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import CorrelationError, DefinitionError, MisuseError, SagaNotFound, WaitTimeout
@@ -23,10 +23,16 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 T = TypeVar("T")
 
 
-def copy_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Any:
+def copy_of(
+    backend: Backend,
+    saga: SagaDefinition,
+    key: object,
+    by: Mapping[str, object],
+    read_outcomes: ReadOutcomes = unknown_outcomes,
+) -> Any:
     """Return a fresh read-only copy of an instance, or ``None``."""
     record = backend.sagas.find(lookup_of(saga, key, by)).record
-    return None if record is None else load_instance(saga, record)
+    return None if record is None else load_instance(saga, record, read_outcomes=read_outcomes)
 
 
 def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Outcome[Any] | None:
@@ -35,7 +41,16 @@ def outcome_of(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[
     return None if entry is None else completion(backend, saga, entry)
 
 
-def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[str, object], *, until: Any, timeout: Any) -> Any:
+def wait_for(
+    backend: Backend,
+    saga: SagaDefinition,
+    key: object,
+    by: Mapping[str, object],
+    *,
+    until: Any,
+    timeout: Any,
+    read_outcomes: ReadOutcomes = unknown_outcomes,
+) -> Any:
     """Wait until a function of an instance's copy is true, and return the copy; or until ``"completed"``, and return the outcome.
 
     Raises:
@@ -46,7 +61,7 @@ def wait_for(backend: Backend, saga: SagaDefinition, key: object, by: Mapping[st
         WaitTimeout: The condition was not met in time.
         SagaNotFound: The instance has completed, and the function was not true before.
     """
-    wait = Wait(backend, saga, lookup_of(saga, key, by), _seconds(timeout))
+    wait = Wait(backend, saga, lookup_of(saga, key, by), _seconds(timeout), read_outcomes)
     if until == "completed":
         return wait.poll(partial(wait.completed, journal_key(saga, wait.lookup)))
     if not callable(until):
@@ -75,6 +90,7 @@ class Wait:
     saga: SagaDefinition
     lookup: Lookup  #: of the instance, as requested
     timeout_s: float
+    read_outcomes: ReadOutcomes  #: of the members of its gathers
     seen: Record | None = None  #: the instance, as last found
 
     def poll(self, look: Callable[[], T | None]) -> T:
@@ -98,7 +114,7 @@ class Wait:
             if self.seen is not None:
                 raise SagaNotFound(self.saga.name, *self._subject, True)
             return None
-        copy = load_instance(self.saga, record)
+        copy = load_instance(self.saga, record, read_outcomes=self.read_outcomes)
         return copy if until(copy) else None
 
     def completed(self, key: str) -> Outcome[Any] | None:

@@ -1,9 +1,9 @@
 """Replay: today's code handles the messages of a history again, on a backend of its own, and is compared with what was."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic_core import from_json, to_json
 
@@ -12,17 +12,17 @@ from celery_sagas.core.hidden import replaced, stand_in
 from celery_sagas.core.history import HandledMessage, History, digests_of, message_of, shown_fields
 from celery_sagas.core.pending import utc_time
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import Addressed, ReturnAddress, Target
+from celery_sagas.core.requests.requests import Addressed, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Driver
-from celery_sagas.engine.instance import load_instance
+from celery_sagas.engine.instance import load_instance, unknown_outcomes
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Attempt, Delivery, Session
 from celery_sagas.engine.unit_of_work import handle_once
-from celery_sagas.errors import HistoryError, InvalidMessage
+from celery_sagas.errors import HistoryError, InvalidMessage, MisuseError
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.memory.state import Clock, MemoryState
@@ -113,6 +113,7 @@ class _Replay:
     _now_ms: int = 0
     _ids: dict[str, str] = field(default_factory=dict)  #: of timeouts and requests: those of then, and their ids of today
     _state: State | None = None  #: as the last handler has left it
+    _unknown: str = ""  #: what a handler has looked at, and no history keeps
 
     def __post_init__(self) -> None:
         self._backend = _ReplayBackend(lambda: self._now_ms)
@@ -149,12 +150,23 @@ class _Replay:
 
     def _handle(self, step: StepDefinition, message: HandledMessage) -> Outcome:
         try:
-            work = handle_once(self._delivery(step, message), self.terms, Attempt())
+            terms = replace(self.terms, read_outcomes=self._refuse_outcomes)
+            work = handle_once(self._delivery(step, message), terms, Attempt())
             return Driver(self._backend).drive(work).outcome
         except Exception as exc:  # of the handler, or of the library: then the message was handled
+            if self._unknown:
+                raise _Stopped(self._unknown) from exc
             if isinstance(exc, InvalidMessage) and (names := _hidden_in(message, step, exc)):
                 raise _Stopped(f"{', '.join(names)}: hidden, and nothing that could stand in fits: {exc}") from exc
             raise _Differs(f"today it raises {type(exc).__name__}: {_short(str(exc))}") from exc
+
+    def _refuse_outcomes(self, saga: SagaDefinition, instance_id: str, request: Request) -> NoReturn:
+        """Note that a step looks at what has come of a gather, which no history keeps."""
+        try:
+            unknown_outcomes(saga, instance_id, request)
+        except MisuseError as exc:
+            self._unknown = str(exc)
+            raise
 
     def _delivery(self, step: StepDefinition, message: HandledMessage) -> Delivery:
         bound, annotations = dict(message.arguments or {}), step.arguments.annotations

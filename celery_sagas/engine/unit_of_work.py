@@ -94,7 +94,7 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
     if decision is Decision.BEGIN:
         state = create(step.saga, run.id, address, message, sending, delivery.asked_by)
     elif decision is Decision.CONTINUE and found.record is not None:
-        state = load_instance(step.saga, found.record, message, sending)
+        state = load_instance(step.saga, found.record, message, sending, None, terms.read_outcomes)
         if step.status.is_conditional and (aside := (yield from _set_aside(run, found.record, state, arguments))):
             return aside
     else:
@@ -160,7 +160,7 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if not is_awaited:
         is_overtaken = not addressed.came and pending.has_series(addressed.id)
         return _dropped(delivery, addressed, record.key, "overtaken" if is_overtaken else "cancelled")
-    state = load_instance(step.saga, record, message._replace(late=is_late), run.sending, pending)
+    state = load_instance(step.saga, record, message._replace(late=is_late), run.sending, pending, run.terms.read_outcomes)
     try:
         arguments = step.arguments.validate(delivery.bound)
     except InvalidMessage:

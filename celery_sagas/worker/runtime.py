@@ -17,7 +17,9 @@ from celery import Celery
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.gathers import MemberOutcomes
 from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
@@ -62,8 +64,9 @@ class Runtime:
         serialize = partial(serialized, app, max_bytes=most_bytes)
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
         outcomes = UndoOutcomes(answer)
-        deferred = DeferredSignatures(app)
-        terms = WorkTerms(serialize, answer, outcomes, deferred, most_bytes, dispatcher.owner, int(grace_s * 1000))
+        grace_ms = int(grace_s * 1000)
+        about = (dispatcher.owner, grace_ms, self.read_outcomes)
+        terms = WorkTerms(serialize, answer, outcomes, DeferredSignatures(app), most_bytes, *about)
         self.revoke: Callable[[Sequence[str]], object] = partial(_revoke, app)
         self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries, self._cancel)
         lease_ms, retention_ms = int(self.settings.lease_ttl * 1000), int(self.retention_s(self.backend) * 1000)
@@ -72,6 +75,10 @@ class Runtime:
         self.gathering = Gathering(self.backend, answers, end, lease_ms, retention_ms, most_bytes)
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
+
+    def read_outcomes(self, saga: SagaDefinition, instance_id: str, request: Request) -> MemberOutcomes:
+        """Return what has come of the members of an instance's gather so far; see ``Gathering.outcomes``."""
+        return self.gathering.outcomes(saga, instance_id, request)
 
     def _cancel(self, outcome: Outcome, requests: Sequence[Request], unbegun: Sequence[str]) -> None:
         """Have workers not begin these tasks, nor those of cancelled requests, and remove what was gathered for the latter."""

@@ -294,8 +294,8 @@ class Saga(Declared):
             CorrelationError: The value is null, or not a value of the key's type.
             StoreError: The store is unavailable, or the instance cannot be read.
         """
-        saga = _concrete(cls)
-        found: Self | None = copy_of(runtime_of(current_app()).backend, saga, key, by)
+        saga, runtime = _concrete(cls), runtime_of(current_app())
+        found: Self | None = copy_of(runtime.backend, saga, key, by, runtime.read_outcomes)
         return found
 
     @classmethod
@@ -351,7 +351,8 @@ class Saga(Declared):
         """
         saga = _concrete(cls)
         refuse_in_task(cls.__qualname__, current_session())
-        return wait_for(runtime_of(current_app()).backend, saga, key, by, until=until, timeout=timeout)
+        runtime = runtime_of(current_app())
+        return wait_for(runtime.backend, saga, key, by, until=until, timeout=timeout, read_outcomes=runtime.read_outcomes)
 
 
 def _concrete(cls: type[State]) -> SagaDefinition:

@@ -1,9 +1,10 @@
 """``gather`` as type checkers see it, with and without celery-types. Checked, never run; see ``sagas.py``."""
 
-from datetime import timedelta
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, assert_type
 
-from celery_sagas import Failure, Gathered, Saga
+from celery_sagas import Failure, Gathered, GatherView, Saga
 
 
 class Order(Saga, correlate_by="order_id"):
@@ -54,6 +55,17 @@ def gathers(order: Order) -> None:
     order.gather(members, then=quoted_for.s(customer="Mr Smith"))
     order.gather(members, then="quoted")
     order.gather(members, then=quoted, otherwise=quoted, at_least=1, early=True)
+
+
+def watched(order: Order) -> None:
+    assert_type(order.saga.gathers, Mapping[str, GatherView])
+    for id, gather in order.saga.gathers.items():
+        assert_type(id, str)
+        assert_type(gather.answered, tuple[int, ...])
+        assert_type(gather.failed, tuple[int, ...])
+        assert_type(gather.silent, list[int])
+        assert_type(gather.deadline, datetime | None)
+        assert_type(order.cancel(id), bool)
 
 
 def wrong_gathers(order: Order) -> None:

@@ -141,9 +141,11 @@ class TestGather:
         shop = define(helped)
         bootsteps.prepare(helped, 1)
         begin(shop, worker, [3, 1])
-        buffered = []
+        buffered, answered = [], []
         while worker.step():
             buffered.append(runtime_of(helped).batches.buffers.count(BUFFER).buffered)
+            answered += [gather.answered for gather in found(shop).saga.gathers.values()]
+        assert (0,) in answered
         assert 1 in buffered
         assert (found(shop).seen, found(shop).values) == (["quoted"], [3, 1])
         assert runtime_of(helped).batches.buffers.count(BUFFER).buffered == 0

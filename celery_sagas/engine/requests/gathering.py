@@ -17,6 +17,7 @@ from celery_sagas.clock import time_s
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.names import storable
 from celery_sagas.core.requests.answers import Failure
+from celery_sagas.core.requests.gathers import MemberOutcomes
 from celery_sagas.core.requests.requests import ReplyKind, Request, Target
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import STATES_IN_MESSAGES
@@ -194,6 +195,21 @@ class Gathering:
             return None
         request = pending_of(record).requests.get(gather.request)
         return request if request and request.members else None
+
+    def outcomes(self, saga: SagaDefinition, instance_id: str, request: Request) -> MemberOutcomes:
+        """Return which members of a gather have answered, or failed, so far.
+
+        Raises:
+            UnreadableState: An outcome is malformed.
+            StoreError: The store is away.
+        """
+        came: dict[str, list[int]] = {"answers": [], "failures": []}
+        for gather in (Gather(saga, name, instance_id, request.id) for name in saga.names):
+            items = self.answers.buffers.read(gather.buffer, request.id, request.members)
+            for name, part in gathered_of(gather, request.members, items).items():
+                if name in came:
+                    came[name] += map(int, part)
+        return MemberOutcomes(*(tuple(sorted(positions)) for positions in came.values()))
 
     def require(self) -> None:
         """Refuse to gather where no answers can be collected.

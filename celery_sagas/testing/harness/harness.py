@@ -136,7 +136,7 @@ class SagaHarness:
 
     def state(self, saga: type[SagaT], key: object = None, /, **by: object) -> SagaT | None:
         """Return a read-only copy of an instance, or ``None``; its arguments are those of ``Saga.find``."""
-        found: SagaT | None = copy_of(self._world.backend, _definition(saga), key, by)
+        found: SagaT | None = copy_of(self._world.backend, _definition(saga), key, by, self._world.read_outcomes)
         return found
 
     def journal(self, saga: type[Saga], key: object = None, /, **by: object) -> list[Outcome]:

@@ -13,6 +13,9 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import READY_STATES
 
 from celery_sagas import clock
+from celery_sagas.core.requests.gathers import MemberOutcomes
+from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.relay import Relay
@@ -114,6 +117,10 @@ class World:
         runtime.observe = self._note
         runtime.revoke = self._revoked.update
         return runtime
+
+    def read_outcomes(self, saga: SagaDefinition, instance_id: str, request: Request) -> MemberOutcomes:
+        """Return what has come of the members of a gather so far."""
+        return runtime_of(self.app).read_outcomes(saga, instance_id, request)
 
     def _note(self, outcome: Outcome) -> None:
         self._outcome = outcome
