@@ -1,6 +1,6 @@
 """The context of a handler: its message, its instance, and the messages that it sends."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -80,6 +80,12 @@ class StepContext:
     def is_running(self) -> bool:
         """Return whether the handler is still running."""
         return self.sending is not None and not self.sending.closed
+
+    def leave_out(self, request: Request, positions: Sequence[int]) -> None:
+        """Send no more of the members of a gather that has ended, and have those that were sent not begun any more."""
+        self.unbegun += [request.member(position) for position in positions]
+        if rows := request.member_rows:
+            self.pending.cancelled += [rows[position] for position in positions]
 
     def check_undone(self) -> None:
         """Refuse to complete the instance while anything of it is being undone.

@@ -47,3 +47,14 @@ def _namespace(message_id: str) -> UUID:
     except ValueError:
         namespace = None
     return namespace if namespace is not None and str(namespace) == message_id else uuid5(NAMESPACE_OID, message_id)
+
+
+def row_id(run_id: str, number: int) -> str:
+    """Return the id of a row of the outbox: ids sort in the order in which a run has sent their messages."""
+    return f"{run_id}-{number:05}"
+
+
+def following_rows(first: str, count: int) -> list[str]:
+    """Return the ids of so many rows of one run, from the first one on; none if that is no id of a row."""
+    run_id, _, number = first.rpartition("-")
+    return [row_id(run_id, int(number) + each) for each in range(count)] if number.isdecimal() else []

@@ -10,6 +10,7 @@ from pydantic_core import to_json
 from celery_sagas.core.codec import dump
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.history import digests_of, keep_message, shown_fields
+from celery_sagas.core.ids import row_id
 from celery_sagas.core.pending import NOTHING, TIMEOUTS, Keys, Pending, Timeout
 from celery_sagas.core.requests.requests import REQUESTS, Addressed, Request
 from celery_sagas.core.requests.undo import MOST
@@ -188,7 +189,8 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
         timeouts[name] = Timeout(message.message_id, row, message.task, at, every)
     for id, (request, deadline) in pending.new_requests.items():
         row = _schedule(run, rows, "deadline", deadline) if deadline else ""
-        sent_row = _row_of(run, id) if request.sent_at else ""
+        first = request.member(0) if request.members else id
+        sent_row = _row_of(run, first) if request.sent_at or request.members else ""
         requests[id] = replace(request, row=row, sent_row=sent_row) if row or sent_row else request
     if pending.new_then is not None and pending.undo.undoing is not None:
         pending.undo.undoing.then_row = _schedule(run, rows, "scheduled", pending.new_then)
@@ -203,7 +205,7 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
 def _row_of(run: Run, message_id: str) -> str:
     """Return the id of the row of a message that is sent."""
     sent = enumerate(run.sending.messages)
-    return next((_row_id(run, number) for number, message in sent if message.answer_id == message_id), "")
+    return next((row_id(run.id, number) for number, message in sent if message.answer_id == message_id), "")
 
 
 def _schedule(run: Run, rows: list[Outgoing], kind: str, message: SerializedMessage) -> str:
@@ -287,11 +289,7 @@ def _check_messages(run: Run, key: str, outgoing: Sequence[Outgoing]) -> None:
 
 def _row(run: Run, number: int, kind: str, message: SerializedMessage) -> Outgoing:
     """Return a row. Its id follows the order of the calls, in which rows are claimed."""
-    return Outgoing(_row_id(run, number), kind, message.message_id, message.task, message.payload, message.due_at)
-
-
-def _row_id(run: Run, number: int) -> str:
-    return f"{run.id}-{number:05}"
+    return Outgoing(row_id(run.id, number), kind, message.message_id, message.task, message.payload, message.due_at)
 
 
 def _detail(outgoing: Sequence[Outgoing], about: Mapping[str, object]) -> str:

@@ -172,7 +172,7 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
         return (yield from _handle(replace(run, kind=Kind.UNDONE), record, state, {}, note))  # no step takes it, but its undo
     check_own_key(step.rule, arguments, record.saga, record.key)
     if request is not None and request.early:
-        context_of(state).unbegun = request.without_outcome(delivery.first_argument)
+        context_of(state).leave_out(request, request.without_outcome(delivery.first_argument))
     if request is not None and request.undo is not None:
         run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)
     if step.status.is_conditional and (aside := (yield from _set_aside(run, record, state, arguments))):

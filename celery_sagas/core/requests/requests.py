@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
 
 from celery_sagas.core.delays import Backoff
-from celery_sagas.core.ids import derived_id
+from celery_sagas.core.ids import derived_id, following_rows
 
 #: The most requests that an instance may wait for; of those that have timed out it keeps as many, the newest.
 REQUESTS = 1_000
@@ -171,7 +171,7 @@ class Request:
     at_least: int = 0  #: how many of them must answer
     to_then: Target | None = None  #: of a gather, which any process may end, when the last member has answered
     to_otherwise: Target | None = None
-    sent_row: str = ""  #: of the outbox: its message, if that is due later
+    sent_row: str = ""  #: of the outbox: its message, if that is due later; of a gather that of its first member
     sent_at: int = 0  #: when that is due; milliseconds since the epoch
     undo: Target | None = None  #: the task that undoes it
     is_undone: bool = False  #: its outcome goes to its undo, and to no step
@@ -201,6 +201,11 @@ class Request:
         """Return the id under which the last task of a gather's member was sent."""
         return derived_id(self.id, f"member {position}")
 
+    @property
+    def member_rows(self) -> list[str]:
+        """The rows of the outbox that a gather's members were stored in, by position; they are gone once they are published."""
+        return following_rows(self.sent_row, self.members)
+
     def is_settled(self, steps: Collection[str], addressed: Addressed) -> bool:
         """Return whether an outcome, sent to a step of one of these names, is for the library, and for no step."""
         is_ours = bool(self.undoes) or self.is_undone or self.is_tried_again(addressed)
@@ -226,11 +231,11 @@ class Request:
         """Return how many outcomes a gather has at least when it ends, if it goes on with so many answers among these."""
         return min(self.members, outcomes + self.at_least - answers) if self.early else self.members
 
-    def without_outcome(self, gathered: object) -> list[str]:
-        """Return the ids of the tasks from which nothing has come, given the JSON values of a ``Gathered``; all without these."""
+    def without_outcome(self, gathered: object) -> list[int]:
+        """Return the members from which nothing has come, given the JSON values of a ``Gathered``; all without these."""
         parts = [gathered.get(name) for name in ("answers", "failures")] if isinstance(gathered, Mapping) else []
         known = {position for part in parts if isinstance(part, Mapping) for position in part}
-        return [self.member(position) for position in range(self.members) if str(position) not in known]
+        return [position for position in range(self.members) if str(position) not in known]
 
     def target(self, answers: int) -> Target | None:
         """Return the step for a gather that has ended with this many answers; ``None`` if this code cannot read it."""

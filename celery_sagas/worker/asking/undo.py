@@ -91,6 +91,7 @@ def cancel(context: StepContext, id: str) -> bool:
         else:
             if not _withdraw(context, request):
                 context.cancelled[request.id] = request
+                context.pending.cancelled += request.member_rows  # a gather's: some may not be published yet
             context.pending.remove(request)
     return was_open
 

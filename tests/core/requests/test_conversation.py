@@ -202,7 +202,16 @@ class TestGather:
         ids=repr,
     )
     def test_without_outcome(self, gathered: object, late: list[int]) -> None:
-        assert EARLY.without_outcome(gathered) == [EARLY.member(position) for position in late]
+        assert EARLY.without_outcome(gathered) == late
+
+    def test_rows_of_members(self) -> None:
+        rows = ["run-1-00098", "run-1-00099", "run-1-00100"]
+        assert replace(GATHER, sent_row=rows[0]).member_rows == rows
+
+    @pytest.mark.parametrize("row", ["", "row", "run-", "run-x1", "-"])
+    def test_rows_of_members_that_are_not_known(self, row: str) -> None:
+        """Code before this one has kept none."""
+        assert replace(GATHER, sent_row=row).member_rows == []
 
 
 class TestJournal:
