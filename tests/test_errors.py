@@ -27,6 +27,7 @@ SAMPLES = {
     errors.CorrelationError: ("order.place_order", "order_id is null"),
     errors.TooManyDeliveries: ("order.place", "m1", 11, 10),
     errors.UndoFailed: ("trip", "7", "cancel_flight", 11, "Timeout: the airline is away"),
+    errors.WrongStatus: ("order", "42", "order.packed", "placed", "when it is 'paid'", 60.0),
     errors.SagaNotFound: ("order", "tracking", "1Z", True),
     errors.WaitTimeout: ("order", "order_id", "42", 2.5, 3, False),
     errors.SagaAlreadyExists: ("order", "order_id", "42", "3f1c"),
@@ -36,6 +37,7 @@ SAMPLES = {
     errors.Unroutable: ("parcels", "express"),
     errors.StoreError: ("text",),
     errors.RevisionConflict: ("order", "42", "version"),
+    errors.TooManyDeferred: ("order", "42", "order.packed", "100 messages wait with it, and no more can"),
     errors.AlreadyHandled: ("order.place_order", "9b2e"),
     errors.StillUnsent: ("order.place", "m1", 3),
     errors.StoreUnavailable: ("redis://localhost", "ConnectionError: refused"),
@@ -60,6 +62,7 @@ RETRY = {
         errors.StillUnsent,
         errors.StoreUnavailable,
         errors.NewerState,
+        errors.TooManyDeferred,
         errors.BufferFull,
     },
 }
