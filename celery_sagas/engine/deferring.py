@@ -51,7 +51,7 @@ def turn_away(run: Run, record: Record, state: State) -> Update:
 
 def _defer(run: Run, record: Record, state: State, deferral: Deferral, ends_at: int) -> Update:
     step, delivery, pending = run.step, run.delivery, pending_of(record)
-    message, id = deferral.message(), derived_id(delivery.message_id, f"{step.name}/deferred {record.version}")
+    message, id = deferral.message(), derived_id(delivery.message_id, f"{step.name}/deferred {record.id} {record.version}")
     to = delivery.addressed
     awaited, came = (to.id, to.came) if to else ("", "")
     wake_id = derived_id(id, "wake") if ends_at else ""

@@ -23,7 +23,7 @@ from celery_sagas.engine.handling import Services, handle
 from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.engine.outbox.publishing import OutgoingMessage, Publisher, Receipt
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.session import Delivery, Session
+from celery_sagas.engine.session import Deferral, Delivery, Session
 from celery_sagas.engine.waves import Batch, BatchedMessage
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -35,6 +35,8 @@ from celery_sagas.worker.asking.undo import UndoOutcomes
 from tests.apps import Interposed
 
 GRACE_S = 30.0
+#: Milliseconds since the epoch.
+NOW = 1_800_000_000_000
 
 
 class Order(State, correlate_by="order_id", also_by=("tracking", "email")):
@@ -141,6 +143,7 @@ class Engine:
         terms = WorkTerms(_freeze, _answer, UndoOutcomes(_answer), Deferred(), state_bytes, dispatcher.owner, int(GRACE_S * 1000))
         self.services = Services(backend, dispatcher, terms, conflict_retries, self._revoke)
         self.revoked: list[str] = []  #: ids of requests
+        self.now = NOW  #: as the steps see it
 
     def _revoke(self, outcome: Outcome, requests: Sequence[Request], tasks: Sequence[str]) -> None:
         self.revoked += [*(request.id for request in requests), *tasks]
@@ -153,11 +156,15 @@ class Engine:
         causation: Mapping[str, str] | None = None,
         addressed: Addressed | None = None,
         asked_by: ReturnAddress | None = None,
+        since: int | None = None,
         **arguments: Any,
     ) -> Outcome:
         """Handle a message, under a new id if none is given."""
         self.session = session = Session(id or str(uuid4()), dict(causation or {}))
         delivery = Delivery(step, session.message_id, arguments, session, _call, addressed, return_address=asked_by)
+        if step.is_deferred:
+            again = SerializedMessage(session.message_id, session.message_id, step.name, json.dumps(arguments))
+            delivery = delivery._replace(deferral=Deferral(since or self.now, self.now, lambda: again))
         outcome = (self.handle_together(delivery)[0] if self.is_batching else None) or handle(self.services, delivery)
         self.services.dispatcher.confirmations.flush()  # as happens a moment later
         return outcome
@@ -206,10 +213,10 @@ class Engine:
 
 
 def starter(
-    function: Callable[..., Any], *, if_exists: str = "handle", saga: type[State] = Order, by: Any = None
+    function: Callable[..., Any], *, if_exists: str = "handle", saga: type[State] = Order, by: Any = None, **moment: Any
 ) -> StepDefinition:
     """Make a starter of a function."""
-    return define_step(saga.__saga__, function, starts=True, policy=if_exists, by=by, formerly=None, options={})
+    return define_step(saga.__saga__, function, starts=True, policy=if_exists, by=by, formerly=None, **moment, options={})
 
 
 def handler(
