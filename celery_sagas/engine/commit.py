@@ -158,6 +158,7 @@ def set_aside(run: Run, record: Record, state: State, pending: Pending, wake: Se
     rows = _released(run, pending)
     if wake is not None:
         pending.deferred[-1] = pending.deferred[-1]._replace(row=_schedule(run, rows, "scheduled", wake))
+    pending.deferred.sort(key=lambda each: each.since)  # one that was released, and has come again, keeps its place
     text = _pending(run, record.key, pending, pending.keys, rows)
     _check_size(run, record.key, record.data, text)
     effects = _effects_of(run, run.kind, state, rows, {"reason": WRONG_STATUS})

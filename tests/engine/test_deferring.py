@@ -243,6 +243,21 @@ class TestRelease:
 
         assert engine.publisher.ids == ["m3", "m1", "m2"]
 
+    def test_order_is_that_of_the_first_arrival(self, engine: Engine) -> None:
+        """A message that was released, and deferred again, does not lose its place."""
+        made = tickets(engine)
+        made.send(made.work, "m1", n=1)
+        made.become("open")
+        made.become("shut")
+        engine.publisher.published.clear()
+        engine.now += 1_000
+        made.send(made.work, "m2", n=2)
+        made.again("m1", since=NOW)
+
+        assert [each.id for each in made.deferred] == ["m1", "m2"]
+        made.become("open")
+        assert engine.publisher.ids == ["m1", "m2"]
+
     def test_follows_what_the_step_sends(self, engine: Engine) -> None:
         def mails(ticket: Ticket, number: str) -> None:
             ticket.status = "open"
