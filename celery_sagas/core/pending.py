@@ -152,7 +152,8 @@ class Pending:
         if not deferred.awaited:
             return True
         if not deferred.came:
-            return any(timeout.id == deferred.awaited for timeout in self.timeouts.values())
+            is_then = self.undo.undoing is not None and self.undo.undoing.then_id == deferred.awaited
+            return is_then or any(timeout.id == deferred.awaited for timeout in self.timeouts.values())
         request = self.requests.get(deferred.awaited)
         return request is not None and not (request.undoes or request.is_undone)
 
