@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
@@ -33,6 +33,8 @@ NOTHING = "{}"
 #: In the place of a time: that of the commit that has written this map.
 WITH_MAP = -1
 _NEVER: Mapping[str, datetime] = MappingProxyType({})
+#: The outcomes of a request that count only if no other one has come.
+_OVERTAKEN: Final = FAILURES | {ReplyKind.GATHERED}
 
 
 class NewerFormat(ValueError):
@@ -136,10 +138,6 @@ class Pending:
         """Return whether the message of an id, to a step known by its names, waits with the instance."""
         return any(each.is_of(steps, id) for each in self.deferred)
 
-    def defers_outcome(self, request: str) -> bool:
-        """Return whether an outcome of a request waits with the instance."""
-        return any(each.awaited == request and each.came != ReplyKind.PROGRESS for each in self.deferred)
-
     def release(self, deferred: Deferred) -> None:
         """Send a deferred message with this step's commit."""
         self.deferred.remove(deferred)
@@ -156,6 +154,13 @@ class Pending:
             return is_then or any(timeout.id == deferred.awaited for timeout in self.timeouts.values())
         request = self.requests.get(deferred.awaited)
         return request is not None and not (request.undoes or request.is_undone)
+
+    def is_overtaken(self, addressed: Addressed, message_id: str) -> bool:
+        """Return whether another outcome of a request has come before its failure, or before the end of a gather, and waits."""
+        if addressed.came not in _OVERTAKEN:
+            return False
+        waiting = [each for each in self.deferred if each.awaited == addressed.id and each.id != message_id]
+        return any(each.came not in ("", ReplyKind.PROGRESS) for each in waiting)
 
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
         """Remove the timeout or request that is handled; a series stays, and a request with an interim answer.

@@ -16,7 +16,7 @@ from celery_sagas.core.context import MessageView, StepContext
 from celery_sagas.core.correlation import Address, check_own_key
 from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.answers import NO_VALUE
-from celery_sagas.core.requests.requests import Addressed, ReplyKind, Request
+from celery_sagas.core.requests.requests import Addressed, Request
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State
 from celery_sagas.core.status import IfNot
@@ -151,8 +151,8 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
     pending = pending_of(record)
-    if addressed.came == ReplyKind.DEADLINE and pending.defers_outcome(addressed.id):
-        return _dropped(delivery, addressed, record.key, "overtaken")  # the outcome has come in time, and waits for the instance
+    if pending.is_overtaken(addressed, delivery.message_id):
+        return _dropped(delivery, addressed, record.key, "overtaken")
     request = pending.requests.get(addressed.id) if addressed.came else None
     if request is not None and request.is_settled(step.names, addressed):
         return (yield from _settle(run, record, message, addressed, request, pending))
