@@ -200,6 +200,10 @@ class Pending:
         """Return whether it has a series with an id."""
         return any(timeout.id == id and timeout.every for timeout in self.timeouts.values())
 
+    def has_deferred_occurrence(self, id: str) -> bool:
+        """Return whether an occurrence of the series of an id waits for the step to run."""
+        return self.has_series(id) and any(each.awaited == id for each in self.deferred)
+
     @property
     def undoes(self) -> int:
         """How many undos are under way."""

@@ -193,6 +193,8 @@ def _set_aside(run: Run, record: Record, state: State, arguments: Mapping[str, A
     with run.sending.suspended():
         if step.admits(state, arguments):
             return None
+    if step.is_deferred and (to := delivery.addressed) and context.pending.has_deferred_occurrence(to.id):
+        return _dropped(delivery, to, record.key, "overtaken")  # what is missed of a series is not made up for
     if step.status.if_not is IfNot.IGNORE:
         _send_answer(run, delivery.asked_by, NO_VALUE)
     commit = turn_away(run, record, state)

@@ -141,6 +141,16 @@ class TestSeries:
         due_at = DUE + number * 1_000
         return made.send(made.tick, f"m{number}", addressed=Addressed(made.record.id, "s1", due_at=due_at)).kind
 
+    def test_second_one_is_dropped(self, engine: Engine) -> None:
+        made = tickets(engine)
+        kinds = [self.occurrence(made, number) for number in range(3)]
+
+        assert kinds == [Kind.DEFERRED, Kind.DROPPED, Kind.DROPPED]
+        assert [each.id for each in made.deferred] == ["m0"]
+        made.become("open")
+        made.released()
+        assert made.seen == ["tick"]
+
     def test_repeat_of_the_one_that_waits(self, engine: Engine) -> None:
         made = tickets(engine)
         self.occurrence(made, 0)
