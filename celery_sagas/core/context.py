@@ -1,6 +1,7 @@
 """The context of a handler: its message, its instance, and the messages that it sends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -98,6 +99,15 @@ class StepContext:
         left, view = self.pending.left_to_undo, self.view
         problem = f"{view.name} {view.key!r} is being undone, {left} {'is' if left == 1 else 'are'} left"
         raise MisuseError(problem, "Complete it in the step that compensate(then=) names")
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Refuse to change the state, or to send, meanwhile."""
+        sending, self.sending = self.sending, None
+        try:
+            yield
+        finally:
+            self.sending = sending
 
     def require_sending(self, what: str) -> Sending:
         """Return the collector of outgoing messages; refuse if the state is a read-only copy or its step has ended."""

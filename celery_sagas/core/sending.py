@@ -1,7 +1,6 @@
 """The messages that a run sends: encoded at the call, under ids derived from the message that it handles."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from celery_sagas.core.ids import derived_id
@@ -54,15 +53,6 @@ class Sending:
             message = replace(message, due_at=due_at)
         self.messages.append(message)
         return message.answer_id
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Refuse to send meanwhile."""
-        before, self.closed = self.closed, True
-        try:
-            yield
-        finally:
-            self.closed = before
 
     def next_id(self) -> str:
         """Draw the id of the next message."""

@@ -227,7 +227,7 @@ def _released(run: Run, pending: Pending) -> list[Outgoing]:
     """Return the rows of the deferred messages that are sent with this commit, after those that the step sends."""
     first = len(run.sending.messages)
     return [
-        Outgoing(_row_id(run, number), "sent", each.message_id, each.step, each.payload)
+        Outgoing(row_id(run.id, number), "sent", each.message_id, each.step, each.payload)
         for number, each in enumerate(pending.released, start=first)
     ]
 

@@ -126,7 +126,7 @@ def _is_admitted(run: Run, state: State, deferred: Deferred) -> bool:
     if step.status.condition is None:
         return step.admits(state, {})
     try:
-        with run.sending.suspended():
+        with context_of(state).read_only():
             return step.admits(state, run.terms.deferred.arguments(step, deferred.payload))
     except Exception:  # it is raised again where it is handled
         return True

@@ -190,7 +190,7 @@ def _set_aside(run: Run, record: Record, state: State, arguments: Mapping[str, A
     about = (delivery.message_id, record.key, record.id)
     if context.pending.is_deferred(step.names, delivery.message_id):
         return Handled(Outcome(Kind.DEFERRED, step.saga.name, step.name, *about, record.version, reason=WRONG_STATUS))
-    with run.sending.suspended():
+    with context.read_only():
         if step.admits(state, arguments):
             return None
     if step.is_deferred and (to := delivery.addressed) and context.pending.has_deferred_occurrence(to.id):

@@ -186,8 +186,10 @@ class Saga(Declared):
         compensate(context, _concrete(type(self)), then, parallel=parallel, retry=retry, within=within)
 
     def cancel(self, request: str) -> bool:
-        """Stop waiting for a request, with this step's commit. Its message is withdrawn if it is not due yet, and its task revoked;
-        of a gather, the members that are not published yet are withdrawn, and the others revoked.
+        """Stop waiting for a request, with this step's commit.
+
+        Its message is withdrawn if it is not due yet, and its task is revoked. Of a gather, the members that are not published yet
+        are withdrawn, and the others revoked.
 
         Its task may have begun, and not notice. What comes of it is dropped, unless the request has an ``undo``: that runs as
         ``compensate`` would have it run, if the instance lives that long. A task whose undo takes the answer is not revoked.
