@@ -1,12 +1,14 @@
-"""``celery sagas describe``: the sagas of an app, their steps, and how each step's messages find their instance."""
+"""``celery sagas describe``: the sagas of an app, their steps, how each step's messages find their instance, and their graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
 import click
 
 from celery_sagas.cli.app import app_of
+from celery_sagas.cli.graph import FORMATS, registered_graph
+from celery_sagas.core.graph.checks import warnings_of
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import StepDefinition
@@ -15,16 +17,26 @@ from celery_sagas.errors import ConfigurationError, DefinitionError
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[SAGA]...")
+@click.option(
+    "--graph",
+    "graph_format",
+    type=click.Choice(list(FORMATS)),
+    help="Draw the sagas instead, from their declarations and their handlers' code.",
+)
 @click.pass_context
-def describe(context: click.Context, names: tuple[str, ...]) -> None:
+def describe(context: click.Context, names: tuple[str, ...], graph_format: str | None) -> None:
     """Show sagas, their steps and their correlation rules; all of them, or those named."""
     try:
         app_of(context).loader.import_default_modules()
         app_of(context).finalize()
-        lines = [line for saga in _chosen(names) for line in (*lines_of(saga), "")]
+        sagas = _chosen(names)
+        graphs = [registered_graph(saga) for saga in sagas] if graph_format else []
+        shown = [FORMATS[graph_format](graph) for graph in graphs] if graph_format else [_description(saga) for saga in sagas]
     except (ConfigurationError, DefinitionError) as exc:
         raise click.ClickException(str(exc)) from exc
-    click.echo("\n".join(lines or ["No sagas are defined in the modules that the app imports."]))
+    click.echo("\n\n".join(shown) or "No sagas are defined in the modules that the app imports.")
+    for warning in (each for graph in graphs for each in warnings_of(graph)):
+        click.echo(f"Warning: {warning}", err=True)
 
 
 def _chosen(names: tuple[str, ...]) -> list[SagaDefinition]:
@@ -33,8 +45,7 @@ def _chosen(names: tuple[str, ...]) -> list[SagaDefinition]:
     return [saga for saga in registry.sagas.values() if not names or saga.name in names]
 
 
-def lines_of(saga: SagaDefinition) -> list[str]:
-    """Return the description of a saga."""
+def _description(saga: SagaDefinition) -> str:
     facts = {
         "state": ".".join(saga.location),
         "formerly": ", ".join(saga.formerly),
@@ -43,26 +54,35 @@ def lines_of(saga: SagaDefinition) -> list[str]:
         "alternate keys": ", ".join(saga.also_by),
         "history": saga.history or "",
         "keeps": f"final states for {timedelta(milliseconds=saga.keep_ms)}" if saga.keep_ms is not None else "",
-        "if missing": _shown(saga.if_missing) if saga.if_missing else "",
+        "if missing": _called(saga.if_missing) if saga.if_missing else "",
+        "status_by": f"{saga.status_by} ({', '.join(saga.statuses)})" if saga.status_by else "",
     }
-    lines = [saga.name, *(f"  {name}: {value}" for name, value in facts.items() if value)]
+    lines = [saga.name, *_listed(facts, "  ")]
     for step in registry.steps_of(saga):
-        if step.is_internal:
-            continue
-        lines += ["", f"  {step.name}", *(f"    {name}: {value}" for name, value in _facts_of(step).items() if value)]
-    return lines
+        if not step.is_internal:
+            lines += ["", f"  {step.name}", *_listed(_facts_of(step), "    ")]
+    return "\n".join(lines)
 
 
-def _shown(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}()"
+def _listed(facts: Mapping[str, str], indent: str) -> Iterator[str]:
+    return (f"{indent}{name}: {value}" for name, value in facts.items() if value)
 
 
-def _facts_of(step: StepDefinition) -> dict[str, Any]:
+def _facts_of(step: StepDefinition) -> dict[str, str]:
     policy = "if_exists" if step.starts else "if_missing"
-    chosen = _shown(step.missing_function) if step.missing_function else step.policy.value
+    chosen = _called(step.missing_function) if step.missing_function else step.policy.value
+    status = step.status
     return {
         "kind": f"{'starts' if step.starts else 'handles'}, {policy}: {chosen}",
         "message": ", ".join(step.arguments.annotations) or "no arguments",
         "found by": step.rule.describe(),
+        "when": _called(status.condition) if status.condition else " or ".join(status.when),
+        "if_not": status.if_not.value if status.is_conditional else "",
+        "to": " or ".join(status.to),
+        "defer_for": str(timedelta(seconds=step.defer_for_s)) if step.defer_for_s else "",
         "formerly": ", ".join(step.formerly),
     }
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}()"

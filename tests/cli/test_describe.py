@@ -78,6 +78,7 @@ def test_everything(app: Celery, shop: Any) -> None:
         "found by: tracking from parcel.code",
         "order.nudge",
         "kind: handles, if_missing: defer",
+        "defer_for: 0:00:05",
         "message: no arguments",
         "found by: shop and number from the causation header",
         "invoice",
