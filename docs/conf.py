@@ -14,12 +14,13 @@ author = "The celery-sagas maintainers"
 copyright = author
 version = release = version_of("celery-sagas")
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {version}"
 
 myst_enable_extensions = ["deflist"]
+myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
 
 #: What ``tox -e benchmarks`` has written.

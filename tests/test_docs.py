@@ -2,6 +2,9 @@
 
 import re
 import runpy
+import shutil
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -52,6 +55,22 @@ def test_reference_has_every_public_name(name):
 def test_reference_shows_what_the_source_says():
     written = runpy.run_path(str(DOCS / "make_reference.py"))["reference"]()
     assert (DOCS / "reference.md").read_text() == written, "Write the page again: python docs/make_reference.py"
+
+
+def test_graph_page_shows_what_the_command_draws(tmp_path):
+    example = DOCS.parent / "example_project"
+    shutil.copytree(example, tmp_path / example.name, ignore=shutil.ignore_patterns("__pycache__"))
+    drawn = runpy.run_path(str(DOCS / "make_graph.py"))["page"](tmp_path)
+    assert (DOCS / "graph.md").read_text() == drawn, "Draw the graphs again: python docs/make_graph.py"
+
+
+def test_graph_page_shows_the_warnings_of_its_saga(tmp_path):
+    page = (DOCS / "graph.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (tmp_path / "rentals.py").write_text(program)
+    command = [sys.executable, "-m", "celery", "-A", "rentals", "sagas", "describe", "rental", "--graph", "text"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == page.partition("## Warnings")[2].partition("```text\n")[2].partition("```")[0]
 
 
 def test_stores_page_lists_every_option_with_its_default():
