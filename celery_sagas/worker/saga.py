@@ -188,7 +188,7 @@ class Saga(Declared):
     def cancel(self, request: str) -> bool:
         """Stop waiting for a request, with this step's commit.
 
-        Its message is withdrawn if it is not due yet, and its task is revoked. Of a gather, the members that are not published yet
+        Its message is withdrawn if it is not due yet, and its task is revoked. Of a gather, members that are not published yet
         are withdrawn, and the others revoked.
 
         Its task may have begun, and not notice. What comes of it is dropped, unless the request has an ``undo``: that runs as
