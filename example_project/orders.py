@@ -35,7 +35,7 @@ class Order(Saga, correlate_by="order_id", also_by="tracking", status_by="status
     tracking: str | None = None
 
 
-@Order.starts(if_exists="ignore")  # creates the order; a second click on "buy" changes nothing
+@Order.starts(if_exists="ignore", to="placed")  # creates the order; a second click on "buy" changes nothing
 def place_order(order: Order, order_id: str, total: Decimal, card: str, destination: str, patience: timedelta) -> None:
     """Take an order, and have its card charged."""
     order.total = total
