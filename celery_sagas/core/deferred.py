@@ -1,6 +1,8 @@
 """Deferred messages: those that have come too early wait with the instance, until it is in the right status for them."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from celery_sagas.core.delays import seconds_of
@@ -10,6 +12,8 @@ from celery_sagas.errors import DefinitionError
 DEFERRED: Final = "(deferred)"
 #: The most messages that wait with an instance.
 MOST: Final = 100
+#: The end of all dates, in milliseconds since the epoch.
+_LATEST: Final = 253_402_300_799_000
 #: The longest time that a message may wait, in seconds: ten years.
 _LONGEST_S: Final = 10 * 365 * 86_400.0
 
@@ -34,10 +38,11 @@ class Deferred(NamedTuple):
     came: str = ""  #: the kind of the outcome
     wake: str = ""  #: the id of the message that ends the waiting, if it has an end
     row: str = ""  #: of the outbox: that message
+    more: Mapping[str, Any] = MappingProxyType({})  #: what newer code has stored with it
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {name: value for name, value in self._asdict().items() if value}
+        return {**self.more, **{name: value for name, value in self._asdict().items() if value and name in _STORED}}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
@@ -46,7 +51,12 @@ class Deferred(NamedTuple):
         Raises:
             TypeError: They do not describe one.
         """
-        return cls(**{name: part for name, part in value.items() if name in cls._fields})
+        stored = {name: part for name, part in value.items() if name in _STORED}
+        if wrong := [name for name, part in stored.items() if type(part) is not _STORED[name]]:
+            raise TypeError(f"{', '.join(wrong)} of a deferred message")
+        if not 0 < stored.get("since", 1) <= _LATEST:
+            raise TypeError("since of a deferred message is no time")
+        return cls(**stored, more={name: part for name, part in value.items() if name not in _STORED})
 
     @property
     def view(self) -> DeferredMessage:
@@ -56,6 +66,10 @@ class Deferred(NamedTuple):
     def is_of(self, steps: tuple[str, ...], id: str) -> bool:
         """Return whether it is the message of an id to a step, known by its names."""
         return self.id == id and self.step in steps
+
+
+#: The parts under which it is stored, and their types.
+_STORED: Final = {name: int if name == "since" else str for name in Deferred._fields if name != "more"}
 
 
 def checked_defer_for(subject: str, defer_for: Any, *, may_be_missing: bool, is_deferred: bool) -> float:
