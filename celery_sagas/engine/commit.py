@@ -219,7 +219,7 @@ def _check_size(run: Run, key: str, data: str, pending: str) -> None:
     """Refuse a state and a pending map that are too large together."""
     sizes, most = [len(text.encode()) for text in (data, pending)], run.terms.state_bytes
     if sum(sizes) > most:
-        waits = f"what it waits for (timeouts, requests, undos, alternate keys) has {sizes[1]}"
+        waits = f"what it waits for (timeouts, requests, undos, deferred messages, alternate keys) has {sizes[1]}"
         raise run.refuse(key, f"its fields have {sizes[0]} bytes and {waits}; saga_max_state_bytes allows {most} together")
 
 
