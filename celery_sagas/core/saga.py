@@ -160,7 +160,9 @@ def status_field(cls: type[BaseModel], status_by: object, correlate_by: str | tu
     """Check ``status_by`` and return the field that holds the status of a class: its own, or that of a base."""
     subject = cls.__qualname__
     if status_by is None:
-        return next((field for base in cls.__bases__ if (field := getattr(base, "__status_by__", None))), None)
+        status_by = next((field for base in cls.__bases__ if (field := getattr(base, "__status_by__", None))), None)
+    if status_by is None:
+        return None
     if not isinstance(status_by, str) or status_by not in cls.model_fields:
         fields = ", ".join(cls.model_fields) or "none"
         raise DefinitionError(subject, f"status_by={status_by!r} is no field of it", f"Its fields: {fields}")

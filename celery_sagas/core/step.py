@@ -87,8 +87,9 @@ class StepDefinition:
 
     @cached_property
     def arguments(self) -> Arguments:
-        """The message's parameters; their annotations must be resolvable by now."""
+        """The message's parameters; their annotations, and that of the status, must be resolvable by now."""
         _check_state_annotation(self)
+        check_statuses(self.name, self.saga.cls.__name__, self.status, self.saga.statuses)
         return arguments_of(self.name, self.function, leading=self.state_position + 1, known=_known(self.saga))
 
     @cached_property
@@ -108,8 +109,6 @@ class StepDefinition:
             DefinitionError: The step, or its saga, is declared wrongly.
         """
         _ = self.rule
-        saga = self.saga
-        check_statuses(self.name, saga.cls.__name__, self.status, saga.statuses)
 
     @cached_property
     def is_deferred(self) -> bool:
@@ -404,7 +403,7 @@ def _check_fits(
     except (TypeError, ValueError) as exc:
         shown = ", ".join([first, *(parameter.name for parameter in arguments)])
         raise DefinitionError(step, f"{what} does not fit the message: {exc}", f"def function({shown})") from exc
-    if not is_synchronous(function):
+    if not (is_synchronous(function) and is_synchronous(type(function).__call__)):  # it may be an object
         raise DefinitionError(step, f"{what} is no plain function", "Use def, without yield")
 
 
