@@ -67,6 +67,9 @@ class DeferredMessages(Protocol):
             MessageError: They do not fit the step.
         """
 
+    def message(self, task: str, id: str, bound: Mapping[str, Any]) -> SerializedMessage:
+        """Return a message to a step, given its arguments by name, as received."""
+
     def wake(self, saga: SagaDefinition, instance_id: str, id: str, due_at: int) -> SerializedMessage:
         """Return the message that ends the waiting, at a time in milliseconds since the epoch."""
 

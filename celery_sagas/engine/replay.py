@@ -20,7 +20,7 @@ from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Driver
 from celery_sagas.engine.instance import load_instance, unknown_outcomes
 from celery_sagas.engine.outcomes import Outcome
-from celery_sagas.engine.session import Attempt, Delivery, Session
+from celery_sagas.engine.session import Attempt, Deferral, Delivery, Session
 from celery_sagas.engine.unit_of_work import handle_once
 from celery_sagas.errors import HistoryError, InvalidMessage, MisuseError
 from celery_sagas.stores.memory.backend import MemoryBackend
@@ -174,7 +174,14 @@ class _Replay:
         session = Session(message.id, {self.saga.name: self.history.instance})
         call = self._noting_state(self.caller_of(step, session))
         address, task = self._address(message), message.step
-        return Delivery(step, message.id, bound, session, call, address, None, task, _return_address(message), message.now)
+        deferral = self._deferral(message, bound) if step.is_deferred else None
+        asked_by = _return_address(message)
+        return Delivery(step, message.id, bound, session, call, address, None, task, asked_by, message.now, deferral)
+
+    def _deferral(self, message: HandledMessage, bound: Mapping[str, Any]) -> Deferral:
+        """Return what is needed to defer a message; one that has failed in the end is in no history."""
+        now = _milliseconds(message.now)
+        return Deferral(now, now, lambda: self.terms.deferred.message(message.step, message.id, bound))
 
     def _noting_state(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def noting(function: Any, first: Any, /, **arguments: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
+from celery.canvas import Signature
 from kombu.utils.json import loads
 
 from celery_sagas.core.deferred import DEFERRED
@@ -12,7 +13,7 @@ from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.worker.headers import address_headers
-from celery_sagas.worker.serialization import serialized
+from celery_sagas.worker.serialization import serialized, serialized_again
 from celery_sagas.worker.targets import signature_to, target_named
 from celery_sagas.worker.timeouts import due_later
 
@@ -27,6 +28,10 @@ class DeferredSignatures:
         """Return the validated arguments of a message."""
         sent = loads(payload)
         return step.arguments.validate(step.arguments.bind(sent["args"], sent["kwargs"]))
+
+    def message(self, task: str, id: str, bound: Mapping[str, Any]) -> SerializedMessage:
+        """Return a message to a step."""
+        return serialized_again(self._app, Signature(task, (), dict(bound), {"task_id": id}, app=self._app))
 
     def wake(self, saga: SagaDefinition, instance_id: str, id: str, due_at: int) -> SerializedMessage:
         """Return the message that ends the waiting."""

@@ -256,6 +256,10 @@ class Deferred:
         """Return the arguments of a message."""
         return step.arguments.validate(json.loads(payload))
 
+    def message(self, task: str, id: str, bound: Mapping[str, Any]) -> SerializedMessage:
+        """Return a message to a step."""
+        return SerializedMessage(id, id, task, json.dumps(bound))
+
     def wake(self, saga: SagaDefinition, instance_id: str, id: str, due_at: int) -> SerializedMessage:
         """Return the message that ends the waiting."""
         return SerializedMessage(id, id, f"{saga.name}.(deferred)", "{}", due_at)

@@ -1,18 +1,21 @@
 """Replay: today's code handles a history again."""
 
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field
 
 from celery_sagas.core.history import History
+from celery_sagas.core.pending import read_pending
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.requests import ReturnAddress, Target
+from celery_sagas.core.requests.requests import Addressed, ReturnAddress, Target
 from celery_sagas.core.state import State
+from celery_sagas.core.step import deferred_step
 from celery_sagas.engine.history import history_of
 from celery_sagas.engine.replay import Replayed, replay
 from celery_sagas.errors import HistoryError
+from celery_sagas.stores.records import KEY, Lookup
 from tests.engine.conftest import Engine, handler, send, starter
 
 
@@ -189,3 +192,113 @@ def test_an_unknown_saga_is_refused(engine: Engine) -> None:
     registry.sagas.clear()
     with pytest.raises(HistoryError, match="there is no such saga"):
         run(engine, kept)
+
+
+class Crate(State, correlate_by="number", status_by="status", history="messages"):
+    """A saga with a status that keeps its history."""
+
+    number: str
+    status: Literal["open", "shut"] = "open"
+    packed: int = 0
+    waiting: int = 0
+
+
+def make(crate: Crate, number: str) -> None:
+    """Start."""
+
+
+def shut(crate: Crate, number: str) -> None:
+    """Change the status."""
+    crate.waiting = len(crate.saga.deferred)
+    crate.status = "shut"
+
+
+def seal(crate: Crate, number: str, seals: int) -> None:
+    """Need the status."""
+    crate.packed += seals
+
+
+def pack(crate: Crate, number: str, place: int) -> None:
+    """Need those before it."""
+    crate.packed += 1
+
+
+class TestStatus:
+    MAKE, SHUT = starter(make, saga=Crate), handler(shut, saga=Crate)
+
+    def seal(self, if_not: str, **moment: Any) -> Any:
+        return handler(seal, saga=Crate, when="shut", if_not=if_not, **moment)
+
+    def pack(self) -> Any:
+        return handler(pack, saga=Crate, when=lambda crate, number, place: place == crate.packed, if_not="defer")
+
+    def history(self, engine: Engine) -> History:
+        kept = history_of(engine.backend.journal, Crate.__saga__, "1")  # type: ignore[arg-type]
+        return History.from_text(kept.to_text())
+
+    def replayed(self, engine: Engine) -> list[str]:
+        """Return the outcomes of the messages, once they are the same again."""
+        kept = self.history(engine)
+        replayed = run(engine, kept)
+        assert (replayed.count, replayed.difference, replayed.stopped) == (len(kept.messages), None, "")
+        return [message.outcome for message in kept.messages]
+
+    @pytest.fixture(autouse=True)
+    def saga(self) -> None:
+        assert Crate.__saga__ is not None
+        registry.add_saga(Crate.__saga__)
+
+    @pytest.mark.parametrize(("if_not", "outcome"), [("ignore", "ignored"), ("defer", "deferred")])
+    def test_message_in_another_status(self, engine: Engine, if_not: str, outcome: str) -> None:
+        step = self.seal(if_not)
+        define(self.MAKE, self.SHUT, step)
+        engine.handle(self.MAKE, number="1")
+        engine.handle(step, id="m1", number="1", seals=2)
+        engine.handle(self.SHUT, number="1")
+
+        assert self.replayed(engine) == ["started", outcome, "handled"]
+
+    def test_message_that_is_deferred_and_handled(self, engine: Engine) -> None:
+        step = self.seal("defer", defer_for=60)
+        define(self.MAKE, self.SHUT, step)
+        engine.handle(self.MAKE, number="1")
+        engine.handle(step, id="m1", number="1", seals=2)
+        engine.handle(self.SHUT, number="1")
+        engine.handle(step, id="m1", number="1", seals=2)
+
+        assert self.replayed(engine) == ["started", "deferred", "handled", "handled"]
+        assert run(engine, self.history(engine)).state.packed == 2  # type: ignore[union-attr]
+
+    def test_function_that_decides(self, engine: Engine) -> None:
+        step = self.pack()
+        define(self.MAKE, step)
+        engine.handle(self.MAKE, number="1")
+        for place in (2, 1, 0, 1, 2):
+            engine.handle(step, id=f"m{place}", number="1", place=place)
+
+        assert self.replayed(engine) == ["started", "deferred", "deferred", "handled", "handled", "handled"]
+
+    def test_other_policy_of_today(self, engine: Engine) -> None:
+        """It is the first difference."""
+        step = self.seal("defer")
+        define(self.MAKE, self.SHUT, step)
+        engine.handle(self.MAKE, number="1")
+        engine.handle(step, id="m1", number="1", seals=2)
+        define(self.MAKE, self.SHUT, self.seal("ignore"))
+
+        difference = run(engine, self.history(engine)).difference
+        assert difference is not None
+        assert (difference.number, difference.problem) == (2, "it was deferred, and today it is ignored (status)")
+
+    def test_end_of_the_waiting(self, engine: Engine) -> None:
+        assert Crate.__saga__ is not None
+        step, wake = self.seal("defer", defer_for=60), deferred_step(Crate.__saga__)
+        define(self.MAKE, self.SHUT, step, wake)
+        engine.handle(self.MAKE, number="1")
+        engine.handle(step, id="m1", number="1", seals=2)
+        record = engine.backend.sagas.find(Lookup(("crate",), KEY, "1")).record
+        assert record is not None
+        (waiting,) = read_pending(record.pending).deferred
+        engine.handle(wake, id=waiting.wake, addressed=Addressed(record.id, waiting.wake))
+
+        assert self.replayed(engine) == ["started", "deferred", "handled"]
