@@ -13,7 +13,13 @@ from celery_sagas.engine.deferring import park
 from celery_sagas.engine.session import Deferral, Session
 from celery_sagas.errors import SagaNotFound, StoreError
 from celery_sagas.worker.failures.dead_letters import lookup_of, options_of
-from celery_sagas.worker.failures.redelivery import may_publish_again, publish_again_or_requeue, redeliver_if_it_helps
+from celery_sagas.worker.failures.redelivery import (
+    below_redelivery_s,
+    longest_redelivery_s,
+    may_publish_again,
+    publish_again_or_requeue,
+    redeliver_if_it_helps,
+)
 from celery_sagas.worker.headers import DEFERRED_SINCE, LOOKS, STEP, read_deferred_since, read_looks
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import serialized_again
@@ -31,8 +37,9 @@ _OF_WAITED, _LONGEST_PAUSE_S = 1 / 3, 300.0
 def deferral_of(task: Any, request: Any, session: Session, bound: Mapping[str, Any]) -> Deferral:
     """Return what is needed to defer the message of a task's request."""
     now = int(time_s() * 1000)
-    since = read_deferred_since(request, now)
-    return Deferral(since, now, lambda: _again(task, request, session, bound, {DEFERRED_SINCE: since}))
+    since, looks = read_deferred_since(request, now), read_looks(request)
+    headers = {DEFERRED_SINCE: since} | ({LOOKS: looks} if looks else {})  # counted on if the instance is missing again
+    return Deferral(since, now, lambda: _again(task, request, session, bound, headers))
 
 
 def _again(task: Any, request: Any, session: Session, bound: Mapping[str, Any], headers: Mapping[str, Any]) -> SerializedMessage:
@@ -57,7 +64,7 @@ def defer_missing(task: Any, runtime: Runtime, session: Session, bound: Mapping[
         return
     headers = {DEFERRED_SINCE: since, LOOKS: looks + 1}
     is_soon = waited_s < _IN_WORKERS_S
-    pause_s = min(left_s, _FIRST_PAUSE_S * 2.0 ** min(looks, 20) if is_soon else min(waited_s * _OF_WAITED, _LONGEST_PAUSE_S))
+    pause_s = min(left_s, _in_workers_s(task, waited_s, looks) if is_soon else min(waited_s * _OF_WAITED, _LONGEST_PAUSE_S))
     logger.info("%s[%s] is deferred, and looks again in %.1f s: %s", task.name, request.id, pause_s, error)
     if is_soon:
         publish_again_or_requeue(task, publisher, pause_s, headers)
@@ -68,6 +75,12 @@ def defer_missing(task: Any, runtime: Runtime, session: Session, bound: Mapping[
             redeliver_if_it_helps(task, publisher, exc)
             raise
     raise Ignore()
+
+
+def _in_workers_s(task: Any, waited_s: float, looks: int) -> float:
+    """Return for how long a worker keeps a message before its next look: a broker may redeliver it if that is too long."""
+    pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(looks, 20), _IN_WORKERS_S - waited_s)
+    return below_redelivery_s(pause_s, longest_redelivery_s(task.app))
 
 
 def _park(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from celery import Celery
@@ -12,7 +12,9 @@ from celery.exceptions import Ignore
 from celery_sagas import Missing, Saga, clock
 from celery_sagas.errors import SagaNotFound, StoreUnavailable
 from celery_sagas.stores.records import Outgoing
+from celery_sagas.worker.failures import deferral
 from celery_sagas.worker.headers import DEFERRED_SINCE, LOOKS, REDELIVERIES
+from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, Worker, backend_of, interposed
 from tests.worker.moments import Moment
 
@@ -256,3 +258,92 @@ class TestOtherPolicies:
         worker.run()
 
         assert worker.done[-1].args == ["no order 42"]
+
+
+class TestPause:
+    def test_ends_when_the_message_has_waited_for_15_seconds(self, app: Celery, worker: Worker, saga: Any, time: Time) -> None:
+        """It is not kept in a worker's memory for longer."""
+        saga.pay.delay("42")
+        for pause_s in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 2.3):
+            moment = Moment()
+            worker.one()
+            (again,) = worker.waiting()
+            assert moment.is_before(due_at(again), pause_s)
+            time.pass_by(pause_s)
+        worker.one()
+        assert (worker.waiting(), len(rows(app))) == ([], 1)
+
+    @pytest.mark.parametrize(("visibility_s", "pause_s"), [(3.0, 1.0), (3600.0, 3.2)])
+    def test_is_shorter_than_the_broker_s_patience(
+        self, app: Celery, worker: Worker, saga: Any, monkeypatch: pytest.MonkeyPatch, visibility_s: float, pause_s: float
+    ) -> None:
+        """Else the broker delivers the message again while a worker keeps it: two of them would look from then on."""
+        monkeypatch.setattr(deferral, "longest_redelivery_s", lambda app: visibility_s)
+        saga.pay.apply_async(("42",), headers={LOOKS: 5})
+        moment = Moment()
+        worker.one()
+
+        (again,) = worker.waiting()
+        assert moment.is_before(due_at(again), pause_s)
+
+
+class TestMissingAgain:
+    """A message that has looked for its instance, has waited with it, and looks again."""
+
+    @pytest.fixture
+    def parcel(self, app: Celery) -> Any:
+        class Parcel(Saga, correlate_by="parcel_id", also_by="tracking", status_by="status"):
+            parcel_id: str
+            tracking: str | None = None
+            status: Literal["new", "sent"] = "new"
+
+        @Parcel.starts
+        def pack(parcel: Parcel, parcel_id: str, tracking: str) -> None:
+            parcel.tracking = tracking
+
+        @Parcel.handles
+        def lose(parcel: Parcel, parcel_id: str) -> None:
+            parcel.complete()
+
+        @Parcel.handles(by="tracking", when="sent", if_not="defer", if_missing="defer", defer_for=3600)
+        def deliver(parcel: Parcel, tracking: str) -> None: ...
+
+        Parcel.pack, Parcel.lose, Parcel.deliver = pack, lose, deliver  # type: ignore[attr-defined]
+        return Parcel
+
+    def sweep(self, app: Celery, worker: Worker) -> None:
+        """Have the message that waits in the outbox come."""
+        (row,) = rows(app)
+        backend = backend_of(app)
+        backend.outbox._state.outbox._by_id.clear()  # type: ignore[attr-defined]
+        runtime_of(app).publisher.publish(row)
+        worker.one()
+
+    def test_is_not_lost(self, app: Celery, worker: Worker, parcel: Any, time: Time) -> None:
+        """It counts on: under the number of an earlier look it would count as stored already."""
+        parcel.deliver.apply_async(("T1",), task_id="m1", headers={DEFERRED_SINCE: int(Time.now_s * 1000)})
+        time.pass_by(20)
+        worker.one()
+        for _ in range(3):
+            self.sweep(app, worker)
+        parcel.pack("p1", "T1")
+        self.sweep(app, worker)
+        assert [waiting.id for waiting in parcel.find("p1").saga.deferred] == ["m1"]
+        assert rows(app)[0].task == "parcel.(deferred)"
+        parcel.lose("p1")
+        worker.one()
+
+        for _ in range(6):
+            assert [row.message_id for row in rows(app)] == ["m1"]
+            self.sweep(app, worker)
+
+    def test_time_counts_from_the_first_arrival(self, app: Celery, worker: Worker, parcel: Any, time: Time) -> None:
+        parcel.deliver.apply_async(("T1",), headers={DEFERRED_SINCE: int(Time.now_s * 1000)})
+        time.pass_by(20)
+        worker.one()
+        parcel.pack("p1", "T1")
+        self.sweep(app, worker)
+
+        (waiting,) = parcel.find("p1").saga.deferred
+        assert waiting.since.timestamp() == Time.now_s
+        assert [row.due_at for row in rows(app)] == [int((Time.now_s + 3600) * 1000)]
