@@ -43,7 +43,7 @@ def begin(ticket: Ticket, number: str, status: Any = "new", code: str | None = N
 def ask(ticket: Ticket, number: str) -> None:
     """Ask, and schedule."""
     pending = ticket._context.pending  # type: ignore[union-attr]
-    request = Request("r1", "charge", "ticket.came", "ticket.failed", at=DUE)
+    request = Request("r1", "charge", "ticket.came", "ticket.failed", at=DUE, progress="ticket.came")
     pending.new_requests["r1"] = request, SerializedMessage("d1", "d1", "ticket.failed", "{}", DUE)
     pending.schedule("once", SerializedMessage("t1", "t1", "ticket.tick", "{}", DUE), DUE)
     pending.schedule("often", SerializedMessage("s1", "s1", "ticket.tick", "{}", DUE), DUE, Interval(DUE, 1_000))
