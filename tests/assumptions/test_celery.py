@@ -180,13 +180,13 @@ class TestInternals:
         assert (task.__evaluated__(), called) == (True, ["then"])
 
     def test_proxy_of_a_shared_task_looks_it_up_in_the_current_app(self, new_app: NewApp) -> None:
-        @shared_task(name="shared")
+        @shared_task(name="looked up")
         def shared() -> None: ...
 
         apps = new_app(), new_app()
         for each in apps:
             with celery_internals.as_current_app(each):
-                assert (type(shared), shared.name, shared.app) == (Proxy, "shared", each)
+                assert (type(shared), shared.name, shared.app) == (Proxy, "looked up", each)
 
     def test_app_task_is_shared_with_every_app(self, new_app: NewApp) -> None:
         first, second = new_app(), new_app()
