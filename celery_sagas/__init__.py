@@ -5,9 +5,8 @@ from celery_sagas.core.context import MessageView, SagaView
 from celery_sagas.core.deferred import DeferredMessage
 from celery_sagas.core.delays import Backoff
 from celery_sagas.core.message import Message, SagaKey
-from celery_sagas.core.pending import RequestView
 from celery_sagas.core.requests.answers import Failure, Gathered
-from celery_sagas.core.requests.gathers import GatherView
+from celery_sagas.core.requests.views import GatherView, RequestView
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.urls import register_backend
 from celery_sagas.worker import transport

@@ -19,6 +19,11 @@ def now() -> datetime:
     return datetime.fromtimestamp(time_s(), UTC)
 
 
+def utc_time(milliseconds: int) -> datetime:
+    """Return the time at so many milliseconds since the epoch; aware, UTC."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
 @contextmanager
 def replaced_by(read: Callable[[], float]) -> Iterator[None]:
     """Read another clock meanwhile, in this whole process.

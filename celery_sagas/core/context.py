@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 
 from celery_sagas import clock
 from celery_sagas.core.deferred import DeferredMessage
-from celery_sagas.core.pending import Pending, RequestView
-from celery_sagas.core.requests.gathers import GatherView
+from celery_sagas.core.pending import Pending
 from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.requests.views import GatherView, RequestView
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
 

@@ -1,10 +1,11 @@
 """Deferred messages: those that have come too early wait with the instance, until it is in the right status for them."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
+from celery_sagas.clock import utc_time
 from celery_sagas.core.delays import seconds_of
 from celery_sagas.errors import DefinitionError
 
@@ -61,7 +62,7 @@ class Deferred(NamedTuple):
     @property
     def view(self) -> DeferredMessage:
         """What users see of it."""
-        return DeferredMessage(self.id, self.step, datetime.fromtimestamp(self.since / 1000, UTC))
+        return DeferredMessage(self.id, self.step, utc_time(self.since))
 
     def is_of(self, steps: tuple[str, ...], id: str) -> bool:
         """Return whether it is the message of an id to a step, known by its names."""

@@ -5,15 +5,16 @@ cancels it removes it; a series stays until it is replaced or cancelled. So it d
 moment: in the outbox, under a lease, or in a broker's queue.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
 from celery_sagas import clock
+from celery_sagas.clock import utc_time
 from celery_sagas.core.deferred import Deferred
 from celery_sagas.core.requests.requests import ANSWERED, FAILURES, REQUESTS, UNDONE, Addressed, ReplyKind, Request
 from celery_sagas.core.requests.undo import Undo, Undoable, Undoing
@@ -372,53 +373,3 @@ def due_times(timeouts: Mapping[str, Timeout]) -> Mapping[str, datetime]:
         return _NEVER
     now = int(clock.time_s() * 1000)
     return MappingProxyType({name: utc_time(timeout.due_after(now)) for name, timeout in timeouts.items()})
-
-
-class RequestView(NamedTuple):
-    """A request that has no outcome yet."""
-
-    id: str  #: what ``send`` or ``gather`` has returned
-    task: str  #: its name; of a chain that of its last task, empty for a ``gather``
-    deadline: datetime | None  #: aware, UTC; ``None`` without ``within=``
-    members: int = 0  #: of a ``gather``
-
-
-class OpenRequests(Mapping[str, RequestView]):
-    """The requests that have no outcome yet, by their ids; without those whose deadline has passed.
-
-    There may be up to a thousand, and few steps read them: they are made when they are read for the first time.
-    """
-
-    __slots__ = ("_requests", "_views")
-
-    def __init__(self, requests: Mapping[str, Request]) -> None:
-        """Take requests that do not change any more while a step runs."""
-        self._requests = requests
-        self._views: dict[str, RequestView] | None = None
-
-    def __getitem__(self, id: str) -> RequestView:
-        return self._read()[id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._read())
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __repr__(self) -> str:
-        return repr(self._read())
-
-    def _read(self) -> dict[str, RequestView]:
-        if self._views is None:
-            self._views = {each.first: _view(each) for each in self._requests.values() if not each.has_timed_out}
-        return self._views
-
-
-def _view(request: Request) -> RequestView:
-    task, deadline = "" if request.members else request.task, utc_time(request.at) if request.at else None
-    return RequestView(request.first, task, deadline, request.members)
-
-
-def utc_time(milliseconds: int) -> datetime:
-    """Return the time at so many milliseconds since the epoch; aware, UTC."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -3,15 +3,23 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
-from inspect import Parameter
 from typing import Any, Final, get_origin
 
 from celery_sagas.core.arguments import Arguments, arguments_of, resolve_annotations
 from celery_sagas.core.correlation import Rule, choose_rule
 from celery_sagas.core.deferred import DEFERRED, checked_defer_for
+from celery_sagas.core.functions import (
+    check_fits,
+    check_handler,
+    check_if_missing,
+    check_options,
+    check_spelling,
+    is_synchronous,
+    location_of,
+    qualified_name_of,
+)
 from celery_sagas.core.hidden import hides
 from celery_sagas.core.names import checked_names
 from celery_sagas.core.requests.requests import ANSWERED, UNDONE
@@ -78,7 +86,7 @@ class StepDefinition:
     @property
     def location(self) -> tuple[str, str]:
         """Module and qualified name: defining a step again at the same place replaces it."""
-        return _location(self.function)
+        return location_of(self.function)
 
     @property
     def state_position(self) -> int:
@@ -243,7 +251,7 @@ def _check_condition(
         problem = f"it has when=, and if_exists={policy.value!r}, with which it never runs on an instance"
         raise DefinitionError(subject, problem, "Remove one of them")
     if status.condition is not None:
-        _check_fits(subject, status.condition, function, bind=bind, what="its when= function", first="state")
+        check_fits(subject, status.condition, function, bind=bind, what="its when= function", first="state")
 
 
 def _check_batch(subject: str, batch: object) -> None:
@@ -322,98 +330,13 @@ def _known(saga: SagaDefinition) -> dict[str, Any]:
     return {saga.cls.__name__: saga.cls}
 
 
-_POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-_NAMED: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-#: Task options that a step cannot have, with what to do instead.
-_REFUSED: Final = {
-    "pydantic": "A step's arguments are validated anyway: remove it",
-    "name": "A step is named {saga}.{function}; formerly= keeps earlier names alive",
-    "if_exists": "It says what a starter does: a handler has if_missing",
-    "if_missing": "It says what a handler does: a starter has if_exists",
-}
-
-
-def qualified_name_of(function: object, what: str = "a step") -> str:
-    """Return module and qualified name of the function of a step, or of an aggregator, for errors.
-
-    Raises:
-        DefinitionError: It is not a plain function.
-    """
-    names = [getattr(function, name, None) for name in ("__module__", "__qualname__", "__name__")]
-    if not callable(function) or isinstance(function, type) or not all(isinstance(name, str) for name in names):
-        kind = function.__name__ if isinstance(function, type) else type(function).__name__
-        raise DefinitionError(f"the {what.split()[-1]} {kind}", f"{what} is a plain function", "Decorate a def")
-    return f"{names[0]}.{names[1]}"
-
-
-def is_synchronous(function: Callable[..., Any]) -> bool:
-    """Return whether a function runs to its end when it is called."""
-    return not any(
-        check(function) for check in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    )
-
-
-def check_handler(subject: str, function: Callable[..., Any], *, bind: bool) -> None:
-    """Refuse anything but a synchronous function of a state and the named arguments of a message."""
-    if not is_synchronous(function):
-        raise DefinitionError(subject, "a step is a plain function", "Celery tasks are synchronous: use def, without yield")
-    parameters = _parameters(subject, function)
-    leading = 2 if bind else 1
-    if len(parameters) < leading or any(parameter.kind not in _POSITIONAL for parameter in parameters[:leading]):
-        what = "the task and the state" if bind else "the state"
-        raise DefinitionError(subject, f"it does not take {what} first", f"def {function.__name__}({_SHOWN[bind]}, …)")
-    for parameter in parameters[leading:]:
-        if parameter.name == "self":
-            raise DefinitionError(subject, "a parameter of the message is named 'self'", "Celery calls the task that: rename it")
-        if parameter.kind not in _NAMED:
-            raise DefinitionError(
-                subject, f"the parameter {parameter} cannot be given by name", "Name every argument of the message"
-            )
-
-
-def check_options(subject: str, options: Mapping[str, Any]) -> None:
-    """Refuse task options that a step cannot have."""
-    for option, remedy in _REFUSED.items():
-        if options.get(option):
-            raise DefinitionError(subject, f"{option}={options[option]!r} cannot be set on a step", remedy)
-    if options.get("serializer") == "pickle":
-        raise DefinitionError(subject, "serializer='pickle' cannot be set on a step", "Messages are JSON")
-
-
-def check_spelling(subject: str, options: Mapping[str, Any], *keywords: str) -> None:
-    """Refuse a task option that is almost one of our keywords: Celery accepts any name."""
-    for option in options:
-        if near := get_close_matches(option, keywords, n=1, cutoff=0.75):
-            raise DefinitionError(subject, f"{option}= is no option", f"Do you mean {near[0]}=?")
-
-
-def check_if_missing(step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool) -> None:
-    """Refuse a function that cannot take its arguments: a ``Missing``, then the message's arguments by name."""
-    check_handler(step, function, bind=False)
-    _check_fits(step, function, handler, bind=bind, what="its if_missing function", first="missing")
-
-
-def _check_fits(
-    step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool, what: str, first: str
-) -> None:
-    """Refuse a function that does not take something first, then the arguments of a handler's message by name."""
-    arguments = _parameters(step, handler)[2 if bind else 1 :]
-    try:
-        inspect.signature(function).bind(None, **{parameter.name: None for parameter in arguments})
-    except (TypeError, ValueError) as exc:
-        shown = ", ".join([first, *(parameter.name for parameter in arguments)])
-        raise DefinitionError(step, f"{what} does not fit the message: {exc}", f"def function({shown})") from exc
-    if not (is_synchronous(function) and is_synchronous(type(function).__call__)):  # it may be an object
-        raise DefinitionError(step, f"{what} is no plain function", "Use def, without yield")
-
-
 def use_if_missing(cls: type[Any], function: Callable[..., Any]) -> None:
     """Run a function for all handlers of a saga whose instance is missing, or of the sagas that derive from an abstract class.
 
     Raises:
         DefinitionError: It does not take a ``Missing`` alone, or the class has another one.
     """
-    subject, location = qualified_name_of(function, "an if_missing function"), _location(function)
+    subject, location = qualified_name_of(function, "an if_missing function"), location_of(function)
     if not is_synchronous(function):
         raise DefinitionError(subject, "an if_missing function is a plain function", "Use def, without yield")
     try:
@@ -422,22 +345,8 @@ def use_if_missing(cls: type[Any], function: Callable[..., Any]) -> None:
         problem = f"the if_missing function of all steps is given a Missing alone: {exc}"
         raise DefinitionError(subject, problem, f"def {function.__name__}(missing): missing.arguments has the message") from exc
     earlier = vars(cls).get("__if_missing__")
-    if earlier is not None and _location(earlier) != location:
+    if earlier is not None and location_of(earlier) != location:
         raise DefinitionError(
-            cls.__qualname__, f"it has the if_missing function {'.'.join(_location(earlier))} already", "Use one"
+            cls.__qualname__, f"it has the if_missing function {'.'.join(location_of(earlier))} already", "Use one"
         )
     cls.__if_missing__ = function
-
-
-def _location(function: Callable[..., Any]) -> tuple[str, str]:
-    return function.__module__, function.__qualname__
-
-
-def _parameters(subject: str, function: Callable[..., Any]) -> list[Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (ValueError, TypeError) as exc:
-        raise DefinitionError(subject, "a step is a plain function", "Decorate a def") from exc
-
-
-_SHOWN: Final = {False: "order: Order", True: "self, order: Order"}

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from pydantic_core import from_json
 
+from celery_sagas.clock import utc_time
 from celery_sagas.core.history import HandledMessage, History, message_of
-from celery_sagas.core.pending import utc_time
 from celery_sagas.core.saga import HISTORY, SagaDefinition
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.errors import HistoryError

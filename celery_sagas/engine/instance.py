@@ -5,13 +5,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from celery_sagas.clock import utc_time
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
 from celery_sagas.core.keys import key_text
-from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, OpenRequests, Pending, due_times, read_pending, utc_time
-from celery_sagas.core.requests.gathers import GatherView, MemberOutcomes, OpenGathers
+from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, Pending, due_times, read_pending
 from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.requests.views import GatherView, MemberOutcomes, OpenGathers, OpenRequests
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import Sending
 from celery_sagas.core.state import State

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple
 from pydantic_core import from_json
 from typing_extensions import TypeVar
 
-from celery_sagas.core.pending import utc_time
+from celery_sagas.clock import utc_time
 from celery_sagas.core.sending import Sending
 from celery_sagas.stores.records import Entry
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, NoReturn
 from pydantic_core import from_json, to_json
 
 from celery_sagas import clock
+from celery_sagas.clock import utc_time
 from celery_sagas.core.hidden import replaced, stand_in
 from celery_sagas.core.history import HandledMessage, History, digests_of, message_of, shown_fields
-from celery_sagas.core.pending import utc_time
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Addressed, Request, ReturnAddress, Target
 from celery_sagas.core.saga import SagaDefinition

@@ -17,8 +17,8 @@ from celery import Celery
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.registry import registry
-from celery_sagas.core.requests.gathers import MemberOutcomes
 from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services

@@ -15,14 +15,13 @@ from celery_sagas.core.pending import (
     PLAIN_FORMAT,
     NewerFormat,
     NewTimeout,
-    OpenRequests,
     Pending,
-    RequestView,
     Timeout,
     due_times,
     read_pending,
 )
 from celery_sagas.core.requests.requests import Addressed, Request
+from celery_sagas.core.requests.views import OpenRequests, RequestView
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.series import Crontab, Interval
 

@@ -13,8 +13,8 @@ from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.items import GroupBy, ItemType
 from celery_sagas.core.aggregators.rules import LARGEST_SIZE, Rules
 from celery_sagas.core.arguments import resolve_annotations
+from celery_sagas.core.functions import is_synchronous, qualified_name_of
 from celery_sagas.core.names import checked_name
-from celery_sagas.core.step import is_synchronous, qualified_name_of
 from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the task that flushes a group.

@@ -17,8 +17,8 @@ from celery_sagas.clock import time_s
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.core.names import storable
 from celery_sagas.core.requests.answers import Failure
-from celery_sagas.core.requests.gathers import MemberOutcomes
 from celery_sagas.core.requests.requests import ReplyKind, Request, Target
+from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.commit import STATES_IN_MESSAGES
 from celery_sagas.engine.instance import pending_of

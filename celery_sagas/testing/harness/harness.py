@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 from celery import Celery
 from kombu.utils.json import dumps
 
+from celery_sagas.clock import utc_time
 from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.history import History
-from celery_sagas.core.pending import utc_time
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.engine.outcomes import Outcome, read_entry

@@ -13,8 +13,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.states import READY_STATES
 
 from celery_sagas import clock
-from celery_sagas.core.requests.gathers import MemberOutcomes
 from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.outbox.confirmations import Confirmations
 from celery_sagas.engine.outcomes import Outcome

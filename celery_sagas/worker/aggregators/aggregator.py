@@ -12,8 +12,8 @@ from celery import Celery
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AS_JOURNAL, AggregatorDefinition, define_aggregator
 from celery_sagas.core.aggregators.items import GroupBy
+from celery_sagas.core.functions import check_spelling
 from celery_sagas.core.registry import registry
-from celery_sagas.core.step import check_spelling
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.aggregators.client import AggregatorClient, BufferedItem
 from celery_sagas.worker.aggregators.tasks import BufferTask, install_aggregator

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from celery_sagas.core.requests.gathers import GatherView, MemberOutcomes, OpenGathers
 from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.requests.views import GatherView, MemberOutcomes, OpenGathers
 
 GATHER = Request("g", "celery_sagas.gather", "order.quoted", "order.too_few", at=1_700_000_000_500, members=4, at_least=2)
 REQUESTS = {

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from celery_sagas.core import pending as pending_map
-from celery_sagas.core.pending import Pending, RequestView, read_pending
+from celery_sagas.core.pending import Pending, read_pending
 from celery_sagas.core.requests.requests import Addressed, ReplyKind, Request, ReturnAddress, Target
+from celery_sagas.core.requests.views import RequestView
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.engine.dead_letters.cancellation import Cancellation

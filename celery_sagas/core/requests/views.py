@@ -1,10 +1,56 @@
-"""The gathers of an instance, as its steps see them: what has come of their members so far."""
+"""The open requests and gathers of an instance, as its steps see them."""
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
+from celery_sagas.clock import utc_time
 from celery_sagas.core.requests.requests import Request
+
+
+class RequestView(NamedTuple):
+    """A request that has no outcome yet."""
+
+    id: str  #: what ``send`` or ``gather`` has returned
+    task: str  #: its name; of a chain that of its last task, empty for a ``gather``
+    deadline: datetime | None  #: aware, UTC; ``None`` without ``within=``
+    members: int = 0  #: of a ``gather``
+
+
+class OpenRequests(Mapping[str, RequestView]):
+    """The requests that have no outcome yet, by their ids; without those whose deadline has passed.
+
+    There may be up to a thousand, and few steps read them: they are made when they are read for the first time.
+    """
+
+    __slots__ = ("_requests", "_views")
+
+    def __init__(self, requests: Mapping[str, Request]) -> None:
+        """Take requests that do not change any more while a step runs."""
+        self._requests = requests
+        self._views: dict[str, RequestView] | None = None
+
+    def __getitem__(self, id: str) -> RequestView:
+        return self._read()[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    def _read(self) -> dict[str, RequestView]:
+        if self._views is None:
+            self._views = {each.first: _view(each) for each in self._requests.values() if not each.has_timed_out}
+        return self._views
+
+
+def _view(request: Request) -> RequestView:
+    task, deadline = "" if request.members else request.task, utc_time(request.at) if request.at else None
+    return RequestView(request.first, task, deadline, request.members)
 
 
 class MemberOutcomes(NamedTuple):
@@ -63,5 +109,5 @@ class OpenGathers(Mapping[str, GatherView]):
         return repr(dict(self))
 
     def _view(self, request: Request) -> GatherView:
-        deadline = datetime.fromtimestamp(request.at / 1000, UTC) if request.at else None
+        deadline = utc_time(request.at) if request.at else None
         return GatherView(request.id, request.members, request.at_least, *self._read(request), deadline)
