@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from celery_sagas.core import pending as pending_map
 from celery_sagas.core.pending import Pending, read_pending
+from celery_sagas.core.requests import views
 from celery_sagas.core.requests.requests import Addressed, ReplyKind, Request, ReturnAddress, Target
 from celery_sagas.core.requests.views import RequestView
 from celery_sagas.core.sending import SerializedMessage
@@ -134,7 +134,7 @@ class TestRequest:
             assert isinstance(order, Order)
             seen.extend([list(order.saga.requests), list(order.saga.requests)])
 
-        monkeypatch.setattr(pending_map, "_view", made_for)
+        monkeypatch.setattr(views, "_view", made_for)
         asking.handle(starter(place), order_id="42", ask=False)
         asking.handle(PAID, order_id="42", receipt="R")
         assert made == []
