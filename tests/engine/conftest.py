@@ -162,12 +162,15 @@ class Engine:
         """Handle a message, under a new id if none is given."""
         self.session = session = Session(id or str(uuid4()), dict(causation or {}))
         delivery = Delivery(step, session.message_id, arguments, session, _call, addressed, return_address=asked_by)
-        if step.is_deferred:
-            again = SerializedMessage(session.message_id, session.message_id, step.name, json.dumps(arguments))
-            delivery = delivery._replace(deferral=Deferral(since or self.now, self.now, lambda: again))
+        delivery = delivery._replace(deferral=self.deferral(delivery, since) if step.is_deferred else None)
         outcome = (self.handle_together(delivery)[0] if self.is_batching else None) or handle(self.services, delivery)
         self.services.dispatcher.confirmations.flush()  # as happens a moment later
         return outcome
+
+    def deferral(self, delivery: Delivery, since: int | None = None) -> Deferral:
+        """Return what is needed to defer a message."""
+        id, payload = delivery.message_id, json.dumps(delivery.bound)
+        return Deferral(since or self.now, self.now, lambda: SerializedMessage(id, id, delivery.step.name, payload))
 
     def handle_together(self, *deliveries: Delivery) -> list[Outcome | None]:
         """Handle messages in one batch; those without an outcome are to be handled alone."""

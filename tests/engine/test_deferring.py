@@ -5,7 +5,9 @@ import json
 import pytest
 
 from celery_sagas.core.requests.requests import FAILURES, ReplyKind
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.outcomes import Kind
+from celery_sagas.engine.session import Delivery, Session
 from celery_sagas.errors import WrongStatus
 from celery_sagas.stores.memory.backend import MemoryBackend
 from tests.engine.conftest import Boom, Engine, handler, send
@@ -342,3 +344,27 @@ class TestRelease:
         made.become("shut")
 
         assert engine.publisher.ids == ["m1"]
+
+
+class TestBatch:
+    def test_messages_of_one_instance(self, backend: MemoryBackend) -> None:
+        """They are judged one after the other, each by the status that the one before has left."""
+        engine = Engine(backend)
+        made = tickets(engine)
+        sent = [(made.work, "m1", {"n": 1}), (made.begin, "m2", {"status": "open"}), (made.work, "m3", {"n": 3})]
+        deliveries = [self.delivery(engine, step, id, {"number": "1", **given}) for step, id, given in sent]
+
+        outcomes = engine.handle_together(*deliveries)
+        assert [outcome and outcome.kind for outcome in outcomes] == [Kind.DEFERRED, Kind.HANDLED, Kind.HANDLED]
+        assert (made.seen, engine.publisher.ids) == (["worked 3"], ["m1"])
+
+    def test_message_that_is_refused_is_left(self, backend: MemoryBackend) -> None:
+        """It is handled alone, where it fails."""
+        engine = Engine(backend)
+        made = tickets(engine, "raise")
+        assert engine.handle_together(self.delivery(engine, made.work, "m1", {"number": "1"})) == [None]
+
+    def delivery(self, engine: Engine, step: StepDefinition, id: str, message: dict[str, object]) -> Delivery:
+        session = Session(id)
+        delivery = Delivery(step, id, message, session, lambda function, first, **given: function(first, **given))
+        return delivery._replace(deferral=engine.deferral(delivery) if step.is_deferred else None)
