@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from celery_sagas.clock import utc_time
 from celery_sagas.core.delays import seconds_of
+from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the step that receives the message that a deferred one has waited for long enough.
@@ -63,6 +64,11 @@ class Deferred(NamedTuple):
     def view(self) -> DeferredMessage:
         """What users see of it."""
         return DeferredMessage(self.id, self.step, utc_time(self.since))
+
+    @property
+    def is_outcome(self) -> bool:
+        """Whether it is the outcome of a request, and no interim answer."""
+        return self.came not in ("", ReplyKind.PROGRESS)
 
     def is_of(self, steps: tuple[str, ...], id: str) -> bool:
         """Return whether it is the message of an id to a step, known by its names."""

@@ -156,12 +156,18 @@ class Pending:
         request = self.requests.get(deferred.awaited)
         return request is not None and not (request.undoes or request.is_undone)
 
-    def is_overtaken(self, addressed: Addressed, message_id: str) -> bool:
-        """Return whether another outcome of a request has come before its failure, or before the end of a gather, and waits."""
+    def is_overtaken(self, addressed: Addressed, steps: tuple[str, ...], message_id: str) -> bool:
+        """Return whether another outcome of a request has come before its failure, or before the end of a gather, and waits.
+
+        Args:
+            addressed: The outcome.
+            steps: The names of the step that handles it. The ends of a gather have one id, whichever step they are for.
+            message_id: The id of its message.
+        """
         if addressed.came not in _OVERTAKEN:
             return False
-        waiting = [each for each in self.deferred if each.awaited == addressed.id and each.id != message_id]
-        return any(each.came not in ("", ReplyKind.PROGRESS) for each in waiting)
+        others = (each for each in self.deferred if each.is_outcome and not each.is_of(steps, message_id))
+        return any(each.awaited == addressed.id for each in others)
 
     def take(self, addressed: Addressed, steps: Collection[str]) -> tuple[bool, bool]:
         """Remove the timeout or request that is handled; a series stays, and a request with an interim answer.

@@ -151,7 +151,7 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
     if record is None:
         return _dropped(delivery, addressed, "", "completed")
     pending = pending_of(record)
-    if pending.is_overtaken(addressed, delivery.message_id):
+    if pending.is_overtaken(addressed, step.names, delivery.message_id):
         return _dropped(delivery, addressed, record.key, "overtaken")
     request = pending.requests.get(addressed.id) if addressed.came else None
     if request is not None and request.is_settled(step.names, addressed):

@@ -16,6 +16,7 @@ from celery_sagas.errors import DefinitionError, UnreadableState
 from celery_sagas.stores.records import Record
 
 PLAIN = Deferred("m1", "order.packed", 1_800_000_000_000, "t1", "{}")
+PACKED = ("order.packed",)
 ANSWER = PLAIN._replace(id="m2", awaited="r1", came="answer", wake="w1", row="row-1")
 
 
@@ -103,14 +104,15 @@ class TestAwaited:
 
     @pytest.mark.parametrize("came", ["", "answer", "progress"])
     def test_what_no_answer_overtakes(self, came: str) -> None:
-        assert not Pending(deferred=[ANSWER]).is_overtaken(Addressed("i1", "r1", came), "m9")
+        assert not Pending(deferred=[ANSWER]).is_overtaken(Addressed("i1", "r1", came), PACKED, "m9")
 
     @pytest.mark.parametrize("came", [ReplyKind.FAILURE, ReplyKind.UNCERTAIN, ReplyKind.DEADLINE, ReplyKind.GATHERED])
     def test_what_an_answer_overtakes(self, came: ReplyKind) -> None:
         pending = Pending(deferred=[ANSWER])
-        assert pending.is_overtaken(Addressed("i1", "r1", came), "m9")
-        assert not pending.is_overtaken(Addressed("i1", "r1", came), "m2")
-        assert not pending.is_overtaken(Addressed("i1", "r2", came), "m9")
+        assert pending.is_overtaken(Addressed("i1", "r1", came), PACKED, "m9")
+        assert pending.is_overtaken(Addressed("i1", "r1", came), ("order.late",), "m2")
+        assert not pending.is_overtaken(Addressed("i1", "r1", came), PACKED, "m2")
+        assert not pending.is_overtaken(Addressed("i1", "r2", came), PACKED, "m9")
 
 
 def check(defer_for: Any, *, missing: bool = False, deferred: bool = True) -> float:

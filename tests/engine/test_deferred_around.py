@@ -75,7 +75,7 @@ class TestRequest:
         made.failed.status = type(made.failed.status)()
 
         over = Addressed(made.record.id, "r1", ReplyKind.GATHERED)
-        assert made.send(made.failed, "m2", addressed=over, failure="too few").kind is Kind.DROPPED
+        assert engine.handle(made.failed, id="m1", addressed=over, failure="too few").kind is Kind.DROPPED
         assert [each.id for each in made.deferred] == ["m1"]
 
     @pytest.mark.parametrize("first", FAILURE_KINDS)
