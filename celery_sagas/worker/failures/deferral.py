@@ -20,7 +20,7 @@ from celery_sagas.worker.failures.redelivery import (
     publish_again_or_requeue,
     redeliver_if_it_helps,
 )
-from celery_sagas.worker.headers import DEFERRED_SINCE, LOOKS, STEP, read_deferred_since, read_looks
+from celery_sagas.worker.headers import CAUSATION, DEFERRED_SINCE, LOOKS, STEP, is_stamped, read_deferred_since, read_looks
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import serialized_again
 
@@ -45,7 +45,10 @@ def deferral_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
 def _again(task: Any, request: Any, session: Session, bound: Mapping[str, Any], headers: Mapping[str, Any]) -> SerializedMessage:
     """Return the message of a request, to be published again: with its id, and what follows it."""
     options: dict[str, Any] = {"task_id": session.message_id} if request.called_directly else options_of(request)
-    options["headers"] = {STEP: True, **(options.get("headers") or {}), **headers}
+    own = options.get("headers") or {}
+    if not is_stamped(own):  # else it would belong to the instances of whichever message releases it
+        own[CAUSATION] = dict(session.causation)
+    options["headers"] = {STEP: True, **own, **headers}
     return serialized_again(task.app, Signature(task.name, (), dict(bound), options, app=task.app))
 
 

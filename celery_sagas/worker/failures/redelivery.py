@@ -13,8 +13,16 @@ from typing import Any, NoReturn, TypeGuard
 from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_sagas.errors import PublishError, Retry, StoreError
-from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
+from celery_sagas.clock import time_s
+from celery_sagas.errors import PublishError, Retry, StoreError, TooManyDeferred
+from celery_sagas.worker.headers import (
+    DEFERRED_SINCE,
+    REDELIVERIES,
+    headers_of,
+    read_deferred_since,
+    read_redeliveries,
+    read_retries,
+)
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 
 logger = logging.getLogger("celery_sagas")
@@ -85,7 +93,10 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> No
     count = read_redeliveries(task.request)
     delay = _delay_s(count, longest_redelivery_s(task.app))
     logger.warning("%s[%s] is redelivered in %.1f s: %s", task.name, task.request.id, delay, reason)
-    publish_again_or_requeue(task, publisher, delay, {REDELIVERIES: count + 1})
+    headers = {REDELIVERIES: count + 1}
+    if isinstance(reason, TooManyDeferred):
+        headers[DEFERRED_SINCE] = read_deferred_since(task.request, int(time_s() * 1000))
+    publish_again_or_requeue(task, publisher, delay, headers)
     raise Ignore()
 
 
