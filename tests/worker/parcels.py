@@ -64,13 +64,9 @@ class Parcels:
         if what in ("message", "starter"):
             (self.saga.scan if what == "message" else self.saga.pack).apply_async(("1",), task_id="m1")
         elif what in ("timeout", "series"):
+            when: dict[str, Any] = {"after": 60} if what == "timeout" else {"every": MINUTE}
             with hours_ago():
-                self.do(
-                    worker,
-                    lambda parcel: parcel.schedule(
-                        "remind", name="x", **({"after": 60} if what == "timeout" else {"every": MINUTE})
-                    ),
-                )
+                self.do(worker, lambda parcel: parcel.schedule("remind", name="x", **when))
             self.relay("scheduled" if what == "timeout" else "series")
         elif what == "gathered":
             self.do(worker, lambda parcel: parcel.gather([self.quote.s(1), self.quote.s(2)], then="gathered"))

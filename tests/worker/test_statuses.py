@@ -1,5 +1,6 @@
 """Messages that come in another status, on every store: each kind of message, by each policy, and what follows it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from celery import Celery, chain
 from celery_sagas import Saga, clock, signals
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.errors import TooManyDeferred
-from celery_sagas.worker.headers import DEFERRED_SINCE, MESSAGE_ID, REDELIVERIES
+from celery_sagas.worker.headers import CAUSATION, DEFERRED_SINCE, MESSAGE_ID, REDELIVERIES
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
@@ -286,6 +287,8 @@ class TestMessage:
         parcels.do(worker, lambda parcel: parcel.send(calls.si()))
         worker.run()
         assert (belonging, parcels.waiting) == ([None], ["parcel.belongs"])
+        headers = json.loads(parcels.pending.deferred[0].payload)["options"]["headers"]
+        assert headers[CAUSATION] == {"parcel": parcels.parcel.saga.id}  # a relay may publish it
         parcels.become(worker, "sent")
         worker.run()
         assert (parcels.seen, parcels.dead) == (["belongs"], [])
