@@ -84,6 +84,15 @@ class Shop:
         return sweep
 
 
+def raising(error: Exception) -> Any:
+    """Return a function that raises an error."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.fixture
 def shop(engine: Engine, clock: Clock) -> Shop:
     """Orders that gather."""
@@ -473,13 +482,23 @@ class TestEarly:
         assert told[0] == 2
         assert told[-1] in range(3, 6), told
 
-    def test_relay_that_checks_too_soon_takes_nothing_from_the_last_one(self, shop: Shop) -> None:
-        gather = shop.begin(members=5, at_least=2, early=True)
+    def test_relay_that_checks_too_soon_takes_nothing_from_the_last_one(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process that should have checked has died."""
+        gather = shop.begin(members=6, at_least=2, early=True)
         shop.answer(gather, 0)
+        with monkeypatch.context() as dying:
+            dying.setattr(shop.gathering, "conclude", raising(PublishError("killed", True)))
+            with pytest.raises(PublishError):
+                shop.fail(gather, 1)
         shop.clock.advance(LEASE_MS)
+        looked = shop.backend.aggregates.claim_due
+        due = list[Any]()
+        monkeypatch.setattr(shop.backend.aggregates, "claim_due", lambda *args: due.extend(found := looked(*args)) or found)
         shop.sweep()
-        assert shop.told == []
-        shop.answer(gather, 1)
+        assert (shop.told, [group.group for group in due]) == ([], [gather.request])
+        shop.answer(gather, 3)
 
         assert len(shop.told) == 1
 

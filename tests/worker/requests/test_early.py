@@ -174,6 +174,19 @@ class TestLate:
 
         assert (found(shop).values, revoked) == ([5, 6], [])
 
+    @pytest.mark.parametrize("early", [True, False])
+    def test_time_is_over(self, app: Celery, shop: Any, worker: Worker, revoked: list[str], early: bool) -> None:
+        """Without ``early`` they only expire."""
+        with hours_ago():
+            held = ask(shop, worker, [5, 6, 7], 2, early=early)
+        answer(worker, held, 1)
+        (row,) = backend_of(app).outbox.claim_due("relay", 10, 60_000)
+        runtime_of(app).publisher.publish(row)
+        worker.run()
+
+        assert found(shop).seen == ["too few"]
+        assert revoked == ([held[0].id, held[2].id] if early else [])
+
     def test_instance_completes_with_it(self, shop: Any, worker: Worker, revoked: list[str]) -> None:
         @shop.saga.handles
         def done(order: Any, came: Any) -> None:

@@ -343,7 +343,7 @@ class TestDeadLetter:
         def fail(trip: Any) -> None:
             raise Boom("no way")
 
-        parcels.ask(worker)
+        parcels.ask(worker, undo=trips.cancel)
         parcels.on_moved = fail
         parcels.reply(worker, ["no", "text"] if request.param == "value" else "Rome")
         worker.run()
@@ -364,9 +364,11 @@ class TestDeadLetter:
     def test_discard_while_the_trip_is_undone(self, worker: Worker, trips: Trips, parcels: Parcels, dead: Any) -> None:
         trips.compensate(worker)
         assert not discard_dead_letter(runtime_of(trips.app), dead)
-
+        assert (trips.dead(), worker.waiting()) == ([], [])
+        parcels.reply(worker, last="here")
         worker.run()
-        assert (trips.dead(), trips.seen()) == ([], ["undone"])
+
+        assert (trips.seen(), trips.args()) == (["undone"], [("here",)])
 
     def test_retry(self, worker: Worker, trips: Trips, dead: Any) -> None:
         assert not retry_dead_letter(runtime_of(trips.app), dead).reason
