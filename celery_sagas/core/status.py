@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum, StrEnum
+from functools import cached_property
 from typing import Any, Final, Literal, get_args, get_origin
 
 from celery_sagas.core.keys import spelled, unwrap
@@ -27,7 +28,7 @@ class StatusRule:
     to: tuple[str, ...] = ()  #: in which of these statuses it leaves the instance; empty: in any
     if_not: IfNot = IfNot.RAISE
 
-    @property
+    @cached_property
     def is_conditional(self) -> bool:
         """Whether there are instances for which the step does not run."""
         return bool(self.when) or self.condition is not None

@@ -228,6 +228,8 @@ def _check_size(run: Run, key: str, data: str, pending: str) -> None:
 
 def _released(run: Run, pending: Pending) -> list[Outgoing]:
     """Return the rows of the deferred messages that are sent with this commit, after those that the step sends."""
+    if not pending.released:
+        return []
     first = len(run.sending.messages)
     return [
         Outgoing(row_id(run.id, number), "sent", each.message_id, each.step, each.payload)
@@ -239,9 +241,11 @@ def _effects_of(
     run: Run, kind: Kind, state: State, rows: Sequence[Outgoing], because: Mapping[str, object] = NOTHING_ELSE
 ) -> Effects:
     context = context_of(state)
-    view, about = context.view, {**context.pending.to_journal(), **because}
+    view, about = context.view, context.pending.to_journal()
+    if because:
+        about = {**about, **because}
     if run.step.saga.history:
-        about |= _history_of(run, state)
+        about = {**about, **_history_of(run, state)}
     return _effects(run, kind, view.key, view.id, view.version + 1, rows, about)
 
 

@@ -79,7 +79,7 @@ def load_instance(
     created, updated = utc_time(record.created_at), utc_time(record.updated_at)
     due, requests, asked = due_times(pending.timeouts), OpenRequests(pending.requests), _request_of(pending)
     gathers = OpenGathers(pending.requests, partial(read_outcomes, saga, record.id)) if pending.requests else _NO_GATHERS
-    deferred = tuple(each.view for each in pending.deferred)
+    deferred = tuple(each.view for each in pending.deferred) if pending.deferred else ()
     about = (record.version, False, created, updated, message, due, requests, gathers, asked, deferred, pending.is_undoing)
     view = SagaView(record.id, saga.name, record.key, *about)
     return attach(state, StepContext(view, sending, pending, unknown))

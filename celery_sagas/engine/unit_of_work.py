@@ -230,12 +230,13 @@ def _handle(
 ) -> Steps[Handled]:
     """Run the handler, or what runs instead of it, and commit the instance as it was left."""
     step, delivery = run.step, run.delivery
-    session, status = delivery.session, step.status_of(state) if step.status.to else None
+    session, leaves_in = delivery.session, step.status.to if instead is None else ()
+    status = step.status_of(state) if leaves_in else None
     with session.on_behalf_of(step.saga.name, context_of(state).view.id):
         yield from _check_deliveries(delivery)
         with session.running(run.sending):
             result = delivery.call(step.function, state, **arguments) if instead is None else instead()
-        if step.status.to and instead is None:
+        if leaves_in:
             step.leave(state, context_of(state).view.key, status)
         _answer(run, state, result, is_born=record is None)
         commit = _commit_of(run, record, state, arguments)
