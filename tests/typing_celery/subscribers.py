@@ -20,6 +20,14 @@ def on_order(event: Placed) -> int:
     return len(event.order_id)
 
 
+@subscribe
+@shared_task
+def on_order_too(event: Placed | None) -> None: ...
+
+
+on_order_too.delay(Placed(order_id="42"))
+
+
 @Order.starts
 def placed(order: Order, event: Placed) -> None: ...
 
