@@ -97,7 +97,8 @@ class StepContext:
         if not (self.compensates or self.pending.is_undoing):
             return
         left, view = self.pending.left_to_undo, self.view
-        problem = f"{view.name} {view.key!r} is being undone, {left} {'is' if left == 1 else 'are'} left"
+        rest = f"{left} {'is' if left == 1 else 'are'} left" if left else "and the step that follows has not run yet"
+        problem = f"{view.name} {view.key!r} is being undone, {rest}"
         raise MisuseError(problem, "Complete it in the step that compensate(then=) names")
 
     @contextmanager

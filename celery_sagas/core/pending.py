@@ -139,6 +139,10 @@ class Pending:
         """Return whether the message of an id, to a step known by its names, waits with the instance."""
         return any(each.is_of(steps, id) for each in self.deferred)
 
+    def has_wake(self, id: str) -> bool:
+        """Return whether the message of an id ends the waiting of a deferred one."""
+        return any(each.wake == id for each in self.deferred)
+
     def release(self, deferred: Deferred) -> None:
         """Send a deferred message with this step's commit."""
         self.deferred.remove(deferred)

@@ -81,6 +81,9 @@ class SagaDefinition:
         if self.status_by is None:
             return {}
         resolve_fields(self.cls)
+        if self.status_by in self.hidden:
+            problem = f"the status {self.status_by!r} is hidden, and errors and logs name it"
+            raise DefinitionError(self.cls.__qualname__, problem, "Remove what hides it, or use another field")
         return statuses_in(self.cls.__qualname__, self.status_by, self.cls.model_fields[self.status_by].annotation)
 
     @cached_property

@@ -220,7 +220,7 @@ def define_step(
         raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
     bind = bool(options.get("bind", False))
     check_options(subject, options)
-    check_spelling(subject, options, "if_exists", "if_missing", "if_not", "defer_for", "formerly")
+    check_spelling(subject, options, "if_exists", "if_missing", "if_not", "defer_for", "formerly", "when", "to")
     check_handler(subject, function, bind=bind)
     _check_batch(subject, batch)
     decided, status = _policy(subject, starts, policy), status_rule(subject, when, to, if_not)

@@ -60,12 +60,8 @@ class Outcomes(Protocol):
 class DeferredMessages(Protocol):
     """What a deferred message holds, and the message that ends its waiting."""
 
-    def arguments(self, step: StepDefinition, payload: str) -> Mapping[str, Any]:
-        """Return the validated arguments of a message.
-
-        Raises:
-            MessageError: They do not fit the step.
-        """
+    def is_admitted(self, step: StepDefinition, state: State, payload: str) -> bool:
+        """Return whether a step whose ``when=`` is a function runs on an instance for a message; true if that cannot be told."""
 
     def message(self, task: str, id: str, bound: Mapping[str, Any]) -> SerializedMessage:
         """Return a message to a step, given its arguments by name, as received."""

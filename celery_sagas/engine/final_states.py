@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
 from celery_sagas.core.codec import validation_problems
@@ -21,12 +21,17 @@ from celery_sagas.stores.records import Entry, Record
 FINAL: Final = "final"
 
 
+#: The end of all dates, in milliseconds since the epoch.
+_LATEST: Final = 253_402_300_799_000
+
+
 class FinalState(BaseModel):
     """A final state, as it is stored."""
 
     data: str  #: the state, as JSON text
     schema_version: int
-    created_at: int | None = None  #: milliseconds since the epoch; ``None``: with this very message
+    #: Milliseconds since the epoch; ``None``: with this very message.
+    created_at: int | None = Field(default=None, ge=0, le=_LATEST)
 
 
 def final_state(saga: SagaDefinition, data: str, created_at: datetime | None) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Deferral(NamedTuple):
     since: int  #: when it was deferred first, or now; milliseconds since the epoch
     now: int  #: milliseconds since the epoch
     message: Callable[[], SerializedMessage]  #: returns it as it can be published again
+    has_waited: bool = False  #: with an instance: if that is gone, the message is late
 
 
 class Delivery(NamedTuple):

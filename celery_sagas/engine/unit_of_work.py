@@ -200,7 +200,8 @@ def _set_aside(run: Run, record: Record, state: State, arguments: Mapping[str, A
     commit = turn_away(run, record, state)
     yield commit
     handled = _handled(run, commit, reason=WRONG_STATUS)
-    return handled._replace(outcome=handled.outcome._replace(message_id=delivery.message_id))
+    handled = handled._replace(outcome=handled.outcome._replace(message_id=delivery.message_id))
+    return _with_requests(handled, context) if step.status.if_not is IfNot.IGNORE else handled
 
 
 def _settle(
@@ -348,7 +349,8 @@ def _without_instance(
         return (yield from _ignore(run, record.key, record.id, "exists"))
     key = lookup.value if lookup.property == KEY else ""
     instance_id = lookup.value if lookup.property == ID else ""
-    completed = bool(key) and (yield OutcomeOf(saga.names, key)) is not None
+    has_waited = delivery.deferral is not None and delivery.deferral.has_waited
+    completed = has_waited or (bool(key) and (yield OutcomeOf(saga.names, key)) is not None)
     if decision is Decision.NOT_FOUND or (decision is Decision.DEFER and not completed):
         raise SagaNotFound(saga.name, *shown, completed)
     reason = "completed" if completed else "missing"

@@ -6,11 +6,13 @@ from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils.json import loads
 
 from celery_sagas.core.deferred import DEFERRED
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.worker.headers import address_headers
 from celery_sagas.worker.serialization import serialized, serialized_again
@@ -24,10 +26,15 @@ class DeferredSignatures:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def arguments(self, step: StepDefinition, payload: str) -> Mapping[str, Any]:
-        """Return the validated arguments of a message."""
-        sent = loads(payload)
-        return step.arguments.validate(step.arguments.bind(sent["args"], sent["kwargs"]))
+    def is_admitted(self, step: StepDefinition, state: State, payload: str) -> bool:
+        """Return whether a step runs on an instance for a message."""
+        try:
+            sent = loads(payload)
+            return step.admits(state, step.arguments.validate(step.arguments.bind(sent["args"], sent["kwargs"])))
+        except SoftTimeLimitExceeded:
+            raise  # which says nothing about the message
+        except Exception:  # of this message: it must not fail the one that is handled, and is raised again where this one is
+            return True
 
     def message(self, task: str, id: str, bound: Mapping[str, Any]) -> SerializedMessage:
         """Return a message to a step."""

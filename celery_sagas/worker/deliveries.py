@@ -93,11 +93,11 @@ def conclude(task: Any, request: Any, delivery: Delivery, outcome: Outcome, runt
         runtime.observe(outcome)
     if delivery.return_address is not None:
         forget_link(request, delivery.return_address.request)  # the commit answers, or the instance later
-    if outcome.kind is Kind.FAILED:
-        return  # gathered outcomes are kept for a deadline
+    if outcome.kind in (Kind.FAILED, Kind.DEFERRED):
+        return  # gathered outcomes are kept for a deadline, and until they are handled
     address = delivery.addressed
-    # a cancelled message may be about another step
-    if address is not None and address.came == ReplyKind.GATHERED and outcome.reason != "cancelled":
+    # a cancelled message may be about another step, and an overtaken one about outcomes that are deferred
+    if address is not None and address.came == ReplyKind.GATHERED and outcome.reason not in ("cancelled", "overtaken"):
         runtime.gathering.forget(delivery.step.saga, address.instance_id, address.id)
 
 

@@ -52,8 +52,12 @@ PAUSE_LEFT = "saga_pause_left"
 DEFERRED_SINCE = "saga_deferred_since"
 #: How often a deferred message has looked for its instance in vain.
 LOOKS = "saga_looks"
+#: On a message that has waited with an instance.
+WAITED = "saga_waited"
 
 _MAX_CHARACTERS = 255
+#: Eleven years: no message may be deferred for so long.
+_LONGEST_DEFERRED_MS = 11 * 366 * 86_400_000
 #: RabbitMQ accepts the headers of a message in one frame, of 128 KiB with all other properties in it.
 _RETURN_ADDRESS_BYTES = 32_768
 _CAME = frozenset({"", *ReplyKind})
@@ -222,12 +226,18 @@ def read_pause_left(request: Any) -> int:
 def read_deferred_since(request: Any, now: int) -> int:
     """Return since when a message is deferred; now if it is not, or claims to be since a time to come. Milliseconds."""
     value = _header(request, DEFERRED_SINCE)
-    return value if isinstance(value, int) and 0 < value < now else now
+    is_time = isinstance(value, int) and not isinstance(value, bool) and now - _LONGEST_DEFERRED_MS < value < now
+    return int(value) if is_time else now  # type: ignore[call-overload]
 
 
 def read_looks(request: Any) -> int:
     """Return how often a deferred message has looked for its instance in vain."""
     return count_of(_header(request, LOOKS))
+
+
+def read_waited(request: Any) -> bool:
+    """Return whether a message has waited with an instance."""
+    return _header(request, WAITED) is True
 
 
 def read_retries(request: Any) -> int:

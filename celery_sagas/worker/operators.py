@@ -26,6 +26,7 @@ from celery_sagas.worker.headers import (
     PAUSE_LEFT,
     RETRY_OF,
     STEP_RETRIES,
+    WAITED,
     answer_headers,
     read_address,
 )
@@ -39,7 +40,7 @@ logger = logging.getLogger("celery_sagas")
 #: Counters and options that a failed message has used up, and that its retry starts without.
 _SPENT = ("expires", "retries", "task_id")
 #: Headers likewise.
-_SPENT_HEADERS = (MESSAGE_ID, STEP_RETRIES, PAUSE_LEFT, DEFERRED_SINCE, LOOKS)
+_SPENT_HEADERS = (MESSAGE_ID, STEP_RETRIES, PAUSE_LEFT, DEFERRED_SINCE, LOOKS, WAITED)
 
 
 class Retried(NamedTuple):

@@ -221,6 +221,7 @@ class Saga(Declared):
             one, if it named no step for these. Then nothing is sent.
 
         Raises:
+            TypeError: ``last`` is no ``bool``.
             InvalidMessage: It cannot be encoded, or is too large.
             MisuseError: No step runs on this object.
         """

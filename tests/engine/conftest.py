@@ -255,9 +255,12 @@ def _answer(requester: Mapping[str, Any], value: object) -> SerializedMessage:
 class Deferred:
     """What a deferred message holds, which is JSON here."""
 
-    def arguments(self, step: StepDefinition, payload: str) -> Mapping[str, Any]:
-        """Return the arguments of a message."""
-        return step.arguments.validate(json.loads(payload))
+    def is_admitted(self, step: StepDefinition, state: State, payload: str) -> bool:
+        """Return whether a step runs on an instance for a message."""
+        try:
+            return step.admits(state, step.arguments.validate(json.loads(payload)))
+        except Exception:
+            return True
 
     def message(self, task: str, id: str, bound: Mapping[str, Any]) -> SerializedMessage:
         """Return a message to a step."""

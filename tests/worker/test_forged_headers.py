@@ -74,6 +74,7 @@ READERS: dict[Callable[[Any], Any], type | tuple[type, ...]] = {
     headers.read_step_retries: int,
     headers.read_pause_left: int,
     headers.read_looks: int,
+    headers.read_waited: bool,
     headers.headers_of: Mapping,
     headers.task_of: str,
     headers.id_of: str,

@@ -110,6 +110,21 @@ class TestRoutes:
         scanner.run()
         assert parcels.seen == ["scanned 1"]
 
+    def test_released_message_goes_where_it_was_sent(self, app: Celery) -> None:
+        """By its sender, whatever the app's routes say."""
+        parcels, worker = define(app, "defer"), Worker(app)
+        parcels.saga.scan.apply_async(("1",), queue="scans")
+        app.conf.task_default_queue = "scans"
+        Worker(app).run()
+        app.conf.task_default_queue = "celery"
+        assert parcels.waiting == ["parcel.scan"]
+        parcels.become(worker, "sent")
+        assert worker.waiting() == []
+
+        app.conf.task_default_queue = "scans"
+        Worker(app).run()
+        assert parcels.seen == ["scanned 1"]
+
     def test_priority(self, app: Celery) -> None:
         parcels, worker = define(app, "defer"), Worker(app)
         parcels.saga.scan.apply_async(("1",), priority=7)

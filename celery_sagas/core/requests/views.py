@@ -106,7 +106,7 @@ class OpenGathers(Mapping[str, GatherView]):
         return len(self._requests)
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return f"<gathers {', '.join(self)}>"  # without what has come of them, which would have to be read
 
     def _view(self, request: Request) -> GatherView:
         deadline = utc_time(request.at) if request.at else None

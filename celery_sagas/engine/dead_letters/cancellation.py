@@ -118,7 +118,12 @@ class Cancellation:
         return pending.text(), (timeout.row,) if timeout else tuple(pending.cancelled)
 
     def _take(self, pending: Pending) -> bool:
-        """Take it out of the map, as if it had been handled; return whether it was waited for."""
+        """Take it out of the map, as if it had been handled; return whether it was waited for.
+
+        The message that ends the waiting of a deferred one stays: what is deferred then waits without an end.
+        """
+        if pending.has_wake(self.addressed.id):
+            return False
         request = pending.requests.get(self.addressed.id)
         steps = (request.then, request.otherwise, request.progress) if request else ()
         return pending.take(self.addressed, steps)[0]

@@ -26,6 +26,7 @@ from celery_sagas.worker.headers import (
     PAUSE_LEFT,
     REDELIVERIES,
     STEP_RETRIES,
+    WAITED,
     check_message_id,
     count_of,
     headers_of,
@@ -40,7 +41,7 @@ logger = logging.getLogger("celery_sagas")
 #: Marks an exception whose message was dead-lettered; the mark reaches the worker's main process with the exception.
 _IS_KEPT = "_celery_sagas_is_kept"
 #: Headers that belong to one delivery of a message, not to the message.
-_PASSING = frozenset({REDELIVERIES, PAUSE_LEFT, DEFERRED_SINCE, LOOKS, "redelivered"})
+_PASSING = frozenset({REDELIVERIES, PAUSE_LEFT, DEFERRED_SINCE, LOOKS, WAITED, "redelivered"})
 #: On a request: why its message cannot be decoded.
 UNDECODED = "_celery_sagas_undecoded"
 #: How many characters of the sender's representation of the arguments are kept for an unwritable message, as in Celery.

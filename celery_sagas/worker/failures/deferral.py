@@ -20,7 +20,17 @@ from celery_sagas.worker.failures.redelivery import (
     publish_again_or_requeue,
     redeliver_if_it_helps,
 )
-from celery_sagas.worker.headers import CAUSATION, DEFERRED_SINCE, LOOKS, STEP, is_stamped, read_deferred_since, read_looks
+from celery_sagas.worker.headers import (
+    CAUSATION,
+    DEFERRED_SINCE,
+    LOOKS,
+    STEP,
+    WAITED,
+    is_stamped,
+    read_deferred_since,
+    read_looks,
+    read_waited,
+)
 from celery_sagas.worker.runtime import Runtime
 from celery_sagas.worker.serialization import serialized_again
 
@@ -37,19 +47,29 @@ _OF_WAITED, _LONGEST_PAUSE_S = 1 / 3, 300.0
 def deferral_of(task: Any, request: Any, session: Session, bound: Mapping[str, Any]) -> Deferral:
     """Return what is needed to defer the message of a task's request."""
     now = int(time_s() * 1000)
-    since, looks = read_deferred_since(request, now), read_looks(request)
-    headers = {DEFERRED_SINCE: since} | ({LOOKS: looks} if looks else {})  # counted on if the instance is missing again
-    return Deferral(since, now, lambda: _again(task, request, session, bound, headers))
+    since = read_deferred_since(request, now)
+    headers = {DEFERRED_SINCE: since, WAITED: True}
+    return Deferral(since, now, lambda: _again(task, request, session, bound, headers), read_waited(request))
 
 
 def _again(task: Any, request: Any, session: Session, bound: Mapping[str, Any], headers: Mapping[str, Any]) -> SerializedMessage:
     """Return the message of a request, to be published again: with its id, and what follows it."""
-    options: dict[str, Any] = {"task_id": session.message_id} if request.called_directly else options_of(request)
+    is_message = not request.called_directly
+    options: dict[str, Any] = options_of(request) | _destination_of(request) if is_message else {"task_id": session.message_id}
     own = options.get("headers") or {}
     if not is_stamped(own):  # else it would belong to the instances of whichever message releases it
         own[CAUSATION] = dict(session.causation)
     options["headers"] = {STEP: True, **own, **headers}
     return serialized_again(task.app, Signature(task.name, (), dict(bound), options, app=task.app))
+
+
+def _destination_of(request: Any) -> dict[str, str]:
+    """Return the options that send a message where it has come from, as ``Task.signature_from_request`` does."""
+    info = request.delivery_info or {}
+    exchange, routing_key = info.get("exchange"), info.get("routing_key")
+    if not routing_key or request.is_eager:
+        return {}
+    return {"exchange": exchange, "routing_key": routing_key} if exchange else {"queue": routing_key}
 
 
 def defer_missing(task: Any, runtime: Runtime, session: Session, bound: Mapping[str, Any], error: SagaNotFound) -> None:

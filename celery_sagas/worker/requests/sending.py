@@ -191,6 +191,8 @@ def gather(
 def reply(context: StepContext, value: object, *, is_last: bool) -> bool:
     """Send an answer to the message that started an instance; return whether that waits for it, or for interim ones."""
     pending, sending = context.pending, context.require_sending("reply")
+    if not isinstance(is_last, bool):
+        raise TypeError(f"last= takes True or False, not {type(is_last).__name__}")
     if not pending.requester:
         return False
     if not is_last:

@@ -50,7 +50,9 @@ def test_each_is_read_once_when_it_is_looked_at() -> None:
     assert gathers["h"] is gathers["h"]
     assert reader.read == ["h"]
 
-    assert repr(gathers) == repr(dict(gathers))
+    assert repr(gathers) == "<gathers g, h>"
+    assert reader.read == ["h"]
+    assert list(dict(gathers)) == ["g", "h"]
     assert reader.read == ["h", "g"]
 
 
