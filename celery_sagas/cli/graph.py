@@ -8,9 +8,8 @@ from celery.canvas import Signature
 from celery.exceptions import NotRegistered
 from celery.local import Proxy
 
-from celery_sagas.core.graph import dot, mermaid, text
-from celery_sagas.core.graph.calls import Vocabulary
-from celery_sagas.core.graph.drawing import drawing_of
+from celery_sagas.core.graph.code import Vocabulary
+from celery_sagas.core.graph.drawing import dot, drawing_of, mermaid, text
 from celery_sagas.core.graph.model import SagaGraph, graph_of
 from celery_sagas.core.registry import registry
 from celery_sagas.core.saga import SagaDefinition
@@ -18,9 +17,9 @@ from celery_sagas.worker.events import publish
 
 #: What each format makes of a graph.
 FORMATS: Final[Mapping[str, Callable[[SagaGraph], str]]] = {
-    "mermaid": lambda graph: mermaid.mermaid(drawing_of(graph)),
-    "dot": lambda graph: dot.dot(drawing_of(graph)),
-    "text": text.text,
+    "mermaid": lambda graph: mermaid(drawing_of(graph)),
+    "dot": lambda graph: dot(drawing_of(graph)),
+    "text": text,
 }
 
 

@@ -1,153 +1,84 @@
-"""A graph as nodes and edges, which every format draws in its own way."""
+"""The formats of a graph: nodes and edges, in the language of Mermaid and in that of Graphviz, and an indented list."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Final
+from operator import attrgetter
+from typing import Final, Literal
 
 from celery_sagas.core.graph.code import SendCall
-from celery_sagas.core.graph.labels import shortened
-from celery_sagas.core.graph.model import GraphStep, SagaGraph
-from celery_sagas.core.graph.signatures import Ref
+from celery_sagas.core.graph.model import GraphStep, Link, SagaGraph
+from celery_sagas.core.graph.names import Ref, shortened
 
-#: The most lines of a label.
+#: What a node stands for: among others one status, any status, or one that is not known.
+Shape = Literal["start", "end", "status", "any", "step", "task", "event", "unknown"]
+#: A node: its shape, and what tells it from others of that shape.
+Node = tuple[Shape, str]
+#: An edge: from where, to where, whether it is dashed, and what tells it from others between the same nodes.
+Edge = tuple[Node, Node, bool, str]
+#: The most lines of a label, and the most characters of a line of a list.
 LINES: Final = 12
-
-
-class Shape(StrEnum):
-    """What a node stands for."""
-
-    START = "start"
-    END = "end"
-    STATUS = "status"
-    ANY = "any"  #: any status
-    STEP = "step"
-    TASK = "task"
-    EVENT = "event"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node, under a name that no user has chosen."""
-
-    id: str
-    shape: Shape
-    label: tuple[str, ...] = ()
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The label, within its bounds."""
-        return _bounded(self.label)
-
-
-@dataclass(frozen=True)
-class Edge:
-    """An edge from one node to another."""
-
-    start: str
-    end: str
-    label: tuple[str, ...] = ()
-    is_dashed: bool = False
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """The label, within its bounds."""
-        return _bounded(self.label)
+WIDTH: Final = 160
+#: What stands around the label of a node in Mermaid's language, and its attributes in that of Graphviz.
+SHAPES: Final[Mapping[Shape, tuple[str, str]]] = {
+    "start": ("(({}))", "shape=circle, width=0.2, style=filled, fillcolor=black"),
+    "end": ("((({})))", "shape=doublecircle, width=0.15, style=filled, fillcolor=black"),
+    "status": ("([{}])", 'shape=box, style="rounded,bold"'),
+    "any": ("([{}])", 'shape=box, style="rounded,dashed"'),
+    "step": ("[{}]", "shape=box"),
+    "task": ("[[{}]]", "shape=component"),
+    "event": (">{}]", "shape=cds"),
+    "unknown": ("{{{{{}}}}}", "shape=box, style=dotted"),
+}
+#: What stands in Mermaid's labels as it is; all else is written by its number, so that nothing can end a label, or be markup.
+_PLAIN: Final = re.compile(r"[^\W_]|(?<=[^\W_])[_.](?=[^\W_])|[ ,()]")
+_WHOLE: Final[Callable[[Ref], str]] = attrgetter("name")
 
 
 @dataclass
 class Drawing:
-    """Nodes and edges, in the order in which they were found."""
+    """Nodes and edges with the lines of their labels, in the order in which they were found."""
 
     name: str
-    nodes: dict[tuple[Shape, str], Node] = field(default_factory=dict)
-    edges: dict[tuple[str, str, bool, str], Edge] = field(default_factory=dict)
+    nodes: dict[Node, list[str]] = field(default_factory=dict)
+    edges: dict[Edge, list[str]] = field(default_factory=dict)
 
-    def node(self, shape: Shape, key: str = "", label: Iterable[str] = ()) -> str:
-        """Return the id of a node, which is made if there is none."""
-        if (shape, key) not in self.nodes:
-            self.nodes[shape, key] = Node(f"n{len(self.nodes) + 1}", shape, tuple(label))
-        return self.nodes[shape, key].id
+    def node(self, shape: Shape, key: str = "", *label: str) -> Node:
+        """Add a node, if there is none such."""
+        self.nodes.setdefault((shape, key), [*label])
+        return shape, key
 
-    def connect(self, start: str, end: str, label: Iterable[str] = (), *, of: str = "", is_dashed: bool = False) -> None:
-        """Add an edge; if there is one already, add to its label.
-
-        Args:
-            start: The id of the node where it begins.
-            end: The id of the node where it ends.
-            label: Its lines.
-            of: What else tells it from others between the same nodes.
-            is_dashed: Whether it is drawn dashed.
-        """
-        place = (start, end, is_dashed, of)
-        before = self.edges[place].label if place in self.edges else ()
-        self.edges[place] = Edge(start, end, (*before, *label), is_dashed)
-
-
-def _bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    shown = [shortened(line) for line in lines if line]
-    return tuple(shown if len(shown) <= LINES else [*shown[: LINES - 1], f"and {len(shown) - LINES + 1} more"])
+    def connect(self, start: Node, end: Node, *label: str, of: str = "", is_dashed: bool = False) -> None:
+        """Add an edge; if there is one such, add to its label."""
+        self.edges.setdefault((start, end, is_dashed, of), []).extend(label)
 
 
 def drawing_of(graph: SagaGraph) -> Drawing:
     """Return the drawing of a graph: of the statuses, if the saga has any, with steps as edges; else of the steps."""
     drawing = Drawing(graph.name)
     for status in graph.statuses:
-        drawing.node(Shape.STATUS, status, [status])
+        drawing.node("status", status, status)
     for step in graph.steps:
-        if graph.statuses:
-            _draw_transitions(drawing, graph, step)
-        else:
-            _draw_step(drawing, graph, step)
+        (_draw_transitions if graph.statuses else _draw_step)(drawing, graph, step)
     return drawing
 
 
-# ---- statuses
+def tasks_of(sent: SendCall, name: Callable[[Ref], str]) -> str:
+    """Return what is sent."""
+    return (", " if sent.is_gather else " or ").join(map(name, sent.tasks))
 
 
-def _draw_transitions(drawing: Drawing, graph: SagaGraph, step: GraphStep) -> None:
-    """Draw a step as edges; the first says all of it, the others its name."""
-    label = [_titled(step), *_causes_of(graph, step), *_deeds_of(graph, step)]
-    for start in _starts_of(drawing, step):
-        for end in _ends_of(drawing, graph, step, start):
-            is_dashed = not step.is_declared and end != _id(drawing, Shape.END)
-            drawing.connect(start, end, label, of=step.name if start != end else "", is_dashed=is_dashed)
-            label = label[:1]
-    if step.code.completes:
-        for status in step.leaves_in:
-            drawing.connect(drawing.node(Shape.STATUS, status), drawing.node(Shape.END), [step.name], of=step.name)
+def undo_of(sent: SendCall, name: Callable[[Ref], str]) -> str:
+    """Return what undoes it."""
+    return f"undo {' or '.join(map(name, sent.undo))}" if sent.undo else ""
 
 
-def _starts_of(drawing: Drawing, step: GraphStep) -> Iterator[str]:
-    if step.starts:
-        yield drawing.node(Shape.START)
-    for status in step.when:
-        yield drawing.node(Shape.STATUS, status)
-    if not step.when and step.runs_on_existing and not (step.starts and not step.leaves_in):
-        yield drawing.node(Shape.ANY, label=["any status"])
-
-
-def _ends_of(drawing: Drawing, graph: SagaGraph, step: GraphStep, start: str) -> list[str]:
-    """Return where the edges of a step end that begin in a status."""
-    ends = [drawing.node(Shape.STATUS, status) for status in step.leaves_in]
-    if step.code.sets_unknown and not step.is_declared:
-        ends.append(_other_status(drawing))
-    if not ends and step.code.completes:
-        ends = [drawing.node(Shape.END)]
-    if not ends and start == _id(drawing, Shape.START):
-        ends = [drawing.node(Shape.STATUS, graph.default) if graph.default else _other_status(drawing)]
-    return ends or [start]
-
-
-def _other_status(drawing: Drawing) -> str:
-    return drawing.node(Shape.UNKNOWN, label=["another status"])
-
-
-def _id(drawing: Drawing, shape: Shape) -> str | None:
-    """Return the id of the one node of a shape, if it is drawn."""
-    node = drawing.nodes.get((shape, ""))
-    return node.id if node is not None else None
+def sending(sent: SendCall, name: Callable[[Ref], str] | None = None) -> str:
+    """Return that a step sends, and when; by names also what, and what undoes it."""
+    verb, later = "gathers" if sent.is_gather else "sends", f" after {sent.after}" if sent.after else ""
+    if name is None:
+        return verb + later
+    return ", ".join(filter(None, [f"{verb} {tasks_of(sent, name)}{later}", undo_of(sent, name)]))
 
 
 def _titled(step: GraphStep) -> str:
@@ -159,72 +90,164 @@ def _causes_of(graph: SagaGraph, step: GraphStep) -> Iterator[str]:
     if step.event:
         yield f"on {step.event}"
     links = graph.links_to(step)
-    yield from dict.fromkeys(f"on {link.cause} of {_tasks(graph, link.of)}" if link.of else link.how for link in links)
+    yield from dict.fromkeys(f"on {link.cause} of {tasks_of(link.of, graph.short)}" if link.of else link.how for link in links)
 
 
 def _deeds_of(graph: SagaGraph, step: GraphStep) -> Iterator[str]:
     """Yield what a step does."""
-    for sent in graph.requests_of(step):
-        later, undo = f" after {sent.after}" if sent.after else "", f", {_undo(graph, sent)}" if sent.undo else ""
-        yield f"{'gathers' if sent.is_gather else 'sends'} {_tasks(graph, sent)}{later}{undo}"
-    for link in graph.links:
-        if link.source == step.name and not link.to.is_known:
-            yield f"{link.how}: {link.to.name}"
-    yield from _marks_of(step)
+    yield from (sending(sent, graph.short) for sent in graph.requests_of(step))
+    unknown = (link for link in graph.links if link.source == step.name and not link.to.is_known)
+    yield from (f"{link.how}: {link.to.name}" for link in unknown)
+    yield from step.marks
+    yield from step.code.notes
     yield from (f"publishes {event}" for event in step.code.events)
 
 
-def _marks_of(step: GraphStep) -> Iterator[str]:
-    if step.code.compensates:
-        yield "undoes what was done"
-    if step.code.replies:
-        yield "replies"
-    yield from step.code.notes
+def _draw_transitions(drawing: Drawing, graph: SagaGraph, step: GraphStep) -> None:
+    """Draw a step as edges; the first says all of it, the others its name."""
+    label = [_titled(step), *_causes_of(graph, step), *_deeds_of(graph, step)]
+    for start in _starts_of(drawing, step):
+        for end in _ends_of(drawing, graph, step, start):
+            is_dashed = not step.declared.status.to and end != ("end", "")
+            drawing.connect(start, end, *label, of=step.name if start != end else "", is_dashed=is_dashed)
+            label = label[:1]
+    for status in step.leaves_in if step.code.completes else ():
+        drawing.connect(("status", status), drawing.node("end"), step.name, of=step.name)
 
 
-def _tasks(graph: SagaGraph, sent: SendCall) -> str:
-    return (", " if sent.is_gather else " or ").join(graph.short(ref) for ref in sent.tasks)
+def _starts_of(drawing: Drawing, step: GraphStep) -> Iterator[Node]:
+    if step.declared.starts:
+        yield drawing.node("start")
+    yield from (("status", status) for status in step.declared.status.when)
+    if not step.declared.status.when and step.runs_on_existing and not (step.declared.starts and not step.leaves_in):
+        yield drawing.node("any", "", "any status")
 
 
-def _undo(graph: SagaGraph, sent: SendCall) -> str:
-    return f"undo {' or '.join(graph.short(ref) for ref in sent.undo)}"
-
-
-# ---- steps
+def _ends_of(drawing: Drawing, graph: SagaGraph, step: GraphStep, start: Node) -> Iterable[Node]:
+    """Return where the edges of a step end that begin in a status."""
+    ends: list[Node] = [("status", status) for status in step.leaves_in]
+    if step.code.sets_unknown and not step.declared.status.to:
+        ends.append(drawing.node("unknown", "", "another status"))
+    if ends:
+        return ends
+    if step.code.completes:
+        return [drawing.node("end")]
+    if start == ("start", ""):
+        return [("status", graph.default) if graph.default else drawing.node("unknown", "", "another status")]
+    return [start]
 
 
 def _draw_step(drawing: Drawing, graph: SagaGraph, step: GraphStep) -> None:
     """Draw a step as a node, with what leads to it and away from it."""
     node = _node_of(drawing, step)
-    if step.starts:
-        drawing.connect(drawing.node(Shape.START), node)
+    if step.declared.starts:
+        drawing.connect(drawing.node("start"), node)
     if step.event:
-        drawing.connect(drawing.node(Shape.EVENT, step.event, [step.event]), node)
+        drawing.connect(drawing.node("event", step.event, step.event), node)
     for number, sent in enumerate(graph.requests_of(step)):
-        _draw_request(drawing, graph, step, sent, f"{step.name} {number}")
-    for link in graph.links:
-        if link.source == step.name and link.of is None:
-            drawing.connect(node, _target(drawing, graph, link.to), [link.how], of=link.how)
+        task = drawing.node("task", f"{step.name} {number}", tasks_of(sent, graph.short), undo_of(sent, graph.short))
+        drawing.connect(node, task, sending(sent))
+        _draw_links(drawing, graph, step, task, sent)
+    _draw_links(drawing, graph, step, node)
     for event in step.code.events:
-        drawing.connect(node, drawing.node(Shape.EVENT, event, [event]), ["publishes"])
+        drawing.connect(node, drawing.node("event", event, event), "publishes")
     if step.code.completes:
-        drawing.connect(node, drawing.node(Shape.END))
+        drawing.connect(node, drawing.node("end"))
 
 
-def _node_of(drawing: Drawing, step: GraphStep) -> str:
-    return drawing.node(Shape.STEP, step.name, [_titled(step), *_marks_of(step)])
+def _draw_links(drawing: Drawing, graph: SagaGraph, step: GraphStep, start: Node, of: SendCall | None = None) -> None:
+    for link in graph.links_from(step, of):
+        found = next((each for each in graph.steps if Ref(each.name) == link.to), None)
+        end = _node_of(drawing, found) if found else drawing.node("unknown", link.to.name, link.to.name)
+        drawing.connect(start, end, link.how, link.limit.lstrip(", "), of=link.how)
 
 
-def _draw_request(drawing: Drawing, graph: SagaGraph, step: GraphStep, sent: SendCall, key: str) -> None:
-    label = [_tasks(graph, sent), _undo(graph, sent) if sent.undo else ""]
-    task = drawing.node(Shape.TASK, key, label)
-    how = ["gathers" if sent.is_gather else "sends", f"after {sent.after}" if sent.after else ""]
-    drawing.connect(_node_of(drawing, step), task, [" ".join(filter(None, how))])
-    for link in graph.links:
-        if link.source == step.name and link.of == sent:
-            drawing.connect(task, _target(drawing, graph, link.to), [link.how, link.limit.lstrip(", ")], of=link.how)
+def _node_of(drawing: Drawing, step: GraphStep) -> Node:
+    return drawing.node("step", step.name, _titled(step), *step.marks, *step.code.notes)
 
 
-def _target(drawing: Drawing, graph: SagaGraph, ref: Ref) -> str:
-    found = next((step for step in graph.steps if ref == Ref(step.name)), None)
-    return _node_of(drawing, found) if found else drawing.node(Shape.UNKNOWN, ref.name, [ref.name])
+def mermaid(drawing: Drawing) -> str:
+    """Return a drawing in Mermaid's language: as a flowchart, since edges of its state diagrams cannot be dashed."""
+    ids = {node: f"n{number}" for number, node in enumerate(drawing.nodes, 1)}
+    lines = [f"{ids[node]}{SHAPES[node[0]][0].format(_mermaid(label))}" for node, label in drawing.nodes.items()]
+    for (start, end, is_dashed, _), label in drawing.edges.items():
+        shown = f"|{_mermaid(label)}|" if any(label) else ""
+        lines += [f"{ids[start]} {'-.->' if is_dashed else '-->'}{shown} {ids[end]}"]
+    return "\n    ".join(["flowchart TD", *lines])
+
+
+def _mermaid(label: Iterable[str]) -> str:
+    lines = ("".join(c if _PLAIN.match(line, at) else f"#{ord(c)};" for at, c in enumerate(line)) for line in bounded(label))
+    return f'"{"<br/>".join(lines) or " "}"'
+
+
+def dot(drawing: Drawing) -> str:
+    """Return a drawing in the language of Graphviz."""
+    ids = {node: f"n{number}" for number, node in enumerate(drawing.nodes, 1)}
+    lines = [f"{ids[node]} [label={_dot(label)}, {SHAPES[node[0]][1]}];" for node, label in drawing.nodes.items()]
+    for (start, end, is_dashed, _), label in drawing.edges.items():
+        marks = ", ".join([f"label={_dot(label)}"] * any(label) + ["style=dashed"] * is_dashed)
+        lines += [f"{ids[start]} -> {ids[end]}{f' [{marks}]' if marks else ''};"]
+    return "\n    ".join([f"digraph {_dot([drawing.name])} {{", *lines]) + "\n}"
+
+
+def _dot(label: Iterable[str]) -> str:
+    escaped = (line.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;") for line in bounded(label))
+    return '"' + r"\n".join(escaped) + '"'
+
+
+def bounded(label: Iterable[str]) -> list[str]:
+    """Return the lines of a label that are shown."""
+    shown = [shortened(line) for line in label if line]
+    return shown if len(shown) <= LINES else [*shown[: LINES - 1], f"and {len(shown) - LINES + 1} more"]
+
+
+def text(graph: SagaGraph) -> str:
+    """Return a graph as an indented list: each step, what leads to it, and what it does."""
+    lines = [graph.name]
+    if graph.statuses:
+        shown = (f"{status} (the default)" if status == graph.default else status for status in graph.statuses)
+        lines.append(f"  statuses: {', '.join(shown)}")
+    for step in graph.steps:
+        said = [*_runs_in(graph, step), *(_cause(link) for link in graph.links_to(step)), *_does(graph, step)]
+        lines += ["", f"  {step.name}", *(f"    {line}" for line in said)]
+    return "\n".join(shortened(line, WIDTH) for line in lines)
+
+
+def _runs_in(graph: SagaGraph, step: GraphStep) -> Iterator[str]:
+    if step.declared.starts and not graph.statuses:
+        yield "starts an instance"
+    if step.condition:
+        yield f"if {step.condition}"
+    if graph.statuses:
+        starts = ["start"] * step.declared.starts + [*step.declared.status.when] * step.runs_on_existing
+        yield f"{' or '.join(starts) or 'any status'} → {' or '.join(_left_in(graph, step))}"
+    if step.event:
+        yield f"on the event {step.event}"
+
+
+def _left_in(graph: SagaGraph, step: GraphStep) -> Iterable[str]:
+    """Return where a step leads; in brackets what its code says, and it does not declare."""
+    if step.declared.status.to:
+        return step.declared.status.to
+    found = [f"({status})" for status in step.leaves_in] + ["(another status)"] * step.code.sets_unknown
+    by_default = [graph.default] if step.declared.starts and graph.default else ["the same"]
+    return found or (["the end"] if step.code.completes else by_default)
+
+
+def _cause(link: Link) -> str:
+    if link.of is None:
+        return f"{link.how}, by {link.source}"
+    return f"on {link.cause} of {tasks_of(link.of, _WHOLE)}{link.limit}, sent by {link.source}"
+
+
+def _does(graph: SagaGraph, step: GraphStep) -> Iterator[str]:
+    for sent in graph.requests_of(step):
+        yield sending(sent, _WHOLE)
+        yield from (f"  {link.how}{link.limit}: {link.to.name}" for link in graph.links_from(step, sent))
+    yield from (f"{link.how}: {link.to.name}" for link in graph.links_from(step))
+    yield from (f"publishes {event}" for event in step.code.events)
+    yield from step.marks
+    if step.code.completes:
+        yield "completes the instance"
+    yield from (f"note: {note}" for note in step.code.notes)

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from pydantic.fields import FieldInfo
-
-from celery_sagas.core.graph.calls import Reading, Vocabulary
-from celery_sagas.core.graph.code import HandlerCode, SendCall, read_code
-from celery_sagas.core.graph.labels import expression
-from celery_sagas.core.graph.signatures import Ref
-from celery_sagas.core.graph.sources import source_of
+from celery_sagas.core.graph.code import HandlerCode, SendCall, Vocabulary, read_code
+from celery_sagas.core.graph.names import Ref, expression, source_of
 from celery_sagas.core.keys import unwrap
 from celery_sagas.core.message import Message
 from celery_sagas.core.requests.answers import Failure, Gathered
@@ -29,26 +24,21 @@ _NAME: Final = re.compile(r"[\w.]+")
 class Link(NamedTuple):
     """One way from a step to another, or to nothing that the saga has."""
 
-    source: str  #: the short name of the step that sends, schedules or compensates
-    to: Ref  #: a step of the saga by its short name; else something that could not be told
+    source: str  #: the name of the step that sends, schedules or compensates
+    to: Ref  #: a step of the saga by its name there; else something that could not be told
     how: str  #: "answer", "failure", "after HOUR"
     of: SendCall | None = None  #: the request whose outcome it is
 
     @property
     def cause(self) -> str:
         """What a step's message comes of: "the answer"."""
-        return f"the {self.how}" if self.how in (ANSWER, FAILURE, OUTCOMES) else self.how
+        return f"the {self.how}" if self.how in ("answer", "failure", "outcomes") else self.how
 
     @property
     def limit(self) -> str:
         """What follows ``how`` if the step also runs when the time for the outcome is over."""
-        before = {FAILURE: ", or no answer within", TOO_FEW: " within"}.get(self.how)
+        before = {"failure": ", or no answer within", "too few answers": " within"}.get(self.how)
         return f"{before} {self.of.within}" if before and self.of is not None and self.of.within else ""
-
-
-#: How the outcomes of a request lead to steps.
-ANSWER, FAILURE, PROGRESS = "answer", "failure", "progress"
-OUTCOMES, TOO_FEW = "outcomes", "too few answers"
 
 
 @dataclass(frozen=True)
@@ -56,84 +46,36 @@ class GraphStep:
     """A step in a graph."""
 
     name: str  #: without the saga's
-    definition: StepDefinition
+    declared: StepDefinition
     code: HandlerCode
-
-    @property
-    def starts(self) -> bool:
-        """Whether it creates the instance."""
-        return self.definition.starts
+    condition: str  #: a lambda's expression, or the call of another function, which says whether it runs; empty: none does
+    event: str  #: the name of the class of the event to which it subscribes; empty: to none
 
     @property
     def runs_on_existing(self) -> bool:
         """Whether it runs on an instance that exists."""
-        return not self.starts or self.definition.policy is IfExists.HANDLE
-
-    @property
-    def when(self) -> tuple[str, ...]:
-        """The statuses in which it runs; empty: in any."""
-        return self.definition.status.when
-
-    @property
-    def condition(self) -> str:
-        """What a function says of whether it runs: a lambda's expression, or the call of another one; empty: none does."""
-        given = self.definition.status.condition
-        if given is None:
-            return ""
-        source = source_of(given)
-        if source is not None and isinstance(source.node, ast.Lambda):
-            return expression(source.node.body)
-        return f"{getattr(given, '__name__', type(given).__name__)}()"
+        return not self.declared.starts or self.declared.policy is IfExists.HANDLE
 
     @property
     def leaves_in(self) -> tuple[str, ...]:
         """The statuses in which it leaves the instance: as declared, else as its code says; empty: it does not change it."""
-        return self.definition.status.to or tuple(self.code.statuses)
+        return self.declared.status.to or tuple(self.code.statuses)
 
     @property
-    def is_declared(self) -> bool:
-        """Whether it says in which status it leaves the instance."""
-        return bool(self.definition.status.to)
-
-    @property
-    def may_leave_in_any(self) -> bool:
-        """Whether it cannot be told in which status it leaves the instance."""
-        return not self.is_declared and (self.code.sets_unknown or not self.code.is_read)
-
-    @property
-    def event(self) -> str:
-        """The name of the class of the event to which it subscribes; empty: to none."""
-        annotations = [unwrap(each)[0] for each in self.definition.arguments.annotations.values()]
-        match annotations:
-            case [type() as cls] if issubclass(cls, Message) and not issubclass(cls, Failure | Gathered):
-                return cls.__qualname__
-        return ""
+    def marks(self) -> list[str]:
+        """What else it does."""
+        return ["undoes what was done"] * self.code.compensates + ["replies"] * self.code.replies
 
 
 @dataclass(frozen=True)
 class SagaGraph:
     """A saga, as its declarations and its handlers' code say."""
 
-    saga: SagaDefinition
+    name: str
+    state: str  #: the name of its class
+    statuses: tuple[str, ...]  #: in the order of their declaration; empty: it has none
+    default: str | None  #: the status of an instance whose step has set none
     steps: tuple[GraphStep, ...]
-
-    @property
-    def name(self) -> str:
-        """The saga's."""
-        return self.saga.name
-
-    @cached_property
-    def statuses(self) -> tuple[str, ...]:
-        """The saga's, in the order of their declaration; empty: it has none."""
-        return tuple(self.saga.statuses)
-
-    @property
-    def default(self) -> str | None:
-        """The status of an instance whose step has set none."""
-        if self.saga.status_by is None:
-            return None
-        info: FieldInfo = self.saga.cls.model_fields[self.saga.status_by]
-        return text_of(info.default)
 
     @cached_property
     def _short_names(self) -> dict[str, str]:
@@ -155,13 +97,14 @@ class SagaGraph:
         """Return what leads to a step."""
         return [link for link in self.links if link.to == Ref(step.name)]
 
+    def links_from(self, step: GraphStep, of: SendCall | None = None) -> list[Link]:
+        """Return where a step leads by one of its requests, or by none."""
+        return [link for link in self.links if link.source == step.name and link.of == of]
+
     def step_named(self, ref: Ref) -> GraphStep | None:
         """Return the step of this saga that a name stands for: with or without the saga's, also a former one."""
-        for step in self.steps:
-            names = step.definition.names
-            if ref.is_known and (ref.name in names or f"{self.name}.{ref.name}" in names):
-                return step
-        return None
+        named = {ref.name, f"{self.name}.{ref.name}"} if ref.is_known else set[str]()
+        return next((step for step in self.steps if not named.isdisjoint(step.declared.names)), None)
 
     def requests_of(self, step: GraphStep) -> list[SendCall]:
         """Return what a step sends to tasks, or asks of its own steps; its messages to its own steps are links."""
@@ -175,15 +118,11 @@ class SagaGraph:
         for sent in step.code.sends:
             if self._is_plain_link(sent):
                 yield from self._to(step, sent.tasks, f"sent after {sent.after}" if sent.after else "sent")
-            yield from self._outcomes_of(step, sent)
-        for timeout in step.code.timeouts:
-            yield from self._to(step, timeout.steps, timeout.when or "scheduled")
-        yield from self._to(step, step.code.undone, "once all is undone")
-
-    def _outcomes_of(self, step: GraphStep, sent: SendCall) -> Iterator[Link]:
-        yield from self._to(step, sent.then, OUTCOMES if sent.is_gather else ANSWER, sent)
-        yield from self._to(step, sent.otherwise, TOO_FEW if sent.is_gather else FAILURE, sent)
-        yield from self._to(step, sent.progress, PROGRESS, sent)
+            yield from self._to(step, sent.then, "outcomes" if sent.is_gather else "answer", sent)
+            yield from self._to(step, sent.otherwise, "too few answers" if sent.is_gather else "failure", sent)
+            yield from self._to(step, sent.progress, "progress", sent)
+        for ref, how in step.code.links:
+            yield from self._to(step, [ref], how)
 
     def _to(self, step: GraphStep, refs: Iterable[Ref], how: str, of: SendCall | None = None) -> Iterator[Link]:
         for ref in refs:
@@ -192,20 +131,31 @@ class SagaGraph:
 
 
 def graph_of(saga: SagaDefinition, steps: Iterable[StepDefinition], vocabulary: Vocabulary) -> SagaGraph:
-    """Return the graph of a saga.
-
-    Args:
-        saga: The saga.
-        steps: Its steps, in the order of their definition.
-        vocabulary: How the tasks and events that handlers name are recognised.
+    """Return the graph of a saga, by the steps that it has, in their order.
 
     Raises:
         DefinitionError: An annotation cannot be resolved, or the saga's status has no statuses.
     """
-    shown = (step for step in steps if not step.is_internal)
-    made = (GraphStep(_short(step, saga), step, read_code(Reading(step, vocabulary))) for step in shown)
-    return SagaGraph(saga, tuple(made))
+    default = text_of(saga.cls.model_fields[saga.status_by].default) if saga.status_by is not None else None
+    shown = tuple(_graph_step(step, vocabulary) for step in steps if not step.is_internal)
+    return SagaGraph(saga.name, saga.cls.__name__, tuple(saga.statuses), default, shown)
 
 
-def _short(step: StepDefinition, saga: SagaDefinition) -> str:
-    return step.name.removeprefix(f"{saga.name}.")
+def _graph_step(step: StepDefinition, vocabulary: Vocabulary) -> GraphStep:
+    name = step.name.removeprefix(f"{step.saga.name}.")
+    return GraphStep(name, step, read_code(step, vocabulary), _condition(step), _event(step))
+
+
+def _condition(step: StepDefinition) -> str:
+    given = step.status.condition
+    source = source_of(given) if given is not None else None
+    if source is not None and isinstance(source.node, ast.Lambda):
+        return expression(source.node.body)
+    return f"{getattr(given, '__name__', type(given).__name__)}()" if given is not None else ""
+
+
+def _event(step: StepDefinition) -> str:
+    match [unwrap(each)[0] for each in step.arguments.annotations.values()]:
+        case [type() as cls] if issubclass(cls, Message) and not issubclass(cls, Failure | Gathered):
+            return cls.__qualname__
+    return ""

@@ -3,10 +3,6 @@
 import functools
 from typing import Any
 
-from tests.core.graph.sagas import Task
-
-deliver = Task("elsewhere.deliver")
-
 
 def message_of(secret: str) -> Any:
     """Return a message."""
@@ -15,6 +11,10 @@ def message_of(secret: str) -> Any:
 def end(order: Any) -> None:
     """End an instance."""
     order.complete()
+
+
+def fill(messages: list[Any]) -> None:
+    """Add to a list."""
 
 
 def look_at(order_id: str) -> None:
@@ -27,14 +27,5 @@ def wrapped(function: Any) -> Any:
     @functools.wraps(function)
     def inner(*args: Any, **named: Any) -> Any:
         return function(*args, **named)
-
-    return inner
-
-
-def replaced(function: Any) -> Any:
-    """Decorate a function."""
-
-    def inner(order: Any) -> Any:
-        return function(order)
 
     return inner

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-#: The brackets of each shape of Mermaid's, as ``mermaid.py`` writes them.
+#: The brackets of each shape of Mermaid's, as ``drawing.py`` writes them.
 _BRACKETS = {"((": "))", "(((": ")))", "([": "])", "[": "]", "[[": "]]", ">": "]", "{{": "}}"}
 _MERMAID_NODE = re.compile(r'    (n\d+)(\(\(\(|\(\(|\(\[|\[\[|\[|>|\{\{)"([^"]*)"(\)\)\)|\)\)|\]\)|\]\]|\]|\}\})')
 _MERMAID_EDGE = re.compile(r'    (n\d+) (-->|-\.->)(?:\|"([^"]*)"\|)? (n\d+)')

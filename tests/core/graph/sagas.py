@@ -4,7 +4,7 @@ import logging
 from enum import Enum
 from typing import Any, Literal
 
-from celery_sagas.core.graph.calls import Vocabulary
+from celery_sagas.core.graph.code import Vocabulary
 from celery_sagas.core.graph.model import SagaGraph, graph_of
 from celery_sagas.core.message import Message
 from celery_sagas.core.state import State

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sagas.core.graph.dot import dot
-from celery_sagas.core.graph.drawing import LINES, Drawing, Shape, drawing_of
-from celery_sagas.core.graph.labels import LINE, shortened
-from celery_sagas.core.graph.mermaid import mermaid
+from celery_sagas.core.graph.drawing import LINES, SHAPES, Drawing, bounded, dot, drawing_of, mermaid, text
 from celery_sagas.core.graph.model import SagaGraph
-from celery_sagas.core.graph.text import text
+from celery_sagas.core.graph.names import LINE, shortened
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.state import State
 from tests.core.graph.formats import Read, read_dot, read_mermaid
@@ -64,7 +61,7 @@ def drawn(found: SagaGraph) -> Read:
 def edges(found: SagaGraph) -> list[str]:
     """Return the edges of a drawing, each in one line."""
     read, drawing = drawn(found), drawing_of(found)
-    names = {node.id: (node.label or (node.shape.value,))[0] for node in drawing.nodes.values()}
+    names = {f"n{number}": (label or [shape])[0] for number, ((shape, _), label) in enumerate(drawing.nodes.items(), 1)}
     shown = ((names[start], "-.->" if dashed else "-->", names[end], label) for start, end, label, dashed in read.edges)
     return [
         " ".join([start, arrow, end]) + (": " + label.replace("\n", " / ") if label else "") for start, arrow, end, label in shown
@@ -248,17 +245,16 @@ def test_a_first_status_that_is_not_known() -> None:
 def labelled(*lines: str) -> Drawing:
     """Return a drawing with these lines in every place where there may be some."""
     drawing = Drawing("order")
-    for shape in Shape:
-        drawing.node(shape, "", lines)
-    drawing.connect("n1", "n2", lines)
-    drawing.connect("n2", "n1", lines, is_dashed=True)
+    first, second, *_ = [drawing.node(shape, "", *lines) for shape in SHAPES]
+    drawing.connect(first, second, *lines)
+    drawing.connect(second, first, *lines, is_dashed=True)
     return drawing
 
 
 @given(st.lists(st.text(), max_size=LINES + 2))
 def test_no_text_breaks_out_of_its_label(lines: list[str]) -> None:
     drawing = labelled(*lines)
-    expected = "\n".join(drawing.nodes[Shape.STEP, ""].lines)
+    expected = "\n".join(bounded(drawing.nodes["step", ""]))
     for read in (read_mermaid(mermaid(drawing)), read_dot(dot(drawing))):
         assert {label.strip(" ") for label in read.nodes.values()} == {expected.strip(" ")}
         assert [(start, end, dashed) for start, end, _, dashed in read.edges] == [("n1", "n2", False), ("n2", "n1", True)]
@@ -308,7 +304,7 @@ def test_a_status_may_be_any_text() -> None:
 
 def test_long_labels_are_shortened() -> None:
     drawing = labelled(*(f"{number} " * 100 for number in range(100)))
-    lines = drawing.nodes[Shape.STEP, ""].lines
+    lines = bounded(drawing.nodes["step", ""])
     assert (len(lines), max(map(len, lines)), lines[-1]) == (LINES, LINE, f"and {100 - LINES + 1} more")
     assert shortened("a" * LINE) == "a" * LINE
 
