@@ -23,7 +23,7 @@ ThingT = TypeVar("ThingT")
 #: What is said of a step whose code cannot be read.
 NO_SOURCE: Final = "its source is not available"
 #: How many functions are followed that call each other with the instance, and without it.
-DEPTH, DEPTH_WITHOUT_STATE = 6, 3
+DEPTH, DEPTH_WITHOUT_STATE = 5, 3
 _OUTCOMES: Final = ("then", "otherwise", "progress", "undo")
 #: What the arguments of a call stand for, by their position or name; under no name those of ``*given`` and ``**named``.
 Given = dict[Any, list[Meaning]]
@@ -73,8 +73,8 @@ def read_code(step: StepDefinition, vocabulary: Vocabulary) -> HandlerCode:
     if source is None:
         return HandlerCode(notes=[NO_SOURCE], is_read=False)
     reader = _Reader(step, vocabulary)
-    parameter = source.parameters[step.state_position]
-    reader.read_function(source, {parameter: [Meaning(ast.Name(parameter), STATE)]})
+    state = source.parameters[step.state_position :][:1]  # none, if a decorator takes any arguments
+    reader.read_function(source, {name: [Meaning(ast.Name(name), STATE)] for name in state})
     return reader.found
 
 

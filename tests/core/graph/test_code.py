@@ -1,6 +1,7 @@
 """What is read in the code of a handler: each construct, and what cannot be told."""
 
 import functools
+import inspect
 import logging
 from datetime import timedelta
 from types import ModuleType
@@ -661,6 +662,48 @@ def test_a_decorated_handler(decorate: Any) -> None:
         order.complete()
 
     assert read(handler).completes
+
+
+def test_a_decorator_that_takes_any_arguments() -> None:
+    """What it says of itself is not what its code has."""
+
+    def handler(order: Any) -> None: ...
+
+    def inner(*given: Any) -> None:
+        handler(*given)
+
+    inner.__name__, inner.__signature__ = "handler", inspect.signature(handler)  # type: ignore[attr-defined]
+    assert read(inner) == HandlerCode()
+
+
+def test_helpers_that_call_each_other_without_an_end() -> None:
+    """They are followed so far, and the rest is noted."""
+
+    def handler(order: Any) -> None:
+        first(order)
+
+    assert read(handler).notes == ["it gives its state to fifth(), which is not read"]
+
+
+def first(order: Any) -> None:
+    second(order)
+
+
+def second(order: Any) -> None:
+    third(order)
+    first(order)
+
+
+def third(order: Any) -> None:
+    fourth(order)
+
+
+def fourth(order: Any) -> None:
+    fifth(order)
+
+
+def fifth(order: Any) -> None:
+    first(order)
 
 
 def test_a_lambda() -> None:
