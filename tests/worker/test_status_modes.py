@@ -1,9 +1,11 @@
 """Deferred messages in eager mode, through routes, after a renaming, and in operators' lists."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 
 from celery_sagas import Saga
 from celery_sagas.core.registry import registry
@@ -201,3 +203,46 @@ class TestOperators:
         output = run(app, "dead", "show", letter).output
         assert "parcel '1' is 'packed', and parcel.scan runs only when it is 'sent'." in output
         assert "Retry the dead letter once that is so" in output
+
+
+@pytest.mark.parametrize("is_batching", [False, True], ids=["task", "batch"])
+class TestCelerysSignals:
+    """A message that is deferred has neither succeeded nor failed: its task is ignored, and succeeds when it is handled."""
+
+    def test_success(self, app: Celery, is_batching: bool) -> None:
+        heard: list[Any] = []
+
+        def hear(sender: Any, result: Any, **_: object) -> None:
+            heard.append((sender.name, result))
+
+        parcels, worker = define(app, "defer"), Worker(app, is_batching=is_batching)
+        parcels.saga.scan.delay("1")
+        with connected(signals.task_success, hear):
+            worker.run()
+            assert heard == []
+            parcels.become(worker, "sent")
+            worker.run()
+        assert heard == [("parcel.do", None), ("parcel.scan", "scan 1")]
+
+    def test_state(self, app: Celery, is_batching: bool) -> None:
+        heard: list[str] = []
+
+        def hear(state: str, **_: object) -> None:
+            heard.append(state)
+
+        parcels, worker = define(app, "defer"), Worker(app, is_batching=is_batching)
+        parcels.saga.scan.apply_async(("1",), task_id="m1")
+        with connected(signals.task_postrun, hear):
+            delivered = worker.one()
+            worker.deliver_again(delivered)
+        assert heard == ["IGNORED", "IGNORED"]
+
+
+@contextmanager
+def connected(signal: Any, receiver: Any) -> Iterator[None]:
+    """Have a receiver hear a signal meanwhile."""
+    signal.connect(receiver)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver)

@@ -14,7 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.saferepr import saferepr
 from kombu.utils.encoding import safe_repr
 
-from celery_sagas.engine.outcomes import Outcome
+from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.waves import Batch, BatchedMessage, HandOver
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import Outgoing
@@ -123,13 +123,16 @@ class _Message:
         self._context.run(call)
 
     def conclude(self, outcome: Outcome, seconds: float) -> None:
-        """Report that it was handled, as Celery reports that a task has succeeded."""
+        """Report that it was handled, as Celery reports that a task has succeeded; or that it was ignored, if it is deferred."""
+        is_deferred = outcome.kind is Kind.DEFERRED
         with self.running():
             if not self._has_run:
                 self._send(signals.task_prerun)
-                self._send(signals.task_postrun, retval=None, state=states.SUCCESS)
+                self._send(signals.task_postrun, retval=None, state=states.IGNORED if is_deferred else states.SUCCESS)
             mark_over(self.request)
             conclude(self.task, self.request, self.delivery, outcome, self._runtime)
+            if is_deferred:
+                return
             if signals.task_success.receivers:
                 signals.task_success.send(sender=self.task, result=outcome.result, runtime=seconds)
             self._log_success(outcome.result, seconds)
