@@ -312,6 +312,20 @@ class TestRelease:
         assert engine.publisher.ids == ["m1", "m1"]
         assert made.again("m1").kind is Kind.HANDLED
 
+    @pytest.mark.parametrize("moment", [{}, {"defer_for": 60}], ids=["without an end", "with an end"])
+    def test_adds_no_operation(self, engine: Engine, moment: dict[str, object]) -> None:
+        """It is part of the commit that admits the message, and published with what that sends."""
+        made = tickets(engine, **moment)
+        store = engine.interpose()
+        made.become("shut")
+        without, store.calls[:] = list(store.calls), []
+        made.come("message")
+        store.calls.clear()
+        made.become("open")
+
+        assert store.calls == without == ["find", "update"]
+        assert engine.publisher.ids == ["m1"]
+
     def test_unknown_step(self, engine: Engine) -> None:
         """Newer code has deferred it: it waits for that, or for the end of the instance."""
         made = tickets(engine)

@@ -146,7 +146,9 @@ class TestDefer:
         worker.run()
         assert parcels.seen == ["scanned 3", "scanned 1", "scanned 2"]
 
-    def test_more_than_can_wait(self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_more_than_can_wait(
+        self, app: Celery, worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """They are redelivered; the time that they may wait counts from their first arrival."""
         monkeypatch.setattr("celery_sagas.engine.deferring.MOST", 1)
         parcels = define(app, "defer", defer_for=HOUR)
@@ -158,6 +160,7 @@ class TestDefer:
         (again,) = worker.waiting()
         assert (again.kwargs, again.headers[REDELIVERIES], len(parcels.waiting)) == ({"n": 2}, 1, 1)
         since = again.headers[DEFERRED_SINCE]
+        assert "cannot be deferred with parcel '1': 1 messages wait with it, and no more can" in caplog.text
 
         worker.one()
         (again,) = worker.waiting()
