@@ -90,6 +90,16 @@ class TestRequest:
         made.released()
         assert made.seen == ["came answer"]
 
+    def test_answer_that_is_ignored_while_a_failure_waits(self, engine: Engine) -> None:
+        """The request has ended, and the failure is dropped at once."""
+        made = tickets(engine)
+        made.come(ReplyKind.FAILURE, "m1")
+        made.came = handler(made.came.function, saga=Ticket, when="open", if_not="ignore")
+
+        assert made.come(ReplyKind.ANSWER, "m2").kind is Kind.IGNORED
+        assert (made.deferred, engine.publisher.ids) == ([], ["m1"])
+        assert made.again("m1").kind is Kind.DROPPED
+
     def test_both_wait(self, engine: Engine) -> None:
         """They are handled in their order, as if they had come now."""
         made = tickets(engine)
