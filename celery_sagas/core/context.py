@@ -1,11 +1,10 @@
 """The context of a handler: its message, its instance, and the messages that it sends."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from celery_sagas import clock
 from celery_sagas.core.deferred import DeferredMessage
@@ -14,6 +13,9 @@ from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.requests.views import GatherView, RequestView
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class MessageView(NamedTuple):
@@ -101,12 +103,11 @@ class StepContext:
         problem = f"{view.name} {view.key!r} is being undone, {rest}"
         raise MisuseError(problem, "Complete it in the step that compensate(then=) names")
 
-    @contextmanager
-    def read_only(self) -> Iterator[None]:
-        """Refuse to change the state, or to send, meanwhile."""
+    def ask(self, question: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function that may neither change the state nor send."""
         sending, self.sending = self.sending, None
         try:
-            yield
+            return question(*args, **kwargs)
         finally:
             self.sending = sending
 

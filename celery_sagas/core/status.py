@@ -89,6 +89,8 @@ def _texts(subject: str, keyword: str, given: object) -> tuple[str, ...]:
 
 def text_of(status: object) -> str | None:
     """Return the text of a status, a text or a member of an ``Enum`` of texts; ``None`` if it is neither."""
+    if type(status) is str:
+        return status or None
     value = status.value if isinstance(status, Enum) else status
     return str(value) if isinstance(value, str) and value else None
 

@@ -36,7 +36,7 @@ def turn_away(run: Run, record: Record, state: State) -> Update:
         WrongStatus: The policy is to raise, or the message has been deferred for long enough.
         TooManyDeferred: No more messages can wait with the instance.
     """
-    step, deferral = run.step, run.delivery.deferral
+    step, deferral = run.step, run.delivery.deferral() if run.delivery.deferral else None
     if step.status.if_not is IfNot.IGNORE:
         context = context_of(state)
         release(run, state)
@@ -125,5 +125,4 @@ def _is_admitted(run: Run, state: State, deferred: Deferred) -> bool:
         return False
     if step.status.condition is None:
         return step.admits(state, {})
-    with context_of(state).read_only():
-        return run.terms.deferred.is_admitted(step, state, deferred.payload)
+    return context_of(state).ask(run.terms.deferred.is_admitted, step, state, deferred.payload)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from pydantic_core import from_json, to_json
@@ -174,7 +175,7 @@ class _Replay:
         session = Session(message.id, {self.saga.name: self.history.instance})
         call = self._noting_state(self.caller_of(step, session))
         address, task = self._address(message), message.step
-        deferral = self._deferral(message, bound) if step.is_deferred else None
+        deferral = partial(self._deferral, message, bound) if step.is_deferred else None
         asked_by = _return_address(message)
         return Delivery(step, message.id, bound, session, call, address, None, task, asked_by, message.now, deferral)
 

@@ -95,8 +95,8 @@ def handle_once(delivery: Delivery, terms: WorkTerms, attempt: Attempt) -> Steps
         state = create(step.saga, run.id, address, message, sending, delivery.asked_by)
     elif decision is Decision.CONTINUE and found.record is not None:
         state = load_instance(step.saga, found.record, message, sending, None, terms.read_outcomes)
-        if step.status.is_conditional and (aside := (yield from _set_aside(run, found.record, state, arguments))):
-            return aside
+        if step.status.is_conditional and not _admits(run, state, arguments):
+            return (yield from _set_aside(run, found.record, state))
     else:
         return (yield from _without_instance(run, decision, found.record, lookup, arguments))
     return (yield from _handle(run, found.record, state, arguments))
@@ -175,13 +175,21 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
         context_of(state).leave_out(request, request.without_outcome(delivery.first_argument))
     if request is not None and request.undo is not None:
         run.terms.outcomes.note(context_of(state), request, addressed.came, delivery.first_argument)
-    if step.status.is_conditional and (aside := (yield from _set_aside(run, record, state, arguments))):
-        return aside
+    if step.status.is_conditional and not _admits(run, state, arguments):
+        return (yield from _set_aside(run, record, state))
     return (yield from _handle(run, record, state, arguments))
 
 
-def _set_aside(run: Run, record: Record, state: State, arguments: Mapping[str, Any]) -> Steps[Handled | None]:
-    """Ignore or defer a message if its step does not run on the instance in its status; ``None``: it does.
+def _admits(run: Run, state: State, arguments: Mapping[str, Any]) -> bool:
+    """Return whether the step runs on the instance in its status, and the message does not wait with it already."""
+    context = context_of(state)
+    if context.pending.deferred and context.pending.is_deferred(run.step.names, run.delivery.message_id):
+        return False
+    return context.ask(run.step.admits, state, arguments)
+
+
+def _set_aside(run: Run, record: Record, state: State) -> Steps[Handled]:
+    """Ignore or defer a message whose step does not run on the instance in its status.
 
     Raises:
         WrongStatus: The policy is to raise, or the message has been deferred for long enough.
@@ -190,9 +198,6 @@ def _set_aside(run: Run, record: Record, state: State, arguments: Mapping[str, A
     about = (delivery.message_id, record.key, record.id)
     if context.pending.is_deferred(step.names, delivery.message_id):
         return Handled(Outcome(Kind.DEFERRED, step.saga.name, step.name, *about, record.version, reason=WRONG_STATUS))
-    with context.read_only():
-        if step.admits(state, arguments):
-            return None
     if step.is_deferred and (to := delivery.addressed) and context.pending.has_deferred_occurrence(to.id):
         return _dropped(delivery, to, record.key, "overtaken")  # what is missed of a series is not made up for
     if step.status.if_not is IfNot.IGNORE:
@@ -349,7 +354,7 @@ def _without_instance(
         return (yield from _ignore(run, record.key, record.id, "exists"))
     key = lookup.value if lookup.property == KEY else ""
     instance_id = lookup.value if lookup.property == ID else ""
-    has_waited = delivery.deferral is not None and delivery.deferral.has_waited
+    has_waited = delivery.deferral is not None and delivery.deferral().has_waited
     completed = has_waited or (bool(key) and (yield OutcomeOf(saga.names, key)) is not None)
     if decision is Decision.NOT_FOUND or (decision is Decision.DEFER and not completed):
         raise SagaNotFound(saga.name, *shown, completed)
