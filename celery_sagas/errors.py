@@ -184,10 +184,9 @@ class WrongStatus(MessageError):
     def __str__(self) -> str:
         status = f" is {self.status!r}, and" if self.status else ":"
         waited = f" The message was deferred for {self.waited:g} s." if self.waited else ""
-        return (
-            f"{self.saga} {self.key!r}{status} {self.step} runs only {self.expected}.{waited} "
-            'Retry the dead letter once that is so; or declare what becomes of such messages: if_not="ignore", or "defer".'
-        )
+        declare = "" if self.waited else '; or declare what becomes of such messages: if_not="ignore", or "defer"'
+        problem = f"{self.saga} {self.key!r}{status} {self.step} runs only {self.expected}.{waited}"
+        return f"{problem} Retry the dead letter once that is so{declare}."
 
 
 @dataclass(eq=False, repr=False)
