@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from celery_sagas import clock
 from celery_sagas.core.deferred import DeferredMessage
@@ -14,7 +14,6 @@ from celery_sagas.core.requests.views import GatherView, RequestView
 from celery_sagas.core.sending import Sending
 from celery_sagas.errors import MisuseError
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -103,11 +102,11 @@ class StepContext:
         problem = f"{view.name} {view.key!r} is being undone, {rest}"
         raise MisuseError(problem, "Complete it in the step that compensate(then=) names")
 
-    def ask(self, question: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def ask(self, question: Callable[..., R], *arguments: Any) -> R:
         """Call a function that may neither change the state nor send."""
         sending, self.sending = self.sending, None
         try:
-            return question(*args, **kwargs)
+            return question(*arguments)
         finally:
             self.sending = sending
 

@@ -182,10 +182,12 @@ def _handle_addressed(run: Run, record: Record | None, message: MessageView, add
 
 def _admits(run: Run, state: State, arguments: Mapping[str, Any]) -> bool:
     """Return whether the step runs on the instance in its status, and the message does not wait with it already."""
-    context = context_of(state)
-    if context.pending.deferred and context.pending.is_deferred(run.step.names, run.delivery.message_id):
+    context, step = context_of(state), run.step
+    if context.pending.deferred and context.pending.is_deferred(step.names, run.delivery.message_id):
         return False
-    return context.ask(run.step.admits, state, arguments)
+    if step.status.condition is None:  # then no code of the user's runs
+        return step.admits(state, arguments)
+    return context.ask(step.admits, state, arguments)
 
 
 def _set_aside(run: Run, record: Record, state: State) -> Steps[Handled]:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from celery_sagas import clock, signals
@@ -57,7 +56,7 @@ def delivery_of(task: Any, request: Any, session: Session, bound: Mapping[str, A
         task.name,
         read_return_address_of(request) if is_message else None,
         clock.now() if step.saga.history else None,
-        partial(deferral_of, task, request, session, bound) if step.is_deferred else None,
+        (lambda: deferral_of(task, request, session, bound)) if step.is_deferred else None,
     )
 
 
