@@ -17,6 +17,12 @@ from celery_sagas.worker.runtime import runtime_of
 HOUR = timedelta(hours=1)
 
 
+@shared_task(acks_late=True)
+def weigh(piece: int) -> int:
+    """Weigh a piece."""
+    return piece
+
+
 class Parcel(Saga):
     """What the sagas of these tests have in common."""
 
@@ -40,10 +46,6 @@ class TestEndOfAGather:
     def box(self, app: Celery, request: pytest.FixtureRequest) -> Any:
         class Box(Parcel, correlate_by="number", status_by="status"):
             pass
-
-        @shared_task(acks_late=True)
-        def weigh(piece: int) -> int:
-            return piece
 
         @Box.starts
         def pack(box: Box, number: str, step: str) -> None:
