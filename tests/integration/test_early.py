@@ -19,7 +19,7 @@ from tests.integration.matrices import matrix
 from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
-ORDERS, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_EARLY", "200,6").split(","))
+ORDERS, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_EARLY", "80,4").split(","))
 #: Orders a second that even a slow machine ends between kills.
 SLOWEST = 2
 #: A kill comes so many seconds after it was asked for, at most.

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 def test_worker_with_the_options_of_celery_hands_messages_over(deploy: Deploy, engine: str, broker: str, pool: str) -> None:
     """It sends heartbeats, and no events of tasks."""
     deployment = deploy("counters", broker, engine)
-    worker = deployment.start(pool, 2, is_quiet=False).wait_ready()
+    worker = deployment.start(pool, 2, is_quiet=False, CELERY_SAGAS_TEST_PATIENCE="60").wait_ready()
     have_told(deployment, worker, 40)
     assert f"Task {TOLD}[" in worker.log
     assert not any("received" in line for line in worker.log.splitlines() if TOLD in line)

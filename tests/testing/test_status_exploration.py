@@ -282,7 +282,7 @@ def explored(jobs: Jobs, examples: int) -> None:
 
 
 def test_rule_holds(app: Celery) -> None:
-    explored(Jobs(app), 60)
+    explored(Jobs(app), 30)
 
 
 def test_finds_messages_that_are_not_released(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Counters, and tallies that are told of every increment."""
 
+import os
 import time
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -7,8 +8,12 @@ from deployed import make_app, note
 from meeting import meet
 
 from celery_sagas import Saga
+from celery_sagas.engine import waves
 
 app = make_app()
+#: For a test that is not about slow handlers, on a busy machine.
+if patience_s := os.environ.get("CELERY_SAGAS_TEST_PATIENCE"):
+    waves.BATCH_S = waves.SLOW_S = float(patience_s)
 
 
 class Counter(Saga, correlate_by="name"):
