@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from celery import VERSION, Celery, Task, _state
 from celery.app.routes import MapRoute, Router
@@ -208,13 +208,18 @@ def routing_of(app: Celery, name: str) -> dict[str, Any]:
     """Return the options with which this app would publish a message to a task, for apps that route it otherwise."""
     task: Any = app.tasks.get(name)
     known = _routes.setdefault(app, {})
-    if name not in known or known[name][0] is not task:
-        known[name] = task, _routed(app, task, name)
+    if name not in known or known[name][0]() is not task:
+        known[name] = _nothing if task is None else ref(task), _routed(app, task, name)
     return known[name][1]
 
 
-#: By app and name: the task, and its options. Routing takes as long as the rest of publishing a message.
-_routes: WeakKeyDictionary[Celery, dict[str, tuple[Any, dict[str, Any]]]] = WeakKeyDictionary()
+def _nothing() -> None:
+    """Stand in for a reference to a task that is not registered."""
+
+
+#: By app and name: a weak reference to the task, which refers to its app, and its options. Routing takes as long as the rest of
+#: publishing a message.
+_routes: WeakKeyDictionary[Celery, dict[str, tuple[Callable[[], Any], dict[str, Any]]]] = WeakKeyDictionary()
 
 
 def _routed(app: Celery, task: Any, name: str) -> dict[str, Any]:
