@@ -20,14 +20,3 @@ def test_it_keeps_no_app_alive() -> None:
     del app, pack
     gc.collect()
     assert left() is None
-
-
-def test_a_task_in_the_place_of_another_is_routed_anew() -> None:
-    def pack() -> None: ...
-
-    app = Celery("routes", broker="memory://", set_as_current=False)
-    app.task(name="pack", queue="old")(pack)
-    assert routing_of(app, "pack")["queue"] == "old"
-    app.tasks.unregister("pack")
-    app.task(name="pack", queue="new")(pack)
-    assert routing_of(app, "pack")["queue"] == "new"
