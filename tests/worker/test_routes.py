@@ -11,7 +11,7 @@ from celery_sagas.worker.celery_internals import routing_of
 def test_it_keeps_no_app_alive() -> None:
     app = Celery("routes", broker="memory://", set_as_current=False)
 
-    @app.task(name="pack")
+    @app.task(name="pack", shared=False)
     def pack() -> None: ...
 
     assert routing_of(app, "pack") == routing_of(app, "pack")
