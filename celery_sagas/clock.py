@@ -4,7 +4,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Final
 
+#: The end of all dates, in milliseconds since the epoch.
+LAST_MS: Final = 253_402_300_799_000
 #: In the place of this machine's clock: returns seconds since the epoch.
 _other: Callable[[], float] | None = None
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
-from celery_sagas.clock import utc_time
+from celery_sagas.clock import LAST_MS, utc_time
 from celery_sagas.core.delays import seconds_of
 from celery_sagas.core.requests.requests import ReplyKind
 from celery_sagas.errors import DefinitionError
@@ -14,8 +14,6 @@ from celery_sagas.errors import DefinitionError
 DEFERRED: Final = "(deferred)"
 #: The most messages that wait with an instance.
 MOST: Final = 100
-#: The end of all dates, in milliseconds since the epoch.
-_LATEST: Final = 253_402_300_799_000
 #: The longest time that a message may wait, in seconds: ten years.
 _LONGEST_S: Final = 10 * 365 * 86_400.0
 
@@ -56,7 +54,7 @@ class Deferred(NamedTuple):
         stored = {name: part for name, part in value.items() if name in _STORED}
         if wrong := [name for name, part in stored.items() if type(part) is not _STORED[name]]:
             raise TypeError(f"{', '.join(wrong)} of a deferred message")
-        if not 0 < stored.get("since", 1) <= _LATEST:
+        if not 0 < stored.get("since", 1) <= LAST_MS:
             raise TypeError("since of a deferred message is no time")
         return cls(**stored, more={name: part for name, part in value.items() if name not in _STORED})
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
 
+from celery_sagas.clock import LAST_MS
 from celery_sagas.core.codec import validation_problems
 from celery_sagas.core.pending import NOTHING
 from celery_sagas.core.saga import SagaDefinition
@@ -21,17 +22,13 @@ from celery_sagas.stores.records import Entry, Record
 FINAL: Final = "final"
 
 
-#: The end of all dates, in milliseconds since the epoch.
-_LATEST: Final = 253_402_300_799_000
-
-
 class FinalState(BaseModel):
     """A final state, as it is stored."""
 
     data: str  #: the state, as JSON text
     schema_version: int
     #: Milliseconds since the epoch; ``None``: with this very message.
-    created_at: int | None = Field(default=None, ge=0, le=_LATEST)
+    created_at: int | None = Field(default=None, ge=0, le=LAST_MS)
 
 
 def final_state(saga: SagaDefinition, data: str, created_at: datetime | None) -> dict[str, Any]:

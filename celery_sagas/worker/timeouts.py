@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.schedules import crontab
 
-from celery_sagas.clock import time_s
+from celery_sagas.clock import LAST_MS, time_s
 from celery_sagas.core.context import StepContext
 from celery_sagas.core.correlation import check_own_key
 from celery_sagas.core.delays import Delay, seconds_of
@@ -22,8 +22,6 @@ from celery_sagas.worker.targets import step_of
 logger = logging.getLogger("celery_sagas")
 
 _NAME_CHARACTERS = 255
-#: The year 9999, beyond which no dates exist. Milliseconds since the epoch.
-_LAST_MS = 253_402_300_799_000
 
 
 def due_time(after: Delay | None, at: datetime | None = None, *, since: int | None = None) -> int:
@@ -42,7 +40,7 @@ def due_time(after: Delay | None, at: datetime | None = None, *, since: int | No
         raise TypeError("a timeout is due after= a time or at= a time: give one of them")
     now_s = time_s() if since is None else since / 1000
     due_s = now_s + seconds_of("after", after) if after is not None else _timestamp(at)
-    if not math.isfinite(due_s) or due_s * 1000 > _LAST_MS:
+    if not math.isfinite(due_s) or due_s * 1000 > LAST_MS:
         raise ValueError(f"{after if after is not None else at!r} is beyond all dates")
     return max(1, int(due_s * 1000))
 
