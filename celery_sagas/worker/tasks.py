@@ -22,11 +22,12 @@ from celery_sagas.errors import (
     MisuseError,
     SagaNotFound,
     StoreError,
+    TooManyDeferred,
     UnreadableState,
 )
 from celery_sagas.worker.deliveries import conclude, delivery_of
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
-from celery_sagas.worker.failures.deferral import defer_missing
+from celery_sagas.worker.failures.deferral import defer_missing, keep_out
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import (
@@ -121,6 +122,9 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     try:
         delivery = delivery_of(task, request, session, bound, runtime)
         outcome = handle(runtime.services, delivery)
+    except TooManyDeferred as exc:
+        keep_out(task, runtime, exc)
+        raise
     except StoreError as exc:
         redeliver_if_it_helps(task, runtime.publisher, exc)
         raise

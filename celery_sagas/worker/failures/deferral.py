@@ -11,7 +11,7 @@ from celery_sagas.clock import time_s
 from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.deferring import park
 from celery_sagas.engine.session import Deferral, Session
-from celery_sagas.errors import SagaNotFound, StoreError
+from celery_sagas.errors import SagaNotFound, StoreError, TooManyDeferred
 from celery_sagas.worker.failures.dead_letters import lookup_of, options_of
 from celery_sagas.worker.failures.redelivery import (
     below_redelivery_s,
@@ -70,6 +70,17 @@ def _destination_of(request: Any) -> dict[str, str]:
     if not routing_key or request.is_eager:
         return {}
     return {"exchange": exchange, "routing_key": routing_key} if exchange else {"queue": routing_key}
+
+
+def keep_out(task: Any, runtime: Runtime, error: TooManyDeferred) -> None:
+    """Redeliver the running message, which its instance cannot keep, later; its time counts from its first arrival.
+
+    Raises:
+        Ignore: It was published again.
+        Reject: The broker keeps this delivery.
+    """
+    since = read_deferred_since(task.request, int(time_s() * 1000))
+    redeliver_if_it_helps(task, runtime.publisher, error, {DEFERRED_SINCE: since})
 
 
 def defer_missing(task: Any, runtime: Runtime, session: Session, bound: Mapping[str, Any], error: SagaNotFound) -> None:

@@ -8,21 +8,14 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeGuard
+from types import MappingProxyType
+from typing import Any, Final, NoReturn, TypeGuard
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_sagas.clock import time_s
-from celery_sagas.errors import PublishError, Retry, StoreError, TooManyDeferred
-from celery_sagas.worker.headers import (
-    DEFERRED_SINCE,
-    REDELIVERIES,
-    headers_of,
-    read_deferred_since,
-    read_redeliveries,
-    read_retries,
-)
+from celery_sagas.errors import PublishError, Retry, StoreError
+from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 
 logger = logging.getLogger("celery_sagas")
@@ -35,6 +28,7 @@ _OF_REDELIVERY = 1 / 3
 HELD_S = 3.0
 #: The brokers that redeliver a message after a time, whether or not its worker is alive, and kombu's default. Seconds.
 _VISIBILITY_S = {"redis": 3600.0, "sqs": 1800.0}
+NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
 #: The number of held messages that do not count as prefetched.
 _MOST_UNCOUNTED = 1_000
 
@@ -72,18 +66,24 @@ def may_publish_again(publisher: object, task: Any) -> TypeGuard[ConfirmedPublis
     return not (task.request.called_directly or task.request.is_eager) and isinstance(publisher, ConfirmedPublisher)
 
 
-def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError) -> None:
+def redeliver_if_it_helps(task: Any, publisher: object, error: StoreError, headers: Mapping[str, Any] = NO_HEADERS) -> None:
     """Redeliver the running message later if there is one and it may succeed then; else return.
+
+    Args:
+        task: Its task.
+        publisher: The publisher.
+        error: The error with which it has failed.
+        headers: Those that differ from its own, besides the count.
 
     Raises:
         Ignore: It was published again.
         Reject: The broker keeps this delivery.
     """
     if error.retry in (Retry.AT_ONCE, Retry.LATER) and may_publish_again(publisher, task):
-        redeliver(task, publisher, error)
+        redeliver(task, publisher, error, headers)
 
 
-def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> NoReturn:
+def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception, headers: Mapping[str, Any] = NO_HEADERS) -> NoReturn:
     """Publish the running message again with the same id, headers and retry count, after a delay that is longer each time.
 
     Raises:
@@ -93,10 +93,7 @@ def redeliver(task: Any, publisher: ConfirmedPublisher, reason: Exception) -> No
     count = read_redeliveries(task.request)
     delay = _delay_s(count, longest_redelivery_s(task.app))
     logger.warning("%s[%s] is redelivered in %.1f s: %s", task.name, task.request.id, delay, reason)
-    headers = {REDELIVERIES: count + 1}
-    if isinstance(reason, TooManyDeferred):
-        headers[DEFERRED_SINCE] = read_deferred_since(task.request, int(time_s() * 1000))
-    publish_again_or_requeue(task, publisher, delay, headers)
+    publish_again_or_requeue(task, publisher, delay, {**headers, REDELIVERIES: count + 1})
     raise Ignore()
 
 
