@@ -2,6 +2,8 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Protocol
 from weakref import WeakSet
@@ -46,6 +48,7 @@ class ForkGate:
         self._changed = threading.Condition(self._lock)
         # Threads, not a number: a thread that was interrupted while it left is set right by its next piece of work.
         self._working: set[int] = set()
+        self._holding: set[int] = set()
         self._forking: set[int] = set()
 
     def close_before_forks(self, connections: HasConnections) -> None:
@@ -64,11 +67,23 @@ class ForkGate:
             if self._forking:
                 self._changed.notify_all()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Do a piece of work in which others of the same thread may be done."""
+        with self:
+            self._holding.add(get_ident())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holding.discard(get_ident())
+                self._changed.notify_all()
+
     def before_fork(self) -> None:
         """Let no work begin, and wait for what is under way."""
         with self._lock:
             self._forking.add(get_ident())
-            self._changed.wait_for(lambda: self._working <= {get_ident()}, self._timeout_s)
+            self._changed.wait_for(lambda: self._working | self._holding <= {get_ident()}, self._timeout_s)
         for connections in list(self._closed):
             connections.close_idle()
 

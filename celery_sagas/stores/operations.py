@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.ports import Backend, shared_of
 from celery_sagas.stores.records import Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.shared import SharedTransaction
 
 
 class Find(NamedTuple):
@@ -50,6 +51,16 @@ class OutcomeOf(NamedTuple):
     def perform(self, backend: Backend) -> Entry | None:
         """Perform it."""
         return backend.journal.outcome_of(*self)
+
+
+class Begin(NamedTuple):
+    """``SharedTransactions.open``; the answer is a ``SharedTransaction``, in which the commit that follows is performed."""
+
+    kind: object
+
+    def perform(self, backend: Backend) -> SharedTransaction:
+        """Perform it."""
+        return shared_of(backend).open(self.kind)
 
 
 class Insert(NamedTuple):
@@ -98,4 +109,4 @@ class Write(NamedTuple):
 
 #: The operations that write: each commits all of its effects, or none.
 Commit: TypeAlias = Insert | Update | Delete | Write
-Operation: TypeAlias = Find | Lock | CountDelivery | OutcomeOf | Commit
+Operation: TypeAlias = Find | Lock | CountDelivery | OutcomeOf | Begin | Commit

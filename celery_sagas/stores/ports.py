@@ -25,6 +25,7 @@ from celery_sagas.stores.records import (
     Record,
     Renamed,
 )
+from celery_sagas.stores.shared import SharedTransactions
 
 
 class SagaStore(ABC):
@@ -282,6 +283,8 @@ class Backend(ABC):
     dead: DeadLetters
     aggregates: AggregateStore = _NOT_KEPT
     buffers: Buffers = _NOT_KEPT
+    #: ``None`` where it takes no part in the transactions of others.
+    shared: SharedTransactions | None = None
     #: How long the journal is kept if the setting does not say. Seconds.
     journal_retention_s: float
     #: The URL as it may be shown: without a password.
@@ -349,6 +352,18 @@ def no_aggregators(backend: Backend, what: str) -> ConfigurationError:
     """Return the error about something that a backend without aggregators cannot keep."""
     problem = f"{what} cannot be kept in {backend.url}, a backend without aggregators"
     return ConfigurationError(problem, "Set saga_aggregator_backend to the URL of a backend that has them")
+
+
+def shared_of(backend: Backend, setting: str = "saga_backend") -> SharedTransactions:
+    """Return a backend's shared transactions.
+
+    Raises:
+        ConfigurationError: It has none; the text names the setting to change.
+    """
+    if backend.shared is None:
+        problem = f"{backend.url} takes no part in the transactions of a database"
+        raise ConfigurationError(problem, f"Set {setting} to the URL of the database in which the rows are: postgresql://…")
+    return backend.shared
 
 
 def _answer(operation: Operation, backend: Backend) -> Any:

@@ -1,9 +1,10 @@
 """The backend in SQL: its ports over one database."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from celery_sagas.errors import StoreError, StoreUnavailable, UnsafeBackend
+from celery_sagas.errors import ConfigurationError, StoreError, StoreUnavailable, UnsafeBackend
 from celery_sagas.stores.operations import Delete, Find, Insert, Update, Write
 from celery_sagas.stores.ports import Backend, Operation
 from celery_sagas.stores.sql.aggregators.aggregates import SqlAggregateStore
@@ -15,10 +16,12 @@ from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.dead_letters import SqlDeadLetters
 from celery_sagas.stores.sql.deliveries import SqlDeliveries
+from celery_sagas.stores.sql.identity import identity_of
 from celery_sagas.stores.sql.journal import SqlJournal
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas.sagas import SqlSagaStore
 from celery_sagas.stores.sql.schema import ddl, prepare_schema
+from celery_sagas.stores.sql.shared.transactions import SqlSharedTransactions
 
 T = TypeVar("T", bound=Operation)
 
@@ -52,6 +55,7 @@ class SqlBackend(Backend):
         self.dead = SqlDeadLetters(self.database)
         self.aggregates = SqlAggregateStore(self.database)
         self.buffers = SqlBuffers(self.database)
+        self.shared: SqlSharedTransactions = SqlSharedTransactions(self.database)
 
     def __repr__(self) -> str:
         return f"SqlBackend({self.url!r})"
@@ -61,6 +65,8 @@ class SqlBackend(Backend):
         with self.database.connect() as connection:
             warnings = CHECKS[self.database.name](connection)
             prepare_schema(connection, self.database.dialect, location, create=create_schema)
+        with suppress(ConfigurationError, StoreError):  # without it nothing is sent in transactions of users
+            identity_of(self.database)
         if location.in_memory and processes > 1:
             raise UnsafeBackend(
                 f"{self.url} is one process's memory, and the worker runs {processes} processes",
@@ -101,4 +107,5 @@ class SqlBackend(Backend):
         return ddl(self.database.location)
 
     def close(self) -> None:
+        self.shared.close()
         self.database.close()

@@ -5,14 +5,14 @@ from typing import Any
 
 from sqlalchemy import BigInteger, BindParameter, Column, Delete, Select, TextClause, bindparam, delete, select, text, tuple_
 
-from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.database import StatementRunner
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, now
 from celery_sagas.stores.sql.tables import has_time, metadata
 
 _BEFORE: BindParameter[int] = bindparam("before", type_=BigInteger())
 
 
-def purge(database: Database, time: Column[int], older_than_ms: int, limit: int) -> int:
+def purge(database: StatementRunner, time: Column[int], older_than_ms: int, limit: int) -> int:
     """Remove rows of a table that are older, by the store's clock and this column; return how many."""
     ((time_ms,),) = database.fetch(_time, (), {})
     values = {"before": time_ms - older_than_ms, "limit": limit}

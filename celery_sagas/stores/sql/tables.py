@@ -290,8 +290,12 @@ Index("saga_seen_ends", seen.c.prefix, seen.c.ends_at, postgresql_where=has_time
 
 #: The app that has started last. It came after the others: a database may be without it.
 app = Table("saga_app", metadata, Column("prefix", _name(64), primary_key=True), _document("name"), **_MYSQL)
-#: The tables without which everything works.
-OPTIONAL = frozenset({app.name})
+#: One row: the id of this database, by which a user's connection to it is known. It came later, too.
+database = Table(
+    "saga_database", metadata, Column("number", Integer, primary_key=True, autoincrement=False), _text("id"), **_MYSQL
+)
+#: The tables without which everything works but what needs them.
+OPTIONAL = frozenset({app.name, database.name})
 
 #: One row. The layout is that of the tables, which all prefixes share.
 layout = Table(

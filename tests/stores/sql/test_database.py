@@ -405,7 +405,7 @@ class TestErrorsLeaveNothingBehind:
                 "INSERT INTO saga_journal"
                 " (prefix, step, message_id, attempt, outcome, saga, `key`, instance_id, version, detail, at)"
                 " VALUES (%s, %s, %s, '', '', '', '', '', 0, '', 1)",
-                (backend.database._prefix, line.step, line.message_id),
+                (backend.database.prefix, line.step, line.message_id),
             )
             with pytest.raises(RevisionConflict) as caught:
                 backend.sagas.update(record, change(), effects(record, line=line))

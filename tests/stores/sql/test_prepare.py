@@ -179,7 +179,7 @@ class TestSchema:
         assert empty.note_app("shop") == ""
 
     def test_every_table_is_partitioned_by_prefix(self) -> None:
-        assert {name for name, table in metadata.tables.items() if "prefix" not in table.c} == {"saga_layout"}
+        assert {name for name, table in metadata.tables.items() if "prefix" not in table.c} == {"saga_layout", "saga_database"}
 
     def test_failed_creation_releases_its_lock(self, empty: SqlBackend) -> None:
         """A view stands in the way; once it is gone the next worker succeeds, without waiting."""

@@ -12,7 +12,7 @@ from celery_sagas.stores.sql.aggregators.additions import insert, restore
 from celery_sagas.stores.sql.aggregators.flushes import Flushes
 from celery_sagas.stores.sql.aggregators.groups import claim_due
 from celery_sagas.stores.sql.aggregators.joining import Joinable, join
-from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.database import StatementRunner
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.purges import purge
 from celery_sagas.stores.sql.tables import seen
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class SqlAggregateStore(AggregateStore):
     """Groups in the table ``saga_group``, their items in ``saga_buffer``."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: StatementRunner) -> None:
         self._database = database
         self._waiting = Joinable()
 

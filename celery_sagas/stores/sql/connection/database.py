@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
@@ -14,7 +15,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
 
 from celery_sagas.errors import LeaseLost, NotBuffered, StoreError, StoreUnavailable
-from celery_sagas.forks import FILES
+from celery_sagas.forks import FILES, ForkGate
 from celery_sagas.stores.sql.connection.connections import Connections, SqlConnection
 from celery_sagas.stores.sql.connection.dialects import DIALECTS
 from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
@@ -56,7 +57,7 @@ class SqlSession:
     def change_each(self, build: Build, shape: Shape, rows: Sequence[Values]) -> None:
         """Run a statement with each of several rows: on SQLite without a trip, on MySQL as one ``INSERT`` of them all."""
         statement = self._database.statement(build, shape)
-        self._observe(statement.text)
+        self._database.observe(statement.text)
         self._sent = statement.text, [statement.bind(row) for row in rows]
         self._cursor.executemany(*self._sent)
 
@@ -114,14 +115,10 @@ class SqlSession:
         return self._execute(statement.text, statement.bind(values))
 
     def _execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
-        self._observe(text)
+        self._database.observe(text)
         self._sent = text, parameters
         self._cursor.execute(text, *parameters)
         return self._cursor
-
-    def _observe(self, text: str) -> None:
-        for observer in self._database.observers:
-            observer(text)
 
 
 def _decoded(row: Row) -> Row:
@@ -142,7 +139,33 @@ class _StaleConnection(Exception):
     """Raised inside this module when a connection that had worked before turns out to be lost."""
 
 
-class Database:
+class StatementRunner(ABC):
+    """What a store needs of a database: each of its operations runs over one connection."""
+
+    name: str  #: of the kind of database
+
+    @abstractmethod
+    def run(self, work: Callable[[SqlSession], T]) -> T:
+        """Run one operation on a connection."""
+
+    @abstractmethod
+    def in_transaction(self, work: Callable[[SqlSession], T]) -> T:
+        """Run work in a transaction, which is undone if it raises."""
+
+    @abstractmethod
+    def fault_of(self, error: StoreError) -> Fault | None:
+        """Return the meaning of the driver's error for which an operation failed, if there was one."""
+
+    def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
+        """Run one statement and return its rows."""
+        return self.run(lambda session: session.fetch(build, shape, values))
+
+    def change(self, build: Build, shape: Shape, values: Values) -> int:
+        """Run one statement and return how many rows it changed."""
+        return self.run(lambda session: session.change(build, shape, values))
+
+
+class Database(StatementRunner):
     """A database, as one process sees it.
 
     Args:
@@ -158,39 +181,32 @@ class Database:
         self.location = location
         self.name = location.url.get_backend_name()
         self.dialect = DIALECTS[self.name]
-        self._options = read_options(options, location)
-        self.engine = make_engine(location, self.dialect, self._options)
-        self.connections = Connections(self.engine, self._options["pool_recycle"])
+        self.options = read_options(options, location)
+        self.engine = make_engine(location, self.dialect, self.options)
+        self.connections = Connections(self.engine, self.options["pool_recycle"])
         self.driver = self.engine.dialect.loaded_dbapi
         #: Called with the text of each statement before it is run, ``BEGIN``, ``COMMIT`` and ``ROLLBACK`` included.
         self.observers: list[Callable[[str], None]] = []
-        self._prefix = prefix
-        self._clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
-        self._errors = SqlErrors(self.driver, location)
+        self.prefix = prefix
+        #: Returns milliseconds since the epoch; ``None``: the server's clock is read in each statement.
+        self.clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
+        self.errors = SqlErrors(self.driver, location)  #: translates those of the driver
         self._statements: dict[tuple[Build, Shape], Statement] = {}
         #: Each operation runs in it.
-        self._gate: AbstractContextManager[object] = nullcontext()
+        self.gate: AbstractContextManager[object] = nullcontext()
         if location.in_memory:
-            self._gate = RLock()  # the connection is the database: threads take turns
+            self.gate = RLock()  # the connection is the database: threads take turns
         elif self.name == "sqlite":
             FILES.close_before_forks(self.connections)
-            self._gate = FILES
+            self.gate = FILES
 
     def statement(self, build: Build, shape: Shape) -> Statement:
         """Return a compiled statement; shapes are few, so that each is compiled once."""
         statement = self._statements.get((build, shape))
         if statement is None:
-            statement = compile_statement(build, shape, self.engine.dialect, prefix=self._prefix, clock=self._clock)
+            statement = compile_statement(build, shape, self.engine.dialect, prefix=self.prefix, clock=self.clock)
             self._statements[build, shape] = statement
         return statement
-
-    def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
-        """Run one statement and return its rows."""
-        return self.run(lambda session: session.fetch(build, shape, values))
-
-    def change(self, build: Build, shape: Shape, values: Values) -> int:
-        """Run one statement and return how many rows it changed."""
-        return self.run(lambda session: session.change(build, shape, values))
 
     def run(self, work: Callable[[SqlSession], T]) -> T:
         """Run one operation on a connection.
@@ -198,7 +214,7 @@ class Database:
         An operation whose connection was lost since the last one (the server was restarted) is run once more, on a new
         connection. It may have been committed the first time: an operation that writes must be able to detect that.
         """
-        with self._gate, self._errors.translated():
+        with self.gate, self.errors.translated():
             try:
                 return self._attempt(work, may_repeat=True)
             except _StaleConnection:
@@ -247,9 +263,9 @@ class Database:
             is_sound = opened.has_worked = True
         except self.driver.Error as exc:
             is_lost = self.engine.dialect.is_disconnect(exc, opened.driver_connection, None)
-            if is_lost or self._errors.fault_of(exc) is Fault.REFUSED:
+            if is_lost or self.errors.fault_of(exc) is Fault.REFUSED:
                 self._check_size(session, exc)
-            was_stale = opened.has_worked and time.monotonic() - began < self._options["answer_timeout"]  # not a silent server
+            was_stale = opened.has_worked and time.monotonic() - began < self.options["answer_timeout"]  # not a silent server
             if is_lost and may_repeat and was_stale:
                 raise _StaleConnection from exc
             is_sound = not is_lost and session.recover()
@@ -288,17 +304,26 @@ class Database:
 
     def fault_of(self, error: StoreError) -> Fault | None:
         """Return the meaning of the driver's error for which an operation failed, if there was one."""
-        return self._errors.fault_of(error.__cause__) if isinstance(error.__cause__, Exception) else None
+        return self.errors.fault_of(error.__cause__) if isinstance(error.__cause__, Exception) else None
+
+    def held(self) -> AbstractContextManager[object]:
+        """Return what must last as long as a transaction for the user does: no file may be open while a process forks."""
+        return self.gate.held() if isinstance(self.gate, ForkGate) else nullcontext()
+
+    def observe(self, text: str) -> None:
+        """Tell the observers of a statement that is about to run."""
+        for observer in self.observers:
+            observer(text)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """Open a connection for what is done once, through SQLAlchemy's own interface."""
-        with self._gate, self._errors.translated(), self.engine.connect() as connection:
+        with self.gate, self.errors.translated(), self.engine.connect() as connection:
             yield connection
 
     def close(self) -> None:
         """Close every connection."""
-        with self._gate:
+        with self.gate:
             self.connections.close()
             self.engine.dispose()
 

@@ -32,8 +32,10 @@ class SqlDialect:
     connect_args: Callable[[Mapping[str, Any]], dict[str, Any]]
     timeouts: Callable[[Mapping[str, Any]], dict[str, Any]]  #: arguments that end a wait; a URL's query comes before them
     on_connect: Callable[[DBAPICursor], None]
+    on_connect_shared: Callable[[DBAPICursor], None]  #: of connections over which users write, too
     has_clock: bool  #: whether the server has one that is not this machine's
     begin: str
+    begin_shared: str  #: empty where the driver begins a transaction with its first statement
     lock_schema: tuple[str, ...]
     unlock_schema: tuple[str, ...]
     #: Queries the size in bytes from which the server refuses a statement, which may look as if the connection was lost.
@@ -85,6 +87,15 @@ def _set_up_mysql(cursor: DBAPICursor) -> None:
     cursor.execute("SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00'")
 
 
+def _set_up_nothing(cursor: DBAPICursor) -> None:
+    """Leave the server's settings."""
+
+
+def _set_up_shared_mysql(cursor: DBAPICursor) -> None:
+    """As for our own, but for the isolation level, and with the modes that the server has."""
+    cursor.execute("SET SESSION sql_mode = CONCAT_WS(',', @@sql_mode, 'STRICT_ALL_TABLES'), time_zone = '+00:00'")
+
+
 def _set_up_sqlite(cursor: DBAPICursor) -> None:
     _use_write_ahead_log(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
@@ -110,8 +121,10 @@ DIALECTS: Mapping[str, SqlDialect] = {
         connect_args=_postgresql_arguments,
         timeouts=_postgresql_timeouts,
         on_connect=_set_up_postgresql,
+        on_connect_shared=_set_up_nothing,
         has_clock=True,
         begin=_BEGIN_POSTGRESQL,
+        begin_shared="",
         lock_schema=(
             f"BEGIN {_ISOLATION}",
             "SET LOCAL statement_timeout = 0",
@@ -125,8 +138,10 @@ DIALECTS: Mapping[str, SqlDialect] = {
         connect_args=_mysql_arguments,
         timeouts=_mysql_timeouts,
         on_connect=_set_up_mysql,
+        on_connect_shared=_set_up_shared_mysql,
         has_clock=True,
         begin="BEGIN",
+        begin_shared="",
         lock_schema=(f"SELECT GET_LOCK('celery_sagas', {_SCHEMA_WAIT})",),
         unlock_schema=("SELECT RELEASE_LOCK('celery_sagas')",),
         statement_limit="SELECT @@max_allowed_packet",
@@ -136,8 +151,10 @@ DIALECTS: Mapping[str, SqlDialect] = {
         connect_args=_sqlite_arguments,
         timeouts=_no_timeouts,
         on_connect=_set_up_sqlite,
+        on_connect_shared=_set_up_sqlite,
         has_clock=False,
         begin="BEGIN IMMEDIATE",
+        begin_shared="BEGIN IMMEDIATE",
         lock_schema=("BEGIN IMMEDIATE",),
         unlock_schema=("COMMIT",),
     ),

@@ -76,13 +76,15 @@ class SqlErrors:
         fault = self.fault_of(error)
         if fault is Fault.REFUSED:
             return StoreError(
-                f"The saga backend {self._location.shown} refused the values: {self._text(error)}. Nothing was stored."
+                f"The saga backend {self._location.shown} refused the values: {self.text_of(error)}. Nothing was stored."
             )
         return StoreUnavailable(self._location.shown, _NO_TABLE if fault is Fault.NO_TABLE else self._unavailable(error))
 
     def _unavailable(self, error: Exception) -> str:
         folder = self._location.missing_folder
-        return f"the folder {folder} does not exist: create it, or write another path ({_PATHS})" if folder else self._text(error)
+        return (
+            f"the folder {folder} does not exist: create it, or write another path ({_PATHS})" if folder else self.text_of(error)
+        )
 
     def fault_of(self, error: Exception) -> Fault:
         """Return the meaning of an error."""
@@ -96,7 +98,7 @@ class SqlErrors:
             return Fault.NO_TABLE
         return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
 
-    def _text(self, error: Exception) -> str:
+    def text_of(self, error: BaseException) -> str:
         """Return the first line: those that follow may repeat stored values."""
         line = next(iter(str(error).splitlines()), "").rstrip(".")
         return self._location.hide_secrets(f"{type(error).__name__}: {line}" if line else type(error).__name__)

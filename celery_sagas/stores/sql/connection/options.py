@@ -1,12 +1,13 @@
 """``saga_backend_options`` of an SQL backend, and the engine that they make."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from sqlalchemy import Engine, NullPool, StaticPool, create_engine, event
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 
-from celery_sagas.errors import ConfigurationError
+from celery_sagas.connections import MOST_IDLE
+from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.sql.connection.answers import bound_answers
 from celery_sagas.stores.sql.connection.dialects import SqlDialect
 from celery_sagas.stores.sql.connection.location import SqlLocation
@@ -19,6 +20,9 @@ DEFAULTS: Mapping[str, Any] = {
     "busy_timeout": 5,  # SQLite only: how long to wait for another writer
     "connect_args": {},
 }
+#: In the ``info`` of a shared connection while the library ends its transaction.
+ENDING = "celery_sagas.ending"
+ENDED = "the transaction is the library's to commit, together with what it writes itself"
 #: Every statement is its own transaction, or begins and ends one itself.
 _OURS = ("autocommit", "isolation_level", "execution_options")
 
@@ -66,12 +70,45 @@ def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str
         paramstyle=dialect.paramstyle,
         connect_args={**_timeouts(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
     )
+    _bound_waits(engine, options)
+    event.listen(engine, "connect", lambda connection, entry: _set_up(dialect.on_connect, connection))
+    return engine
+
+
+def make_shared_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:
+    """Make an engine for transactions in which users write: over the same driver, with a pool of connections.
+
+    The isolation level is the server's default, as for the user's own engines. As many connections may be open as there are
+    transactions at once, as of our own.
+    """
+    arguments = {**_timeouts(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]}
+    arguments.pop("autocommit", None)
+    pooling = {"pool_size": MOST_IDLE, "max_overflow": -1, "pool_recycle": options["pool_recycle"]}
+    engine = create_engine(location.url, paramstyle=dialect.paramstyle, connect_args=arguments, **pooling)
+    _bound_waits(engine, options)
+    event.listen(engine, "connect", lambda connection, entry: _set_up(dialect.on_connect_shared, connection))
+    event.listen(engine, "connect", lambda connection, entry: connection.rollback())
+    if begin := dialect.begin_shared:
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    event.listen(engine, "commit", _refuse_to_commit)
+    return engine
+
+
+def _refuse_to_commit(connection: Connection) -> None:
+    """Refuse a commit by the user: it would come before that of the library, and without it.
+
+    Raises:
+        MisuseError: The library is not about to commit.
+    """
+    if ENDING not in connection.info:
+        raise MisuseError(ENDED, "Leave commit() out; begin_nested() makes a part that can be rolled back by itself")
+
+
+def _bound_waits(engine: Engine, options: Mapping[str, Any]) -> None:
     if engine.name == "postgresql":
         bound_answers(engine, options["answer_timeout"])
         if "prepare_threshold" not in options["connect_args"]:
             event.listen(engine, "connect", _prepare_nothing_in_a_pool)
-    event.listen(engine, "connect", lambda connection, entry: _set_up(dialect, connection))
-    return engine
 
 
 def _prepare_nothing_in_a_pool(connection: Any, _: object) -> None:
@@ -92,7 +129,7 @@ def _timeouts(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, 
     return {name: value for name, value in dialect.timeouts(options).items() if name not in location.url.query}
 
 
-def _set_up(dialect: SqlDialect, connection: DBAPIConnection) -> None:
+def _set_up(on_connect: Callable[[DBAPICursor], None], connection: DBAPIConnection) -> None:
     cursor = connection.cursor()
-    dialect.on_connect(cursor)
+    on_connect(cursor)
     cursor.close()

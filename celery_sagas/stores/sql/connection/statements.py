@@ -37,8 +37,9 @@ class now(ColumnElement[int]):
     type = BigInteger()
 
 
-#: The time at which the statement began. It stays the same within a statement, so that an index can be searched with it.
-_SERVER_CLOCKS = {
+#: The time at which the statement began, by the name of the database. It stays the same within a statement, so that an index can
+#: be searched with it.
+SERVER_CLOCKS = {
     "postgresql": "floor(extract(epoch from statement_timestamp()) * 1000)::bigint",
     "mysql": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
 }
@@ -47,7 +48,7 @@ _SERVER_CLOCKS = {
 @compiles(now)
 def _compile_now(element: now, compiler: SQLCompiler, *, server_clock: bool, **kwargs: Any) -> str:
     if server_clock:
-        return _SERVER_CLOCKS[compiler.dialect.name]
+        return SERVER_CLOCKS[compiler.dialect.name]
     return compiler.process(bindparam("now", type_=element.type), **kwargs)
 
 

@@ -6,7 +6,7 @@ from sqlalchemy import ColumnElement, Select, Update, func, select, update
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
-from celery_sagas.stores.sql.connection.database import Database, SqlSession
+from celery_sagas.stores.sql.connection.database import SqlSession, StatementRunner
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, one_of
 from celery_sagas.stores.sql.tables import instance, key
@@ -18,7 +18,7 @@ def count_instances(names: int) -> Select[Any]:
     return select(instance.c.saga, func.count()).where(*is_one).group_by(instance.c.saga)
 
 
-def rename(database: Database, values: Values) -> Renamed:
+def rename(database: StatementRunner, values: Values) -> Renamed:
     """Move the next instances in one transaction; one by one if a key of one of them is taken."""
     page = [(id, text) for id, text in database.fetch(_next, (), values)]
     if not page:
@@ -40,7 +40,7 @@ def _is_former() -> list[ColumnElement[bool]]:
     return [instance.c.prefix == PREFIX, instance.c.saga == bound(instance.c.saga, "former")]
 
 
-def _move(database: Database, values: Values, ids: list[str]) -> int | None:
+def _move(database: StatementRunner, values: Values, ids: list[str]) -> int | None:
     """Move instances and return how many; ``None``, with none moved, if a unique key refused one."""
     try:
         return database.in_transaction(lambda session: _move_in(session, values, ids))

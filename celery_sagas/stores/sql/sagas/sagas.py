@@ -7,7 +7,7 @@ from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError, St
 from celery_sagas.stores.operations import Commit, Delete, Find, Insert, Update, Write
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
-from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.database import StatementRunner
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import numbered
 from celery_sagas.stores.sql.sagas.instances import lock_instance
@@ -23,7 +23,7 @@ _REASONS: Mapping[Fault | None, str] = {Fault.LOCKED: "deadlock", Fault.UNIQUE: 
 class SqlSagaStore(SagaStore):
     """Instances in the table ``saga_instance``."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: StatementRunner) -> None:
         self._database = database
         self._prepare = preparing(database.name)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.operations import Find, Update
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Record
-from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
+from celery_sagas.stores.sql.connection.database import Row, SqlSession, StatementRunner
 from celery_sagas.stores.sql.connection.statements import Execution, Shape, Values
 from celery_sagas.stores.sql.sagas import updates
 from celery_sagas.stores.sql.sagas.lookups import (
@@ -25,7 +25,7 @@ _AT_ONCE = 100
 _SIZES = (1, 4, 12, 25, 50)
 
 
-def find_all(database: Database, finds: Sequence[Find]) -> list[Found]:
+def find_all(database: StatementRunner, finds: Sequence[Find]) -> list[Found]:
     """Find instances and handled messages on PostgreSQL: one statement for each way of looking for an instance."""
     records: dict[int, Record] = {}
     entries: dict[int, Entry] = {}
@@ -51,7 +51,7 @@ def _sought(finds: Sequence[Find]) -> dict[str, list[tuple[object, ...]]]:
     return sought
 
 
-def find_in_union(database: Database, finds: Sequence[Find]) -> list[Found]:
+def find_in_union(database: StatementRunner, finds: Sequence[Find]) -> list[Found]:
     """Find instances and handled messages on MySQL: a ``UNION`` of the statements of those that are of one shape."""
     alike: dict[Shape, list[tuple[int, Values]]] = {}
     for number, find in enumerate(finds):
@@ -66,7 +66,7 @@ def find_in_union(database: Database, finds: Sequence[Find]) -> list[Found]:
     return [found[number] for number in range(len(finds))]
 
 
-def _rows_of_union(database: Database, shape: Shape, values: Sequence[Values]) -> dict[int, Row]:
+def _rows_of_union(database: StatementRunner, shape: Shape, values: Sequence[Values]) -> dict[int, Row]:
     size = next(size for size in _SIZES if size >= len(values))
     filled = [*values, *[values[-1]] * (size - len(values))]
     rows = database.fetch(find_numbered, (*shape, size), numbered_values(filled))

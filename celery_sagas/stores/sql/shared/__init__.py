@@ -1,0 +1,1 @@
+"""Transactions that hold rows of the user's and rows of this library: begun by either."""

@@ -1,0 +1,145 @@
+"""Transactions of callers, known by an SQLAlchemy session or connection: outgoing rows are written over that very connection."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Insert,
+    Integer,
+    String,
+    Text,
+    bindparam,
+    case,
+    event,
+    insert,
+)
+from sqlalchemy import column as named
+from sqlalchemy import literal_column as literal
+from sqlalchemy import table as plain_table
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
+from sqlalchemy.orm import Session, scoped_session
+
+from celery_sagas.core.ids import time_ordered_id
+from celery_sagas.errors import MisuseError
+from celery_sagas.stores.records import Outgoing
+from celery_sagas.stores.shared import SEND
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.statements import SERVER_CLOCKS
+from celery_sagas.stores.sql.shared.checks import check_connection, refuse_autocommit
+from celery_sagas.stores.sql.tables import outbox
+
+#: The key of a session's ``info`` under which its rows are noted.
+_SENT: Final = "celery_sagas.sent"
+#: PostgreSQL's code of the error of a statement in a transaction that an earlier error has ended.
+_ABORTED: Final = "25P02"
+_TYPES: Final[Mapping[str, Any]] = {"due_at": BigInteger(), "payload": Text()}
+
+
+class _Sent(NamedTuple):
+    """The rows that a session's transaction has."""
+
+    cause: str
+    then: Callable[[str], object]
+
+
+class Callers:
+    """The transactions of callers in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._insert = _insert_row(database.name, has_clock=database.clock is not None)
+        self._checked: WeakSet[Engine] = WeakSet()
+
+    def add(self, using: object, rows: Sequence[Outgoing], then: Callable[[str], object]) -> None:
+        """Write rows; see ``SharedTransactions.add``."""
+        caller = using() if isinstance(using, scoped_session) else using
+        if not isinstance(caller, Session | Connection):
+            raise TypeError(f"using= takes a Session or a Connection of SQLAlchemy's, {_but_given(using)}")
+        with _ended_transactions_refused():
+            connection = caller.connection() if isinstance(caller, Session) else caller
+            self._check(connection)
+            cause = self._note(caller, then) if isinstance(caller, Session) and _is_told(connection) else time_ordered_id()
+            for row in rows:
+                connection.execute(self._insert, self._values_of(row, cause))
+
+    def _check(self, connection: Connection) -> None:
+        refuse_autocommit(connection)
+        if connection.engine not in self._checked:
+            check_connection(connection, self._database)
+            self._checked.add(connection.engine)
+
+    def _note(self, session: Session, then: Callable[[str], object]) -> str:
+        """Have a function called once the session commits; return the cause of all rows until then."""
+        sent: dict[Callers, _Sent] = session.info.setdefault(_SENT, {})
+        cause = sent[self].cause if self in sent else time_ordered_id()
+        sent[self] = _Sent(cause, then)
+        if not event.contains(session, "after_commit", _after_commit):
+            event.listen(session, "after_commit", _after_commit)
+        return cause
+
+    def _values_of(self, row: Outgoing, cause: str) -> dict[str, object]:
+        values = {**row._asdict(), "prefix": self._database.prefix, "cause": cause}
+        return values if self._database.clock is None else {**values, "now": self._database.clock()}
+
+
+def _after_commit(session: Session) -> None:
+    """Call what waits for a session's commit. SQLAlchemy reports a released savepoint as a commit, too."""
+    if session.in_nested_transaction():
+        return
+    sent: dict[Callers, _Sent] = session.info.pop(_SENT, {})
+    if isinstance(session.bind, Connection) and session.bind.in_transaction():
+        return  # a transaction around the session goes on: nothing tells when it commits
+    for cause, then in sent.values():
+        then(cause)
+
+
+def _is_told(connection: Connection) -> bool:
+    """Return whether something may be done as soon as a session has committed: over an asynchronous driver nothing may block."""
+    return not connection.dialect.is_async
+
+
+@contextmanager
+def _ended_transactions_refused() -> Iterator[None]:
+    """Report a transaction that can only be rolled back; other errors of the database are the caller's.
+
+    Raises:
+        MisuseError: An earlier error has ended the transaction.
+    """
+    try:
+        yield
+    except (PendingRollbackError, DBAPIError) as exc:
+        if isinstance(exc, DBAPIError) and _ABORTED not in (getattr(exc.orig, name, "") for name in ("sqlstate", "pgcode")):
+            raise
+        problem, remedy = "the transaction was ended by an earlier error, and nothing can be sent with it", "Roll it back first"
+        raise MisuseError(problem, remedy) from exc
+
+
+def _but_given(value: object) -> str:
+    name = type(value).__name__
+    return f"not {name}: await session.run_sync(…), and give it the Session there" if name.startswith("Async") else f"not {name}"
+
+
+def _insert_row(database: str, *, has_clock: bool) -> Insert:
+    """Insert an outgoing row of plain code: due at once, or when its time comes; under no lease."""
+    clock: ColumnElement[int] = _given("now", BigInteger()) if has_clock else literal(SERVER_CLOCKS[database], BigInteger())
+    due_at = _given("due_at", BigInteger())
+    columns: dict[str, Any] = {
+        **{name: _given(name, _TYPES.get(name, String())) for name in ("prefix", *Outgoing._fields, "cause")},
+        "available_at": case((due_at > literal("0"), due_at), else_=clock),
+        **dict.fromkeys(("leased_until", "attempts"), literal("0", Integer())),
+        **dict.fromkeys(("token", "error", "instance_id"), literal("''", String())),
+        "step": literal(f"'{SEND}'", String()),
+    }
+    # with types that every driver takes as they are: ours would make bytes of texts on MySQL
+    rows = plain_table(outbox.name, *(named(name, _TYPES.get(name, String())) for name in columns))
+    return insert(rows).values(columns)
+
+
+def _given(name: str, type_: Any) -> Any:
+    return bindparam(name, type_=type_)

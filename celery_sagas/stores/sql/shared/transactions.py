@@ -1,0 +1,137 @@
+"""Shared transactions in SQL: those of callers, and those that are begun for a function."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import cached_property
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from celery_sagas.errors import ConfigurationError, MisuseError, StoreUnavailable
+from celery_sagas.stores.records import Outgoing
+from celery_sagas.stores.shared import SharedTransaction, SharedTransactions
+from celery_sagas.stores.sql.connection.database import Database
+from celery_sagas.stores.sql.connection.errors import Fault
+from celery_sagas.stores.sql.connection.options import ENDED, ENDING, make_shared_engine
+from celery_sagas.stores.sql.shared.callers import Callers
+from celery_sagas.stores.sql.shared.joined import JoinedBackend, JoinedDatabase
+
+T = TypeVar("T")
+
+
+class SqlSharedTransactions(SharedTransactions):
+    """Transactions that hold rows of the user's, in one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._callers = Callers(database)
+
+    def add(self, using: object, rows: Sequence[Outgoing], then: Callable[[str], object]) -> None:
+        self._callers.add(using, rows, then)
+
+    def check(self, kind: object) -> None:
+        shown = self._database.location.shown
+        if self._database.location.in_memory:
+            problem = f"{shown} is the memory of one connection, in which no other transaction can write"
+            raise ConfigurationError(problem, "Let saga_backend name a file, or a server")
+        if not (isinstance(kind, type) and issubclass(kind, Session | Connection)):
+            raise ConfigurationError(f"transaction={kind!r} is no class of a session or a connection of SQLAlchemy's")
+
+    def open(self, kind: object) -> SharedTransaction:
+        self.check(kind)
+        return _SqlTransaction(self._database, self._engine, kind)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        """Opens the connections of functions: over the same driver, to which the library's statements are compiled."""
+        return make_shared_engine(self._database.location, self._database.dialect, self._database.options)
+
+    def close(self) -> None:
+        """Close every connection that is not in use."""
+        if "_engine" in self.__dict__:
+            self._engine.dispose()
+
+
+class _SqlTransaction(SharedTransaction):
+    """A transaction that has begun, and the session or the connection that a function is given."""
+
+    def __init__(self, database: Database, engine: Engine, kind: Any) -> None:
+        self._database = database
+        self._is_over = False
+        self._closing = ExitStack()
+        self._closing.enter_context(database.held())
+        try:
+            with database.errors.translated():
+                self._connection = self._closing.enter_context(engine.connect())
+                self._transaction = self._connection.begin()
+            self.handle = self._connection if kind is Connection else self._new_session(kind)
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _new_session(self, kind: Any) -> Session:
+        """Return a session in whose hands a commit ends no more than a savepoint."""
+        session: Session = kind(bind=self._connection, join_transaction_mode="create_savepoint")
+        self._closing.callback(session.close)
+        return session
+
+    def flush(self) -> None:
+        if isinstance(self.handle, Session):
+            self.handle.flush()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if not self._transaction.is_active:
+            raise MisuseError(ENDED, "Leave commit() and rollback() out; raise an error to undo it")
+
+    def commit(self, operation: Callable[[Any], T]) -> T:
+        try:
+            return self._commit(operation)
+        finally:
+            self._undo()
+
+    def _commit(self, operation: Callable[[Any], T]) -> T:
+        self._check_open()
+        cursor: Any = self._connection.connection.cursor()
+        joined = JoinedDatabase(self._database, cursor, self._undo)
+        result = operation(JoinedBackend(joined))
+        cursor.close()
+        if joined.session.is_refused:
+            raise StoreUnavailable(self._database.location.shown, "the transaction was undone")
+        self._database.observe("COMMIT")
+        with self._database.errors.translated():
+            self._end(self._transaction.commit)
+        self._is_over = True
+        return result
+
+    def _undo(self) -> None:
+        """Roll back what was not committed; what SQLAlchemy takes for ended, over the driver."""
+        if self._is_over:
+            return
+        self._is_over = True
+        rollback = self._transaction.rollback if self._transaction.is_active else self._connection.connection.rollback
+        with suppress(SQLAlchemyError, self._database.driver.Error):  # the connection is lost, and with it the transaction
+            self._end(rollback)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        self._connection.info[ENDING] = True
+        try:
+            end()
+        finally:
+            self._connection.info.pop(ENDING, None)
+
+    def close(self) -> None:
+        self._undo()
+        with suppress(SQLAlchemyError):
+            self._closing.close()
+
+    def is_conflict(self, error: BaseException) -> bool:
+        origin = error.orig if isinstance(error, DBAPIError) else error.__cause__ if isinstance(error, StoreUnavailable) else None
+        return isinstance(origin, Exception) and self._database.errors.fault_of(origin) is Fault.LOCKED
+
+    def loss_of(self, error: BaseException) -> StoreUnavailable | None:
+        if not (isinstance(error, DBAPIError) and error.connection_invalidated):
+            return None
+        return StoreUnavailable(self._database.location.shown, self._database.errors.text_of(error.orig or error))
