@@ -16,6 +16,7 @@ from celery_sagas.worker.events import publish, subscribe
 from celery_sagas.worker.process import bootsteps, receivers
 from celery_sagas.worker.saga import Saga
 from celery_sagas.worker.step import Step
+from celery_sagas.worker.transactions import send
 
 __all__ = [
     "Aggregator",
@@ -38,6 +39,7 @@ __all__ = [
     "aggregator",
     "publish",
     "register_backend",
+    "send",
     "subscribe",
 ]
 

@@ -101,6 +101,9 @@ class Settings(BaseModel):
     #: URL of the backend that keeps what aggregators buffer, if that is another one. Answers that ``gather`` collects are kept
     #: there if ``backend`` is one without aggregators.
     aggregator_backend: str | None = Field(default=None, repr=False)
+    #: URL of the database in whose transactions plain code sends, ``send(…, using=session)``, if that is not the one of
+    #: ``backend``: for models in SQL beside sagas in Redis.
+    outbox_backend: str | None = Field(default=None, repr=False)
     #: Options of the backend; they are listed on the pages of stores and of Redis.
     backend_options: dict[str, Any] = Field(default_factory=dict, repr=False)
     #: Partitions the backend: applications with different prefixes never see each other's rows.
@@ -177,7 +180,7 @@ def is_default_backend(conf: Configuration) -> bool:
 def backend_urls(conf: Configuration) -> list[str]:
     """Return the URLs of backends that the app names, whatever else is wrong with its settings."""
     given = _given(conf)
-    return [url for name in ("backend", "aggregator_backend") if isinstance(url := given.get(name), str)]
+    return [url for name in ("backend", "aggregator_backend", "outbox_backend") if isinstance(url := given.get(name), str)]
 
 
 def _given(conf: Configuration) -> dict[str, Any]:

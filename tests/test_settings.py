@@ -44,6 +44,7 @@ def test_defaults_are_valid():
 VALUES = {
     "backend": ("db+postgresql://db/x", "db+postgresql://db/x"),
     "aggregator_backend": ("redis://db/1", "redis://db/1"),
+    "outbox_backend": ("postgresql://db/shop", "postgresql://db/shop"),
     "backend_options": ({"pool_recycle": 3}, {"pool_recycle": 3}),
     "prefix": ("shop", "shop"),
     "create_schema": (False, False),
@@ -210,7 +211,7 @@ def test_every_wrong_value_is_named():
 def test_unknown_name():
     text = problem_of(saga_bakend="x", saga_Backend="y")
     assert "unknown setting saga_Backend, saga_bakend." in text
-    assert "Known: saga_backend, saga_aggregator_backend, saga_backend_options, " in text
+    assert "Known: saga_backend, saga_aggregator_backend, saga_outbox_backend, " in text
 
 
 def test_password_stands_in_no_error():

@@ -10,7 +10,7 @@ from celery_sagas.errors import DefinitionError
 
 _POSITIONAL: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-_SHOWN: Final = {False: "order: Order", True: "self, order: Order"}
+_LEADING: Final = {"task": "self", "state": "order: Order", "session": "session: Session"}
 #: Task options that a step cannot have, with what to do instead.
 _REFUSED: Final = {
     "pydantic": "A step's arguments are validated anyway: remove it",
@@ -45,15 +45,27 @@ def is_synchronous(function: Callable[..., Any]) -> bool:
     )
 
 
-def check_handler(subject: str, function: Callable[..., Any], *, bind: bool) -> None:
-    """Refuse anything but a synchronous function of a state and the named arguments of a message."""
+def check_handler(subject: str, function: Callable[..., Any], *, bind: bool, is_given_session: bool = False) -> None:
+    """Refuse anything but a synchronous function of a state and the named arguments of a message.
+
+    Args:
+        subject: The step, for the error.
+        function: The function.
+        bind: Whether the task comes before the state.
+        is_given_session: Whether a session, or a connection, comes after the state.
+    """
     if not is_synchronous(function):
         raise DefinitionError(subject, "a step is a plain function", "Celery tasks are synchronous: use def, without yield")
     parameters = _parameters(subject, function)
-    leading = 2 if bind else 1
+    first = [*(["task"] if bind else []), "state", *(["session"] if is_given_session else [])]
+    leading = len(first)
     if len(parameters) < leading or any(parameter.kind not in _POSITIONAL for parameter in parameters[:leading]):
-        what = "the task and the state" if bind else "the state"
-        raise DefinitionError(subject, f"it does not take {what} first", f"def {function.__name__}({_SHOWN[bind]}, …)")
+        what, shown = " and ".join(f"the {each}" for each in first), ", ".join(_LEADING[each] for each in first)
+        raise DefinitionError(subject, f"it does not take {what} first", f"def {function.__name__}({shown}, …)")
+    if is_given_session and parameters[leading - 1].kind is Parameter.POSITIONAL_ONLY:
+        raise DefinitionError(
+            subject, "its session cannot be given by name", f"Remove the / after {parameters[leading - 1].name}"
+        )
     for parameter in parameters[leading:]:
         if parameter.name == "self":
             raise DefinitionError(subject, "a parameter of the message is named 'self'", "Celery calls the task that: rename it")
@@ -79,17 +91,20 @@ def check_spelling(subject: str, options: Mapping[str, Any], *keywords: str) -> 
             raise DefinitionError(subject, f"{option}= is no option", f"Do you mean {near[0]}=?")
 
 
-def check_if_missing(step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool) -> None:
+def check_if_missing(step: str, function: Callable[..., Any], handler: Callable[..., Any], *, leading: int) -> None:
     """Refuse a function that cannot take its arguments: a ``Missing``, then the message's arguments by name."""
     check_handler(step, function, bind=False)
-    check_fits(step, function, handler, bind=bind, what="its if_missing function", first="missing")
+    check_fits(step, function, handler, leading=leading, what="its if_missing function", first="missing")
 
 
 def check_fits(
-    step: str, function: Callable[..., Any], handler: Callable[..., Any], *, bind: bool, what: str, first: str
+    step: str, function: Callable[..., Any], handler: Callable[..., Any], *, leading: int, what: str, first: str
 ) -> None:
-    """Refuse a function that does not take something first, then the arguments of a handler's message by name."""
-    arguments = _parameters(step, handler)[2 if bind else 1 :]
+    """Refuse a function that does not take something first, then the arguments of a handler's message by name.
+
+    The first parameters of the handler, of which there are ``leading``, are not the message's.
+    """
+    arguments = _parameters(step, handler)[leading:]
     try:
         inspect.signature(function).bind(None, **{parameter.name: None for parameter in arguments})
     except (TypeError, ValueError) as exc:

@@ -24,6 +24,7 @@ from celery_sagas.core.hidden import hides
 from celery_sagas.core.names import checked_names
 from celery_sagas.core.requests.requests import ANSWERED, UNDONE
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.sharing import checked_transaction
 from celery_sagas.core.status import ALWAYS, IfNot, StatusRule, check_statuses, status_rule, text_of
 from celery_sagas.errors import DefinitionError, InvalidState
 
@@ -77,6 +78,7 @@ class StepDefinition:
     batch: int | None = None  #: the most messages that are handled together; ``None``: as the setting says
     status: StatusRule = ALWAYS
     defer_for_s: float = 0.0  #: how long a message may be deferred; 0: indefinitely
+    transaction: type | None = None  #: the kind of transaction that its handler shares with the commit
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,12 +95,24 @@ class StepDefinition:
         """The position of the state among the handler's parameters: after the task, with ``bind=True``."""
         return 1 if self.bind else 0
 
+    @property
+    def message_position(self) -> int:
+        """The position of the message's first parameter: after the state, and after the session of ``transaction=``."""
+        return self.state_position + (1 if self.transaction is None else 2)
+
+    def given(self, arguments: Mapping[str, Any], handle: object) -> Mapping[str, Any]:
+        """Return the named arguments of the handler: those of the message, and the session of its transaction, if it has one."""
+        if self.transaction is None:
+            return arguments
+        names = list(inspect.signature(self.function).parameters)
+        return {names[self.message_position - 1]: handle, **arguments}
+
     @cached_property
     def arguments(self) -> Arguments:
         """The message's parameters; their annotations, and that of the status, must be resolvable by now."""
         _check_state_annotation(self)
         check_statuses(self.name, self.saga.cls.__name__, self.status, self.saga.statuses)
-        return arguments_of(self.name, self.function, leading=self.state_position + 1, known=_known(self.saga))
+        return arguments_of(self.name, self.function, leading=self.message_position, known=_known(self.saga))
 
     @cached_property
     def rule(self) -> Rule:
@@ -165,7 +179,7 @@ class StepDefinition:
             raise DefinitionError(self.name, "a starter has no if_missing function", "It creates what is missing")
         if self.policy is not IfMissing.IGNORE:
             raise DefinitionError(self.name, f"it has if_missing={self.policy.value!r} already", "Use one of them")
-        check_if_missing(self.name, function, self.function, bind=self.bind)
+        check_if_missing(self.name, function, self.function, leading=self.message_position)
         self.if_missing = function
 
     @property
@@ -212,6 +226,7 @@ def define_step(
     to: Any = None,
     if_not: Any = None,
     defer_for: Any = None,
+    transaction: Any = None,
     options: Mapping[str, Any],
 ) -> StepDefinition:
     """Check a step's declaration, as far as that needs no annotation, and return its definition."""
@@ -220,11 +235,12 @@ def define_step(
         raise DefinitionError(subject, "its saga is abstract", "Give the saga class correlate_by=")
     bind = bool(options.get("bind", False))
     check_options(subject, options)
-    check_spelling(subject, options, "if_exists", "if_missing", "if_not", "defer_for", "formerly", "when", "to")
-    check_handler(subject, function, bind=bind)
-    _check_batch(subject, batch)
+    check_spelling(subject, options, "if_exists", "if_missing", "if_not", "defer_for", "formerly", "when", "to", "transaction")
+    shared = checked_transaction(subject, transaction)
+    check_handler(subject, function, bind=bind, is_given_session=shared is not None)
+    _check_batch(subject, batch, shared)
     decided, status = _policy(subject, starts, policy), status_rule(subject, when, to, if_not)
-    _check_condition(subject, function, decided, status, bind=bind)
+    _check_condition(subject, function, decided, status, leading=1 + bind + (shared is not None))
     name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
     return StepDefinition(
         saga=saga,
@@ -238,6 +254,7 @@ def define_step(
         options=options,
         batch=batch,
         status=status,
+        transaction=shared,
         defer_for_s=checked_defer_for(
             subject, defer_for, may_be_missing=decided is IfMissing.DEFER, is_deferred=status.if_not is IfNot.DEFER
         ),
@@ -245,19 +262,23 @@ def define_step(
 
 
 def _check_condition(
-    subject: str, function: Callable[..., Any], policy: IfExists | IfMissing, status: StatusRule, *, bind: bool
+    subject: str, function: Callable[..., Any], policy: IfExists | IfMissing, status: StatusRule, *, leading: int
 ) -> None:
     if status.is_conditional and isinstance(policy, IfExists) and policy is not IfExists.HANDLE:
         problem = f"it has when=, and if_exists={policy.value!r}, with which it never runs on an instance"
         raise DefinitionError(subject, problem, "Remove one of them")
     if status.condition is not None:
-        check_fits(subject, status.condition, function, bind=bind, what="its when= function", first="state")
+        check_fits(subject, status.condition, function, leading=leading, what="its when= function", first="state")
 
 
-def _check_batch(subject: str, batch: object) -> None:
+def _check_batch(subject: str, batch: object, transaction: object) -> None:
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_IN_BATCH):
         raise DefinitionError(
             subject, f"batch={batch!r} is no number from 1 to {MOST_IN_BATCH}", "With 1 each message runs alone"
+        )
+    if transaction is not None and batch not in (None, 1):
+        raise DefinitionError(
+            subject, f"it has transaction=, and batch={batch}", "Each of its messages runs alone: remove batch="
         )
 
 

@@ -14,8 +14,9 @@ from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Delivery
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import AlreadyHandled, RevisionConflict, StoreError
-from celery_sagas.stores.operations import CountDelivery, Delete, Lock, Operation, Update
+from celery_sagas.stores.operations import Begin, Commit, CountDelivery, Delete, Lock, Operation, Update
 from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.shared import SharedTransaction
 
 logger = logging.getLogger("celery_sagas")
 
@@ -70,6 +71,7 @@ class Driver:
     backend: Backend
     called_at: float = 0.0  #: when the store was called last: the lease on the rows of a commit began later
     _locked: Lock | None = None  #: held by the present attempt
+    _shared: SharedTransaction | None = None  #: in which the present attempt commits
     _count: int | None = None  #: the deliveries so far: this one is counted once, however many attempts it has
 
     def drive(self, work: Steps[Handled]) -> Handled:
@@ -88,20 +90,30 @@ class Driver:
             return handled
         finally:
             work.close()
+            self._close_shared()
             self._release()
 
     def _perform(self, operation: Operation) -> Any:
         if isinstance(operation, CountDelivery) and self._count is not None:
             return self._count
         self.called_at = time.monotonic()
-        answer: Any = operation.perform(self.backend)
+        shared = self._shared if isinstance(operation, Commit) else None
+        answer: Any = operation.perform(self.backend) if shared is None else shared.commit(operation.perform)
         if isinstance(operation, CountDelivery):
             self._count = answer
+        elif isinstance(operation, Begin):
+            self._shared = answer
         elif isinstance(operation, Lock) and answer:
             self._locked = operation
         elif isinstance(operation, Update | Delete):  # it ends the lock
             self._locked = None
         return answer
+
+    def _close_shared(self) -> None:
+        """Undo the attempt's transaction, if it has one and has not committed."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
 
     def _release(self) -> None:
         """Release the lock, if the attempt holds one and has not committed."""

@@ -18,6 +18,7 @@ from celery_sagas.worker.step import BoundStep, Step, decorator, register
 SagaT = TypeVar("SagaT", bound="Declared")
 P = ParamSpec("P")
 R = TypeVar("R")
+SessionT = TypeVar("SessionT")
 
 Names = str | tuple[str, ...]
 #: A status, or several.
@@ -53,6 +54,73 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        bind: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, SessionT, P], R]], BoundStep[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def starts(
+        cls: type[SagaT],
+        *,
+        if_exists: Literal["handle", "ignore", "raise"] = ...,
+        by: By | None = ...,
+        when: Callable[Concatenate[SagaT, P], object],
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[SagaT, SessionT, P], R]], Step[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def starts(
+        cls: type[SagaT],
+        *,
+        if_exists: Literal["handle", "ignore", "raise"] = ...,
+        by: By | None = ...,
+        when: Statuses | None = ...,
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        bind: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, SessionT, P], R]], BoundStep[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def starts(
+        cls: type[SagaT],
+        *,
+        if_exists: Literal["handle", "ignore", "raise"] = ...,
+        by: By | None = ...,
+        when: Statuses | None = ...,
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[SagaT, SessionT, P], R]], Step[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def starts(
+        cls: type[SagaT],
+        *,
+        if_exists: Literal["handle", "ignore", "raise"] = ...,
+        by: By | None = ...,
+        when: Callable[Concatenate[SagaT, P], object],
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -69,6 +137,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -84,6 +153,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -100,6 +170,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -115,6 +186,7 @@ class Declared(State):
         to: Statuses | None = None,
         if_not: str | None = None,
         defer_for: Delay | None = None,
+        transaction: type | None = None,
         formerly: Names | None = None,
         batch: int | None = None,
         **options: Any,
@@ -133,6 +205,8 @@ class Declared(State):
                 ignores it, visibly, ``"defer"`` has it wait with the instance, and sends it with the commit that brings the
                 instance into a status in which the step runs.
             defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``WrongStatus``.
+            transaction: Has rows that the handler writes committed with the saga, or not at all: ``Session`` or ``Connection`` of
+                SQLAlchemy's, of which it is given one after the state. It must be the database that keeps the sagas.
             formerly: Earlier task names of the step; messages under them are still handled.
             batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
                 1 each message runs alone.
@@ -142,7 +216,7 @@ class Declared(State):
             DefinitionError: The step is declared wrongly.
         """
         moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
-        named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
+        named = {"by": by, "transaction": transaction, "formerly": formerly, "batch": batch, "options": options}
         return decorator(cls.__saga__, function, starts=True, policy=if_exists, **moment, **named)
 
     @overload
@@ -159,6 +233,73 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        bind: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, SessionT, P], R]], BoundStep[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def handles(
+        cls: type[SagaT],
+        *,
+        if_missing: Literal["ignore", "raise", "defer"] = ...,
+        by: By | None = ...,
+        when: Callable[Concatenate[SagaT, P], object],
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[SagaT, SessionT, P], R]], Step[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def handles(
+        cls: type[SagaT],
+        *,
+        if_missing: Literal["ignore", "raise", "defer"] = ...,
+        by: By | None = ...,
+        when: Statuses | None = ...,
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        bind: Literal[True],
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate["Task[Any, Any]", SagaT, SessionT, P], R]], BoundStep[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def handles(
+        cls: type[SagaT],
+        *,
+        if_missing: Literal["ignore", "raise", "defer"] = ...,
+        by: By | None = ...,
+        when: Statuses | None = ...,
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: type[SessionT],
+        formerly: Names | None = ...,
+        batch: int | None = ...,
+        **options: Any,
+    ) -> Callable[[Callable[Concatenate[SagaT, SessionT, P], R]], Step[SagaT, P, R]]: ...
+    @overload
+    @classmethod
+    def handles(
+        cls: type[SagaT],
+        *,
+        if_missing: Literal["ignore", "raise", "defer"] = ...,
+        by: By | None = ...,
+        when: Callable[Concatenate[SagaT, P], object],
+        to: Statuses | None = ...,
+        if_not: IfNot | None = ...,
+        defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -175,6 +316,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -190,6 +332,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -206,6 +349,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
+        transaction: None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -221,6 +365,7 @@ class Declared(State):
         to: Statuses | None = None,
         if_not: str | None = None,
         defer_for: Delay | None = None,
+        transaction: type | None = None,
         formerly: Names | None = None,
         batch: int | None = None,
         **options: Any,
@@ -241,6 +386,8 @@ class Declared(State):
                 instance into a status in which the step runs.
             defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``SagaNotFound``,
                 or ``WrongStatus``.
+            transaction: Has rows that the handler writes committed with the saga, or not at all: ``Session`` or ``Connection`` of
+                SQLAlchemy's, of which it is given one after the state. It must be the database that keeps the sagas.
             formerly: Earlier task names of the step; messages under them are still handled.
             batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
                 1 each message runs alone.
@@ -250,7 +397,7 @@ class Declared(State):
             DefinitionError: The step is declared wrongly.
         """
         moment = {"when": when, "to": to, "if_not": if_not, "defer_for": defer_for}
-        named = {"by": by, "formerly": formerly, "batch": batch, "options": options}
+        named = {"by": by, "transaction": transaction, "formerly": formerly, "batch": batch, "options": options}
         return decorator(cls.__saga__, function, starts=False, policy=if_missing, **moment, **named)
 
     @classmethod

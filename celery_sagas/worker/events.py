@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import update_wrapper
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,10 @@ from celery_sagas.worker.headers import causation_headers
 from celery_sagas.worker.proxy import TaskProxy
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session, new_message_id, session_of
+from celery_sagas.worker.transactions import send
+
+if TYPE_CHECKING:
+    from celery_sagas.worker.transactions import Using
 
 logger = logging.getLogger("celery_sagas")
 
@@ -41,15 +45,17 @@ TaskT = TypeVar("TaskT", bound="Task[Any, Any]")
 Refused = tuple[Signature[Any], PublishError]
 
 
-def publish(event: Message) -> str:
+def publish(event: Message, *, using: "Using | None" = None) -> str:
     """Publish an event to its subscribers.
 
     They are each step whose one argument is annotated with exactly its class, each plain task that has ``@subscribe`` and this
     event, and the tasks that ``saga_subscriptions`` names. Inside a step it joins the step's commit. Elsewhere it is published,
-    and confirmed, at once. No subscriber needs to be imported in this process, since a worker does the rest.
+    and confirmed, at once, or with a transaction. No subscriber needs to be imported in this process, since a worker does the
+    rest.
 
     Args:
         event: A ``Message``.
+        using: A transaction of the caller's, with which it is published if and only if that commits: see ``send``.
 
     Returns:
         The id of the published message.
@@ -57,11 +63,15 @@ def publish(event: Message) -> str:
     Raises:
         TypeError: It is not a ``Message``.
         PublishError: The broker did not confirm it; publish it again.
+        MisuseError: ``using`` is given inside a step; or as ``send`` says.
+        ConfigurationError: As ``send`` says.
     """
     if not isinstance(event, Message):
         raise TypeError(f"publish() takes a Message, not {type(event).__name__}")
     app = current_app()
     message = app.tasks[PUBLISH].si(event_name(type(event)), encode_event(event))
+    if using is not None:
+        return send(message, using=using)
     session = current_session()
     if session is not None and session.sending is not None:
         return session.sending.send(message)

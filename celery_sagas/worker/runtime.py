@@ -20,6 +20,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
@@ -28,7 +29,7 @@ from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.forks import WORK
 from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
-from celery_sagas.stores.ports import Backend, no_aggregators
+from celery_sagas.stores.ports import Backend, no_aggregators, shared_of
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.asking.undo import UndoOutcomes
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
@@ -58,9 +59,10 @@ class Runtime:
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = backend or open_app_backend(app, self.settings)
         self.batches = backend or _open_batches(self.settings, self.backend)
+        self.outbox = backend or _open_outbox(self.settings, self.backend)
         self.publisher = publisher or open_publisher(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
-        dispatcher = Dispatcher(self.backend.outbox, self.publisher, grace_s)
+        self._dispatchers = {self.backend: (dispatcher := Dispatcher(self.backend.outbox, self.publisher, grace_s))}
         serialize = partial(serialized, app, max_bytes=most_bytes)
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
         outcomes = UndoOutcomes(answer)
@@ -89,8 +91,16 @@ class Runtime:
 
     @property
     def backends(self) -> list[Backend]:
-        """The backend of sagas, and that of aggregators if it is a different one."""
-        return list(dict.fromkeys((self.backend, self.batches)))
+        """The backend of sagas, then that of aggregators, and that in whose transactions plain code sends, if they are others."""
+        return list(dict.fromkeys((self.backend, self.batches, self.outbox)))
+
+    def dispatcher_of(self, backend: Backend) -> Dispatcher:
+        """Return what publishes the rows of a backend that this process has committed."""
+        dispatcher = self._dispatchers.get(backend)
+        if dispatcher is None:
+            made = Dispatcher(backend.outbox, self.publisher, self.settings.dispatch_grace)
+            dispatcher = self._dispatchers.setdefault(backend, made)
+        return dispatcher
 
     def remove_dead_letter(self, id: str) -> None:
         """Remove a dead letter from its backend."""
@@ -138,6 +148,7 @@ class Runtime:
         if registry.aggregators and not self.batches.has_aggregators:
             raise no_aggregators(self.batches, f"the items of {', '.join(sorted(registry.aggregators))}")
         self._check_kept_states()
+        self._check_transactions()
         for backend in self.backends:
             prepare_backend(backend, self.settings, processes)
 
@@ -151,9 +162,29 @@ class Runtime:
                 problem = f"{name} keeps final states for {keep_s} s, and the journal its entries for {retention_s:g} s"
                 raise ConfigurationError(problem, f"Set saga_journal_retention to at least {keep_s}, or shorten keep=")
 
+    def _check_transactions(self) -> None:
+        """Refuse steps and aggregators whose transactions their backend does not share, and a database that does not send."""
+        for definition, backend, setting in self._in_transactions():
+            try:
+                shared_of(backend, setting).check(definition.transaction)
+            except ConfigurationError as exc:
+                raise ConfigurationError(f"{definition.name} has transaction=, but {exc.problem}", exc.remedy) from exc
+        if self.settings.outbox_backend is not None:
+            shared_of(self.outbox, "saga_outbox_backend")
+
+    def _in_transactions(self) -> Iterator[tuple[StepDefinition | AggregatorDefinition, Backend, str]]:
+        """Yield what has ``transaction=``, each with its backend, and the setting that names that."""
+        for step in registry.steps.values():
+            if step.transaction is not None:
+                yield step, self.backend, "saga_backend"
+        for aggregator in registry.aggregators.values():
+            if aggregator.transaction is not None:
+                yield aggregator, self.batches, "saga_aggregator_backend, or saga_backend,"
+
     def close(self) -> None:
         """Close every connection."""
-        self.services.dispatcher.close()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.close()
         self.publisher.close()
         for backend in self.backends:
             backend.close()
@@ -178,6 +209,14 @@ def open_app_backend(app: Celery, settings: Settings) -> Backend:
 def _open_batches(settings: Settings, backend: Backend) -> Backend:
     """Return the backend that stores the items of aggregators: usually that of sagas."""
     url = settings.aggregator_backend
+    if url is None or url == settings.backend:
+        return backend
+    return open_backend(url, prefix=settings.prefix, options={})
+
+
+def _open_outbox(settings: Settings, backend: Backend) -> Backend:
+    """Return the backend in whose transactions plain code sends: usually that of sagas."""
+    url = settings.outbox_backend
     if url is None or url == settings.backend:
         return backend
     return open_backend(url, prefix=settings.prefix, options={})
@@ -320,10 +359,10 @@ def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
     with ExitStack() as closing:
         backend = open_app_backend(app, settings)
         closing.callback(backend.close)
-        batches = _open_batches(settings, backend)
-        if batches is not backend:
-            closing.callback(batches.close)
-        yield list(dict.fromkeys((backend, batches)))
+        backends = dict.fromkeys((backend, _open_batches(settings, backend), _open_outbox(settings, backend)))
+        for other in [each for each in backends if each is not backend]:
+            closing.callback(other.close)
+        yield list(backends)
 
 
 def import_modules(app: Celery) -> None:

@@ -134,7 +134,7 @@ def _check_given(step: StepDefinition, target: Target, given: Given) -> None:
         problem = f"it is given {given.what}, and {first!r} is annotated as something else"
     else:
         return
-    leading = ", ".join(list(inspect.signature(step.function).parameters)[: step.state_position + 1])
+    leading = ", ".join(list(inspect.signature(step.function).parameters)[: step.message_position])
     name = step.function.__name__
     remedy = f"write def {name}({leading}, {given.parameter}, …), or name the step as {name}.si(…), which is not given it"
     raise InvalidMessage(step.name, [("", f"{problem}: {remedy}")])

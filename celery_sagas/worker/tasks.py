@@ -158,7 +158,7 @@ def _run_of(step: StepDefinition) -> Any:
 
     functools.update_wrapper(run, step.function)
     del run.__wrapped__  # type: ignore[attr-defined]
-    parameters = list(inspect.signature(step.function).parameters.values())[step.state_position + 1 :]
+    parameters = list(inspect.signature(step.function).parameters.values())[step.message_position :]
     task = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     run.__signature__ = inspect.Signature([task, *parameters])  # type: ignore[attr-defined]
     return run

@@ -15,6 +15,7 @@ from celery_sagas.core.aggregators.rules import LARGEST_SIZE, Rules
 from celery_sagas.core.arguments import resolve_annotations
 from celery_sagas.core.functions import is_synchronous, qualified_name_of
 from celery_sagas.core.names import checked_name
+from celery_sagas.core.sharing import checked_transaction
 from celery_sagas.errors import DefinitionError
 
 #: Ends the name of the task that flushes a group.
@@ -40,6 +41,7 @@ class AggregatorDefinition:
     dedupe_ms: int | None  #: ``None``: as long as the journal is kept
     max_buffered: int
     correlate_by: str | None = None  #: the path of the items' correlation id
+    transaction: type | None = None  #: the kind of transaction that its function shares with the removal of the batch
     options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
 
     @property
@@ -101,6 +103,7 @@ def define_aggregator(
     dedupe_for: Duration | str | None,
     max_buffered: int | None,
     correlate_by: Any,
+    transaction: Any = None,
     options: Mapping[str, Any],
 ) -> AggregatorDefinition:
     """Check an aggregator's declaration, as far as that needs no annotation, and return its definition.
@@ -110,7 +113,8 @@ def define_aggregator(
     """
     subject = qualified_name_of(function, "an aggregator")
     bind = bool(options.get("bind", False))
-    _check_function(subject, function, bind=bind)
+    shared = checked_transaction(subject, transaction)
+    _check_function(subject, function, bind=bind, is_given_session=shared is not None)
     _check_options(subject, options)
     if size is None and within is None and idle is None:
         raise DefinitionError(subject, "nothing would ever flush it", "Give it size=, within= or idle=")
@@ -129,6 +133,7 @@ def define_aggregator(
         dedupe_ms=None if dedupe_for == AS_JOURNAL else _milliseconds(subject, "dedupe_for", dedupe_for),
         max_buffered=limit,
         correlate_by=_checked_correlate_by(subject, correlate_by),
+        transaction=shared,
         options=options,
     )
 
@@ -149,16 +154,16 @@ def _item_annotation(definition: AggregatorDefinition) -> Any:
     )
 
 
-def _check_function(subject: str, function: Callable[..., Any], *, bind: bool) -> None:
+def _check_function(subject: str, function: Callable[..., Any], *, bind: bool, is_given_session: bool) -> None:
     if not is_synchronous(function):
         raise DefinitionError(subject, "an aggregator is a plain function", "Celery tasks are synchronous: def, without yield")
     parameters = list(inspect.signature(function).parameters.values())
-    leading = 2 if bind else 1
+    first = [*(["the task"] if bind else []), "a batch" if bind else "one batch", *(["a session"] if is_given_session else [])]
+    leading = len(first)
     fits = len(parameters) >= leading and all(parameter.kind in _POSITIONAL for parameter in parameters[:leading])
     if not fits or any(parameter.default is parameter.empty for parameter in parameters[leading:] if not _is_variadic(parameter)):
-        shown = "self, batch: Batch[Reading]" if bind else "batch: Batch[Reading]"
-        what = "the task and a batch" if bind else "one batch"
-        raise DefinitionError(subject, f"its function does not take {what}", f"def {function.__name__}({shown})")
+        shown = f"{'self, ' if bind else ''}batch: Batch[Reading]{', session: Session' if is_given_session else ''}"
+        raise DefinitionError(subject, f"its function does not take {' and '.join(first)}", f"def {function.__name__}({shown})")
 
 
 def _is_variadic(parameter: Parameter) -> bool:

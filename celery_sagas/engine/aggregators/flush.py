@@ -18,6 +18,7 @@ from celery_sagas.errors import InvalidMessage, ItemRejected, LeaseLost, StoreEr
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Item, Snapshot
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.shared import SharedTransaction
 
 logger = logging.getLogger("celery_sagas")
 
@@ -72,10 +73,11 @@ class Flush:
     definition: AggregatorDefinition
     rules: Rules
     group: str
-    call: Callable[[Batch[Any]], Any]
+    call: Callable[..., Any]  #: calls the function with a batch, and with the session of a transaction, if there is one
     ask: Callable[[str], object]  #: requests another flush of a group
     judge: Callable[[Exception, int], FlushVerdict]  #: evaluates an error, given the attempts of the first item
     time_limit_s: float | None = None  #: of the run
+    begin: Callable[[], SharedTransaction] | None = None  #: begins the transaction that the function shares with the removal
     token: str = field(default_factory=lambda: uuid4().hex)
 
     def execute(self) -> Flushed:
@@ -107,26 +109,79 @@ class Flush:
             reason=cast("Reason", snapshot.reason),
             unresolved_count=snapshot.unresolved + len(unread),
         )
+        shared = self.begin() if self.begin else None
         try:
-            result = self.call(batch)
+            return self._run_on(batch, snapshot, items, unread, flushed, shared)
+        finally:
+            if shared is not None:
+                shared.close()
+
+    def _run_on(
+        self,
+        batch: Batch[Any],
+        snapshot: Snapshot,
+        items: list[Item],
+        unread: list[int],
+        flushed: Flushed,
+        shared: SharedTransaction | None,
+    ) -> Flushed:
+        try:
+            result = self._call(batch, shared)
+            rejections = self._rejections(items, batch)
+            if shared is not None:
+                self._commit(shared, rejections, unread)
+                return replace(flushed, rejections=rejections, result=result)
+        except LeaseLost:
+            raise
         except Exception as exc:
-            return self._fail(snapshot, items, self._rejections(items, batch), unread, replace(flushed, error=exc))
-        rejections = self._rejections(items, batch)
+            return self._fail(snapshot, items, self._rejections(items, batch), unread, replace(flushed, error=exc), shared)
         self._remove(rejections, unread)
         return replace(flushed, rejections=rejections, result=result)
 
+    def _call(self, batch: Batch[Any], shared: SharedTransaction | None) -> Any:
+        if shared is None:
+            return self.call(batch)
+        result = self.call(batch, shared.handle)
+        shared.flush()
+        return result
+
+    def _commit(self, shared: SharedTransaction, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
+        """Remove the items in the function's transaction, and commit that: once, since a second one would be without its rows."""
+        how: Any = {"rejected": _dead_letters(rejections), "unreadable": unread}
+        if shared.commit(lambda backend: backend.aggregates.remove(self.rules, self.group, self.token, **how)):
+            self.ask(self.group)
+
     def _fail(
-        self, snapshot: Snapshot, items: list[Item], rejections: tuple[Rejection, ...], unread: list[int], flushed: Flushed
+        self,
+        snapshot: Snapshot,
+        items: list[Item],
+        rejections: tuple[Rejection, ...],
+        unread: list[int],
+        flushed: Flushed,
+        shared: SharedTransaction | None,
     ) -> Flushed:
         error = cast("Exception", flushed.error)
-        verdict = self.judge(error, items[0].attempts)
+        verdict = self._verdict(error, items[0].attempts, shared)
         if verdict.is_done:
-            self._remove(rejections, unread)
+            if shared is None:
+                self._remove(rejections, unread)
+            else:
+                self._commit(shared, rejections, unread)
             return replace(flushed, rejections=rejections, is_settled=True)
+        if shared is not None:
+            shared.close()  # it may have locked what the release changes
         if verdict.is_counted and self._was_last(snapshot):
             rejections = (self._rejection(items[0], error),)
         is_released = self._release(rejections, unread, verdict)  # also if all items were rejected: the group pauses
         return replace(flushed, rejections=rejections if is_released else (), delay_s=verdict.delay_s)
+
+    def _verdict(self, error: Exception, attempts: int, shared: SharedTransaction | None) -> FlushVerdict:
+        """Return the consequences of an error; one of the database says nothing about the items."""
+        if shared is not None and shared.is_conflict(error):
+            return FlushVerdict(is_counted=False)
+        verdict = self.judge(error, attempts)
+        is_about_store = shared is not None and (isinstance(error, StoreError) or shared.loss_of(error) is not None)
+        return replace(verdict, is_counted=False) if is_about_store else verdict
 
     def _was_last(self, snapshot: Snapshot) -> bool:
         """Return whether this was the last attempt of an item, alone in its batch."""

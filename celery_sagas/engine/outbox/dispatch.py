@@ -86,6 +86,20 @@ class Dispatcher:
         if leased:
             raise StillUnsent(entry.step, entry.message_id, leased)
 
+    def dispatch_committed(self, cause: Entry) -> None:
+        """Publish the due rows of a transaction that plain code has committed, unless a relay has claimed them first.
+
+        Raises:
+            StoreError: They cannot be claimed. A relay publishes them.
+            Exception: Raised by a task that runs inline.
+        """
+        while True:
+            started = self.clock()
+            rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), cause)
+            self.dispatch(rows, started)
+            if len(rows) < _CLAIMED_AT_ONCE:
+                return
+
     def _leave_series(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Leave the rows of series to a relay, which puts the next occurrence into them; return the rest."""
         if series := [row.id for row in rows if row.kind == SERIES]:

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+SessionT = TypeVar("SessionT")
 
 KeyValue = str | int | UUID | Enum
 #: The name of a group: the value by which its items are grouped, or the values of several fields.
 GroupValue = KeyValue | tuple[KeyValue, ...]
 Duration = float | timedelta
-_KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered", "correlate_by")
+_KEYWORDS = ("size", "within", "idle", "group_by", "dedupe_for", "max_buffered", "correlate_by", "transaction")
 
 
 class Aggregator(TaskProxy, Generic[ItemT]):
@@ -201,6 +202,40 @@ def aggregator(
     dedupe_for: Duration | str | None = ...,
     max_buffered: int | None = ...,
     correlate_by: str | None = ...,
+    transaction: type[SessionT],
+    name: str | None = ...,
+    bind: Literal[True],
+    **options: Any,
+) -> Callable[[Callable[[Any, Batch[ItemT], SessionT], ResultT]], Aggregator[ItemT]]: ...
+@overload
+def aggregator(
+    function: None = ...,
+    /,
+    *,
+    size: int | None = ...,
+    within: Duration | None = ...,
+    idle: Duration | None = ...,
+    group_by: GroupBy | None = ...,
+    dedupe_for: Duration | str | None = ...,
+    max_buffered: int | None = ...,
+    correlate_by: str | None = ...,
+    transaction: type[SessionT],
+    name: str | None = ...,
+    **options: Any,
+) -> Callable[[Callable[[Batch[ItemT], SessionT], ResultT]], Aggregator[ItemT]]: ...
+@overload
+def aggregator(
+    function: None = ...,
+    /,
+    *,
+    size: int | None = ...,
+    within: Duration | None = ...,
+    idle: Duration | None = ...,
+    group_by: GroupBy | None = ...,
+    dedupe_for: Duration | str | None = ...,
+    max_buffered: int | None = ...,
+    correlate_by: str | None = ...,
+    transaction: None = ...,
     name: str | None = ...,
     bind: Literal[True],
     **options: Any,
@@ -217,6 +252,7 @@ def aggregator(
     dedupe_for: Duration | str | None = ...,
     max_buffered: int | None = ...,
     correlate_by: str | None = ...,
+    transaction: None = ...,
     name: str | None = ...,
     **options: Any,
 ) -> Callable[[Callable[[Batch[ItemT]], ResultT]], Aggregator[ItemT]]: ...
@@ -231,6 +267,7 @@ def aggregator(
     dedupe_for: Duration | str | None = AS_JOURNAL,
     max_buffered: int | None = None,
     correlate_by: str | None = None,
+    transaction: type | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Any:
@@ -250,6 +287,9 @@ def aggregator(
         max_buffered: The maximum number of items in a group: beyond it ``add`` raises ``BufferFull``, and messages wait.
         correlate_by: The field (a dotted path) of the items' correlation id, by which ``remove_correlated`` finds them. Several
             items may share one, or have none.
+        transaction: Has rows that the function writes committed with the removal of the batch, or not at all: ``Session`` or
+            ``Connection`` of SQLAlchemy's, of which it is given one after the batch. It must be the database that keeps the
+            items.
         name: The stored name (default: that of a shared task, module and function). The buffered items are stored under it.
         **options: Celery's task options for the flush task: time limits, retries, ``bind``. Both tasks share its queue.
 
@@ -261,7 +301,9 @@ def aggregator(
     check_spelling("the aggregator", options, *_KEYWORDS)
 
     bounds: dict[str, Any] = {"size": size, "within": within, "idle": idle, "group_by": group_by, "max_buffered": max_buffered}
-    return partial(_define, name=name, dedupe_for=dedupe_for, correlate_by=correlate_by, options=options, **bounds)
+    return partial(
+        _define, name=name, dedupe_for=dedupe_for, correlate_by=correlate_by, transaction=transaction, options=options, **bounds
+    )
 
 
 def _define(function: Callable[..., Any], **declared: Any) -> Aggregator[Any]:

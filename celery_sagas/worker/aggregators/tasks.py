@@ -21,6 +21,8 @@ from celery_sagas.engine.aggregators.flush import Flush, Flushed, FlushVerdict
 from celery_sagas.engine.session import refuse_inline
 from celery_sagas.errors import InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
+from celery_sagas.stores.ports import shared_of
+from celery_sagas.stores.shared import SharedTransaction
 from celery_sagas.worker.aggregators.flushes import add_items, ask, ask_for_the_rest
 from celery_sagas.worker.celery_internals import time_limit_s
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
@@ -28,7 +30,7 @@ from celery_sagas.worker.failures.dead_letters import announce
 from celery_sagas.worker.failures.raised import failing
 from celery_sagas.worker.failures.redelivery import redeliver_if_it_helps
 from celery_sagas.worker.headers import AGGREGATOR, MESSAGE_ID, REDELIVERIES, check_message_id, headers_of
-from celery_sagas.worker.runtime import refuse_stand_in, runtime_of
+from celery_sagas.worker.runtime import Runtime, refuse_stand_in, runtime_of
 from celery_sagas.worker.sessions import current_session, direct_session, new_message_id, open_sessions, session_of
 
 logger = logging.getLogger("celery_sagas")
@@ -188,6 +190,7 @@ def _flush(task: FlushTask, group: str) -> Flushed:
         ask=functools.partial(ask, runtime, definition),
         judge=functools.partial(_judge, task),
         time_limit_s=time_limit_s(task),
+        begin=_beginning(runtime, definition),
     )
     session_of(task.request).message_id = flush.token  # a redelivery may flush another batch, whose messages must have other ids
     try:
@@ -199,6 +202,13 @@ def _flush(task: FlushTask, group: str) -> Flushed:
     for dead_letter, error in flushed.rejections:
         announce(task, dead_letter, error)
     return flushed
+
+
+def _beginning(runtime: Runtime, definition: AggregatorDefinition) -> Callable[[], SharedTransaction] | None:
+    """Return what begins the transaction that an aggregator's function shares with the removal of its batch."""
+    if definition.transaction is None:
+        return None
+    return functools.partial(shared_of(runtime.batches, "saga_aggregator_backend, or saga_backend,").open, definition.transaction)
 
 
 def _fail(task: FlushTask, error: Exception, flushed: Flushed) -> None:
@@ -226,16 +236,16 @@ def _seconds_until(task: FlushTask, asked: RetryAsked) -> float:
     return max(0.0, (maybe_make_aware(when) - task.app.now()).total_seconds()) if when is not None else 0.0
 
 
-def _caller(task: FlushTask, group: str) -> Callable[[Batch[Any]], Any]:
+def _caller(task: FlushTask, group: str) -> Callable[..., Any]:
     """Return the function for the batches of a group, whose ``self.retry()`` publishes a message for this group alone."""
     definition, request = task.saga_aggregator, task.request
     function = failing()(definition.function)
     call = functools.partial(function, task) if definition.bind else function
 
-    def call_for_group(batch: Batch[Any]) -> Any:
+    def call_for_group(batch: Batch[Any], *session: Any) -> Any:
         args, request.args = request.args, [group]
         try:
-            return call(batch)
+            return call(batch, *session)
         finally:
             request.args = args
 

@@ -1,0 +1,27 @@
+"""``transaction=``: the transaction that a function shares with the commit of its message or of its batch."""
+
+from typing import Any, Final
+
+from celery_sagas.errors import DefinitionError
+
+#: What a function can be given, by its name in SQLAlchemy: classes that derive from one of them will do.
+_GIVEN: Final = frozenset({("sqlalchemy.orm", "Session"), ("sqlalchemy.engine", "Connection")})
+_REMEDY: Final = "Give transaction= the class Session or Connection of SQLAlchemy's"
+
+
+def checked_transaction(subject: str, kind: Any) -> type | None:
+    """Return the kind of transaction of a declaration: a class, of which the function is given an object.
+
+    Raises:
+        DefinitionError: It is none.
+    """
+    if kind is None or (isinstance(kind, type) and any(_name_of(base) in _GIVEN for base in kind.__mro__)):
+        return kind
+    shown = getattr(kind, "__name__", None) or repr(kind)
+    if shown.startswith("Async"):
+        raise DefinitionError(subject, f"transaction={shown} is asynchronous", "Celery tasks are synchronous: give it Session")
+    raise DefinitionError(subject, f"transaction={shown} is no kind of transaction", _REMEDY)
+
+
+def _name_of(cls: type) -> tuple[str, str]:
+    return ".".join(cls.__module__.split(".")[:2]), cls.__qualname__
