@@ -73,17 +73,19 @@ def _run(thread: RelayThread, is_told: Callable[[], bool]) -> bool:
         time.sleep(_POLL_S)
         if time.monotonic() >= next_report:
             next_report = time.monotonic() + _REPORT_S
-            _report(thread.tally)
+            for url, tally in thread.tallies.items():
+                _report(url, tally)
     click.echo("The relay ends.")
     return thread.stop(_STOP_S)
 
 
-def _report(tally: Tally) -> None:
+def _report(url: str, tally: Tally) -> None:
     if tally.last is None:
-        logger.warning("the relay has not ended its first sweep yet")
+        logger.warning("the relay has not ended its first sweep of %s yet", url)
         return
     logger.info(
-        "the relay has swept %d times, last %.0f s ago: %d messages were sent, %d attempts failed, %d became dead letters",
+        "the relay has swept %s %d times, last %.0f s ago: %d messages were sent, %d attempts failed, %d became dead letters",
+        url,
         tally.sweeps,
         max(time.time() - tally.last.ended_at, 0.0),
         tally.sent,

@@ -24,6 +24,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
+from celery_sagas.engine.outbox.publishing import Publisher, WaitingPublisher
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
@@ -59,10 +60,11 @@ class Runtime:
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backend = backend or open_app_backend(app, self.settings)
         self.batches = backend or _open_batches(self.settings, self.backend)
-        self.outbox = backend or _open_outbox(self.settings, self.backend)
+        self.outbox = backend or _open_outbox(self.settings, self.backend, self.batches)
         self.publisher = publisher or open_publisher(app)
         grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
-        self._dispatchers = {self.backend: (dispatcher := Dispatcher(self.backend.outbox, self.publisher, grace_s))}
+        self._dispatchers = {each: Dispatcher(each.outbox, self._publisher_for(each), grace_s) for each in self.backends}
+        dispatcher = self.dispatcher_of(self.backend)
         serialize = partial(serialized, app, max_bytes=most_bytes)
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
         outcomes = UndoOutcomes(answer)
@@ -91,16 +93,18 @@ class Runtime:
 
     @property
     def backends(self) -> list[Backend]:
-        """The backend of sagas, then that of aggregators, and that in whose transactions plain code sends, if they are others."""
+        """The backend of sagas, then that of aggregators, and that in whose transactions plain code sends, if they are others.
+
+        A relay sweeps the outbox of each.
+        """
         return list(dict.fromkeys((self.backend, self.batches, self.outbox)))
 
     def dispatcher_of(self, backend: Backend) -> Dispatcher:
-        """Return what publishes the rows of a backend that this process has committed."""
-        dispatcher = self._dispatchers.get(backend)
-        if dispatcher is None:
-            made = Dispatcher(backend.outbox, self.publisher, self.settings.dispatch_grace)
-            dispatcher = self._dispatchers.setdefault(backend, made)
-        return dispatcher
+        """Return what publishes the rows that are committed to a backend's outbox."""
+        return self._dispatchers[backend]
+
+    def _publisher_for(self, backend: Backend) -> Publisher:
+        return self.publisher if backend is self.backend else WaitingPublisher(self.publisher)
 
     def remove_dead_letter(self, id: str) -> None:
         """Remove a dead letter from its backend."""
@@ -214,11 +218,11 @@ def _open_batches(settings: Settings, backend: Backend) -> Backend:
     return open_backend(url, prefix=settings.prefix, options={})
 
 
-def _open_outbox(settings: Settings, backend: Backend) -> Backend:
+def _open_outbox(settings: Settings, backend: Backend, batches: Backend) -> Backend:
     """Return the backend in whose transactions plain code sends: usually that of sagas."""
     url = settings.outbox_backend
-    if url is None or url == settings.backend:
-        return backend
+    if url is None or url in (settings.backend, settings.aggregator_backend):
+        return batches if url is not None and url == settings.aggregator_backend else backend
     return open_backend(url, prefix=settings.prefix, options={})
 
 
@@ -359,7 +363,8 @@ def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
     with ExitStack() as closing:
         backend = open_app_backend(app, settings)
         closing.callback(backend.close)
-        backends = dict.fromkeys((backend, _open_batches(settings, backend), _open_outbox(settings, backend)))
+        batches = _open_batches(settings, backend)
+        backends = dict.fromkeys((backend, batches, _open_outbox(settings, backend, batches)))
         for other in [each for each in backends if each is not backend]:
             closing.callback(other.close)
         yield list(backends)

@@ -58,7 +58,7 @@ def _loop(app: Celery) -> float:
 
 def _relay(app: Celery) -> float:
     runtime = runtime_of(app)
-    relay = Relay(runtime.backend, runtime.publisher, lambda _: True, terms_of(runtime))
+    relay = Relay(runtime.backend, runtime.publisher, lambda _: True, terms_of(runtime, runtime.backend))
     _commit(app, 2)
     relay.sweep()
     _commit(app, MESSAGES)

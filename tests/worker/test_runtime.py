@@ -52,6 +52,16 @@ def test_settings_reach_the_services(new_app: NewApp) -> None:
     assert runtime.services.terms.state_bytes == 5_000
 
 
+def test_each_backend_has_a_dispatcher(new_app: NewApp) -> None:
+    """What is committed to it is published under a lease of its own, for as long."""
+    runtime = runtime_of(new_app(saga_dispatch_grace=7, saga_aggregator_backend="memory://batches"))
+    first, second = (runtime.dispatcher_of(backend) for backend in runtime.backends)
+
+    assert first is runtime.services.dispatcher
+    assert (first.outbox, second.outbox) == (runtime.backend.outbox, runtime.batches.outbox)
+    assert (second.grace_s, first.owner == second.owner) == (7.0, False)
+
+
 def test_threads_share_one(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when they ask at once."""
     made: list[Runtime] = []

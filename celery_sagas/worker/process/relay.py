@@ -19,6 +19,7 @@ from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import PublishError
 from celery_sagas.forks import WORK
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.aggregators.flushes import publish_flush
 from celery_sagas.worker.failures.dead_letters import request_of
@@ -35,16 +36,18 @@ _LONGEST_PAUSE_S = 10.0
 
 
 class RelayThread:
-    """Sweeps until it is stopped, despite all errors: a store or a broker that goes away returns.
+    """Sweeps the outbox of each backend until it is stopped, despite all errors: a store or a broker that goes away returns.
 
     In a child of its process it does not run, and the child uses none of its resources.
     """
 
     def __init__(self, app: Celery) -> None:
-        self.tally = Tally()
+        runtime = runtime_of(app)
+        self.tallies = {backend.url: Tally() for backend in runtime.backends}  #: by the URL as it may be shown
+        self.tally = self.tallies[runtime.backend.url]  #: of the sagas' backend
         self._app = app
-        self._interval_s = runtime_of(app).settings.relay_interval
-        self._relay: Relay | None = None
+        self._interval_s = runtime.settings.relay_interval
+        self._relays: list[Relay] = []
         self._failures = 0  #: failed sweeps since the last successful one
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
@@ -68,8 +71,9 @@ class RelayThread:
         return not self._thread.is_alive()
 
     def shown(self) -> dict[str, Any]:
-        """Return its totals as JSON values, for operators."""
-        return {"running": self._thread.is_alive(), **self.tally.shown()}
+        """Return its totals as JSON values, for operators: of the sagas' backend, then of each other one."""
+        others = [{"url": url, **tally.shown()} for url, tally in self.tallies.items() if tally is not self.tally]
+        return {"running": self._thread.is_alive(), **self.tally.shown(), "other_backends": others}
 
     def _run(self) -> None:
         pause_s = random.uniform(0, self._interval_s)
@@ -81,22 +85,27 @@ class RelayThread:
                 logger.critical("the relay has ended by itself, and sends nothing that is due: start this process again")
 
     def _sweep(self) -> float:
-        """Sweep once; return the seconds to pause."""
-        try:
-            is_well = not self._relay_of(runtime_of(self._app)).sweep().error
-        except Exception:
-            if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
-                return 0
-            logger.exception("the relay met with an error, and goes on")
-            is_well = False
+        """Sweep each backend once; return the seconds to pause."""
+        is_well = True
+        for number in range(len(self.tallies)):
+            try:
+                is_well &= not self._relays_of(runtime_of(self._app))[number].sweep().error
+            except Exception:
+                if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
+                    return 0
+                logger.exception("the relay met with an error, and goes on")
+                is_well = False
         self._failures = 0 if is_well else self._failures + 1
         return self._pause_s()
 
-    def _relay_of(self, runtime: Runtime) -> Relay:
-        """Return the relay of this process's runtime."""
-        if self._relay is None or self._relay.backend is not runtime.backend:
-            self._relay = open_relay(runtime, is_stopping=self._stopping.is_set, tally=self.tally)
-        return self._relay
+    def _relays_of(self, runtime: Runtime) -> list[Relay]:
+        """Return the relays of this process's runtime."""
+        if [relay.backend for relay in self._relays] != runtime.backends:
+            self._relays = [self._open(runtime, backend) for backend in runtime.backends]
+        return self._relays
+
+    def _open(self, runtime: Runtime, backend: Backend) -> Relay:
+        return open_relay(runtime, backend, is_stopping=self._stopping.is_set, tally=self.tallies[backend.url])
 
     def _pause_s(self) -> float:
         longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
@@ -104,25 +113,29 @@ class RelayThread:
         return pause_s * random.uniform(0.8, 1.0)
 
 
-def open_relay(runtime: Runtime, *, clock: Callable[[], float] = time.monotonic, **options: Any) -> Relay:
-    """Return the relay of a runtime.
+def open_relay(
+    runtime: Runtime, backend: Backend | None = None, *, clock: Callable[[], float] = time.monotonic, **options: Any
+) -> Relay:
+    """Return the relay of a runtime for the outbox of a backend.
 
     Args:
         runtime: The resources of its app.
+        backend: One of the runtime's; the sagas' if left out, whose relay sees to the aggregators and gathers, too.
         clock: Returns seconds, of any beginning.
         **options: Of the relay.
     """
-    app = runtime.app
+    app, backend = runtime.app, backend or runtime.backend
+    is_first = backend is runtime.backend
     return Relay(
-        runtime.backend,
+        backend,
         runtime.publisher,
         app.tasks.__contains__,
-        terms_of(runtime),
+        terms_of(runtime, backend),
         lambda: WORK,
         clock=clock,
         next_occurrence=next_occurrence,
-        groups=groups_of(runtime, clock),
-        gathers=gathers_of(runtime, clock),
+        groups=groups_of(runtime, clock) if is_first else None,
+        gathers=gathers_of(runtime, clock) if is_first else None,
         notify_requester=partial(_notify_requester, app),
         announce=partial(_announce, app),
         **options,
@@ -161,9 +174,9 @@ def gathers_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) ->
     return Gathers(runtime.gathering, registry.sagas.values, clock)
 
 
-def terms_of(runtime: Runtime) -> Terms:
-    """Return the settings of an app's relay."""
-    settings, retention_s = runtime.settings, runtime.retention_s(runtime.backend)
+def terms_of(runtime: Runtime, backend: Backend) -> Terms:
+    """Return the settings of an app's relay for a backend."""
+    settings, retention_s = runtime.settings, runtime.retention_s(backend)
     return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s)
 
 

@@ -8,19 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 from celery import Celery
 from celery.worker.control import Panel
 
-from celery_sagas import Saga
+from celery_sagas import Batch, Saga, aggregator
 from celery_sagas.engine.relay import Relay
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import StoreUnavailable
-from celery_sagas.testing.samples import dead_letter
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Outgoing
+from celery_sagas.testing.samples import dead_letter, new_id, send
 from celery_sagas.worker.process import control, relay
-from celery_sagas.worker.process.relay import RelayThread, relay_of, terms_of
+from celery_sagas.worker.process.relay import RelayThread, open_relay, relay_of, terms_of
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
+from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker, backend_of
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -202,13 +206,13 @@ def test_uses_the_runtime_of_its_process(fast: Celery, thread: RelayThread) -> N
     first = runtime_of(fast).backend
     thread.start()
     wait_until(lambda: thread.tally.sweeps > 1, "sweeps")
-    assert thread._relay is not None
-    assert thread._relay.backend is first
+    [relay] = thread._relays
+    assert relay.backend is first
 
     close_runtime(fast)
 
-    wait_until(lambda: thread._relay is not None and thread._relay.backend is not first, "another backend")
-    assert thread._relay.tally is thread.tally
+    wait_until(lambda: thread._relays[0].backend is not first, "another backend")
+    assert thread._relays[0].tally is thread.tally
 
 
 @pytest.mark.parametrize(("setting", "retention_s"), [(None, 7200.0), (timedelta(hours=3), 10_800.0)])
@@ -219,7 +223,7 @@ def test_terms_are_the_settings(new_app: NewApp, monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(backend_of(app), "journal_retention_s", 7200.0)
 
-    terms = terms_of(runtime_of(app))
+    terms = terms_of(runtime_of(app), backend_of(app))
 
     assert (terms.interval_s, terms.lease_s, terms.max_attempts, terms.retention_s) == (2, 120, 5, retention_s)
 
@@ -230,8 +234,76 @@ def test_publishes_through_its_own_app(fast: Celery, thread: RelayThread) -> Non
     wait_until(lambda: thread.tally.sweeps, "a sweep")
 
     runtime: Runtime = runtime_of(fast)
-    assert thread._relay is not None
-    assert (thread._relay.backend, thread._relay.publisher) == (runtime.backend, runtime.publisher)
+    [relay] = thread._relays
+    assert (relay.backend, relay.publisher) == (runtime.backend, runtime.publisher)
+
+
+class TestSeveralBackends:
+    """Aggregators on another backend than sagas: the outbox of each is swept."""
+
+    @pytest.fixture
+    def app(self, new_app: NewApp) -> Celery:
+        app = new_app(saga_relay_interval=0.01, saga_aggregator_backend=f"memory://{uuid4()}")
+
+        @app.task(name="plain")
+        def plain() -> None: ...
+
+        return app
+
+    @pytest.fixture
+    def thread(self, app: Celery) -> Iterator[RelayThread]:
+        made = RelayThread(app)
+        yield made
+        assert made.stop(DEADLINE_S)
+
+    def leave(self, app: Celery, backend: Backend) -> str:
+        """Leave a message in an outbox, whose process has died."""
+        message = serialized(app, app.signature("plain"), lambda: str(uuid4()), 10_000)
+        send(backend, Outgoing(new_id(), "sent", message.message_id, message.task, message.payload))
+        return message.message_id
+
+    def test_what_was_left_in_each_outbox_is_sent(self, app: Celery, thread: RelayThread) -> None:
+        ids = [self.leave(app, backend) for backend in runtime_of(app).backends]
+        thread.start()
+        wait_until(lambda: not any(backend.outbox.count() for backend in runtime_of(app).backends), "empty outboxes")
+        assert sorted(message.id for message in Worker(app).waiting()) == sorted(ids)
+
+    def test_each_has_a_tally_of_its_own(self, app: Celery, thread: RelayThread) -> None:
+        """An operator sees the sagas' first, as if there were no other."""
+        sagas, batches = runtime_of(app).backends
+        self.leave(app, batches)
+        thread.start()
+        wait_until(lambda: thread.tallies[batches.url].sent, "a message that is sent")
+        shown = Panel.data["sagas_relay"](SimpleNamespace(app=app))
+        assert shown["sent"] == thread.tally.sent == 0
+        assert [(each["url"], each["sent"]) for each in shown["other_backends"]] == [(batches.url, 1)]
+        assert list(thread.tallies) == [sagas.url, batches.url]
+
+    def test_one_that_is_away_holds_up_no_other(
+        self, app: Celery, thread: RelayThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whatever the error is."""
+        sagas, batches = runtime_of(app).backends
+        monkeypatch.setattr(sagas.outbox, "claim_due", Mock(side_effect=RuntimeError("broken")))
+        self.leave(app, batches)
+        thread.start()
+        wait_until(lambda: batches.outbox.count() == 0, "a message that is sent")
+        assert "the relay met with an error" in caplog.text
+
+    def test_groups_and_gathers_are_seen_to_once(self, app: Celery) -> None:
+        @aggregator(size=2)
+        def collect(batch: Batch[int]) -> None: ...
+
+        runtime = runtime_of(app)
+        first, other = (open_relay(runtime, backend) for backend in runtime.backends)
+        assert first.groups is not None
+        assert first.gathers is not None
+        assert (other.groups, other.gathers) == (None, None)
+
+    def test_retention_is_that_of_the_backend(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        runtime = runtime_of(app)
+        monkeypatch.setattr(runtime.batches, "journal_retention_s", 60.0)
+        assert [terms_of(runtime, backend).retention_s for backend in runtime.backends] == [7 * 86_400.0, 60.0]
 
 
 class TestInspect:
