@@ -10,6 +10,7 @@ from celery_sagas.core.delays import Backoff, Delay
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.requests.undo import RETRY, WITHIN_S
 from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.signatures import AnySignature, AnyTask, Piped, SignatureOf
 from celery_sagas.core.state import State
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
@@ -21,7 +22,6 @@ from celery_sagas.worker.requests.sending import Asking, gather, reply, request
 from celery_sagas.worker.runtime import runtime_of
 from celery_sagas.worker.sessions import current_session
 from celery_sagas.worker.step import Step
-from celery_sagas.worker.targets import AnySignature, AnyTask, Piped, SignatureOf
 from celery_sagas.worker.timeouts import due_time, schedule, waiting
 
 SagaT = TypeVar("SagaT", bound="Saga")
