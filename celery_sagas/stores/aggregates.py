@@ -9,9 +9,11 @@ first call, and no call takes longer because others have many items.
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from inspect import Parameter, signature
 
+from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, Rules, Snapshot
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Sends
 
 
 class AggregateStore(ABC):
@@ -67,13 +69,31 @@ class AggregateStore(ABC):
     def renew(self, rules: Rules, group: str, token: str) -> bool:
         """Restart the time of a lease; return ``False`` if it was given up, or ended by removal."""
 
+    def new_id(self, rules: Rules, group: str) -> str:
+        """Return a new id, without a round trip: the ids of what a removal of this group sends begin with it.
+
+        A store of several parts, between which nothing is atomic, locates these rows by it. Any other need not override this.
+        """
+        return time_ordered_id()
+
     @abstractmethod
     def remove(
-        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        sends: Sends | None = None,
     ) -> bool:
         """End a lease: remove exactly its items, except the unreadable ones.
 
         Their ids are remembered for ``rules.remember_ms``. The lease need not last: only whether it was given up counts.
+
+        The outgoing rows of ``sends`` are written with it, both or neither, into the outbox of this backend, as ``SagaStore``
+        says of a commit's; they belong to no instance. The argument is left out where there is nothing to send: so a store
+        without it serves all aggregators but those whose functions send something.
 
         Args:
             rules: Of the aggregator.
@@ -82,6 +102,7 @@ class AggregateStore(ABC):
             rejected: The dead letters of items of the lease, identified by their numbers. Each is written to the dead letters of
                 this backend at the moment its item leaves the buffer; a repeated call writes it once.
             unreadable: The numbers of items of the lease that stay in the buffer as unresolved ones.
+            sends: What is sent, under ids that begin with one of ``new_id``; a repeated call writes it once.
 
         Returns:
             Whether the trigger has fired and there was no flush request: there is one now, and the caller asks for the flush.
@@ -145,6 +166,12 @@ class AggregateStore(ABC):
     @abstractmethod
     def purge(self, limit: int) -> int:
         """Forget at most ``limit`` ids of removed items whose time has passed; return how many."""
+
+
+def can_send(store: AggregateStore) -> bool:
+    """Return whether a store's removals can send something."""
+    parameters = signature(store.remove).parameters.values()
+    return any(parameter.name == "sends" or parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 class Buffers(ABC):

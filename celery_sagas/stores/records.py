@@ -25,7 +25,9 @@ __all__ = [
     "Outgoing",
     "Record",
     "Renamed",
+    "Sends",
     "has_begun",
+    "outbox_row",
 ]
 
 #: The outcomes of a message with which an instance may begin.
@@ -140,6 +142,16 @@ class Effects(NamedTuple):
     lock_owner: str = ""  #: the lock under which the commit runs, else empty
 
 
+class Sends(NamedTuple):
+    """What is sent by the removal of a batch: all or nothing, and with it."""
+
+    outgoing: tuple[Outgoing, ...]
+    step: str  #: the aggregator
+    cause: str  #: the token of the lease
+    owner: str = ""  #: the lease token under which this process will publish the outgoing rows
+    grace_ms: int = 0  #: how long that first lease lasts
+
+
 class OutboxRow(NamedTuple):
     """An outgoing message under a lease."""
 
@@ -151,8 +163,13 @@ class OutboxRow(NamedTuple):
     due_at: int
     attempts: int  #: how often publishing it has failed
     instance_id: str
-    step: str  #: the step that decided it
-    cause: str  #: the message id that decided it
+    step: str  #: the step, or the aggregator, that decided it
+    cause: str  #: the message id, or the token of the flush, that decided it
+
+
+def outbox_row(outgoing: Outgoing, instance_id: str, step: str, cause: str) -> OutboxRow:
+    """Return the row that stores an outgoing message."""
+    return OutboxRow(*outgoing, 0, instance_id, step, cause)
 
 
 class Found(NamedTuple):

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_sagas.core.ids import derived_id
+from celery_sagas.core.ids import derived_id, row_id
 from celery_sagas.errors import LeaseLost
 from celery_sagas.stores.items import Added, Addition, Group, Item, NewItem, Rules, Snapshot
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Outgoing, Sends
 from celery_sagas.testing.samples import HOUR
 
 NAME = "store_readings"
@@ -115,6 +115,21 @@ def reject(backend: Backend, *ids: str, group: str = "", run: str = "rejecter") 
     dead_letters = dead_letters_of(*flush(backend, rules, run, group).items, group=group)
     backend.aggregates.remove(rules, group, run, rejected=dead_letters)
     return dead_letters
+
+
+def sends_of(
+    backend: Backend,
+    *ids: str,
+    group: str = "",
+    run: str = RUN,
+    rules: Rules = CLOSED,
+    due_at: int = 0,
+    payload: str = '{"args": []}',
+) -> Sends:
+    """Make what a removal sends: messages with these ids."""
+    new_id = backend.aggregates.new_id(rules, group)
+    rows = [Outgoing(row_id(new_id, number), "sent", id, "shop.ship", payload, due_at) for number, id in enumerate(ids)]
+    return Sends(tuple(rows), rules.name, run)
 
 
 def unresolved(backend: Backend, name: str = NAME) -> list[tuple[str, str]]:

@@ -3,18 +3,19 @@
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from celery_sagas.errors import LeaseLost, NotBuffered
+from celery_sagas.stores.aggregates import can_send
 from celery_sagas.stores.items import Addition, Item, Rules
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.testing.batches import dead_letters_of, new_items
+from celery_sagas.testing.batches import dead_letters_of, new_items, sends_of
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend
 
@@ -50,6 +51,7 @@ class Game:
     is_rejecting: bool  #: else items of a snapshot become unresolved
     counted: bool
     delay_ms: int  #: for which the group pauses after a release
+    sent: int  #: how many messages a removal sends
     ms: int  #: that pass then
 
 
@@ -62,6 +64,7 @@ _games = st.builds(
     is_rejecting=st.booleans(),
     counted=st.booleans(),
     delay_ms=st.sampled_from([0, 1_000, 3_000, 9_000]),
+    sent=st.sampled_from([0, 1, 3]),
     ms=st.sampled_from([0, 0, 1_000, 2_000, 6_000]),
 )
 
@@ -74,6 +77,8 @@ class Player:
         self.rules = Rules(NAME)
         self.runs: dict[tuple[str, str], tuple[str, tuple[Item, ...]]] = {}  #: its token and its items
         self.tokens = (f"run {number}" for number in count(1))
+        self.messages = (f"message {number}" for number in count(1))
+        self.sends = False  #: whether removals can send
 
     def insert(self, game: Game) -> object:
         """Insert readable items, and into the other group unreadable ones."""
@@ -100,7 +105,17 @@ class Player:
     def remove(self, game: Game) -> object:
         """End a lease with success."""
         token, exceptions = self._end(game)
+        if self.sends and game.sent:
+            ids = islice(self.messages, game.sent)
+            sends = sends_of(self.backend, *ids, group=game.group, run=token, rules=self.rules)
+            exceptions["sends"] = sends._replace(owner="player", grace_ms=game.delay_ms)
         return self.backend.aggregates.remove(self.rules, game.group, token, **exceptions)
+
+    def publish(self, game: Game) -> object:
+        """Publish what is due; rows that are due for equally long may come in any order."""
+        rows = self.backend.outbox.claim_due("relay", 100, 1_000)
+        assert self.backend.outbox.confirm("relay", [row.id for row in rows]) == len(rows)
+        return sorted(row._replace(id="") for row in rows)
 
     def release(self, game: Game) -> object:
         """End a lease with a failure."""
@@ -160,7 +175,7 @@ class Player:
             (each.key, each.message_id, each.payload, each.at, each.buffered_at) for each in self._sorted_dead_letters()
         ]
         counts = [buffers.count(NAME, group) for group in (None, *GROUPS)]
-        return buffers.names(), groups, counts, items, unresolved, dead_letters
+        return buffers.names(), groups, counts, items, unresolved, dead_letters, self.backend.outbox.count()
 
     def _end(self, game: Game) -> tuple[str, dict[str, Any]]:
         token, items = self.runs.pop((game.group, game.run), ("nobody", ()))
@@ -184,7 +199,7 @@ def _chosen(game: Game, given: Sequence[T]) -> list[T]:
 _OPERATIONS: tuple[Callable[[Player, Game], object], ...] = (
     *(Player.insert, Player.insert, Player.insert, Player.claim, Player.claim, Player.remove, Player.release),
     *(Player.renew, Player.claim_due, Player.open, Player.remove_item, Player.clear),
-    *(Player.remove_unresolved, Player.resolve, Player.restore, Player.discard, Player.purge),
+    *(Player.publish, Player.remove_unresolved, Player.resolve, Player.restore, Player.discard, Player.purge),
 )
 
 
@@ -197,6 +212,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.player = Player(new_backend(f"machine-{uuid.uuid4().hex}", self.clock))
         self.player.backend.prepare(create_schema=True, processes=1)
         self.reference = Player(MemoryBackend("memory://", prefix="reference", clock=self.clock))
+        self.player.sends = self.reference.sends = can_send(self.player.backend.aggregates)
 
     @initialize(rules=_all_rules)
     def begin(self, rules: Rules) -> None:

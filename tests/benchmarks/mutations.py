@@ -300,9 +300,9 @@ LEASES = (
     ),
     Mutation(
         "leases",
-        "stores/redis/lua/parts/effects.lua",
-        "if due_since <= 0 then add(leased, id, ' ' .. owner) end",
-        "add(leased, id, ' ' .. owner)",
+        "stores/redis/lua/parts/outgoing.lua",
+        "if due_since <= 0 then add(leased, id, ' ' .. lease[1]) end",
+        "add(leased, id, ' ' .. lease[1])",
         "A row with a due time is written under no lease.",
     ),
     Mutation(

@@ -10,8 +10,8 @@ from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.items import Added, Addition, Counts, DueGroup, Group, Item, NewItem, Rules, Snapshot
 from celery_sagas.stores.memory.buffers import Buffer, GroupId, MemoryLease
 from celery_sagas.stores.memory.dead_letters import keep
-from celery_sagas.stores.memory.state import Clock, MemoryState, MemoryStore
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.memory.state import Clock, MemoryState, MemoryStore, new_row
+from celery_sagas.stores.records import DeadLetter, Sends, outbox_row
 
 
 class _OfGroups(MemoryStore):
@@ -80,12 +80,21 @@ class MemoryAggregateStore(_OfGroups, AggregateStore):
             return True
 
     def remove(
-        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        sends: Sends | None = None,
     ) -> bool:
         with self._state.lock:
             group_id, now = (rules.name, group), self._clock()
             buffer, numbers = self._end(group_id, token, unreadable)
             self._remove(group_id, rules, numbers, rejected, now)
+            if sends is not None:
+                self._send(sends, now)
             needs_flush = buffer.request_flush(rules, now)
             self._buffers.settle(group_id, rules, now)
             return needs_flush
@@ -126,6 +135,11 @@ class MemoryAggregateStore(_OfGroups, AggregateStore):
                 keep(self._state, dead_letter, now)
         for number in numbers:
             self._buffers.remember(group_id, self._buffers.groups[group_id].drop(number).id, rules, now)
+
+    def _send(self, sends: Sends, now: int) -> None:
+        for outgoing in sends.outgoing:
+            message = outbox_row(outgoing, "", sends.step, sends.cause)
+            self._state.outbox.add(new_row(message, sends.owner, now + sends.grace_ms))
 
     def resolve(self, rules: Rules, group: str, numbers: Collection[int]) -> int:
         with self._state.lock:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
-from celery_sagas.stores.memory.state import KeyPath, MemoryState, MemoryStore, Row, leased
+from celery_sagas.stores.memory.state import KeyPath, MemoryState, MemoryStore, new_row
 from celery_sagas.stores.ports import SagaStore
 from celery_sagas.stores.records import (
     BOUND_KINDS,
@@ -18,10 +18,9 @@ from celery_sagas.stores.records import (
     Handling,
     Lookup,
     NewRecord,
-    OutboxRow,
-    Outgoing,
     Record,
     Renamed,
+    outbox_row,
 )
 
 
@@ -112,24 +111,8 @@ def _write_effects(state: MemoryState, effects: Effects, now: int) -> None:
     entry = effects.entry
     state.journal[entry.step, entry.message_id] = entry._replace(at=now)
     for outgoing in effects.outgoing:
-        message = _message(outgoing, entry)
-        row = Row(message, outgoing.due_at) if outgoing.due_at else leased(Row(message), effects.owner, now + effects.grace_ms)
-        state.outbox.add(row)
-
-
-def _message(outgoing: Outgoing, entry: Entry) -> OutboxRow:
-    return OutboxRow(
-        id=outgoing.id,
-        kind=outgoing.kind,
-        message_id=outgoing.message_id,
-        task=outgoing.task,
-        payload=outgoing.payload,
-        due_at=outgoing.due_at,
-        attempts=0,
-        instance_id=entry.instance_id,
-        step=entry.step,
-        cause=entry.message_id,
-    )
+        message = outbox_row(outgoing, entry.instance_id, entry.step, entry.message_id)
+        state.outbox.add(new_row(message, effects.owner, now + effects.grace_ms))
 
 
 def _insert(state: MemoryState, record: NewRecord, now: int) -> None:

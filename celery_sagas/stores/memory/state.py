@@ -90,6 +90,11 @@ class Rows:
         return [row for row in self._by_id.values() if row.message.instance_id == instance_id]
 
 
+def new_row(message: OutboxRow, owner: str, until: int) -> Row:
+    """Return the row of a message that is committed: under its first lease, unless it waits for its due time."""
+    return Row(message, message.due_at) if message.due_at else leased(Row(message), owner, until)
+
+
 def leased(row: Row, token: str, until: int) -> Row:
     """Return a row under a lease."""
     return replace(row, due_since=until, token=token, leased_until=until)

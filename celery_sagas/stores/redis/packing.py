@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.items import Item, NewItem
-from celery_sagas.stores.records import BOUND_KINDS, KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Outgoing, Record
+from celery_sagas.stores.records import BOUND_KINDS, KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Record
 
 #: The end of the year 9999 in milliseconds: the last that Python can represent.
 _LAST_TIME = 253_402_300_799_999
@@ -103,10 +103,9 @@ def unpack_entry(packed: bytes) -> Entry:
     return Entry(step, message_id, attempt, outcome, saga, key, instance_id, int(words[10]), detail, int(words[0]))
 
 
-def pack_row(row: Outgoing, entry: Entry, digest: bytes) -> list[bytes | str | int]:
-    """Return the four arguments by which a script takes a row."""
-    packed = _packed_row(OutboxRow(*row, 0, entry.instance_id, entry.step, entry.message_id), digest)
-    return [row.id, row.due_at, int(row.kind in BOUND_KINDS), packed]
+def pack_row(row: OutboxRow, digest: bytes) -> list[bytes | str | int]:
+    """Return the four arguments by which a script takes a row, given the digest of what decided it."""
+    return [row.id, row.due_at, int(row.kind in BOUND_KINDS), _packed_row(row, digest)]
 
 
 def pack_next(row: OutboxRow) -> list[bytes | str | int]:

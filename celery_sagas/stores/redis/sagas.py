@@ -7,7 +7,20 @@ from typing import Final
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
 from celery_sagas.stores.ports import SagaStore
-from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Found, Handling, Lookup, NewRecord, Record, Renamed
+from celery_sagas.stores.records import (
+    ID,
+    KEY,
+    Change,
+    Effects,
+    Entry,
+    Found,
+    Handling,
+    Lookup,
+    NewRecord,
+    Record,
+    Renamed,
+    outbox_row,
+)
 from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
@@ -163,7 +176,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         subject = subject_of(entry.saga, entry.key)
         args: list[Word] = [digest, entry.attempt, subject, pack_entry(entry), entry.instance_id, *own]
         for row in effects.outgoing:
-            args += pack_row(row, entry, digest)
+            args += pack_row(outbox_row(row, entry.instance_id, entry.step, entry.message_id), digest)
         call = self._client.prepare(script, keys, args, usual=usual, commits=True)
         return Prepared(call, partial(_check, entry, about))
 

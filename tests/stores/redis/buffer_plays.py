@@ -8,7 +8,7 @@ from celery_sagas.stores.items import Addition, NewItem, Rules, Snapshot
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.testing.batches import dead_letters_of
+from celery_sagas.testing.batches import dead_letters_of, sends_of
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.damage import FORGET
 from tests.stores.redis.times import let_time_pass
@@ -49,6 +49,15 @@ def remove_items(backend: RedisBackend) -> None:
     """Remove all items of a lease."""
     claim_items(backend)
     backend.aggregates.remove(RULES, "full", "token")
+
+
+def remove_and_send(backend: RedisBackend) -> None:
+    """Remove all items of a lease, and send two messages, one of them later."""
+    claim_items(backend)
+    sends = sends_of(backend, "m1", "m2", group="full", run="token", rules=RULES)
+    first, second = sends.outgoing
+    sends = sends._replace(outgoing=(first, second._replace(due_at=1)), owner="owner", grace_ms=MINUTE)
+    backend.aggregates.remove(RULES, "full", "token", sends=sends)
 
 
 def reject_items(backend: RedisBackend) -> DeadLetter:
@@ -165,6 +174,7 @@ BUFFER_PLAYS: tuple[Callable[[RedisBackend], object], ...] = (
     claim_items_again,
     renew,
     remove_items,
+    remove_and_send,
     reject_items,
     release_items,
     release_and_reject,

@@ -9,6 +9,7 @@ from celery_sagas.errors import StoreError, UnreadableState
 from celery_sagas.stores.items import Added, Addition, Item, Rules
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load
+from celery_sagas.testing.batches import sends_of
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE
 from tests.stores.redis.buffer_plays import RULES, addition, divided, empty_buffers
@@ -17,7 +18,7 @@ from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, urls_of
 from tests.stores.redis.damage import foreign
 
 url = urls_of(*EVERY_SERVER)
-_KEYS = [name for name in SHARD_KEYS if name.startswith(("buffer:", "dead_letters"))]
+_KEYS = [name for name in SHARD_KEYS if name.startswith(("buffer:", "dead_letters", "outbox"))]
 _GROUP = "a group {}: é"
 
 
@@ -32,6 +33,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     assert second
     exceptions = divided(first, _GROUP)
     aggregates.remove(once, _GROUP, "first", **exceptions)
+    sends = sends_of(backend, "m1", group=_GROUP, run="second", rules=once)
     joined = RULES._replace(size=0, within_ms=0, idle_ms=0)
     aggregates.insert(joined, [addition("joined", "a")])
     return [
@@ -39,7 +41,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: aggregates.insert(joined, [addition("joined", "b")]),
         lambda: aggregates.claim(once, _GROUP, "third"),
         lambda: aggregates.renew(once, _GROUP, "second"),
-        lambda: aggregates.remove(once, _GROUP, "second", **divided(second, _GROUP)),
+        lambda: aggregates.remove(once, _GROUP, "second", **divided(second, _GROUP), sends=sends),
         lambda: aggregates.release(once, _GROUP, "third"),
         lambda: aggregates.claim_due(["agg"], 9, MINUTE),
         lambda: buffers.fire(once, _GROUP),

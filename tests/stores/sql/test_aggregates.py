@@ -32,9 +32,10 @@ from celery_sagas.testing.batches import (
     new_items,
     numbered,
     reject,
+    sends_of,
 )
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.samples import HOUR
+from celery_sagas.testing.samples import HOUR, claim
 from tests.stores.sql.conftest import Open
 from tests.stores.sql.watching import OpenConnections, explained, losing_first_reply, observed
 
@@ -232,6 +233,13 @@ class TestLostReplies:
         add(sql, CLOSED, *(["c", "d"] if needs_flush else ["c"]))
         assert again(lambda: sql.aggregates.remove(PAIRS, "", RUN)) is needs_flush
         assert sql.buffers.count(NAME).buffered == 1 + needs_flush
+
+    def test_removal_sends_once(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any]) -> None:
+        add(sql, PAIRS, "a", "b")
+        flush(sql, PAIRS)
+        sends = sends_of(sql, "m1", "m2")
+        assert again(lambda: sql.aggregates.remove(PAIRS, "", RUN, sends=sends)) is False
+        assert [row.message_id for row in claim(sql)] == ["m1", "m2"]
 
     def test_release_has_released(self, sql: SqlBackend, again: Callable[[Callable[[], Any]], Any]) -> None:
         add(sql, PAIRS, "a", "b")

@@ -8,17 +8,19 @@ from typing import Any, Final
 from celery_sagas.errors import LeaseLost
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Added, Addition, DueGroup, Item, Rules, Snapshot
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Sends, outbox_row
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
 from celery_sagas.stores.redis.keys import Shard, new_call
 from celery_sagas.stores.redis.packing import (
+    digest_of,
     digest_of_item,
     encode,
     pack_dead_letter,
     pack_item,
     pack_rejected,
+    pack_row,
     unpack_item,
     unreadable,
     unreadable_in_list,
@@ -82,11 +84,24 @@ class RedisAggregateStore(OfGroups, AggregateStore):
         keys = self._placement.of_group(rules.name, group).buffers.change(rules.name, group, is_usual=True)
         return bool(self._client.run(_RENEW, keys, ["-", *_of_rules(rules, group, self._now()), token]))
 
+    def new_id(self, rules: Rules, group: str) -> str:
+        return self._placement.of_group(rules.name, group).id(super().new_id(rules, group))
+
     def remove(
-        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        sends: Sends | None = None,
     ) -> bool:
-        own = [token, rules.remember_ms, *_exceptions(rejected, unreadable)]
-        answer = self._change(_REMOVE, rules, group, *own, is_usual=not (rejected or unreadable))
+        shard = self._placement.of_group(rules.name, group)
+        keys = shard.buffers.change(rules.name, group, is_usual=not (rejected or unreadable or sends))
+        own = [token, rules.remember_ms, *_outgoing(sends), *_exceptions(rejected, unreadable)]
+        args = [*_of_rules(rules, group, self._now()), *own]
+        answer = self._run_once(_REMOVE, shard.tag, (*keys, *shard.rows) if sends else keys, args, commits=True)
         if answer < 0:
             raise LeaseLost(rules.name, group, token)
         return bool(answer)
@@ -209,6 +224,15 @@ def _pack(args: list[Word], name: str, addition: Addition) -> None:
     digests = [digest_of_item(name, group, item.id) for item in items]
     args += [group, len(items), *digests]
     args += [pack_item(digest, item) for digest, item in zip(digests, items, strict=True)]
+
+
+def _outgoing(sends: Sends | None) -> list[Word]:
+    """Return the arguments of a removal for what it sends."""
+    if sends is None or not sends.outgoing:
+        return [0]
+    digest = digest_of(sends.step, sends.cause)
+    rows = [pack_row(outbox_row(row, "", sends.step, sends.cause), digest) for row in sends.outgoing]
+    return [len(rows), sends.owner, sends.grace_ms, digest, *(word for row in rows for word in row)]
 
 
 def _exceptions(rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> list[Word]:

@@ -7,7 +7,7 @@ from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Added, Addition, DueGroup, Snapshot
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Sends
 from celery_sagas.stores.sql.aggregators.additions import insert, restore
 from celery_sagas.stores.sql.aggregators.flushes import Flushes
 from celery_sagas.stores.sql.aggregators.groups import claim_due
@@ -52,9 +52,16 @@ class SqlAggregateStore(AggregateStore):
         return self._flush(rules, group, lambda flushes: flushes.renew(token))
 
     def remove(
-        self, rules: Rules, group: str, token: str, *, rejected: Sequence[DeadLetter] = (), unreadable: Collection[int] = ()
+        self,
+        rules: Rules,
+        group: str,
+        token: str,
+        *,
+        rejected: Sequence[DeadLetter] = (),
+        unreadable: Collection[int] = (),
+        sends: Sends | None = None,
     ) -> bool:
-        return self._flush(rules, group, lambda flushes: flushes.remove(token, rejected, unreadable))
+        return self._flush(rules, group, lambda flushes: flushes.remove(token, rejected, unreadable, sends))
 
     def release(
         self,

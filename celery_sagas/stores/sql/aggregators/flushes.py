@@ -11,13 +11,14 @@ from sqlalchemy import ColumnElement, Delete, Insert, Select, Update, delete, in
 from celery_sagas.core.aggregators.rules import Rules, taken
 from celery_sagas.errors import LeaseLost
 from celery_sagas.stores.items import Item, Snapshot
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Sends
 from celery_sagas.stores.sql.aggregators import items
 from celery_sagas.stores.sql.aggregators.groups import GroupRow, lock, save
 from celery_sagas.stores.sql.aggregators.items import FREE, look_at_oldest
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound
 from celery_sagas.stores.sql.dead_letters import keep
+from celery_sagas.stores.sql.sagas.effects import send_steps
 from celery_sagas.stores.sql.tables import lease as table
 
 
@@ -95,9 +96,11 @@ class Flushes:
         self._save()
         return True
 
-    def remove(self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int]) -> bool:
+    def remove(self, token: str, rejected: Sequence[DeadLetter], unreadable: Collection[int], sends: Sends | None) -> bool:
         """End a lease, and remove its items; return whether the caller must ask for a flush."""
         self._remove(self._end(token, unreadable), rejected)
+        for step in send_steps(sends) if sends else ():
+            self._session.change(step.build, step.shape, step.values)
         needs_flush = self._row.request_flush(self._rules, self._now)
         self._save()
         return needs_flush

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Delete, Insert, bindpa
 from sqlalchemy import literal_column as literal
 from sqlalchemy.types import TypeEngine
 
-from celery_sagas.stores.records import Effects, Entry, Outgoing
+from celery_sagas.stores.records import Effects, Entry, Outgoing, Sends
 from celery_sagas.stores.sql.connection.statements import PREFIX, Execution, Values, bound, chunks, now, one_of
 from celery_sagas.stores.sql.tables import ENDS_WITH_INSTANCE, journal, outbox
 
@@ -69,9 +69,9 @@ def outgoing_columns(
     }
 
 
-def lease_values(effects: Effects) -> Values:
+def lease_values(decided: Effects | Sends) -> Values:
     """Return the parameters that the outgoing rows have in common, but for those of the journal's line."""
-    return {"owner": effects.owner, "grace_ms": effects.grace_ms}
+    return {"owner": decided.owner, "grace_ms": decided.grace_ms}
 
 
 def _insert_outgoing(count: int) -> Insert:
@@ -84,9 +84,17 @@ def _insert_outgoing(count: int) -> Insert:
 def effect_steps(effects: Effects) -> list[Execution]:
     """Return the statements that write the effects one table after the other."""
     line = entry_values(effects.entry)
-    common = {**line, **lease_values(effects)}
-    inserts = [Execution(_insert_outgoing, (len(rows),), {**common, **_row_values(rows)}) for rows in chunks(effects.outgoing)]
-    return [Execution(insert_entry, (), line), *inserts]
+    return [Execution(insert_entry, (), line), *_outgoing_steps(effects.outgoing, {**line, **lease_values(effects)})]
+
+
+def send_steps(sends: Sends) -> list[Execution]:
+    """Return the statements that write the outgoing rows of a removal."""
+    decided = {"entry_instance_id": "", "entry_step": sends.step, "entry_message_id": sends.cause}
+    return _outgoing_steps(sends.outgoing, {**decided, **lease_values(sends)})
+
+
+def _outgoing_steps(outgoing: Sequence[Outgoing], common: Values) -> list[Execution]:
+    return [Execution(_insert_outgoing, (len(rows),), {**common, **_row_values(rows)}) for rows in chunks(outgoing)]
 
 
 def _row_values(rows: Sequence[Outgoing]) -> Values:

@@ -10,6 +10,7 @@ from celery_sagas.testing.contract.aggregates.insert import AskingContract, Buff
 from celery_sagas.testing.contract.aggregates.lease import LeasingContract, RenewalContract
 from celery_sagas.testing.contract.aggregates.pause import PausingContract
 from celery_sagas.testing.contract.aggregates.restore import ResolvingContract, RestoringContract
+from celery_sagas.testing.contract.aggregates.sending import SendingContract
 from celery_sagas.testing.contract.aggregates.text import OddNamesContract
 
 
@@ -22,6 +23,7 @@ class AggregateStoreContract(
     OddNamesContract,
     FlushingContract,
     RemovalContract,
+    SendingContract,
     LeasingContract,
     PausingContract,
     RenewalContract,

@@ -15,11 +15,12 @@ from typing import ClassVar, Protocol, TypeAlias, TypeVar
 import pytest
 
 from celery_sagas.errors import AlreadyHandled, LeaseLost, NotBuffered, RevisionConflict, StoreUnavailable
+from celery_sagas.stores.aggregates import can_send
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import NewBackend, StoreFixtures
-from celery_sagas.testing.contract.interleaving.buffers import OPERATIONS, RIVALS, BufferMove, BufferWorld
+from celery_sagas.testing.contract.interleaving.buffers import OPERATIONS, RIVALS, BufferMove, BufferWorld, end_lease_and_send
 from celery_sagas.testing.contract.interleaving.sagas import RACES, Move, World
 
 #: The result of a side that wrote nothing because the database undid it for the other, or that was never run.
@@ -87,7 +88,10 @@ class InterleavingContract(StoreFixtures):
     def test_outcome_on_a_buffer_is_that_of_a_serial_order(
         self, backend: Backend, rival: Backend, clock: Clock, operation: BufferMove
     ) -> None:
-        strange = list(self._strange(backend, rival, clock, BufferWorld, operation, RIVALS))
+        if operation is end_lease_and_send and not can_send(backend.aggregates):
+            pytest.skip("what this backend removes sends nothing")
+        rivals = [move for move in RIVALS if move is not end_lease_and_send or can_send(backend.aggregates)]
+        strange = list(self._strange(backend, rival, clock, BufferWorld, operation, rivals))
         assert not strange, "\n".join(strange)
 
     def _strange(

@@ -7,7 +7,7 @@ from itertools import count, takewhile
 from celery_sagas.stores.items import Addition, Item, Rules
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.testing.batches import add, dead_letters_of, new_items
+from celery_sagas.testing.batches import add, dead_letters_of, new_items, sends_of
 from celery_sagas.testing.clock import Clock
 
 #: Does something in a world; what it returns is compared.
@@ -58,7 +58,7 @@ class BufferWorld:
         clock.advance(9 * LEASE)
         due = backend.aggregates.claim_due([self.rules.name], 9, LEASE)
         flushes = (self._drain(backend, f"observer {number}") for number in range(9))
-        return before, len(due), list(takewhile(bool, flushes)), self._sight(backend, clock)
+        return before, len(due), list(takewhile(bool, flushes)), self._sight(backend, clock), self._sent(backend)
 
     def _sight(self, backend: Backend, clock: Clock) -> object:
         name = self.rules.name
@@ -68,6 +68,12 @@ class BufferWorld:
         unresolved = [_shown(item) for _, item in backend.buffers.unresolved(name, 99)]
         dead_letters = sorted(each.message_id for each in backend.dead.list(10_000) if each.task == name)
         return backend.buffers.count(name), [group._replace(due_at=0) for group in groups], due, items, unresolved, dead_letters
+
+    def _sent(self, backend: Backend) -> object:
+        """Return what is sent, and empty the outbox."""
+        rows = backend.outbox.claim_due("observer", 9, LEASE)
+        backend.outbox.confirm("observer", [row.id for row in rows])
+        return [row._replace(id="") for row in rows]
 
     def _drain(self, backend: Backend, token: str) -> object:
         taken = claim_by(backend, self, token)
@@ -138,6 +144,12 @@ def end_lease_and_reject(backend: Backend, world: BufferWorld) -> object:
     return backend.aggregates.remove(world.rules, "", "one", rejected=dead_letters, unreadable=unreadable)
 
 
+def end_lease_and_send(backend: Backend, world: BufferWorld) -> object:
+    """Remove what "one" has leased, and send two messages."""
+    sends = sends_of(backend, "m1", "m2", run="one", rules=world.rules)._replace(owner="one", grace_ms=LEASE)
+    return backend.aggregates.remove(world.rules, "", "one", sends=sends)
+
+
 def release_items(backend: Backend, world: BufferWorld) -> object:
     """Release what "one" has leased, and reject one of it."""
     return backend.aggregates.release(world.rules, "", "one", rejected=world.dead_letters_of("a"))
@@ -196,6 +208,7 @@ OPERATIONS: tuple[BufferMove, ...] = (
     renew_lease,
     end_lease,
     end_lease_and_reject,
+    end_lease_and_send,
     release_items,
     release_for_later,
     claim_due_groups,
@@ -213,6 +226,7 @@ RIVALS: tuple[BufferMove, ...] = (
     claim_items,
     claim_items_for_another,
     end_lease_and_reject,
+    end_lease_and_send,
     release_items,
     release_for_later,
     claim_due_groups,

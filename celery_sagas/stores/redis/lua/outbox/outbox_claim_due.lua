@@ -1,4 +1,4 @@
--- uses: clock rows answers
+-- uses: clock index rows answers
 -- Lease rows that are due, the longest due first.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, now (ms, or empty), token, limit, lease (ms), digest of each step and message id (none: whatever is due)

@@ -1,4 +1,4 @@
--- uses: many rows removal answers
+-- uses: many index rows removal answers
 -- Remove rows that were published.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, token, id of each row

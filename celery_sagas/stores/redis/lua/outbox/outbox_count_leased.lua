@@ -1,4 +1,4 @@
--- uses: clock rows
+-- uses: clock index rows
 -- Count the rows of a message that a process may be publishing. It only reads.
 -- KEYS: outbox, due, leases, failures, index
 -- ARGV: now (ms, or empty), digest of each step and message id

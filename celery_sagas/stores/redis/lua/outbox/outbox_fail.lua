@@ -1,4 +1,4 @@
--- uses: clock rows answers
+-- uses: clock index rows answers
 -- Count a failed attempt to publish a row, and make it due after a delay.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, now (ms, or empty), token, id of the row, error, delay (ms)

@@ -1,4 +1,4 @@
--- uses: clock rows answers
+-- uses: clock index rows answers
 -- End the lease on rows: they are due again after a delay. Their due time has come, or they could not be leased.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, now (ms, or empty), token, delay (ms), id of each row

@@ -1,4 +1,4 @@
--- uses: rows answers
+-- uses: index rows answers
 -- Put the next messages into rows that were published: each is due at its time, and under no lease.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, token; for each row its id, due at (ms), packed row

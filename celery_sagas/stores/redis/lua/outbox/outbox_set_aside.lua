@@ -1,4 +1,4 @@
--- uses: rows
+-- uses: index rows
 -- Take rows that cannot be read out of the order in which rows are due. They stay in the outbox, for operators.
 -- KEYS: outbox, due, leases, failures, index
 -- ARGV: token, id of each row

@@ -1,4 +1,4 @@
--- Outgoing rows. Expects KEYS[1] to [5]: outbox, due, leases, failures, index.
+-- Outgoing rows. Expects index; KEYS[1] to [5]: outbox, due, leases, failures, index.
 -- A row begins with: <due at> <digest of the deciding message> <1 if it ends with its instance> <bytes of instance id>
 local outbox, due, leases, failures, index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
@@ -10,11 +10,6 @@ local function check_rows()
   redis.call('HLEN', failures)
   redis.call('ZCARD', index)
 end
-
--- What the index has about each row: the prefix of the deciding message, then the row's id; if it ends with its instance, the
--- instance's prefix, then the digest of the deciding message, a colon, and the row's id.
-local function of_cause(digest) return 'c:' .. digest .. ':' end
-local function of_instance(id) return 'i:' .. #id .. ':' .. id .. ':' end
 
 -- The first and the last member of the index under a prefix, which ends in a colon; a semicolon follows the colon.
 local function range_of(prefix) return '[' .. prefix, '(' .. string.sub(prefix, 1, -2) .. ';' end

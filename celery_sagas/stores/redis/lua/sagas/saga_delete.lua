@@ -1,4 +1,4 @@
--- uses: clock journal many rows removal effects instance key_list alternate_keys
+-- uses: clock journal many index outgoing rows removal effects instance key_list alternate_keys
 -- Commit the end of the instance that was found: it, its keys, and the rows that end with it.
 -- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, locks, keys of its saga
 -- ARGV: as parts/effects.lua says; id, version that was found, owner, $key=<key>; 4 for each row

@@ -1,4 +1,4 @@
--- uses: clock journal many rows effects instance key_list alternate_keys
+-- uses: clock journal many index outgoing rows effects instance key_list alternate_keys
 -- Commit a new instance.
 -- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, locks, keys of its saga,
 --   keys of each former name

@@ -1,4 +1,4 @@
--- uses: clock journal many rows effects
+-- uses: clock journal many index outgoing rows effects
 -- Commit a journal entry and rows without an instance.
 -- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed
 -- ARGV: as parts/effects.lua says; 4 for each row
