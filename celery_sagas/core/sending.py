@@ -45,7 +45,7 @@ class Sending:
             ids: The ids drawn for its members before; else they are drawn now.
         """
         if self.closed:
-            raise MisuseError("send() was called after the step had ended", "Call it while the step runs")
+            raise MisuseError(f"send() was called after {self.step} had ended", "Call it while that runs")
         message = self.serialize(signature, iter(ids).__next__ if ids else self.next_id)
         if due_at is not None:
             if message.due_at:

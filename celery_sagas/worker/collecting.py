@@ -11,10 +11,12 @@ from uuid import uuid4
 
 from celery.canvas import Signature
 
+from celery_sagas.core.aggregators.batch import Batch, sender_of
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.sending import Sending, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
+from celery_sagas.engine.aggregators.sending import BatchMessages
 from celery_sagas.engine.instance import attach, key_of
 from celery_sagas.engine.session import Session
 from celery_sagas.errors import InvalidState, MisuseError
@@ -48,7 +50,7 @@ class CollectedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Collected:
-    """The effects of handlers beside changes of the state, since the state was made."""
+    """The effects of handlers beside changes of the state, since the state was made; or the messages of a batch."""
 
     messages: tuple[CollectedMessage, ...]  #: of ``send``, ``gather`` and ``publish``, in the order of the calls
     #: Of ``schedule``, by name; one without a name is known by its id. Of a series, the first.
@@ -56,12 +58,16 @@ class Collected:
     completed: bool  #: whether ``complete`` was called
 
 
-def collected(state: State) -> Collected:
+def collected(state: State | Batch[Any]) -> Collected:
     """Return the messages of the handlers that a test has called on a state: ``place.handler(order, …); collected(order)``.
+
+    Likewise those of an aggregator's function that a test has called on a batch: ``store.handler(batch); collected(batch)``.
 
     Raises:
         MisuseError: No handler was called on it.
     """
+    if isinstance(state, Batch):
+        return Collected(tuple(map(_read, _messages_of(state).sent)), {}, completed=False)
     context = state._context
     if context is None or context.sending is None or not context.collects:
         raise MisuseError(f"no handler was called on this {type(state).__name__}", "Call step.handler(state, …) first")
@@ -90,6 +96,13 @@ def handler_of(step: StepDefinition) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return handler
+
+
+def _messages_of(batch: Batch[Any]) -> BatchMessages:
+    sender = sender_of(batch)
+    if not isinstance(sender, BatchMessages) or sender.store is not None:
+        raise MisuseError("no function was called on this batch", "Call aggregator.handler(batch) first")
+    return sender
 
 
 def _argument(signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery_sagas.core.delays import Delay
 from celery_sagas.core.ids import derived_id, row_id, time_ordered_id
 from celery_sagas.core.sending import SerializedMessage
+from celery_sagas.core.signatures import Piped, SignatureOf
 from celery_sagas.engine.session import Session as MessageSession
 from celery_sagas.errors import InvalidMessage, MisuseError
 from celery_sagas.stores.ports import shared_of
@@ -18,7 +19,6 @@ from celery_sagas.worker.headers import is_name
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from celery_sagas.worker.serialization import as_json, serialized
 from celery_sagas.worker.sessions import current_session, new_message_id
-from celery_sagas.worker.targets import Piped, SignatureOf
 from celery_sagas.worker.timeouts import due_time, waiting
 
 if TYPE_CHECKING:

@@ -32,6 +32,10 @@ class Order(Saga, correlate_by="order_id"):
     order_id: str
 
 
+@Order.starts
+def begin(order: Order, order_id: str) -> None: ...
+
+
 @aggregator(size=100, within=timedelta(seconds=5), group_by="device_id")
 def store(batch: Batch[Reading]) -> None:
     for reading in batch:
@@ -45,6 +49,13 @@ def store(batch: Batch[Reading]) -> None:
     assert_type(batch.group, str)
     assert_type(batch.unresolved_count, int)
     assert_type(batch.rejected, dict[int, str])
+    assert_type(batch.send(begin.s("42"), after=timedelta(hours=1)), str)
+    batch.send(begin.si("42"), after=1.5)
+    batch.send(numbers.s(5))
+    batch.send(begin)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    batch.send("begin")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    batch.send(begin.s("42"), after="1h")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    batch.send(begin.s("42"), then=begin)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 @aggregator(

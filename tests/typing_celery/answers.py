@@ -7,7 +7,7 @@ from typing import Any, TypedDict, assert_type
 from celery import chain, shared_task, signature
 from celery.canvas import Signature
 
-from celery_sagas import Gathered, Message, Saga
+from celery_sagas import Batch, Gathered, Message, Saga
 
 
 class Receipt(Message):
@@ -131,6 +131,15 @@ def answers(order: Order) -> None:
     order.send(cash_receipt.s("42"), then=receipt_came)
     order.send(cash_receipt.s("42"), then=receipt_came_perhaps)
     order.send(nothing.s("42"))
+
+
+def batches(batch: Batch[str]) -> None:
+    assert_type(batch.send(text.s("42"), after=5), str)
+    batch.send(text.si("42").set(queue="slow"))
+    batch.send(chain(text.s("42"), text.s()))
+    batch.send(text.s("42") | text.s())
+    batch.send(signature("shop.text", args=("42",)))
+    batch.send(text)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def unknown_answers(order: Order, found: "Signature[Any]") -> None:

@@ -1,9 +1,12 @@
 """``Batch``: the argument of an aggregator's function."""
 
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from celery_sagas.core.aggregators.rules import Reason
+from celery_sagas.core.delays import Delay
+from celery_sagas.core.signatures import Piped, SignatureOf
+from celery_sagas.errors import MisuseError
 
 ItemT = TypeVar("ItemT")
 
@@ -11,11 +14,18 @@ ItemT = TypeVar("ItemT")
 REASON_CHARACTERS = 2_000
 
 
+class Sender(Protocol):
+    """Sends the messages of a batch."""
+
+    def send(self, signature: object, after: Delay | None) -> str:
+        """Encode a message now, to be sent if the items are removed; return its id."""
+
+
 class Batch(Sequence[ItemT], Generic[ItemT]):
     """Items of one group, in the order in which they were buffered; never empty.
 
-    When the function returns, the items that it has not rejected are removed from the buffer. When it raises, they go back to the
-    buffer and are flushed again.
+    When the function returns, the items that it has not rejected are removed from the buffer, and its messages are sent. When it
+    raises, they go back to the buffer and are flushed again, and nothing is sent.
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         #: How many items of the group this code cannot read; they are not in the batch.
         self.unresolved_count = unresolved_count
         self._rejected: dict[int, str] = {}
+        self._sender: Sender | None = None
 
     @overload
     def __getitem__(self, index: int) -> ItemT: ...
@@ -73,6 +84,32 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         """
         self._rejected[self._position_of(item)] = str(reason)[:REASON_CHARACTERS]
 
+    def send(self, signature: SignatureOf[Any] | Piped, *, after: Delay | None = None) -> str:
+        """Send a message: stored with the removal of the batch's items, published right after it, or not at all.
+
+        It is sent if and only if the items are removed, at least once and then under the same id. A function that raises sends
+        nothing; it runs again, and sends under other ids.
+
+        Args:
+            signature: A signature of one task, or a chain. It is encoded now: later changes of its arguments have no effect. A
+                ``countdown`` or ``eta`` in its options has the effect of ``after``.
+            after: How long it waits in the backend, not in the broker; a ``timedelta`` or seconds.
+
+        Returns:
+            The message's id; for a chain, its last task's.
+
+        Raises:
+            TypeError: It is a group or a chord, or not a signature.
+            InvalidMessage: It cannot be encoded as JSON, or is larger than ``saga_max_state_bytes``; or its task does not accept
+                these arguments.
+            MisuseError: No function runs on this batch; or it sends more than 1,000 messages, or more bytes in all than 8 times
+                ``saga_max_state_bytes``.
+            ConfigurationError: The backend stores no messages with a removal.
+        """
+        if self._sender is None:
+            raise MisuseError("send() was called on a batch of no flush", "In a test, call aggregator.handler(Batch([…]))")
+        return self._sender.send(signature, after)
+
     @property
     def rejected(self) -> dict[int, str]:
         """The reasons of the items that were rejected, by their positions."""
@@ -84,3 +121,13 @@ class Batch(Sequence[ItemT], Generic[ItemT]):
         if not found:
             raise ValueError("the item is none of this batch")
         return next((position for position in found if position not in self._rejected), found[0])
+
+
+def attach(batch: Batch[Any], sender: Sender) -> None:
+    """Have a batch send its messages through a sender."""
+    batch._sender = sender
+
+
+def sender_of(batch: Batch[Any]) -> Sender | None:
+    """Return what sends a batch's messages, if a function was given it."""
+    return batch._sender

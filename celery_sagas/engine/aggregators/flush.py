@@ -1,23 +1,28 @@
-"""One run of a flush: claim → function → remove, or release. No item is removed before the function has received it."""
+"""One run of a flush: claim → function → remove, then publish; or release.
+
+No item is removed before the function has received it, and nothing that it sends is published before the removal has stored it.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from celery_sagas.core.aggregators.batch import Batch
+from celery_sagas.core.aggregators.batch import Batch, attach
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.core.aggregators.rules import Reason, Rules, allowed
 from celery_sagas.core.ids import derived_id
 from celery_sagas.core.names import storable
 from celery_sagas.engine.aggregators.renewal import Renewal
+from celery_sagas.engine.aggregators.sending import BatchMessages, SendTerms, sends_of
 from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, dead_letter_of
+from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.errors import InvalidMessage, ItemRejected, LeaseLost, StoreError, StoreUnavailable
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Item, Snapshot
-from celery_sagas.stores.records import DeadLetter
+from celery_sagas.stores.records import DeadLetter, Sends
 from celery_sagas.stores.shared import SharedTransaction
 
 logger = logging.getLogger("celery_sagas")
@@ -76,16 +81,26 @@ class Flush:
     call: Callable[..., Any]  #: calls the function with a batch, and with the session of a transaction, if there is one
     ask: Callable[[str], object]  #: requests another flush of a group
     judge: Callable[[Exception, int], FlushVerdict]  #: evaluates an error, given the attempts of the first item
+    terms: SendTerms
+    dispatcher: Dispatcher  #: of the store's backend: publishes what the function sends
     time_limit_s: float | None = None  #: of the run
     begin: Callable[[], SharedTransaction] | None = None  #: begins the transaction that the function shares with the removal
     token: str = field(default_factory=lambda: uuid4().hex)
+    _messages: BatchMessages = field(init=False)
+    _stored: Sends | None = field(default=None, init=False)  #: what the function has sent, once it is stored
+    _shared: SharedTransaction | None = field(default=None, init=False)  #: of the function, if it has one
+    _called_at: float = field(default=0.0, init=False)  #: when the store was called for it: the lease on the rows began later
+
+    def __post_init__(self) -> None:
+        self._messages = BatchMessages(self.definition.name, self.token, self.terms, self.store)
 
     def execute(self) -> Flushed:
         """Flush a batch, if the trigger has fired.
 
         Raises:
-            LeaseLost: Another flush has claimed the items: nothing was removed.
+            LeaseLost: Another flush has claimed the items: nothing was removed, nor sent.
             StoreError: The store is away; the claimed items become free when their lease ends.
+            Exception: Raised by a task that was sent and runs inline; the items are removed.
         """
         snapshot = self.store.claim(self.rules, self.group, self.token)
         if snapshot is None:
@@ -93,7 +108,11 @@ class Flush:
         with Renewal(self._renew, self.rules.lease_ms / 1000, self.time_limit_s, self._subject):
             if snapshot.is_more:
                 self.ask(self.group)
-            return self._reject_exhausted(snapshot) if self._is_exhausted(snapshot) else self._run(snapshot)
+            flushed = self._reject_exhausted(snapshot) if self._is_exhausted(snapshot) else self._run(snapshot)
+        if self._stored is not None:
+            at_once = [row for row in self._stored.outgoing if not row.due_at]  # a relay publishes what is due later
+            self.dispatcher.dispatch(at_once, self._called_at)
+        return flushed
 
     def _run(self, snapshot: Snapshot) -> Flushed:
         items, values, unread = self._read(snapshot)
@@ -109,79 +128,64 @@ class Flush:
             reason=cast("Reason", snapshot.reason),
             unresolved_count=snapshot.unresolved + len(unread),
         )
-        shared = self.begin() if self.begin else None
+        attach(batch, self._messages)
+        self._shared = self.begin() if self.begin else None
         try:
-            return self._run_on(batch, snapshot, items, unread, flushed, shared)
+            return self._run_on(batch, snapshot, items, unread, flushed)
         finally:
-            if shared is not None:
-                shared.close()
+            self._close_shared()
 
-    def _run_on(
-        self,
-        batch: Batch[Any],
-        snapshot: Snapshot,
-        items: list[Item],
-        unread: list[int],
-        flushed: Flushed,
-        shared: SharedTransaction | None,
-    ) -> Flushed:
+    def _run_on(self, batch: Batch[Any], snapshot: Snapshot, items: list[Item], unread: list[int], flushed: Flushed) -> Flushed:
         try:
-            result = self._call(batch, shared)
+            with self._messages.running():
+                result = self._call(batch)
             rejections = self._rejections(items, batch)
-            if shared is not None:
-                self._commit(shared, rejections, unread)
-                return replace(flushed, rejections=rejections, result=result)
+            if self._shared is not None:  # the errors of its commit are those of the run: the function's rows are gone
+                self._remove(rejections, unread)
         except LeaseLost:
             raise
         except Exception as exc:
-            return self._fail(snapshot, items, self._rejections(items, batch), unread, replace(flushed, error=exc), shared)
-        self._remove(rejections, unread)
+            return self._fail(snapshot, items, self._rejections(items, batch), unread, replace(flushed, error=exc))
+        if self._shared is None:
+            self._remove(rejections, unread)
         return replace(flushed, rejections=rejections, result=result)
 
-    def _call(self, batch: Batch[Any], shared: SharedTransaction | None) -> Any:
-        if shared is None:
+    def _call(self, batch: Batch[Any]) -> Any:
+        """Call the function; in a transaction, have the database check what it has written."""
+        if self._shared is None:
             return self.call(batch)
-        result = self.call(batch, shared.handle)
-        shared.flush()
+        result = self.call(batch, self._shared.handle)
+        self._shared.flush()
         return result
 
-    def _commit(self, shared: SharedTransaction, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
-        """Remove the items in the function's transaction, and commit that: once, since a second one would be without its rows."""
-        how: Any = {"rejected": _dead_letters(rejections), "unreadable": unread}
-        if shared.commit(lambda backend: backend.aggregates.remove(self.rules, self.group, self.token, **how)):
-            self.ask(self.group)
+    def _close_shared(self) -> None:
+        """Undo the transaction, unless it was committed."""
+        if self._shared is not None:
+            self._shared.close()
 
     def _fail(
-        self,
-        snapshot: Snapshot,
-        items: list[Item],
-        rejections: tuple[Rejection, ...],
-        unread: list[int],
-        flushed: Flushed,
-        shared: SharedTransaction | None,
+        self, snapshot: Snapshot, items: list[Item], rejections: tuple[Rejection, ...], unread: list[int], flushed: Flushed
     ) -> Flushed:
         error = cast("Exception", flushed.error)
-        verdict = self._verdict(error, items[0].attempts, shared)
+        verdict = self._verdict(error, items[0].attempts)
         if verdict.is_done:
-            if shared is None:
-                self._remove(rejections, unread)
-            else:
-                self._commit(shared, rejections, unread)
+            self._remove(rejections, unread)
             return replace(flushed, rejections=rejections, is_settled=True)
-        if shared is not None:
-            shared.close()  # it may have locked what the release changes
+        self._close_shared()  # it may have locked what the release changes
         if verdict.is_counted and self._was_last(snapshot):
             rejections = (self._rejection(items[0], error),)
         is_released = self._release(rejections, unread, verdict)  # also if all items were rejected: the group pauses
         return replace(flushed, rejections=rejections if is_released else (), delay_s=verdict.delay_s)
 
-    def _verdict(self, error: Exception, attempts: int, shared: SharedTransaction | None) -> FlushVerdict:
-        """Return the consequences of an error; one of the database says nothing about the items."""
-        if shared is not None and shared.is_conflict(error):
+    def _verdict(self, error: Exception, attempts: int) -> FlushVerdict:
+        """Return the consequences of an error; in a transaction, one of the database says nothing about the items."""
+        shared = self._shared
+        if shared is None:
+            return self.judge(error, attempts)
+        if shared.is_conflict(error):
             return FlushVerdict(is_counted=False)
-        verdict = self.judge(error, attempts)
-        is_about_store = shared is not None and (isinstance(error, StoreError) or shared.loss_of(error) is not None)
-        return replace(verdict, is_counted=False) if is_about_store else verdict
+        verdict, is_away = self.judge(error, attempts), isinstance(error, StoreError) or shared.loss_of(error) is not None
+        return replace(verdict, is_counted=False) if is_away else verdict
 
     def _was_last(self, snapshot: Snapshot) -> bool:
         """Return whether this was the last attempt of an item, alone in its batch."""
@@ -225,24 +229,43 @@ class Flush:
         return items, values, unread
 
     def _remove(self, rejections: Sequence[Rejection], unread: Sequence[int]) -> None:
-        """Remove the items and end the lease; while the store is away, retry for half of the lease."""
-        deadline, attempts, dead_letters = time.monotonic() + self.rules.lease_ms / 2000, 0, _dead_letters(rejections)
+        """Remove the items and end the lease, and store what was sent."""
+        how: dict[str, Any] = {"rejected": _dead_letters(rejections), "unreadable": unread}
+        if self._messages.sent:
+            how["sends"] = sends_of(self._messages, self.store.new_id(self.rules, self.group), self.dispatcher)
+        needs_flush = self._commit(how) if self._shared is not None else self._insist(how)
+        self._stored = None if needs_flush is None else how.get("sends")
+        if needs_flush:
+            self.ask(self.group)
+
+    def _commit(self, how: Mapping[str, Any]) -> bool:
+        """Remove the items in the function's transaction, and commit that: once, since a second one would lack its rows."""
+        assert self._shared is not None  # noqa: S101
+        self._called_at = self.dispatcher.clock()
+        return bool(self._shared.commit(lambda backend: backend.aggregates.remove(self.rules, self.group, self.token, **how)))
+
+    def _insist(self, how: Mapping[str, Any]) -> bool | None:
+        """Remove the items; while the store is away, retry for half of the lease.
+
+        Returns:
+            Whether another flush must be requested; ``None`` if the first attempt may have removed them, and its answer was lost.
+            Then a relay publishes what was stored with it.
+        """
+        deadline, attempts = time.monotonic() + self.rules.lease_ms / 2000, 0
         while True:
+            self._called_at = self.dispatcher.clock()
             try:
-                needs_flush = self.store.remove(self.rules, self.group, self.token, rejected=dead_letters, unreadable=unread)
-                break
+                return self.store.remove(self.rules, self.group, self.token, **how)
             except LeaseLost:
                 if not attempts:
                     raise
                 logger.info("%s: the first attempt to remove its items may have done so, its answer was lost", self._subject)
-                return
+                return None
             except StoreUnavailable:
                 attempts += 1
                 if time.monotonic() + _PAUSE_S > deadline:
                     raise
             time.sleep(_PAUSE_S)
-        if needs_flush:
-            self.ask(self.group)
 
     def _release(self, rejections: Sequence[Rejection], unread: Sequence[int], verdict: FlushVerdict) -> bool:
         """Release the items and end the lease; return whether the store did so."""

@@ -16,6 +16,7 @@ from celery_sagas.core.functions import check_spelling
 from celery_sagas.core.registry import registry
 from celery_sagas.errors import DefinitionError
 from celery_sagas.worker.aggregators.client import AggregatorClient, BufferedItem
+from celery_sagas.worker.aggregators.collecting import collecting
 from celery_sagas.worker.aggregators.tasks import BufferTask, install_aggregator
 from celery_sagas.worker.celery_internals import current_app, finalised_apps, on_finalise_last
 from celery_sagas.worker.proxy import TaskProxy
@@ -174,11 +175,15 @@ class Aggregator(TaskProxy, Generic[ItemT]):
         """
         return _buffered(self).flush(group)
 
-    if TYPE_CHECKING:
+    @property
+    def handler(self) -> Callable[..., Any]:
+        """The plain function, to be called with ``Batch([…])`` in a test.
 
-        @property
-        def handler(self) -> Callable[..., Any]:
-            """The plain function, to be called with ``Batch([…])`` in a test."""
+        What it sends with the batch does not leave the process: ``celery_sagas.testing.collected(batch)`` returns it.
+        """
+        return collecting(object.__getattribute__(self, "_definition"))
+
+    if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Return an attribute of the Celery task."""

@@ -6,11 +6,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from celery import Celery
+
 from celery_sagas.core.aggregators.definition import AggregatorDefinition
 from celery_sagas.engine.aggregators.buffering import buffer
+from celery_sagas.engine.aggregators.sending import SendTerms
 from celery_sagas.errors import PublishError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.worker.runtime import Runtime
+from celery_sagas.worker.serialization import serialized
+from celery_sagas.worker.timeouts import due_time, waiting
 
 logger = logging.getLogger("celery_sagas")
 
@@ -68,6 +73,17 @@ def publish_flush(runtime: Runtime, definition: AggregatorDefinition, groups: Se
         _in_turn(publish)
     else:
         publish()
+
+
+def send_terms_of(app: Celery, state_bytes: int) -> SendTerms:
+    """Return what the functions of an app's aggregators send messages with.
+
+    Args:
+        app: The app.
+        state_bytes: The maximum size of a message.
+    """
+    serialize = functools.partial(serialized, app, max_bytes=state_bytes)
+    return SendTerms(serialize, lambda after: waiting(due_time(after)), state_bytes)
 
 
 class _Turns(threading.local):

@@ -23,7 +23,7 @@ from celery_sagas.errors import InvalidMessage, StoreError
 from celery_sagas.stores.items import NewItem
 from celery_sagas.stores.ports import shared_of
 from celery_sagas.stores.shared import SharedTransaction
-from celery_sagas.worker.aggregators.flushes import add_items, ask, ask_for_the_rest
+from celery_sagas.worker.aggregators.flushes import add_items, ask, ask_for_the_rest, send_terms_of
 from celery_sagas.worker.celery_internals import time_limit_s
 from celery_sagas.worker.durable import DurableTask, add_durable_task, bearing, free_name
 from celery_sagas.worker.failures.dead_letters import announce
@@ -189,6 +189,8 @@ def _flush(task: FlushTask, group: str) -> Flushed:
         call=_caller(task, group),
         ask=functools.partial(ask, runtime, definition),
         judge=functools.partial(_judge, task),
+        terms=send_terms_of(task.app, runtime.settings.max_state_bytes),
+        dispatcher=runtime.dispatcher_of(runtime.batches),
         time_limit_s=time_limit_s(task),
         begin=_beginning(runtime, definition),
     )

@@ -8,12 +8,17 @@ from typing import Any
 from celery_sagas.core.aggregators.batch import Batch
 from celery_sagas.core.aggregators.definition import AS_JOURNAL, AggregatorDefinition, define_aggregator
 from celery_sagas.core.aggregators.rules import Rules
+from celery_sagas.core.delays import seconds_of
 from celery_sagas.core.message import Message
+from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.aggregators.flush import Flush, Flushed, FlushVerdict
+from celery_sagas.engine.aggregators.sending import SendTerms
+from celery_sagas.engine.outbox.dispatch import Dispatcher
 from celery_sagas.stores.aggregates import AggregateStore
 from celery_sagas.stores.items import Addition, Item, NewItem
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import DeadLetter
+from tests.engine.conftest import GRACE_S, Recorder
 
 NAME = "shop.collect"
 #: How long a lease lasts, and a flush request.
@@ -63,6 +68,16 @@ def payload(id: str, celsius: object = 20) -> str:
     return json.dumps({"device": id, "celsius": celsius})
 
 
+def _serialize(message: object, next_id: Callable[[], str]) -> SerializedMessage:
+    """Encode what is sent, which is a JSON value here: the task's name, and perhaps a text."""
+    id = next_id()
+    return SerializedMessage(id, id, str(message), json.dumps(message))
+
+
+#: A delay is taken for a due time.
+TERMS = SendTerms(_serialize, lambda after: int(seconds_of("after", after)), state_bytes=1_000)
+
+
 class Interposed(AggregateStore):
     """A real store, before whose operations something else happens: a rival's call, or a failure."""
 
@@ -77,6 +92,9 @@ class Interposed(AggregateStore):
 
     def insert(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("insert", *args, **kwargs)
+
+    def new_id(self, rules: Rules, group: str) -> str:
+        return self.inner.new_id(rules, group)
 
     def claim(self, *args: Any, **kwargs: Any) -> Any:
         return self._call("claim", *args, **kwargs)
@@ -143,6 +161,8 @@ class Collector:
         self.attempts: list[int] = []  #: those that the judge was told of
         self.work: Callable[[Batch[Reading]], Any] = lambda batch: None
         self.verdict = FlushVerdict(delay_s=5.0)
+        self.publisher = Recorder()
+        self.dispatcher = Dispatcher(self.backend.outbox, self.publisher, GRACE_S)
 
     @property
     def rules(self) -> Rules:
@@ -156,7 +176,8 @@ class Collector:
 
     def flush(self, token: str | None = None) -> Flushed:
         """Run one flush."""
-        flush = Flush(self.store, self.definition, self.rules, self.group, self._call, self.asked, self._judge)
+        calls = (self._call, self.asked, self._judge)
+        flush = Flush(self.store, self.definition, self.rules, self.group, *calls, TERMS, self.dispatcher)
         return (flush if token is None else replace(flush, token=token)).execute()
 
     def claim(self, token: str = "a rival") -> list[str]:

@@ -100,6 +100,12 @@ def open_shop(app: Celery) -> Any:
                 batch.reject(reading, "below zero")
         flushed.append([reading.kwh for reading in batch])
 
+    @aggregator(name="bills", size=2, group_by="order_id")
+    def bills(batch: Batch[Paid]) -> None:
+        for paid in batch:
+            batch.send(on_paid.s(paid))
+        batch.send(mail.s(batch.group), after=HOUR)
+
     flushed: list[list[float]] = []
     ran: list[str] = []
 

@@ -356,6 +356,16 @@ class TestAround:
         harness.advance(SECOND)
         assert shop.flushed[1:] == [[4]]
 
+    def test_aggregator_sends_with_the_removal_of_its_items(self, harness: SagaHarness, shop: Any) -> None:
+        """At once, and later."""
+        for _ in range(2):
+            shop.bills.add(shop.Paid(order_id="42"))
+        harness.run()
+        harness.assert_state(shop.Invoice, "42", sent=2)
+        assert shop.ran == []
+        harness.advance(timedelta(hours=1))
+        assert shop.ran == ["mail 42"]
+
     def test_rejected_item_is_a_dead_letter(self, harness: SagaHarness, shop: Any) -> None:
         shop.readings.add(shop.Reading(meter="m", kwh=-1))
         harness.advance(5 * SECOND)
@@ -501,6 +511,18 @@ class TestCrash:
         assert shop.flushed == [[1, 2, 3]]  # outside of the backend
         harness.advance(5 * timedelta(minutes=1))
         assert shop.flushed == [[1, 2, 3]] * 2
+        assert harness.is_quiet
+
+    @pytest.mark.parametrize("point", POINTS)
+    def test_what_a_batch_sends_is_handled_once(self, harness: SagaHarness, shop: Any, point: Any) -> None:
+        """Wherever the process ends that flushes it."""
+        for _ in range(2):
+            harness.send(shop.bills, shop.Paid(order_id="42"))
+            harness.deliver()
+        harness.deliver(crash=point)
+        harness.advance(DAY)
+        harness.assert_state(shop.Invoice, "42", sent=2)
+        assert shop.ran == ["mail 42"]
         assert harness.is_quiet
 
     @pytest.mark.parametrize("point", POINTS)

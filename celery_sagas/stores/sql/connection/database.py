@@ -88,11 +88,11 @@ class SqlSession:
     def begin(self) -> None:
         """Begin a transaction."""
         self._is_open = True
-        self._execute(self._database.dialect.begin)
+        self.execute(self._database.dialect.begin)
 
     def end(self, how: str) -> None:
         """End the transaction with ``COMMIT`` or ``ROLLBACK``."""
-        self._execute(how)
+        self.execute(how)
         self._is_open = False
 
     def recover(self) -> bool:
@@ -112,9 +112,10 @@ class SqlSession:
 
     def _run(self, build: Build, shape: Shape, values: Values) -> DBAPICursor:
         statement = self._database.statement(build, shape)
-        return self._execute(statement.text, statement.bind(values))
+        return self.execute(statement.text, statement.bind(values))
 
-    def _execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
+    def execute(self, text: str, *parameters: dict[str, object]) -> DBAPICursor:
+        """Run the text of a statement."""
         self._database.observe(text)
         self._sent = text, parameters
         self._cursor.execute(text, *parameters)

@@ -16,11 +16,8 @@ _SCHEMA_LOCK = 7_235_423_791
 _ISOLATION = "ISOLATION LEVEL READ COMMITTED"
 #: A plan may be made while a table is nearly empty, and stay in use when it has a million rows, until their statistics come:
 #: a table scan, or a sort, is quick at first, and slow afterwards. Every statement in a transaction has its index.
-_BEGIN_POSTGRESQL = "; ".join(
-    (
-        f"BEGIN {_ISOLATION}",
-        *(f"SET LOCAL enable_{way} = off" for way in ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")),
-    )
+_PLAN_POSTGRESQL = "; ".join(
+    f"SET LOCAL enable_{way} = off" for way in ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")
 )
 
 
@@ -38,6 +35,7 @@ class SqlDialect:
     begin_shared: str  #: empty where the driver begins a transaction with its first statement
     lock_schema: tuple[str, ...]
     unlock_schema: tuple[str, ...]
+    plan: str = ""  #: has the statements that follow in a transaction use our indexes
     #: Queries the size in bytes from which the server refuses a statement, which may look as if the connection was lost.
     statement_limit: str = ""
 
@@ -123,8 +121,9 @@ DIALECTS: Mapping[str, SqlDialect] = {
         on_connect=_set_up_postgresql,
         on_connect_shared=_set_up_nothing,
         has_clock=True,
-        begin=_BEGIN_POSTGRESQL,
+        begin=f"BEGIN {_ISOLATION}; {_PLAN_POSTGRESQL}",
         begin_shared="",
+        plan=_PLAN_POSTGRESQL,
         lock_schema=(
             f"BEGIN {_ISOLATION}",
             "SET LOCAL statement_timeout = 0",

@@ -49,7 +49,10 @@ class JoinedDatabase(StatementRunner):
             return work(self.session)
 
     def in_transaction(self, work: Callable[[SqlSession], T]) -> T:
-        """Run work, once."""
+        """Run work, once: the last of the transaction, so that what it sets for itself concerns no statement of the function."""
+        plan = self._outside.dialect.plan
+        if plan:
+            self.run(lambda session: session.execute(plan))
         return self.run(work)
 
     def fetch(self, build: Build, shape: Shape, values: Values) -> list[Row]:
