@@ -48,6 +48,7 @@ class RelayThread:
         self._app = app
         self._interval_s = runtime.settings.relay_interval
         self._relays: list[Relay] = []
+        self._count = len(runtime.backends)  #: two may have one URL, without what is not shown of it
         self._failures = 0  #: failed sweeps since the last successful one
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
@@ -87,7 +88,7 @@ class RelayThread:
     def _sweep(self) -> float:
         """Sweep each backend once; return the seconds to pause."""
         is_well = True
-        for number in range(len(self.tallies)):
+        for number in range(self._count):
             try:
                 is_well &= not self._relays_of(runtime_of(self._app))[number].sweep().error
             except Exception:

@@ -279,6 +279,18 @@ class TestSeveralBackends:
         assert [(each["url"], each["sent"]) for each in shown["other_backends"]] == [(batches.url, 1)]
         assert list(thread.tallies) == [sagas.url, batches.url]
 
+    def test_those_with_one_url_are_swept_both(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They differ in what is not shown, such as a password; and share a tally."""
+        sagas, batches = runtime_of(app).backends
+        monkeypatch.setattr(batches, "url", sagas.url)
+        for backend in (sagas, batches):
+            self.leave(app, backend)
+        thread = RelayThread(app)
+        thread.start()
+        wait_until(lambda: not sagas.outbox.count() + batches.outbox.count(), "empty outboxes")
+        wait_until(lambda: thread.tally.sent == 2, "a tally")
+        assert thread.stop(DEADLINE_S)
+
     def test_one_that_is_away_holds_up_no_other(
         self, app: Celery, thread: RelayThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
