@@ -11,7 +11,7 @@ from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load
 from celery_sagas.testing.batches import sends_of
 from celery_sagas.testing.clock import Clock
-from celery_sagas.testing.samples import HOUR, MINUTE
+from celery_sagas.testing.samples import HOUR, MINUTE, entry
 from tests.stores.redis.buffer_plays import RULES, addition, divided, empty_buffers
 from tests.stores.redis.catalogue import SHARD_KEYS
 from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, urls_of
@@ -288,6 +288,21 @@ class TestShards:
         assert backend.buffers.names() == ["agg"]
         assert backend.buffers.count("agg")[:2] == (30, 90)
         assert [each.group for each in backend.buffers.groups("agg", 9, after="group 11")] == groups[12:21]
+
+    def test_what_a_group_sends_lies_in_its_shard(self, backend: RedisBackend, groups: list[str], clock: Clock) -> None:
+        """It is found there by its id, by what has decided it, and when it is due."""
+        for group in groups:
+            assert backend.aggregates.claim(RULES, group, group)
+            sends = sends_of(backend, group, group=group, run=group, rules=RULES)._replace(owner="owner", grace_ms=MINUTE)
+            assert backend.aggregates.remove(RULES, group, group, sends=sends) is False
+            [row] = sends.outgoing
+            assert backend._placement.of_id(row.id) is backend._placement.of_group("agg", group)
+            assert backend.outbox.count_leased(entry(step="agg", message_id=group, attempt=row.id)) == 1
+        clock.advance(MINUTE + 1)
+        rows = backend.outbox.claim_due("relay", 99, MINUTE)
+        assert sorted(row.message_id for row in rows) == groups
+        assert backend.outbox.confirm("relay", [row.id for row in rows]) == len(groups)
+        assert backend.outbox.count() == 0
 
     def test_many_groups_take_one_trip_for_each_shard(self, backend: RedisBackend, groups: list[str]) -> None:
         trips = _trips(backend)
