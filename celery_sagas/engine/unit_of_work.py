@@ -6,8 +6,8 @@ interrupt it at any of them. An attempt without its ``Commit`` leaves behind at 
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -36,6 +36,7 @@ from celery_sagas.engine.instance import (
 )
 from celery_sagas.engine.outcomes import Kind, Missing, Outcome
 from celery_sagas.engine.session import Attempt, Delivery
+from celery_sagas.engine.sharing import call, undone_for_others
 from celery_sagas.errors import (
     InvalidMessage,
     InvalidState,
@@ -48,7 +49,6 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.operations import Begin, Commit, CountDelivery, Find, Lock, Operation, OutcomeOf
 from celery_sagas.stores.records import ID, KEY, Entry, Found, Handling, Lookup, Outgoing, Record
-from celery_sagas.stores.shared import SharedTransaction
 
 #: Why the answer of an instance that ends without a reply is dropped, if it comes late to a step that accepts no ``None``.
 NO_VALUE_LATE = "late, and without a value"
@@ -245,9 +245,9 @@ def _handle(
     with session.on_behalf_of(step.saga.name, context_of(state).view.id):
         yield from _check_deliveries(delivery)
         shared = (yield Begin(step.transaction)) if step.transaction is not None and instead is None else None
-        with _in_transaction(shared, step, context_of(state).view.key):
+        with nullcontext() if shared is None else undone_for_others(shared, step, context_of(state).view.key):
             with session.running(run.sending):
-                result = _call(delivery, state, arguments, shared) if instead is None else instead()
+                result = call(delivery, state, arguments, shared) if instead is None else instead()
             if leaves_in:
                 step.leave(state, context_of(state).view.key, status)
             _answer(run, state, result, is_born=record is None)
@@ -261,34 +261,6 @@ def _handle(
     handled, context = _handled(run, commit, result, is_new=record is None), context_of(state)
     is_more = context.cancelled or context.unbegun or context.compensated
     return _with_requests(handled, context) if is_more else handled
-
-
-def _call(delivery: Delivery, state: State, arguments: Mapping[str, Any], shared: SharedTransaction | None) -> Any:
-    """Call the handler; in a transaction, have the database check what it has written."""
-    step = delivery.step
-    if shared is None:
-        return delivery.call(step.function, state, **arguments)
-    result = delivery.call(step.function, state, **step.given(arguments, shared.handle))
-    shared.flush()
-    return result
-
-
-@contextmanager
-def _in_transaction(shared: SharedTransaction | None, step: StepDefinition, key: str) -> Iterator[None]:
-    """Tell errors of the database, which has undone a transaction or is lost, from those of the handler.
-
-    Raises:
-        RevisionConflict: It was undone in favour of another one: the handler runs again.
-        StoreUnavailable: The connection was lost.
-    """
-    try:
-        yield
-    except Exception as exc:
-        if shared is not None and shared.is_conflict(exc):
-            raise RevisionConflict(step.saga.name, key, "deadlock") from exc
-        if shared is not None and (loss := shared.loss_of(exc)) is not None:
-            raise loss from exc
-        raise
 
 
 def _with_requests(handled: Handled, context: StepContext) -> Handled:
