@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
+from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.items import Added, Addition, Rules, Snapshot
 from celery_sagas.stores.memory.aggregates import MemoryAggregateStore
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.sagas import MemorySagaStore
 from celery_sagas.stores.memory.state import Clock, MemoryState
-from celery_sagas.stores.records import Change, Effects, Found, Handling, Lookup, NewRecord, Record
+from celery_sagas.stores.records import Change, Effects, Found, Handling, Lookup, NewRecord, Outgoing, Record
+from celery_sagas.stores.shared import SharedTransaction, SharedTransactions
 
 T = TypeVar("T")
 
@@ -82,6 +84,24 @@ class WatchedBackend(MemoryBackend):
         self._state.lock = _Lock(crash)
         self.sagas = _WatchedSagas(self._state, clock, crash)
         self.aggregates = _WatchedAggregates(self._state, clock, crash)
+        self.shared: SharedTransactions = _NoTransactions()
+
+
+class _NoTransactions(SharedTransactions):
+    """Says what to do about steps and code that need a database."""
+
+    def _refuse(self) -> NoReturn:
+        problem = "a SagaHarness keeps everything in memory, and shares no transaction of a database"
+        raise ConfigurationError(problem, "Call step.handler(state, session, …), or test in eager mode on sqlite:///file")
+
+    def add(self, using: object, rows: Sequence[Outgoing], then: Callable[[str], object]) -> None:
+        self._refuse()
+
+    def check(self, kind: object) -> None:
+        """Accept it: other steps can be tested."""
+
+    def open(self, kind: object) -> SharedTransaction:
+        self._refuse()
 
 
 class _Lock:
