@@ -167,23 +167,20 @@ class Runtime:
                 raise ConfigurationError(problem, f"Set saga_journal_retention to at least {keep_s}, or shorten keep=")
 
     def _check_transactions(self) -> None:
-        """Refuse steps and aggregators whose transactions their backend does not share, and a database that does not send."""
-        for definition, backend, setting in self._in_transactions():
+        """Refuse steps and aggregators whose transactions their backend does not share, and an outbox that shares none."""
+        declared: list[tuple[StepDefinition | AggregatorDefinition, Backend, str]] = [
+            *((step, self.backend, "saga_backend") for step in registry.steps.values()),
+            *((each, self.batches, "saga_aggregator_backend, or saga_backend,") for each in registry.aggregators.values()),
+        ]
+        for definition, backend, setting in declared:
+            if definition.transaction is None:
+                continue
             try:
                 shared_of(backend, setting).check(definition.transaction)
             except ConfigurationError as exc:
                 raise ConfigurationError(f"{definition.name} has transaction=, but {exc.problem}", exc.remedy) from exc
         if self.settings.outbox_backend is not None:
             shared_of(self.outbox, "saga_outbox_backend")
-
-    def _in_transactions(self) -> Iterator[tuple[StepDefinition | AggregatorDefinition, Backend, str]]:
-        """Yield what has ``transaction=``, each with its backend, and the setting that names that."""
-        for step in registry.steps.values():
-            if step.transaction is not None:
-                yield step, self.backend, "saga_backend"
-        for aggregator in registry.aggregators.values():
-            if aggregator.transaction is not None:
-                yield aggregator, self.batches, "saga_aggregator_backend, or saga_backend,"
 
     def close(self) -> None:
         """Close every connection."""
