@@ -28,6 +28,7 @@ from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.sessions import current_session
+from tests.matrices import IS_SINGLE
 
 
 class NewApp(Protocol):
@@ -88,7 +89,7 @@ def eager(new_app: NewApp) -> Celery:
     return new_app(eager=True)
 
 
-@pytest.fixture(params=["task", "batch"])
+@pytest.fixture(params=["task"] if IS_SINGLE else ["task", "batch"])
 def worker(request: pytest.FixtureRequest, app: Celery) -> "Worker":
     """A worker of the app, that runs each message as a task, or hands it out in a batch first."""
     return Worker(app, is_batching=request.param == "batch")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import redis_servers, servers
+from tests import matrices, redis_servers, servers
 
 # Modules that assert for the tests: one that fails shows the values that it compared.
 pytest.register_assert_rewrite("tests.apps", "tests.benchmarks", "tests.integration")
@@ -24,6 +24,7 @@ LONGEST = frozenset({"integration", "example_project"})
 
 def pytest_configure(config: pytest.Config) -> None:
     """Under xdist find servers once, before the workers start: they inherit the variables, and share a server that is our own."""
+    config.addinivalue_line("markers", matrices.IN_TURN)
     if getattr(config.option, "numprocesses", None) and config.option.markexpr != "not server":
         for name in ("postgresql", "redis"):
             found = servers.find(name)
@@ -32,8 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before those are left out whose marks are not wanted
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that ask for a server, by a fixture or by a parameter; have those first that take long."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out whose turn it is not; mark the tests that ask for a server, by a fixture or a parameter; have long ones first."""
+    if left_out := set(matrices.left_out(items)):
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: LONGEST.isdisjoint(item.path.parts))
     for item in items:
         if isinstance(item, pytest.Function) and not SERVERS.isdisjoint(_asked_for(item)):

@@ -1,12 +1,14 @@
 """The engines, brokers and pools that a test runs on: enough for the suite to have each, or all of them in ``tox -e chaos``."""
 
-import os
 from itertools import product
+
+from tests.matrices import IS_FULL
+
+__all__ = ["BROKERS", "ENGINES", "IS_FULL", "matrix"]
 
 #: Each with transactions of its own kind.
 ENGINES = ("sqlite", "postgresql", "mariadb", "redis")
 BROKERS = ("rabbitmq", "redis")
-IS_FULL = os.environ.get("CELERY_SAGAS_TEST_MATRIX") == "full"
 
 
 def matrix(*rows: tuple[str, str]) -> list[tuple[str, str]]:

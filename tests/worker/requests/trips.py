@@ -18,14 +18,16 @@ from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Delivered, Worker, backend_of
 from tests.every_store import STORES
+from tests.matrices import in_turn
 
 HOUR = timedelta(hours=1)
 MONTH = timedelta(days=30)
 #: A Redis Cluster keeps pending maps as Redis does; and stores perform the operations of batches as their contract says.
+_STORE, _BATCH = in_turn("store", "url", "worker"), in_turn("batch", "url", "worker")
 PLACES = [
-    *((store, "task") for store in STORES if store != "redis_cluster"),
-    ("memory", "batch"),
-    ("postgresql", "batch"),
+    ("memory", "task"),
+    *(pytest.param(store, "task", marks=_STORE) for store in STORES if store not in ("memory", "redis_cluster")),
+    *(pytest.param(store, "batch", marks=_BATCH) for store in ("memory", "postgresql")),
 ]
 on_every_store = pytest.mark.parametrize(("url", "worker"), PLACES, indirect=True)
 
