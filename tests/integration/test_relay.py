@@ -34,7 +34,7 @@ def test_what_a_killed_worker_left_is_sent_by_another(
 ) -> None:
     """Although the message that decided it is done, and is never delivered again."""
     proxy = proxied(broker)
-    deployment = deploy("counters", broker, engine, saga_dispatch_grace=2)
+    deployment = deploy("counters", broker, engine, saga_dispatch_grace=2, saga_hand_over=0)
     deployment.settings["broker_read_url"] = deployment.broker
     deployment.settings["broker_write_url"] = proxy.url
     worker = deployment.start("prefork", 2).wait_ready()
