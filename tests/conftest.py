@@ -1,5 +1,6 @@
 """What every test may ask for: real servers, each with a database of its own for this test session."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -42,6 +43,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and not SERVERS.isdisjoint(_asked_for(item)):
             item.add_marker("server")
+
+
+def pytest_collection_finish() -> None:
+    """Have Python's collector of garbage look no more at what has been collected here, which stays until the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Forget where errors were raised that are parameters: they would keep what each of their tests has made, and grow."""
+    for value in item.callspec.params.values() if hasattr(item, "callspec") else ():
+        if isinstance(value, BaseException):
+            value.__traceback__ = value.__context__ = None
 
 
 def _asked_for(item: pytest.Function) -> Iterator[str]:
