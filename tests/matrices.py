@@ -16,6 +16,11 @@ IS_SINGLE = _SIZE == "single"
 IN_TURN = "in_turn(group, *names): a value of these parameters with which a test runs in its turn; see tests/matrices.py"
 
 
+def many(usual: int, full: int) -> int:
+    """Return of how many things each must hold: for a look that finds what it is to find in the first few, or for a long one."""
+    return full if IS_FULL else usual
+
+
 def in_turn(group: str, *names: str) -> pytest.MarkDecorator:
     """Mark one of a group of values of these parameters: with each set of the other ones, a test runs with one of the group."""
     return pytest.mark.in_turn(group, *names)

@@ -11,6 +11,7 @@ import pytest
 
 from celery_sagas.testing import SagaHarness
 from celery_sagas.testing.exploration import explore
+from tests.matrices import many
 
 EXAMPLE = Path(__file__).parents[2] / "example_project"
 ORDERS = EXAMPLE / "orders.py"
@@ -134,7 +135,7 @@ class TestExploration:
         explore(one_order, books_balance, examples=examples, faults=["repeat", "crash"], app=shop.app.app)
 
     def test_every_order_of_arrival_is_fine(self, shop: Any) -> None:
-        self.explore(shop, 200)
+        self.explore(shop, many(60, full=200))
 
     def test_finds_the_report_that_comes_too_early(self, shop: Any) -> None:
         without = '@Order.handles(by="tracking")'

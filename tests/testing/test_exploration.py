@@ -11,6 +11,7 @@ from celery_sagas import Failure, Saga
 from celery_sagas.testing.exploration import Invariant, Scenario, explore
 from celery_sagas.testing.harness.harness import SagaHarness
 from celery_sagas.testing.harness.timeline import ScenarioError
+from tests.matrices import many
 from tests.testing.harness.shop import open_shop
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -96,7 +97,7 @@ class TestOrder:
                 harness.assert_completed(parcels.Parcel, "p")
                 assert len({message.id for message in harness.assert_sent(parcels.ship, "p")}) == 1
 
-        explore(paid_and_packed, ships_once, examples=500)
+        explore(paid_and_packed, ships_once, examples=many(100, full=500))
 
 
 class TestTimeouts:

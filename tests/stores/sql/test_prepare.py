@@ -27,13 +27,13 @@ from tests.stores.sql.conftest import DATABASES
 from tests.waiting import PROGRAM_S
 
 #: Forks processes that have imported everything, so that they come to the database at once.
-_PREPARE_IN_TEN_PROCESSES = """
+_PREPARE_IN_FIVE_PROCESSES = """
 import os
 import sys
 from celery_sagas.stores.sql.backend import SqlBackend
 
 trigger, opened = os.pipe()
-for _ in range(10):
+for _ in range(5):
     if os.fork() == 0:
         os.close(opened)
         os.read(trigger, 1)  # until the parent has forked all of them, and closes it
@@ -42,7 +42,7 @@ for _ in range(10):
         backend.close()
         sys.exit()
 os.close(opened)
-print([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(10)])
+print([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(5)])
 """
 
 
@@ -74,10 +74,10 @@ def run(backend: SqlBackend, *statements: str) -> None:
 class TestSchema:
     """Tables and their layout."""
 
-    def test_ten_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
-        command = [sys.executable, "-c", _PREPARE_IN_TEN_PROCESSES, empty_url]
+    def test_five_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
+        command = [sys.executable, "-c", _PREPARE_IN_FIVE_PROCESSES, empty_url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
-        assert ended.stdout == f"{[0] * 10}\n", ended.stderr
+        assert ended.stdout == f"{[0] * 5}\n", ended.stderr
         empty.prepare(create_schema=False, processes=1)
         start(empty)
 
