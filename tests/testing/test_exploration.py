@@ -261,7 +261,7 @@ class TestLongHistories:
                 assert shop.flushed
                 assert shop.readings.count() == 0
 
-        explore(one_order, all_is_well, examples=60, lasts=30 * DAY)
+        explore(one_order, all_is_well, examples=many(20, full=60), lasts=30 * DAY)
 
 
 class TestRetries:
