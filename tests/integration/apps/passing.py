@@ -1,12 +1,10 @@
 """An aggregator that passes its items on to a saga, which notes each; a process may be killed around the removal of its items."""
 
-import os
-import signal
 from typing import Any
 
 from celery import signals
-from deployed import FOLDER, make_app, note
-from traps import set_trap
+from deployed import make_app
+from traps import die_if_told, set_trap
 
 from celery_sagas import Batch, Message, Saga, aggregator
 from celery_sagas.worker.runtime import runtime_of
@@ -35,17 +33,7 @@ def pass_on(batch: Batch[Numbered]) -> None:
         batch.send(arrive.s(group=item.group, number=item.number))
 
 
-def die_if_told(_: object, point: str) -> None:
-    """End this process as the kernel would, if the test asks one process to."""
-    try:
-        (FOLDER / point).unlink()
-    except FileNotFoundError:
-        return
-    note("killed", str(os.getpid()))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 @signals.worker_process_init.connect
 def arm(**_: Any) -> None:
     """Put the traps into this process's runtime."""
-    set_trap(runtime_of(app).batches.aggregates, "remove", "remove", lambda *rest: None, die_if_told)
+    set_trap(runtime_of(app).batches.aggregates, "remove", "remove", lambda *rest: None, lambda _, point: die_if_told(point))

@@ -1,0 +1,39 @@
+"""Rows that functions of users have written, in tables with the name of their deployment."""
+
+from sqlalchemy import create_engine, text
+
+from tests.integration.conftest import Deploy
+from tests.integration.deaths import VISIBILITY, has_ended
+from tests.integration.ledgers import SOON
+from tests.integration.worker import APPS, Deployment
+
+
+def deploy_rows(deploy: Deploy, app: str, engine: str, broker: str) -> Deployment:
+    """Deploy an app, and create its tables; on Redis with the transport that loses nothing when its worker is killed."""
+    settings = {"broker_transport_options": VISIBILITY} if broker == "redis" else {}
+    deployment = deploy(app, broker, engine, **SOON, **settings)
+    if broker == "redis":
+        deployment.settings["broker_read_url"] = f"sagas-{deployment.broker}"
+    deployment.script(APPS / "creating.py", app)
+    return deployment
+
+
+def have_die(deployment: Deployment, where: str) -> None:
+    """Have the next process die that comes there."""
+    (deployment.folder / where).touch()
+
+
+def has_died(deployment: Deployment, where: str, times: int) -> bool:
+    """Return whether so many processes have died there."""
+    died = [line.split(" ", 1) for line in deployment.noted("killed")]
+    return sum(at == where and has_ended(pid) for pid, at in died) >= times
+
+
+def numbers_in(deployment: Deployment, table: str) -> list[int]:
+    """Return the numbers in a table, in order."""
+    engine = create_engine(deployment.backend_url)
+    try:
+        with engine.connect() as connection:
+            return list(connection.execute(text(f"SELECT number FROM {deployment.name}_{table} ORDER BY number")).scalars())
+    finally:
+        engine.dispose()
