@@ -18,13 +18,20 @@ class Crew:
     """
 
     def __init__(
-        self, deployment: Deployment, chance: random.Random, queues: list[str], spare_last: bool, pause_s: float = PAUSE_S
+        self,
+        deployment: Deployment,
+        chance: random.Random,
+        queues: list[str],
+        spare_last: bool,
+        pause_s: float = PAUSE_S,
+        processes: int = 2,
     ) -> None:
         self._deployment = deployment
         self._chance = chance
         self._queues = queues
         self._spare_last = spare_last
         self._pause_s = pause_s
+        self._processes = processes  # of each
         self._workers = [self._start(queue) for queue in queues]
         #: The processes that were killed, with those of their pools.
         self.dead: set[int] = set()
@@ -57,4 +64,4 @@ class Crew:
         return True
 
     def _start(self, queue: str) -> Worker:
-        return self._deployment.start("prefork", 2, queue=queue, level="WARNING")
+        return self._deployment.start("prefork", self._processes, queue=queue, level="WARNING")

@@ -7,6 +7,9 @@ from tests.integration.deaths import VISIBILITY, has_ended
 from tests.integration.ledgers import SOON
 from tests.integration.worker import APPS, Deployment
 
+#: Where a process may be told to die that writes rows in a transaction of the library's, whose commit comes after its own write.
+POINTS = ("after insert", "before write", "after write", "after commit")
+
 
 def deploy_rows(deploy: Deploy, app: str, engine: str, broker: str) -> Deployment:
     """Deploy an app, and create its tables; on Redis with the transport that loses nothing when its worker is killed."""

@@ -81,3 +81,27 @@ def die_if_told(point: str) -> None:
         return
     note("killed", f"{os.getpid()} {point}")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def set_traps_of_transactions(backend: Any) -> None:
+    """Set traps where a function's transaction ends: before and after what the library writes in it, and after its commit."""
+    open_one = backend.shared.open
+
+    def open_trapped(kind: object) -> Any:
+        transaction = open_one(kind)
+        transaction.commit = functools.partial(_commit_trapped, transaction.commit)
+        return transaction
+
+    backend.shared.open = open_trapped
+
+
+def _commit_trapped(commit: Callable[[Callable[[Any], T]], T], operation: Callable[[Any], T]) -> T:
+    def operate(backend: Any) -> T:
+        die_if_told("before write")
+        written = operation(backend)
+        die_if_told("after write")
+        return written
+
+    answer = commit(operate)
+    die_if_told("after commit")
+    return answer
