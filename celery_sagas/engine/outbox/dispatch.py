@@ -20,6 +20,8 @@ logger = logging.getLogger("celery_sagas")
 ERROR_CHARACTERS = 2_000
 #: Rows of an earlier run to claim at once.
 _CLAIMED_AT_ONCE = 100
+#: Seconds for which plain code leaves what it has sent to relays, once the broker was away: each commit would wait for it.
+_LEFT_TO_RELAYS_S = 10.0
 #: How long rows that are a relay's are not claimed here again. Milliseconds.
 _LEFT_FOR_MS = 1_000
 
@@ -35,6 +37,7 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self.owner = uuid4().hex  #: the lease token of this process
+        self._left_to_relays_until = 0.0
         self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher)
 
     def dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float) -> None:
@@ -46,10 +49,11 @@ class Dispatcher:
         if rows:
             self._dispatch(rows, committed_at, is_waiting=False)
 
-    def _dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float, *, is_waiting: bool) -> None:
+    def _dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float, *, is_waiting: bool) -> list[str]:
+        """Publish rows; return the ids of those that stay in the outbox."""
         if self.publisher.inline:
             self._run_inline(rows)
-            return
+            return []
         until, left, published = committed_at + self.grace_s / 2, deque(rows), list[str]()
         try:
             if is_waiting or self._post(left, until):
@@ -58,8 +62,12 @@ class Dispatcher:
                 self._publish(left, until, published)
         finally:  # a time limit may strike between two messages
             self.confirmations.add(published)
-        if unsent := len(left) - len(published):
-            logger.warning("%d of %d committed messages stay in the outbox, the first is %s", unsent, len(rows), rows[0].task)
+        unsent = [row.id for row in left if row.id not in published]
+        if unsent:
+            logger.warning(
+                "%d of %d committed messages stay in the outbox, the first is %s", len(unsent), len(rows), rows[0].task
+            )
+        return unsent
 
     def _run_inline(self, rows: Sequence[OutgoingMessage]) -> None:
         self.confirmations.add_now([row.id for row in rows])
@@ -89,14 +97,17 @@ class Dispatcher:
     def dispatch_committed(self, cause: Entry) -> None:
         """Publish the due rows of a transaction that plain code has committed, unless a relay has claimed them first.
 
+        What the broker does not accept is released for relays. For a while after it was away they have all that is sent.
+
         Raises:
-            StoreError: They cannot be claimed. A relay publishes them.
+            StoreError: They cannot be claimed, or released. A relay publishes them.
             Exception: Raised by a task that runs inline.
         """
-        while True:
-            started = self.clock()
+        while (started := self.clock()) >= self._left_to_relays_until:
             rows = self.outbox.claim_due(self.owner, _CLAIMED_AT_ONCE, int(self.grace_s * 1000), cause)
-            self.dispatch(rows, started)
+            unsent = self._dispatch(rows, started, is_waiting=False) if rows else []
+            if unsent:
+                self.outbox.release(self.owner, unsent)
             if len(rows) < _CLAIMED_AT_ONCE:
                 return
 
@@ -111,7 +122,7 @@ class Dispatcher:
         try:
             self.publisher.post(self._written(rows, until))
         except PublishError as exc:
-            _warn(rows[0], exc)
+            self._note_away(rows[0], exc)
             return False
         return True
 
@@ -127,7 +138,7 @@ class Dispatcher:
             try:
                 published += self.publisher.publish_many(rows).confirmed
             except PublishError as exc:
-                _warn(rows[0], exc)
+                self._note_away(rows[0], exc)
                 return
         for row in [row for row in rows if row.id not in published]:
             if self.clock() > until:
@@ -136,12 +147,17 @@ class Dispatcher:
                 with probing(self.publisher):
                     self.publisher.publish(row)
             except PublishError as exc:
-                _warn(row, exc)
                 if exc.connection:
+                    self._note_away(row, exc)
                     break
+                _warn(row, exc)
                 self._fail(row, exc)
             else:
                 published.append(row.id)
+
+    def _note_away(self, row: OutgoingMessage, error: PublishError) -> None:
+        _warn(row, error)
+        self._left_to_relays_until = self.clock() + _LEFT_TO_RELAYS_S
 
     def _fail(self, row: OutgoingMessage, error: PublishError) -> None:
         """Record the failure of a row that cannot be published, and stop waiting for it."""

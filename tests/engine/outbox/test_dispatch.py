@@ -480,3 +480,65 @@ class TestPosting:
         dispatcher.close()
 
         assert backend.outbox.count() == 3
+
+
+class TestCommittedByPlainCode:
+    """Rows that a transaction of plain code has committed, under no lease."""
+
+    @pytest.fixture
+    def seconds(self) -> list[float]:
+        """The time, in seconds."""
+        return [1000.0]
+
+    @pytest.fixture
+    def dispatcher(self, backend: MemoryBackend, publisher: Recorder, seconds: list[float]) -> Dispatcher:
+        """A dispatcher without rows."""
+        return Dispatcher(backend.outbox, publisher, GRACE_S, clock=lambda: seconds[0])
+
+    @staticmethod
+    def commit(backend: MemoryBackend, *ids: str) -> Entry:
+        """Commit rows; return their cause."""
+        cause = entry()
+        rows = [Outgoing(id, "sent", f"id-{id}", "task", "{}") for id in ids]
+        backend.sagas.record(Effects(cause, tuple(rows)))
+        return cause
+
+    def test_are_published(self, backend: MemoryBackend, dispatcher: Dispatcher, publisher: Recorder) -> None:
+        ids = [f"{number:03}" for number in range(250)]
+        dispatcher.dispatch_committed(self.commit(backend, *ids))
+        assert publisher.ids == [f"id-{id}" for id in ids]
+        dispatcher.confirmations.flush()
+        assert backend.outbox.count() == 0
+
+    def test_of_another_transaction_stay(self, backend: MemoryBackend, dispatcher: Dispatcher, publisher: Recorder) -> None:
+        first, _ = self.commit(backend, "1"), self.commit(backend, "2")
+        dispatcher.dispatch_committed(first)
+        assert publisher.ids == ["id-1"]
+
+    def test_are_released_while_the_broker_is_away(
+        self, backend: MemoryBackend, dispatcher: Dispatcher, publisher: Recorder
+    ) -> None:
+        publisher.errors = [AWAY]
+        dispatcher.dispatch_committed(self.commit(backend, "1", "2"))
+        assert [row.id for row in backend.outbox.claim_due("relay", 10, 1_000)] == ["1", "2"]
+
+    def test_are_left_to_relays_for_a_while_after_that(
+        self, backend: MemoryBackend, dispatcher: Dispatcher, publisher: Recorder, seconds: list[float]
+    ) -> None:
+        publisher.errors = [AWAY]
+        dispatcher.dispatch_committed(self.commit(backend, "1"))
+        dispatcher.dispatch_committed(self.commit(backend, "2"))
+        assert publisher.ids == []
+        seconds[0] += 11
+        dispatcher.dispatch_committed(self.commit(backend, "3"))
+        assert publisher.ids == ["id-3"]
+
+    def test_one_that_is_refused_stops_no_other(
+        self, backend: MemoryBackend, dispatcher: Dispatcher, publisher: Recorder
+    ) -> None:
+        publisher.errors = [ALONE]
+        dispatcher.dispatch_committed(self.commit(backend, "1", "2"))
+        dispatcher.dispatch_committed(self.commit(backend, "3"))
+        assert publisher.ids == ["id-2", "id-3"]
+        (row,) = backend.outbox.claim_due("relay", 10, 1_000)
+        assert (row.id, row.attempts) == ("1", 1)
