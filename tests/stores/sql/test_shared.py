@@ -1,5 +1,6 @@
 """Transactions that a function's rows share with a commit of the library."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,11 @@ from celery_sagas.testing.batches import CLOSED, add, buffered
 from celery_sagas.testing.samples import by_id, change, claim, effects, entry, found, handled, new_record, outgoing, start, update
 from tests.servers import unique
 from tests.stores.sql.conftest import Open
+
+
+class Interrupted(Exception):
+    """Raised by a signal."""
+
 
 PAYMENT = plain_table("payment", named("id", String()), named("amount", Integer()))
 KINDS = (Session, Connection)
@@ -224,6 +230,35 @@ class TestSession:
         transaction.commit(lambda backend: backend.sagas.record(effects()))
         transaction.close()
         assert payments() == ["p"]
+
+
+class TestInterrupted:
+    """A function that is interrupted while it waits for the database, as by a soft time limit."""
+
+    def test_its_connection_is_not_used_again(self, sql: SqlBackend) -> None:
+        if sql.database.name == "sqlite":  # it waits for no reply
+            return
+        sleep = "SELECT pg_sleep(20)" if sql.database.name == "postgresql" else "SELECT SLEEP(20)"
+        transaction = sql.shared.open(Session)
+        connection = transaction.handle.connection().connection.dbapi_connection
+
+        def interrupt(*_: object) -> None:
+            raise Interrupted
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(Interrupted):
+                transaction.handle.execute(text(sleep))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            transaction.close()
+        for answer in (7, 8):
+            following = sql.shared.open(Session)
+            assert following.handle.connection().connection.dbapi_connection is not connection
+            assert following.handle.scalar(text(f"SELECT {answer}")) == answer
+            following.close()
 
 
 class TestConflicts:

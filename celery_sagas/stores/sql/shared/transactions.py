@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from celery_sagas.errors import ConfigurationError, MisuseError, StoreUnavailable
+from celery_sagas.errors import ConfigurationError, MisuseError, StoreError, StoreUnavailable
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.stores.shared import SharedTransaction, SharedTransactions
 from celery_sagas.stores.sql.connection.database import Database
@@ -60,22 +60,16 @@ class _SqlTransaction(SharedTransaction):
     def __init__(self, database: Database, engine: Engine, kind: Any) -> None:
         self._database = database
         self._is_over = False
-        self._closing = ExitStack()
-        self._closing.enter_context(database.held())
-        try:
+        with ExitStack() as opening:
+            opening.enter_context(database.held())
             with database.errors.translated():
-                self._connection = self._closing.enter_context(engine.connect())
+                self._connection = opening.enter_context(engine.connect())
                 self._transaction = self._connection.begin()
-            self.handle = self._connection if kind is Connection else self._new_session(kind)
-        except BaseException:
-            self._closing.close()
-            raise
-
-    def _new_session(self, kind: Any) -> Session:
-        """Return a session in whose hands a commit ends no more than a savepoint."""
-        session: Session = kind(bind=self._connection, join_transaction_mode="create_savepoint")
-        self._closing.callback(session.close)
-        return session
+            self.handle = self._connection
+            if kind is not Connection:  # in its hands a commit ends no more than a savepoint
+                self.handle = kind(bind=self._connection, join_transaction_mode="create_savepoint")
+                opening.callback(self.handle.close)
+            self._closing = opening.pop_all()
 
     def flush(self) -> None:
         if isinstance(self.handle, Session):
@@ -89,8 +83,9 @@ class _SqlTransaction(SharedTransaction):
     def commit(self, operation: Callable[[Any], T]) -> T:
         try:
             return self._commit(operation)
-        finally:
+        except StoreError:
             self._undo()
+            raise
 
     def _commit(self, operation: Callable[[Any], T]) -> T:
         self._check_open()
@@ -107,13 +102,11 @@ class _SqlTransaction(SharedTransaction):
         return result
 
     def _undo(self) -> None:
-        """Roll back what was not committed; what SQLAlchemy takes for ended, over the driver."""
-        if self._is_over:
-            return
-        self._is_over = True
-        rollback = self._transaction.rollback if self._transaction.is_active else self._connection.connection.rollback
-        with suppress(SQLAlchemyError, self._database.driver.Error):  # the connection is lost, and with it the transaction
-            self._end(rollback)
+        """Roll back what a commit that was refused has written."""
+        if not self._is_over:
+            self._is_over = True
+            with suppress(SQLAlchemyError):  # the connection is lost, and with it the transaction
+                self._end(self._transaction.rollback)
 
     def _end(self, end: Callable[[], None]) -> None:
         self._connection.info[ENDING] = True
@@ -123,9 +116,21 @@ class _SqlTransaction(SharedTransaction):
             self._connection.info.pop(ENDING, None)
 
     def close(self) -> None:
-        self._undo()
+        if not self._is_over:
+            self._abandon()
         with suppress(SQLAlchemyError):
             self._closing.close()
+
+    def _abandon(self) -> None:
+        """Close the connection of a function that has failed: it may have been interrupted while it waited for a reply.
+
+        The next one would be read as the reply to another statement.
+        """
+        self._is_over = True
+        with suppress(SQLAlchemyError, self._database.driver.Error):
+            if self._database.name == "sqlite":  # closing it ends no transaction that a cursor still refers to
+                self._connection.connection.rollback()
+            self._connection.invalidate()
 
     def is_conflict(self, error: BaseException) -> bool:
         origin = error.orig if isinstance(error, DBAPIError) else error.__cause__ if isinstance(error, StoreUnavailable) else None
