@@ -25,6 +25,15 @@ def test_ddl_is_printed_without_connecting(app: Celery, url: str, words: list[st
     assert "secret" not in result.output
 
 
+def test_tables_have_the_names_of_the_options(app: Celery) -> None:
+    """In the schema, which comes first."""
+    app.conf.update(saga_backend="postgresql://nowhere/x", saga_backend_options={"schema": "orders", "table_prefix": "shop_"})
+    result = run(app, "schema")
+
+    assert result.output.startswith("CREATE SCHEMA IF NOT EXISTS orders;")
+    assert "CREATE TABLE orders.shop_saga_instance (" in result.output
+
+
 def test_of_another_backend(app: Celery) -> None:
     """Than the app's."""
     result = run(app, "schema", "--backend", "sqlite://")

@@ -61,13 +61,12 @@ class SqlBackend(Backend):
         return f"SqlBackend({self.url!r})"
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
-        location = self.database.location
         with self.database.connect() as connection:
-            warnings = CHECKS[self.database.name](connection)
-            prepare_schema(connection, self.database.dialect, location, create=create_schema)
+            warnings = CHECKS[self.database.name](connection, self.database.names)
+            prepare_schema(connection, self.database, create=create_schema)
         with suppress(ConfigurationError, StoreError):  # without it nothing is sent in transactions of users
             identity_of(self.database)
-        if location.in_memory and processes > 1:
+        if self.database.location.in_memory and processes > 1:
             raise UnsafeBackend(
                 f"{self.url} is one process's memory, and the worker runs {processes} processes",
                 "Let saga_backend name a file (sqlite:////path/to/file), or run the worker with --pool=threads or --pool=solo",
@@ -104,7 +103,7 @@ class SqlBackend(Backend):
         return note_app(self.database, name)
 
     def schema(self) -> str:
-        return ddl(self.database.location)
+        return ddl(self.database.location, self.database.names)
 
     def close(self) -> None:
         self.shared.close()

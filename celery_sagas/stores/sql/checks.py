@@ -6,6 +6,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.stores.sql.connection.names import Names
 from celery_sagas.stores.sql.tables import metadata
 
 #: Older servers have no ``SKIP LOCKED``.
@@ -13,7 +14,7 @@ _OLDEST_MYSQL = (8, 0, 1)
 _OLDEST_MARIADB = (10, 6)
 
 
-def _check_postgresql(connection: Connection) -> list[str]:
+def _check_postgresql(connection: Connection, names: Names) -> list[str]:
     settings = connection.exec_driver_sql(
         "SELECT current_setting('transaction_read_only'), current_setting('synchronous_commit'), current_setting('fsync')"
     )
@@ -28,7 +29,7 @@ def _check_postgresql(connection: Connection) -> list[str]:
     return warnings
 
 
-def _check_mysql(connection: Connection) -> list[str]:
+def _check_mysql(connection: Connection, names: Names) -> list[str]:
     _check_mysql_version(connection)
     settings = connection.exec_driver_sql("SELECT @@read_only, @@log_bin, @@binlog_format, @@innodb_flush_log_at_trx_commit")
     read_only, log_bin, binlog_format, flush = settings.one()
@@ -39,7 +40,7 @@ def _check_mysql(connection: Connection) -> list[str]:
             "the server runs with binlog_format=STATEMENT, which allows no writes under READ COMMITTED",
             "Set binlog_format=ROW on it",
         )
-    _check_table_engines(connection)
+    _check_table_engines(connection, names)
     if flush == 1:
         return []
     return [f"The server runs with innodb_flush_log_at_trx_commit={flush}: a crash loses commits of the last second."]
@@ -54,20 +55,23 @@ def _check_mysql_version(connection: Connection) -> None:
         raise ConfigurationError(f"the server is {name} {'.'.join(map(str, version))}", f"Use {name} {numbers} or later")
 
 
-def _check_table_engines(connection: Connection) -> None:
+def _check_table_engines(connection: Connection, names: Names) -> None:
     """Refuse tables of ours that were created with, or converted to, an engine without transactions."""
     tables = connection.exec_driver_sql(
-        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND engine <> 'InnoDB'"
+        "SELECT table_name, engine FROM information_schema.tables "
+        "WHERE table_schema = COALESCE(%(schema)s, DATABASE()) AND engine <> 'InnoDB'",
+        {"schema": names.schema or None},
     )
+    ours = {names.of(name) for name in metadata.tables}
     for table, engine in tables:
-        if table in metadata.tables:
+        if table in ours:
             raise UnsafeBackend(
                 f"the table {table} has the engine {engine}, which knows no transactions",
                 f"Run ALTER TABLE {table} ENGINE=InnoDB",
             )
 
 
-def _check_sqlite(connection: Connection) -> list[str]:
+def _check_sqlite(connection: Connection, names: Names) -> list[str]:
     """Try to write: SQLite has no other check for a read-only file."""
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
@@ -85,7 +89,7 @@ def _read_only(why: str) -> ConfigurationError:
 
 
 #: By database: refuses a server that cannot keep the promise, and returns warnings about one that may not.
-CHECKS: Mapping[str, Callable[[Connection], list[str]]] = {
+CHECKS: Mapping[str, Callable[[Connection, Names], list[str]]] = {
     "postgresql": _check_postgresql,
     "mysql": _check_mysql,
     "sqlite": _check_sqlite,

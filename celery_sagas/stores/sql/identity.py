@@ -26,7 +26,8 @@ def identity_of(database: Database) -> str:
         if database.fault_of(exc) is not Fault.NO_TABLE:
             raise
         remedy = "Start a worker, which creates it, or apply what `celery -A proj sagas schema` prints"
-        raise ConfigurationError(f"the table {table.name} is missing in {database.location.shown}", remedy) from exc
+        name = database.names.table(table).fullname
+        raise ConfigurationError(f"the table {name} is missing in {database.location.shown}", remedy) from exc
     ((id,),) = found
     return str(id)
 

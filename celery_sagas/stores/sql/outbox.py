@@ -14,6 +14,7 @@ from celery_sagas.stores.sql.connection.statements import (
     PREFIX,
     Build,
     Execution,
+    Shape,
     Values,
     bound,
     chunks,
@@ -42,7 +43,8 @@ class SqlOutbox(Outbox):
             claimed = self._database.fetch(_claim, (cause is not None,), values)
             rows = [row[:-1] for row in sorted(claimed, key=lambda row: (row[-1], row[0]))]
         else:
-            rows = self._database.in_transaction(lambda session: _lease_due(session, values, has_cause=cause is not None))
+            shape = (cause is not None, self._database.names.of(_BY_TIME))
+            rows = self._database.in_transaction(lambda session: _lease_due(session, shape, values))
         return [OutboxRow(*row) for row in rows]
 
     def confirm(self, token: str, ids: Sequence[str]) -> int:
@@ -132,15 +134,16 @@ def _count() -> Select[Any]:
     return select(func.count()).select_from(outbox).where(outbox.c.prefix == PREFIX)
 
 
-#: An index hint for MySQL, which may sort and lock all due rows if there are few. So a claim costs the same at any number.
-_BY_TIME = "FORCE INDEX (saga_outbox_available)"
+#: The index that MySQL is told to use, which may sort and lock all due rows if there are few. So a claim costs the same at any
+#: number.
+_BY_TIME = "saga_outbox_available"
 #: In the order of ``OutboxRow``'s fields.
 _ROW: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxRow._fields]
 
 
 def _claim(has_cause: bool) -> Update:
     """Lease due rows on PostgreSQL, which runs the part that chooses them once, so that the limit holds."""
-    due = _due(has_cause, outbox.c.id, outbox.c.available_at).cte("due")
+    due = _due(has_cause, _BY_TIME, outbox.c.id, outbox.c.available_at).cte("due")
     return (
         update(outbox)
         .where(outbox.c.prefix == PREFIX, outbox.c.id == due.c.id)
@@ -149,22 +152,28 @@ def _claim(has_cause: bool) -> Update:
     )
 
 
-def _lease_due(session: SqlSession, values: Values, *, has_cause: bool) -> list[Row]:
+def _lease_due(session: SqlSession, shape: Shape, values: Values) -> list[Row]:
     """Lease due rows on databases whose ``UPDATE`` returns nothing."""
-    rows = session.fetch(_due, (has_cause,), values)
+    rows = session.fetch(_due, shape, values)
     for ids in chunks([row[0] for row in rows]):
         session.change(_lease_rows, (len(ids),), {**values, **numbered("id", ids)})
     return rows
 
 
-def _due(has_cause: bool, *columns: ColumnElement[Any]) -> Select[Any]:
-    """Select due rows, the longest due first, and pass over those that another claim is about to lease."""
+def _due(has_cause: bool, by_time: str, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Select due rows, the longest due first, and pass over those that another claim is about to lease.
+
+    Args:
+        has_cause: Whether only those of one message are.
+        by_time: What the index by time is called in this database.
+        columns: What is selected of them; all of a row if left out.
+    """
     is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), has_time(outbox.c.available_at)]
     if has_cause:
         is_due += decided_by_cause()
     order = (outbox.c.available_at, outbox.c.id)
     due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(LIMIT).with_for_update(skip_locked=True)
-    return due if has_cause else due.with_hint(outbox, _BY_TIME, "mysql")
+    return due if has_cause else due.with_hint(outbox, f"FORCE INDEX ({by_time})", "mysql")
 
 
 def decided_by_cause() -> list[ColumnElement[bool]]:

@@ -20,7 +20,7 @@ def test_nothing_is_sorted(sql: SqlBackend, count: int) -> None:
         for number in range(count)
     )
     sql.sagas.record(Effects(Entry("alarm.set", "cause", "a", "handled", "alarm", "42", "i", 1, "{}"), rows))
-    statement = sql.database.statement(_due, (0,))
+    statement = sql.database.statement(_due, (False, sql.database.names.of("saga_outbox_available")))
     plan = explained(sql, statement.text, statement.bind({"limit": 500})).lower()
     assert "saga_outbox_available" in plan
     assert "sort" not in plan

@@ -12,6 +12,7 @@ from celery_sagas.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
 from celery_sagas.stores.sql.connection.location import locate
+from celery_sagas.stores.sql.connection.names import Names
 from celery_sagas.testing.samples import by_key
 
 _LOCATION = locate("postgresql://me:s3cret@host/shop")
@@ -36,6 +37,7 @@ def _translator(driver: object) -> SqlErrors:
         (psycopg.errors.AdminShutdown(), Fault.UNAVAILABLE),
         (psycopg.errors.ReadOnlySqlTransaction(), Fault.UNAVAILABLE),
         (psycopg.errors.UndefinedTable(), Fault.NO_TABLE),
+        (psycopg.errors.InsufficientPrivilege(), Fault.DENIED),
         (psycopg.OperationalError("connection refused"), Fault.UNAVAILABLE),
         (psycopg.InterfaceError("the connection is closed"), Fault.UNAVAILABLE),
     ],
@@ -64,6 +66,8 @@ def test_psycopg(error: Exception, fault: Fault) -> None:
         (pymysql.err.OperationalError(1290, "running with the --read-only option"), Fault.UNAVAILABLE),
         (pymysql.err.InterfaceError(0, ""), Fault.UNAVAILABLE),
         (pymysql.err.ProgrammingError(1146, "Table does not exist"), Fault.NO_TABLE),
+        (pymysql.err.OperationalError(1044, "Access denied for user to database"), Fault.DENIED),
+        (pymysql.err.OperationalError(1142, "CREATE command denied to user"), Fault.DENIED),
     ],
     ids=lambda value: str(value.args[0]) if isinstance(value, Exception) else value.name,
 )
@@ -86,6 +90,12 @@ def test_pymysql(error: Exception, fault: Fault) -> None:
 )
 def test_sqlite(error: Exception, fault: Fault) -> None:
     assert _translator(sqlite3).fault_of(error) is fault
+
+
+@pytest.mark.parametrize(("table", "fault"), [("shop_saga_key", Fault.NO_TABLE), ("saga_key", Fault.UNAVAILABLE)])
+def test_sqlite_tells_a_missing_table_by_its_name(table: str, fault: Fault) -> None:
+    translator = SqlErrors(sqlite3, locate("sqlite://"), Names(prefix="shop_"))  # type: ignore[arg-type]
+    assert translator.fault_of(sqlite3.OperationalError(f"no such table: {table}")) is fault
 
 
 @pytest.mark.parametrize("fault", [psycopg.errors.DeadlockDetected("deadlock"), psycopg.errors.UniqueViolation("taken")])

@@ -1,15 +1,17 @@
 """Making an SQL database ready, and refusing one that cannot keep the promise."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Table, create_engine, inspect
+from sqlalchemy import Connection, Inspector, Table, create_engine, inspect
 from sqlalchemy.exc import ProgrammingError
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
@@ -18,26 +20,31 @@ from celery_sagas.stores.sql import schema
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.connection.location import locate
+from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.schema import ddl
 from celery_sagas.stores.sql.tables import LAYOUT, metadata
 from celery_sagas.testing.batches import CLOSED, add
 from celery_sagas.testing.samples import by_key, found, start, update
 from tests import servers
+from tests.servers import unique
 from tests.stores.sql.conftest import DATABASES
 from tests.waiting import PROGRAM_S
 
 #: Forks processes that have imported everything, so that they come to the database at once.
 _PREPARE_IN_FIVE_PROCESSES = """
+import json
 import os
 import sys
 from celery_sagas.stores.sql.backend import SqlBackend
 
 trigger, opened = os.pipe()
-for _ in range(5):
+for number in range(5):
     if os.fork() == 0:
         os.close(opened)
         os.read(trigger, 1)  # until the parent has forked all of them, and closes it
-        backend = SqlBackend(sys.argv[1], prefix="", options={"busy_timeout": 240})  # for SQLite: until all others are done
+        url, *places = sys.argv[1:]
+        options = {"busy_timeout": 240, **json.loads(places[number % len(places)])}  # for SQLite: until all others are done
+        backend = SqlBackend(url, prefix="", options=options)
         backend.prepare(create_schema=True, processes=2)
         backend.close()
         sys.exit()
@@ -71,21 +78,26 @@ def run(backend: SqlBackend, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
 
+def prepare_in_five_processes(url: str, *places: dict[str, str]) -> None:
+    """Have five processes prepare a database at once, with these options in turn."""
+    command = [sys.executable, "-c", _PREPARE_IN_FIVE_PROCESSES, url, *map(json.dumps, places)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+    assert ended.stdout == f"{[0] * 5}\n", ended.stderr
+
+
 class TestSchema:
     """Tables and their layout."""
 
     def test_five_processes_create_it_at_once(self, empty_url: str, empty: SqlBackend) -> None:
-        command = [sys.executable, "-c", _PREPARE_IN_FIVE_PROCESSES, empty_url]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=False)
-        assert ended.stdout == f"{[0] * 5}\n", ended.stderr
+        prepare_in_five_processes(empty_url, {})
         empty.prepare(create_schema=False, processes=1)
         start(empty)
 
     def test_rival_creates_it_after_each_look(self, empty_url: str, empty: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         look, looks = schema._stored_layout, list[Layout | None]()
 
-        def look_before_a_rival(connection: Connection) -> Layout | None:
-            looks.append(look(connection))
+        def look_before_a_rival(connection: Connection, names: Names) -> Layout | None:
+            looks.append(look(connection, names))
             if len(looks) == 1:
                 monkeypatch.setattr(schema, "_stored_layout", look)
                 with closing(SqlBackend(empty_url, prefix="rival", options={})) as rival:
@@ -192,6 +204,125 @@ class TestSchema:
         another.close()
 
 
+@pytest.fixture
+def schemas(request: pytest.FixtureRequest, empty: SqlBackend) -> Iterator[tuple[str, str]]:
+    """The names of two schemas that are not there."""
+    names = unique("Orders"), unique("Stock")
+    yield names
+    if empty.database.name == "mysql":  # elsewhere they are a part of the database
+        run(empty, *(f"DROP SCHEMA IF EXISTS `{name}`" for name in names))
+
+
+@contextmanager
+def opened(empty: SqlBackend, **options: Any) -> Iterator[SqlBackend]:
+    """Open a backend on the same database with options; SQLite has no schemas."""
+    if empty.database.name == "sqlite":
+        options.pop("schema", None)
+    url = empty.database.location.url.render_as_string(hide_password=False)
+    with closing(SqlBackend(url, prefix="", options=options)) as backend:
+        yield backend
+
+
+def made(backend: SqlBackend) -> dict[str, str]:
+    """Return what the database says that the tables with the backend's prefix are made of, without that prefix."""
+    prefix, schema = backend.database.names.prefix, backend.database.names.schema or None
+    with backend.database.connect() as connection:
+        there = inspect(connection)
+        tables = [name for name in there.get_table_names(schema) if name.startswith(prefix)]
+        return {table.removeprefix(prefix): _parts(there, table, schema).replace(prefix, "") for table in tables}
+
+
+def _parts(there: Inspector, table: str, schema: str | None) -> str:
+    columns = [(column["name"], str(column["type"]), column["nullable"]) for column in there.get_columns(table, schema)]
+    indexes = [
+        (index["name"], index["column_names"], {name: str(value) for name, value in index.get("dialect_options", {}).items()})
+        for index in sorted(there.get_indexes(table, schema), key=itemgetter("name"))
+    ]
+    return f"{columns} {there.get_pk_constraint(table, schema)} {indexes} {there.get_unique_constraints(table, schema)}"
+
+
+only_servers = pytest.mark.parametrize("empty_url", ["postgresql", "mariadb"], indirect=True)
+
+
+class TestNames:
+    """Tables in a schema of their own, and under names of their own."""
+
+    def test_printed_statements_make_the_same_tables(self, empty: SqlBackend, schemas: tuple[str, str]) -> None:
+        first, second = schemas
+        with (
+            opened(empty, schema=first, table_prefix="Shop_") as created,
+            opened(empty, schema=second, table_prefix="b_") as printed,
+        ):
+            created.prepare(create_schema=True, processes=1)
+            run(printed, *(each for each in printed.schema().split(";\n") if each.strip()))
+            printed.prepare(create_schema=False, processes=1)
+            assert made(created) == made(printed)
+            assert made(created).keys() == metadata.tables.keys()
+            start(printed)
+
+    def test_two_apps_create_their_tables_in_one_schema_at_once(
+        self, empty_url: str, empty: SqlBackend, schemas: tuple[str, str]
+    ) -> None:
+        schema = {} if empty.database.name == "sqlite" else {"schema": schemas[0]}
+        shop, bank = ({**schema, "table_prefix": prefix} for prefix in ("Shop_", "bank_"))
+        prepare_in_five_processes(empty_url, shop, bank)
+        for options in (shop, bank):
+            with opened(empty, **options) as backend:
+                backend.prepare(create_schema=False, processes=1)
+                start(backend)
+
+    def test_printing_needs_no_server(self) -> None:
+        for name, quoted in (("postgresql", '"Orders".shop_saga_key'), ("mysql", "`Orders`.shop_saga_key")):
+            text = ddl(locate(f"{name}://"), Names(schema="Orders", prefix="shop_"))
+            assert text.startswith("CREATE SCHEMA IF NOT EXISTS")
+            assert f"CREATE TABLE {quoted} (" in text
+            assert text.count("saga_") == text.count("shop_saga_") + text.count("(saga_")
+        assert "SCHEMA" not in ddl(locate("postgresql://"), Names(prefix="shop_"))
+
+    @only_servers
+    def test_missing_schema_is_refused_if_it_is_not_to_be_created(self, empty: SqlBackend, schemas: tuple[str, str]) -> None:
+        problem = rf"{schemas[0]}\.saga_\* are missing.*celery -A proj sagas schema"
+        with opened(empty, schema=schemas[0]) as backend, pytest.raises(ConfigurationError, match=problem):
+            backend.prepare(create_schema=False, processes=1)
+
+    @only_servers
+    def test_schema_that_may_not_be_created(self, empty: SqlBackend, limited: str, schemas: tuple[str, str]) -> None:
+        """It may be used as soon as an administrator has created it."""
+        name, quote = schemas[0], "`" if empty.database.name == "mysql" else '"'
+        with closing(SqlBackend(limited, prefix="", options={"schema": name})) as backend:
+            with pytest.raises(ConfigurationError, match=f"{name} is missing in .* may not create it.*CREATE SCHEMA"):
+                backend.prepare(create_schema=True, processes=1)
+            run(empty, f"CREATE SCHEMA {quote}{name}{quote}")
+            rights = "ALL ON {}.*" if quote == "`" else "ALL ON SCHEMA {}"
+            run(empty, f"GRANT {rights.format(f'{quote}{name}{quote}')} TO {backend.database.location.url.username}")
+            backend.prepare(create_schema=True, processes=1)
+            start(backend)
+
+    @pytest.fixture
+    def limited(self, empty: SqlBackend) -> Iterator[str]:
+        """The URL of a user who may connect to the database, and no more."""
+        name, is_mysql = unique("limited"), empty.database.name == "mysql"
+        url = empty.database.location.url.set(username=name, password="limited")
+        if is_mysql:
+            database = f"`{url.database}`.*"
+            run(empty, f"CREATE USER {name} IDENTIFIED BY 'limited'", f"GRANT SELECT ON {database} TO {name}")
+        else:
+            run(empty, f"CREATE ROLE {name} LOGIN PASSWORD 'limited'")
+        yield url.render_as_string(hide_password=False)
+        run(empty, *([] if is_mysql else [f"DROP OWNED BY {name}"]), f"DROP USER {name}")
+
+    @pytest.mark.parametrize("empty_url", ["mariadb"], indirect=True)
+    def test_table_without_transactions(self, empty: SqlBackend, schemas: tuple[str, str]) -> None:
+        """Only among those of this app."""
+        run(empty, f"CREATE SCHEMA `{schemas[0]}`", f"CREATE TABLE `{schemas[0]}`.Shop_saga_outbox (id INT) ENGINE=MyISAM")
+        run(empty, "CREATE TABLE Shop_saga_key (id INT) ENGINE=MyISAM")
+        problem = "Shop_saga_outbox has the engine MyISAM"
+        with opened(empty, schema=schemas[0], table_prefix="Shop_") as backend, pytest.raises(ConfigurationError, match=problem):
+            backend.prepare(create_schema=True, processes=1)
+        with opened(empty, schema=schemas[0], table_prefix="bank_") as backend:
+            backend.prepare(create_schema=True, processes=1)
+
+
 class TestRefusals:
     """Backends that cannot keep the promise."""
 
@@ -239,7 +370,7 @@ class TestRefusals:
     )
     def test_mysql_server(self, settings: dict[str, Any], problem: str) -> None:
         with pytest.raises(ConfigurationError, match=problem):
-            CHECKS["mysql"](_mysql(**settings))
+            CHECKS["mysql"](_mysql(**settings), OURS)
 
     @pytest.mark.parametrize(
         ("options", "name"),
@@ -274,9 +405,9 @@ class TestWarnings:
         backend.close()
 
     def test_mysql_that_flushes_once_a_second(self) -> None:
-        (warning,) = CHECKS["mysql"](_mysql(flush=2))
+        (warning,) = CHECKS["mysql"](_mysql(flush=2), OURS)
         assert "innodb_flush_log_at_trx_commit=2" in warning
-        assert CHECKS["mysql"](_mysql()) == []
+        assert CHECKS["mysql"](_mysql(), OURS) == []
 
 
 def _mysql(
@@ -296,4 +427,4 @@ def _mysql(
             return settings
 
     dialect = SimpleNamespace(server_version_info=version, is_mariadb=is_mariadb)
-    return SimpleNamespace(dialect=dialect, exec_driver_sql=lambda _: Rows())
+    return SimpleNamespace(dialect=dialect, exec_driver_sql=lambda *_: Rows())

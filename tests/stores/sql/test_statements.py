@@ -1,5 +1,6 @@
 """What is compiled once, and for whom."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from celery_sagas.stores.sql import deliveries
 from celery_sagas.stores.sql.connection import statements
+from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.connection.statements import Statement, compile_statement
 
 
@@ -18,9 +20,9 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statements, "_compiled", {})
 
 
-def compiled(dialect: Any, prefix: str = "", clock: Any = None) -> Statement:
+def compiled(dialect: Any, prefix: str = "", clock: Any = None, names: Names = OURS) -> Statement:
     """Compile what counts a delivery."""
-    return compile_statement(deliveries._insert, (dialect.name,), dialect, prefix=prefix, clock=clock)
+    return compile_statement(deliveries._insert, (dialect.name,), dialect, prefix=prefix, clock=clock, names=names)
 
 
 def mysql(*, is_mariadb: bool) -> MySQLDialect_pymysql:
@@ -50,6 +52,19 @@ def test_each_database_has_its_clock() -> None:
 
 def test_each_kind_of_database_has_its_text() -> None:
     assert compiled(PGDialect_psycopg()).text != compiled(SQLiteDialect_pysqlite(paramstyle="named"), clock=lambda: 1).text
+
+
+def test_databases_share_the_text_if_their_tables_have_the_same_names() -> None:
+    choice = [OURS, Names(schema="orders"), Names(prefix="shop_"), Names(schema="orders", prefix="shop_")]
+    first, second = ([compiled(PGDialect_psycopg(), names=replace(names)).text for names in choice] for _ in "ab")
+    assert first == second
+    assert [text.split()[2] for text in first] == [
+        "saga_delivery",
+        "orders.saga_delivery",
+        "shop_saga_delivery",
+        "orders.shop_saga_delivery",
+    ]
+    assert len(statements._compiled) == len(choice)
 
 
 @pytest.mark.parametrize("is_mariadb_first", [False, True])

@@ -20,6 +20,7 @@ from celery_sagas.stores.sql.connection.connections import Connections, SqlConne
 from celery_sagas.stores.sql.connection.dialects import DIALECTS
 from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
 from celery_sagas.stores.sql.connection.location import SqlLocation
+from celery_sagas.stores.sql.connection.names import read_names
 from celery_sagas.stores.sql.connection.options import make_engine, read_options
 from celery_sagas.stores.sql.connection.statements import Build, Execution, Shape, Statement, Values, compile_statement, in_parts
 
@@ -183,6 +184,7 @@ class Database(StatementRunner):
         self.name = location.url.get_backend_name()
         self.dialect = DIALECTS[self.name]
         self.options = read_options(options, location)
+        self.names = read_names(self.options, self.name)  #: of the tables
         self.engine = make_engine(location, self.dialect, self.options)
         self.connections = Connections(self.engine, self.options["pool_recycle"])
         self.driver = self.engine.dialect.loaded_dbapi
@@ -191,7 +193,7 @@ class Database(StatementRunner):
         self.prefix = prefix
         #: Returns milliseconds since the epoch; ``None``: the server's clock is read in each statement.
         self.clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
-        self.errors = SqlErrors(self.driver, location)  #: translates those of the driver
+        self.errors = SqlErrors(self.driver, location, self.names)  #: translates those of the driver
         self._statements: dict[tuple[Build, Shape], Statement] = {}
         #: Each operation runs in it.
         self.gate: AbstractContextManager[object] = nullcontext()
@@ -205,7 +207,8 @@ class Database(StatementRunner):
         """Return a compiled statement; shapes are few, so that each is compiled once."""
         statement = self._statements.get((build, shape))
         if statement is None:
-            statement = compile_statement(build, shape, self.engine.dialect, prefix=self.prefix, clock=self.clock)
+            dialect, clock = self.engine.dialect, self.clock
+            statement = compile_statement(build, shape, dialect, prefix=self.prefix, clock=clock, names=self.names)
             self._statements[build, shape] = statement
         return statement
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 
 from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.sql.connection.location import SqlLocation
+from celery_sagas.stores.sql.connection.names import OURS, Names
 
 if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
     from sqlalchemy.engine.interfaces import DBAPIModule
@@ -23,6 +24,7 @@ class Fault(Enum):
     UNIQUE = auto()  #: something that was to be inserted is there already
     REFUSED = auto()  #: the values themselves: they would be refused again
     NO_TABLE = auto()  #: our tables were not created
+    DENIED = auto()  #: the user lacks the permission
     UNAVAILABLE = auto()  #: everything else
 
 
@@ -37,6 +39,9 @@ _FAULTS: Mapping[str | int | None, Fault] = {
     1213: Fault.LOCKED,  # deadlock
     "42P01": Fault.NO_TABLE,  # undefined table
     1146: Fault.NO_TABLE,  # no such table
+    "42501": Fault.DENIED,  # insufficient privilege
+    1044: Fault.DENIED,  # access to the database denied
+    1142: Fault.DENIED,  # command on the table denied
     "22": Fault.REFUSED,  # data exception
     "54": Fault.REFUSED,  # program limit exceeded: too long for an index
     1118: Fault.REFUSED,  # row too large, or too large for the redo log
@@ -47,7 +52,7 @@ _FAULTS: Mapping[str | int | None, Fault] = {
 #: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
 _ENCODING_ERRORS = (UnicodeError, OverflowError)
 
-_NO_TABLE = "it has no saga tables: start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
+_NO_TABLE = "it has no {}: start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
 
 _PATHS = "sqlite:///name is relative to the working directory, sqlite:////name is absolute"
 
@@ -55,9 +60,10 @@ _PATHS = "sqlite:///name is relative to the working directory, sqlite:////name i
 class SqlErrors:
     """Translates the errors of one driver at one location."""
 
-    def __init__(self, driver: DBAPIModule, location: SqlLocation) -> None:
+    def __init__(self, driver: DBAPIModule, location: SqlLocation, names: Names = OURS) -> None:
         self._driver = driver
         self._location = location
+        self._names = names
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -78,7 +84,8 @@ class SqlErrors:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self.text_of(error)}. Nothing was stored."
             )
-        return StoreUnavailable(self._location.shown, _NO_TABLE if fault is Fault.NO_TABLE else self._unavailable(error))
+        no_table = _NO_TABLE.format(self._names.shown)
+        return StoreUnavailable(self._location.shown, no_table if fault is Fault.NO_TABLE else self._unavailable(error))
 
     def _unavailable(self, error: Exception) -> str:
         folder = self._location.missing_folder
@@ -94,7 +101,7 @@ class SqlErrors:
             return fault
         if isinstance(error, self._driver.IntegrityError):
             return Fault.UNIQUE
-        if str(error).startswith("no such table: saga_"):  # SQLite has no number for it
+        if str(error).startswith(f"no such table: {self._names.of('saga_')}"):  # SQLite has no number for it
             return Fault.NO_TABLE
         return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
 

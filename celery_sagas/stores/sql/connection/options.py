@@ -19,6 +19,13 @@ DEFAULTS: Mapping[str, Any] = {
     "answer_timeout": 30,  # but SQLite: how long the server may be silent
     "busy_timeout": 5,  # SQLite only: how long to wait for another writer
     "connect_args": {},
+    "schema": "",  # but SQLite: the schema (MySQL: the database) of the tables; empty: that of the connection
+    "table_prefix": "",  # begins the name of every table, index and constraint
+}
+#: What the value of an option must be, unless it is a number.
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "connect_args": (Mapping, "a mapping"),
+    **dict.fromkeys(("schema", "table_prefix"), (str, "a text")),
 }
 #: In the ``info`` of a shared connection while the library ends its transaction.
 ENDING = "celery_sagas.ending"
@@ -34,13 +41,13 @@ def read_options(options: Mapping[str, object], location: SqlLocation) -> dict[s
         ConfigurationError: One is unknown, of the wrong type, or takes the control of transactions away.
     """
     connect_args = options.get("connect_args", {})
-    _check_type("connect_args", connect_args, Mapping)
+    _check_type("connect_args", connect_args)
     for given in (options, connect_args, location.url.query):
         _refuse_ours(given)
     if unknown := sorted(set(options) - set(DEFAULTS)):
         raise ConfigurationError(f"unknown option {', '.join(unknown)} of an SQL backend", f"Known are {', '.join(DEFAULTS)}")
-    for name in set(options) - {"connect_args"}:
-        _check_type(name, options[name], int | float)
+    for name in options:
+        _check_type(name, options[name])
     for name in ("connect_timeout", "answer_timeout"):
         if options.get(name, 1) <= 0:  # type: ignore[operator]
             raise ConfigurationError(f"the option {name} is {options[name]}", "Set it to more than 0 seconds")
@@ -55,9 +62,9 @@ def _refuse_ours(given: Any) -> None:
         )
 
 
-def _check_type(name: str, value: object, kind: Any) -> None:
+def _check_type(name: str, value: object) -> None:
+    kind, expected = _KINDS.get(name, (int | float, "a number"))
     if not isinstance(value, kind):
-        expected = "a mapping" if kind is Mapping else "a number"
         raise ConfigurationError(f"the option {name} must be {expected}, not of type {type(value).__name__}")
 
 

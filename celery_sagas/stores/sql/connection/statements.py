@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.tables import metadata
 
 #: Makes a statement of a certain shape: how many names it compares with, whether it writes outgoing rows, …
@@ -76,15 +77,19 @@ class Statement:
         return {**self.fixed, **values}
 
 
-def compile_statement(build: Build, shape: Shape, dialect: Dialect, *, prefix: str, clock: Callable[[], int] | None) -> Statement:
+def compile_statement(
+    build: Build, shape: Shape, dialect: Dialect, *, prefix: str, clock: Callable[[], int] | None, names: Names = OURS
+) -> Statement:
     """Compile a statement; without a clock it reads the server's.
 
-    What was compiled once serves all databases of the process that are of the same kind: compiling takes longer than running.
+    What was compiled once serves all databases of the process that are of the same kind, and whose tables have the same names:
+    compiling takes longer than running.
     """
-    key = (build, shape, *_kind_of(dialect), clock is None)
+    key = (build, shape, *_kind_of(dialect), names, clock is None)
     compiled = _compiled.get(key)
     if compiled is None:
-        compiler = build(*shape).compile(dialect=dialect, compile_kwargs={"server_clock": clock is None})  # type: ignore[attr-defined]
+        statement: Any = build(*shape)
+        compiler = statement.compile(dialect=names.used_by(dialect), compile_kwargs={"server_clock": clock is None})
         compiled = _compiled[key] = str(compiler), compiler.params
     text, parameters = compiled
     fixed = {name: value for name, value in parameters.items() if value is not None}

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Insert,
     Integer,
     String,
+    Table,
     Text,
     bindparam,
     case,
@@ -53,7 +54,7 @@ class Callers:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._insert = _insert_row(database.name, has_clock=database.clock is not None)
+        self._insert = _insert_row(database.names.table(outbox), database.name, has_clock=database.clock is not None)
         self._checked: WeakSet[Engine] = WeakSet()
 
     def add(self, using: object, rows: Sequence[Outgoing], then: Callable[[str], object]) -> None:
@@ -125,7 +126,7 @@ def _but_given(value: object) -> str:
     return f"not {name}: await session.run_sync(…), and give it the Session there" if name.startswith("Async") else f"not {name}"
 
 
-def _insert_row(database: str, *, has_clock: bool) -> Insert:
+def _insert_row(table: Table, database: str, *, has_clock: bool) -> Insert:
     """Insert an outgoing row of plain code: due at once, or when its time comes; under no lease."""
     clock: ColumnElement[int] = _given("now", BigInteger()) if has_clock else literal(SERVER_CLOCKS[database], BigInteger())
     due_at = _given("due_at", BigInteger())
@@ -137,7 +138,7 @@ def _insert_row(database: str, *, has_clock: bool) -> Insert:
         "step": literal(f"'{SEND}'", String()),
     }
     # with types that every driver takes as they are: ours would make bytes of texts on MySQL
-    rows = plain_table(outbox.name, *(named(name, _TYPES.get(name, String())) for name in columns))
+    rows = plain_table(table.name, *(named(name, _TYPES.get(name, String())) for name in columns), schema=table.schema)
     return insert(rows).values(columns)
 
 

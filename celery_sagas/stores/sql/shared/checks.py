@@ -23,11 +23,12 @@ def check_connection(connection: Connection, database: Database) -> None:
     kind, shown = connection.dialect.name, database.location.shown
     if kind not in _SAME_KIND.get(database.name, (database.name,)):
         raise ConfigurationError(f"the connection leads to {kind}, and the messages are kept in {shown}", _SAME_DATABASE)
-    if not inspect(connection).has_table(identity.name):
+    known = database.names.table(identity)
+    if not inspect(connection).has_table(known.name, known.schema):
         remedy = f"{_SAME_DATABASE}. If it does, start a worker there, or apply what `celery -A proj sagas schema` prints"
-        raise ConfigurationError(f"the database of the connection has no table {identity.name}", remedy)
+        raise ConfigurationError(f"the database of the connection has no table {known.fullname}", remedy)
     here = identity_of(database)  # first: it may have to be given
-    if _text(connection.execute(select(identity.c.id)).scalar()) != here:
+    if _text(connection.execute(select(known.c.id)).scalar()) != here:
         raise ConfigurationError(f"the connection leads to another database than {shown}", _SAME_DATABASE)
     _refuse_prepared_statements(connection)
 
