@@ -152,7 +152,7 @@ def test_state_is_kept_as_one_document_that_a_person_can_read(app: Celery, worke
 def _kept_data(backend: Backend) -> str:
     """Return what stands in the store for the state of its only instance."""
     if isinstance(backend, SqlBackend):
-        statement, values = text("SELECT data FROM saga_instance WHERE prefix = :prefix"), {"prefix": backend.database._prefix}
+        statement, values = text("SELECT data FROM saga_instance WHERE prefix = :prefix"), {"prefix": backend.database.prefix}
         with backend.database.connect() as connection:
             return str(connection.execute(statement, values).scalar_one())
     assert isinstance(backend, RedisBackend)
@@ -329,7 +329,7 @@ def test_key_that_is_left_behind_by_hand_makes_a_dead_letter(
 def _delete_by_hand(backend: Backend, instance_id: str, *, with_keys: bool = True) -> None:
     """Do what the runbook says, and nothing else; or forget the keys."""
     if isinstance(backend, SqlBackend):
-        values = {"prefix": backend.database._prefix, "id": instance_id}
+        values = {"prefix": backend.database.prefix, "id": instance_id}
         with backend.database.connect() as connection:
             connection.execute(text("BEGIN"))
             connection.execute(text("DELETE FROM saga_instance WHERE prefix = :prefix AND id = :id"), values)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, chain, group, shared_task
+from celery import Celery, chain, group
 from sqlalchemy import Connection, Engine, NullPool, String, create_engine, insert, select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -176,7 +176,7 @@ class TestSend:
             send(an_order().place.si(order_id="1"), using=session, id=id)
 
     def test_chain(self, app: Celery, worker: Worker, engine: Engine) -> None:
-        @shared_task
+        @app.task(shared=False)
         def number(text: str) -> str:
             return text
 
@@ -216,7 +216,7 @@ class TestSend:
     def test_redelivered_task_sends_under_the_same_id(self, app: Celery, worker: Worker, engine: Engine) -> None:
         order = an_order()
 
-        @shared_task
+        @app.task(shared=False)
         def buy(order_id: str) -> None:
             with Session(engine) as session, session.begin():
                 send(order.place.si(order_id=order_id), using=session)
@@ -396,7 +396,7 @@ class TestBatches:
                 raise Failing
             batch.send(counted.si("+".join(batch)))
 
-        @shared_task
+        @app.task(shared=False)
         def counted(what: str) -> None: ...
 
         return store

@@ -331,7 +331,7 @@ class TestDeadline:
 
 def sweep(app: Celery) -> Sweep:
     """Have a relay sweep that has just begun."""
-    return RelayThread(app)._relay_of(runtime_of(app)).sweep()
+    return RelayThread(app)._relays_of(runtime_of(app))[0].sweep()
 
 
 class TestRelay:
