@@ -194,16 +194,45 @@ class TestCommit:
 class TestSession:
     """What a session may do in the hands of a function."""
 
-    def test_its_commit_ends_a_savepoint(self, sql: SqlBackend, payments: Payments) -> None:
+    def test_its_commit_commits_nothing(self, sql: SqlBackend, payments: Payments) -> None:
         transaction = sql.shared.open(Session)
         pay(transaction, "p")
         transaction.handle.commit()
         pay(transaction, "q")
-        transaction.handle.rollback()
-        assert payments() == [] or sql.database.name == "sqlite"
+        assert payments() == []
+        transaction.commit(lambda backend: backend.sagas.record(effects()))
+        transaction.close()
+        assert payments() == ["p", "q"]
+
+    def test_its_commit_before_an_error_commits_nothing(self, sql: SqlBackend, payments: Payments) -> None:
+        transaction = sql.shared.open(Session)
+        pay(transaction, "p")
+        transaction.handle.commit()
+        transaction.close()
+        assert payments() == []
+
+    def test_its_savepoint_can_be_rolled_back(self, sql: SqlBackend, payments: Payments) -> None:
+        transaction = sql.shared.open(Session)
+        pay(transaction, "p")
+        with transaction.handle.begin_nested() as savepoint:
+            transaction.handle.execute(insert(PAYMENT).values(id="q", amount=1))
+            savepoint.rollback()
+        transaction.flush()
         transaction.commit(lambda backend: backend.sagas.record(effects()))
         transaction.close()
         assert payments() == ["p"]
+
+    def test_its_rollback_is_refused_at_the_end(self, sql: SqlBackend, payments: Payments) -> None:
+        line = entry()
+        transaction = sql.shared.open(Session)
+        pay(transaction, "p")
+        transaction.handle.rollback()
+        with pytest.raises(MisuseError, match="rollback"):
+            transaction.flush()
+        with pytest.raises(MisuseError, match="rollback"):
+            transaction.commit(lambda backend: backend.sagas.record(effects(line=line)))
+        transaction.close()
+        assert (payments(), handled(sql, line)) == ([], None)
 
     def test_class_of_the_users_own(self, sql: SqlBackend) -> None:
         class Own(Session):

@@ -66,8 +66,8 @@ class _SqlTransaction(SharedTransaction):
                 self._connection = opening.enter_context(engine.connect())
                 self._transaction = self._connection.begin()
             self.handle = self._connection
-            if kind is not Connection:  # in its hands a commit ends no more than a savepoint
-                self.handle = kind(bind=self._connection, join_transaction_mode="create_savepoint")
+            if kind is not Connection:  # whose commit commits nothing; a savepoint around it would cost a round trip
+                self.handle = kind(bind=self._connection, join_transaction_mode="rollback_only")
                 opening.callback(self.handle.close)
             self._closing = opening.pop_all()
 
@@ -105,8 +105,10 @@ class _SqlTransaction(SharedTransaction):
         """Roll back what a commit that was refused has written."""
         if not self._is_over:
             self._is_over = True
-            with suppress(SQLAlchemyError):  # the connection is lost, and with it the transaction
+            try:
                 self._end(self._transaction.rollback)
+            except SQLAlchemyError:  # the connection is lost, and with it the transaction
+                self._connection.invalidate()
 
     def _end(self, end: Callable[[], None]) -> None:
         self._connection.info[ENDING] = True
