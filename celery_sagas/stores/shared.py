@@ -48,7 +48,8 @@ class SharedTransaction(ABC):
 
         Raises:
             StoreError: What the operation would raise alone; or the commit failed. See ``is_conflict``.
-            MisuseError: The function has ended the transaction.
+            MisuseError: The function has ended the transaction, or has caught an error that has ended it.
+            Exception: A constraint of the user's, which is checked at the end, refuses the function's rows.
         """
 
     @abstractmethod

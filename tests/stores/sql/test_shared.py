@@ -158,6 +158,40 @@ class TestCommit:
         transaction.close()
         assert payments() == []
 
+    def test_error_that_the_function_has_caught(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
+        line = entry()
+        transaction = sql.shared.open(kind)
+        pay(transaction, "p")
+        with pytest.raises(IntegrityError):
+            transaction.handle.execute(insert(PAYMENT).values(id="p", amount=1))
+        if sql.database.name == "postgresql":  # there it has ended the transaction
+            with pytest.raises(MisuseError, match="begin_nested"):
+                transaction.commit(lambda backend: backend.sagas.record(effects(line=line)))
+        else:
+            transaction.commit(lambda backend: backend.sagas.record(effects(line=line)))
+        transaction.close()
+        assert (payments() == ["p"]) == (handled(sql, line) is not None) == (sql.database.name != "postgresql")
+
+    def test_commit_that_fails_undoes_all(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
+        """A constraint that is checked then; the connection is not used again."""
+        if sql.database.name != "postgresql":
+            return
+        line = entry()
+        transaction = sql.shared.open(kind)
+        connection = transaction.handle if kind is Connection else transaction.handle.connection()
+        driver = connection.connection.dbapi_connection
+        columns = "id VARCHAR(80) REFERENCES payment DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"CREATE TABLE child ({columns})"))
+        connection.execute(text("INSERT INTO child VALUES ('no such payment')"))
+        transaction.flush()
+        with pytest.raises(IntegrityError):
+            transaction.commit(lambda backend: backend.sagas.record(effects(line=line)))
+        transaction.close()
+        assert (payments(), handled(sql, line)) == ([], None)
+        following = sql.shared.open(Connection)
+        assert following.handle.connection.dbapi_connection is not driver
+        following.close()
+
     def test_function_cannot_commit(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
         transaction = sql.shared.open(kind)
         connection = transaction.handle if kind is Connection else transaction.handle.connection()

@@ -115,10 +115,15 @@ def _ended_transactions_refused() -> Iterator[None]:
     try:
         yield
     except (PendingRollbackError, DBAPIError) as exc:
-        if isinstance(exc, DBAPIError) and _ABORTED not in (getattr(exc.orig, name, "") for name in ("sqlstate", "pgcode")):
+        if isinstance(exc, DBAPIError) and not is_aborted(exc.orig):
             raise
         problem, remedy = "the transaction was ended by an earlier error, and nothing can be sent with it", "Roll it back first"
         raise MisuseError(problem, remedy) from exc
+
+
+def is_aborted(error: BaseException | None) -> bool:
+    """Return whether PostgreSQL refuses a statement since an earlier error has ended its transaction; by the driver's error."""
+    return _ABORTED in (getattr(error, name, "") for name in ("sqlstate", "pgcode"))
 
 
 def _but_given(value: object) -> str:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from celery_sagas.errors import ConfigurationError, MisuseError, StoreError, StoreUnavailable
@@ -15,7 +15,7 @@ from celery_sagas.stores.shared import SharedTransaction, SharedTransactions
 from celery_sagas.stores.sql.connection.database import Database
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.options import ENDED, ENDING, make_shared_engine
-from celery_sagas.stores.sql.shared.callers import Callers
+from celery_sagas.stores.sql.shared.callers import Callers, is_aborted
 from celery_sagas.stores.sql.shared.joined import JoinedBackend, JoinedDatabase
 
 T = TypeVar("T")
@@ -83,8 +83,11 @@ class _SqlTransaction(SharedTransaction):
     def commit(self, operation: Callable[[Any], T]) -> T:
         try:
             return self._commit(operation)
-        except StoreError:
+        except StoreError as exc:
             self._undo()
+            if is_aborted(exc.__cause__):
+                problem = "an error that the function has caught has ended the transaction"
+                raise MisuseError(problem, "Put what may fail into begin_nested()") from exc
             raise
 
     def _commit(self, operation: Callable[[Any], T]) -> T:
@@ -96,14 +99,22 @@ class _SqlTransaction(SharedTransaction):
         if joined.session.is_refused:
             raise StoreUnavailable(self._database.location.shown, "the transaction was undone")
         self._database.observe("COMMIT")
-        with self._database.errors.translated():
+        try:
             self._end(self._transaction.commit)
+        except IntegrityError:  # of a constraint of the user's, which is checked now
+            raise
+        except DBAPIError:
+            with self._database.errors.translated():
+                raise
         self._is_over = True
         return result
 
     def _undo(self) -> None:
         """Roll back what a commit that was refused has written."""
         if not self._is_over:
+            if not self._transaction.is_active:  # its commit has failed, and nobody knows where it stands
+                self._abandon()
+                return
             self._is_over = True
             try:
                 self._end(self._transaction.rollback)
@@ -124,9 +135,9 @@ class _SqlTransaction(SharedTransaction):
             self._closing.close()
 
     def _abandon(self) -> None:
-        """Close the connection of a function that has failed: it may have been interrupted while it waited for a reply.
+        """Close the connection: a function that has failed may have been interrupted while it waited for a reply.
 
-        The next one would be read as the reply to another statement.
+        That would be read as the reply to another statement.
         """
         self._is_over = True
         with suppress(SQLAlchemyError, self._database.driver.Error):
