@@ -125,8 +125,10 @@ def test_redis_database_is_our_own_and_emptied():
 
 def test_redis_database_of_somebody_else_is_left_alone():
     with servers.database("redis") as url, servers._redis(url) as client:
-        client.flushdb()
-        client.set("somebody's", "key")
+        with client.pipeline(transaction=True) as atomically:  # an empty one would be leased by another test process
+            atomically.flushdb()
+            atomically.set("somebody's", "key")
+            atomically.execute()
         assert not servers._lease(client)
         assert client.get("somebody's") == b"key"
 

@@ -63,8 +63,19 @@ def assert_tallied(deployment: Deployment, wanted: list[tuple[str, int]]) -> Non
     deployment.relay()
     deployment.wait_handled(TOLD, len(wanted))
     wait_until(lambda: deployment.queued() == 0, "an empty queue")
-    assert values(deployment, "tally", sums(wanted)) == sums(wanted)
+    tallied = values(deployment, "tally", sums(wanted))
+    assert tallied == sums(wanted), _journals(
+        deployment, {name for name, total in sums(wanted).items() if tallied.get(name) != total}
+    )
     assert deployment.handled(TOLD) == len(wanted)
+
+
+def _journals(deployment: Deployment, tallies: set[str]) -> str:
+    """Return what tallies have heard, and what has failed, for a failed test."""
+    entries = [entry for name in tallies for entry in deployment.history("tally", name)]
+    lines = [f"{entry.key}, version {entry.version}: {entry.outcome} {entry.step}[{entry.message_id}]" for entry in entries]
+    dead = [f"{dead_letter.step}[{dead_letter.message_id}]: {dead_letter}" for dead_letter in deployment.backend.dead.list(10)]
+    return "\n".join([*lines, *dead, deployment.describe(TOLD)])
 
 
 def _settled(deployment: Deployment, decided: int) -> bool:

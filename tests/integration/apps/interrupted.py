@@ -7,7 +7,7 @@ import gc
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -45,10 +45,10 @@ def handle(task: Any, args: Any, kwargs: Any) -> Any:
         raise task.retry(exc=exc, countdown=0, max_retries=None) from exc
 
 
-def handle_together(described: Sequence[Any]) -> Any:
+def handle_together(described: Sequence[Any], queues: Collection[str] = ()) -> Any:
     """Handle messages together, interrupted at a random moment: those that are not handled run alone."""
     note_pool()
-    settled = within_time(_handle_together, described)
+    settled = within_time(_handle_together, described, queues)
     for _ in settled.left:
         note("interrupted", "in a batch")
     return settled
