@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -327,22 +328,28 @@ class TestInterrupted:
 class TestConflicts:
     """The database undoes a transaction in favour of another one."""
 
-    def test_deadlock_of_rows_is_a_conflict(self, sql: SqlBackend, engine: Engine, payments: Payments) -> None:
+    @pytest.mark.parametrize("how", ["raised", "caught", "caught around a savepoint"])
+    def test_deadlock_of_rows_is_a_conflict(self, sql: SqlBackend, engine: Engine, payments: Payments, how: str) -> None:
+        """Also if the function has caught it, where the whole transaction is gone with it."""
         if sql.database.name == "sqlite":  # one writes at a time
             return
         with engine.begin() as connection:
             connection.execute(insert(PAYMENT), [{"id": id, "amount": 0} for id in ("a", "b")])
         barrier, answers = threading.Barrier(2), dict[str, object]()
+        catching = nullcontext() if how == "raised" else suppress(DBAPIError)
 
         def work(first: str, second: str) -> None:
             transaction = sql.shared.open(Session)
             try:
+                pay(transaction, f"by {first}")
                 transaction.handle.execute(text("UPDATE payment SET amount = amount + 1 WHERE id = :id"), {"id": first})
                 barrier.wait()
-                transaction.handle.execute(text("UPDATE payment SET amount = amount + 1 WHERE id = :id"), {"id": second})
+                with catching, transaction.handle.begin_nested() if "savepoint" in how else nullcontext():
+                    transaction.handle.execute(text("UPDATE payment SET amount = amount + 1 WHERE id = :id"), {"id": second})
+                transaction.flush()
                 transaction.commit(lambda backend: backend.sagas.record(effects()))
                 answers[first] = "committed"
-            except DBAPIError as exc:
+            except (DBAPIError, StoreUnavailable, MisuseError) as exc:
                 answers[first] = transaction.is_conflict(exc)
             finally:
                 transaction.close()
@@ -352,7 +359,33 @@ class TestConflicts:
             thread.start()
         for thread in threads:
             thread.join()
-        assert sorted(answers.values(), key=str) == [True, "committed"]
+        assert [f"by {first}" for first in "ab" if answers[first] == "committed"] == payments()[2:]
+        if sql.database.name == "mysql" or how == "raised":
+            assert sorted(answers.values(), key=str) == [True, "committed"]
+        elif "savepoint" in how:  # PostgreSQL undoes no more than that
+            assert list(answers.values()) == ["committed", "committed"]
+        else:
+            assert sorted(answers.values(), key=str) == [False, "committed"]
+
+    def test_loss_that_the_function_has_caught(self, sql: SqlBackend, engine: Engine, payments: Payments) -> None:
+        if sql.database.name == "sqlite":  # there is no connection to lose
+            return
+        own, end = ("pg_backend_pid()", "SELECT pg_terminate_backend({})")
+        if sql.database.name == "mysql":
+            own, end = ("CONNECTION_ID()", "KILL CONNECTION {}")
+        transaction = sql.shared.open(Session)
+        pay(transaction, "p")
+        id = transaction.handle.scalar(text(f"SELECT {own}"))
+        with engine.connect() as connection:
+            connection.execute(text(end.format(id)))
+        with suppress(DBAPIError):
+            transaction.handle.execute(text("SELECT 1"))
+        with pytest.raises(StoreUnavailable) as caught:
+            transaction.flush()
+        assert not transaction.is_conflict(caught.value)
+        assert isinstance(transaction.loss_of(ValueError("of the function, for the one that it has caught")), StoreUnavailable)
+        transaction.close()
+        assert payments() == []
 
     def test_serialization_failure_at_the_commit_is_a_conflict(self, sql: SqlBackend, engine: Engine) -> None:
         if sql.database.name != "postgresql":  # the others have none at the commit

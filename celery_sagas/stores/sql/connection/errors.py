@@ -49,6 +49,9 @@ _FAULTS: Mapping[str | int | None, Fault] = {
     1197: Fault.REFUSED,  # transaction larger than max_binlog_cache_size
     1366: Fault.REFUSED,  # incorrect string value
 }
+#: MySQL's numbers of the errors with which the server has rolled back the whole transaction, savepoints included, and not the
+#: statement alone: a record that has changed, a full table of locks, a deadlock. The statements that follow begin another one.
+_UNDOES_ALL = frozenset({1020, 1206, 1213})
 #: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
 _ENCODING_ERRORS = (UnicodeError, OverflowError)
 
@@ -104,6 +107,10 @@ class SqlErrors:
         if str(error).startswith(f"no such table: {self._names.of('saga_')}"):  # SQLite has no number for it
             return Fault.NO_TABLE
         return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
+
+    def undoes_all(self, error: BaseException) -> bool:
+        """Return whether the server has rolled back the transaction of a statement, and takes more of them without it."""
+        return isinstance(error, self._driver.Error) and _code(error) in _UNDOES_ALL
 
     def text_of(self, error: BaseException) -> str:
         """Return the first line: those that follow may repeat stored values."""

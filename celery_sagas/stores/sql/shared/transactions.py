@@ -5,7 +5,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, ExceptionContext, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,8 @@ class SqlSharedTransactions(SharedTransactions):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._callers = Callers(database)
+        #: The error with which the transaction of an open connection was lost, which the function may have caught.
+        self._lost: dict[Connection, BaseException] = {}
 
     def add(self, using: object, rows: Sequence[Outgoing], then: Callable[[str], object]) -> None:
         self._callers.add(using, rows, then)
@@ -41,12 +43,19 @@ class SqlSharedTransactions(SharedTransactions):
 
     def open(self, kind: object) -> SharedTransaction:
         self.check(kind)
-        return _SqlTransaction(self._database, self._engine, kind)
+        return _SqlTransaction(self._database, self._engine, kind, self._lost)
 
     @cached_property
     def _engine(self) -> Engine:
         """Opens the connections of functions: over the same driver, to which the library's statements are compiled."""
-        return make_shared_engine(self._database.location, self._database.dialect, self._database.options)
+        engine = make_shared_engine(self._database.location, self._database.dialect, self._database.options)
+        event.listen(engine, "handle_error", self._note_loss)
+        return engine
+
+    def _note_loss(self, context: ExceptionContext) -> None:
+        error = context.original_exception
+        if context.connection is not None and (context.is_disconnect or self._database.errors.undoes_all(error)):
+            self._lost.setdefault(context.connection, error)
 
     def close(self) -> None:
         """Close every connection that is not in use."""
@@ -57,13 +66,15 @@ class SqlSharedTransactions(SharedTransactions):
 class _SqlTransaction(SharedTransaction):
     """A transaction that has begun, and the session or the connection that a function is given."""
 
-    def __init__(self, database: Database, engine: Engine, kind: Any) -> None:
+    def __init__(self, database: Database, engine: Engine, kind: Any, lost: dict[Connection, BaseException]) -> None:
         self._database = database
+        self._lost = lost
         self._is_over = False
         with ExitStack() as opening:
             opening.enter_context(database.held())
             with database.errors.translated():
                 self._connection = opening.enter_context(engine.connect())
+                opening.callback(lost.pop, self._connection, None)
                 self._transaction = self._connection.begin()
             self.handle = self._connection
             if kind is not Connection:  # whose commit commits nothing; a savepoint around it would cost a round trip
@@ -72,11 +83,15 @@ class _SqlTransaction(SharedTransaction):
             self._closing = opening.pop_all()
 
     def flush(self) -> None:
+        self._check_open()
         if isinstance(self.handle, Session):
             self.handle.flush()
-        self._check_open()
+            self._check_open()
 
     def _check_open(self) -> None:
+        if (loss := self._lost.get(self._connection)) is not None:
+            with self._database.errors.translated():
+                raise loss
         if not self._transaction.is_active:
             raise MisuseError(ENDED, "Leave commit() and rollback() out; raise an error to undo it")
 
@@ -147,9 +162,9 @@ class _SqlTransaction(SharedTransaction):
 
     def is_conflict(self, error: BaseException) -> bool:
         origin = error.orig if isinstance(error, DBAPIError) else error.__cause__ if isinstance(error, StoreUnavailable) else None
+        origin = self._lost.get(self._connection, origin)  # the function may have raised another error for the one it has caught
         return isinstance(origin, Exception) and self._database.errors.fault_of(origin) is Fault.LOCKED
 
     def loss_of(self, error: BaseException) -> StoreUnavailable | None:
-        if not (isinstance(error, DBAPIError) and error.connection_invalidated):
-            return None
-        return StoreUnavailable(self._database.location.shown, self._database.errors.text_of(error.orig or error))
+        loss = self._lost.get(self._connection)
+        return None if loss is None else StoreUnavailable(self._database.location.shown, self._database.errors.text_of(loss))
