@@ -57,7 +57,7 @@ class ForkGate:
 
     def __enter__(self) -> None:
         with self._lock:
-            while self._forking:
+            while self._forking and get_ident() not in self._holding:  # whose work the fork waits for
                 self._changed.wait()
             self._working.add(get_ident())
 

@@ -84,6 +84,33 @@ def test_thread_that_works_does_not_wait_for_itself(gate: ForkGate) -> None:
         gate.after_fork()
 
 
+def test_fork_waits_for_held_work_and_for_what_is_done_in_it() -> None:
+    events: list[str] = []
+    gate, begun, may_work = ForkGate(timeout_s=DEADLINE_S), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with gate.held():
+            begun.set()
+            may_work.wait()
+            with gate:
+                events.append("worked")
+
+    def fork() -> None:
+        gate.before_fork()
+        events.append("forked")
+        gate.after_fork()
+
+    worker = in_thread(work)
+    begun.wait()
+    forker = in_thread(fork)
+    wait_until(lambda: gate._forking, "a fork that waits")
+    may_work.set()
+    worker.join()
+    forker.join()
+
+    assert events == ["worked", "forked"]
+
+
 def test_interruption_that_kept_a_thread_from_leaving_is_made_good(gate: ForkGate) -> None:
     """By its next piece of work."""
     gate.__enter__()
