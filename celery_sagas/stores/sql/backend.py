@@ -106,5 +106,5 @@ class SqlBackend(Backend):
         return ddl(self.database.location, self.database.names)
 
     def close(self) -> None:
-        self.shared.close()
+        self.shared.close_idle()
         self.database.close()

@@ -4,12 +4,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from sqlite3 import ProgrammingError
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from celery_sagas.forks import FILES, ForkGate
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.testing.samples import by_key, found, outgoing, send, start
+from celery_sagas.testing.samples import by_key, effects, found, outgoing, send, start
 from tests.stores.sql.conftest import Open
 from tests.waiting import PROGRAM_S, wait_until
 
@@ -63,6 +66,19 @@ def test_fork_waits_for_an_operation_and_the_next_one_for_the_fork(sql: SqlBacke
     assert order == ["operation", "fork", "next operation"]
     assert sql.database.connections.idle == 0
     assert found(sql, by_key()) == record
+
+
+@only_files
+def test_fork_closes_the_connections_of_transactions_of_functions(sql: SqlBackend) -> None:
+    transaction = sql.shared.open(Connection)
+    driver: Any = transaction.handle.connection.dbapi_connection
+    transaction.commit(lambda backend: backend.sagas.record(effects()))
+    transaction.close()
+    driver.execute("SELECT 1")
+    FILES.before_fork()
+    FILES.after_fork()
+    with pytest.raises(ProgrammingError, match="closed"):
+        driver.execute("SELECT 1")
 
 
 @only_files

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from celery_sagas.errors import ConfigurationError, MisuseError, StoreError, StoreUnavailable
+from celery_sagas.forks import FILES
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.stores.shared import SharedTransaction, SharedTransactions
 from celery_sagas.stores.sql.connection.database import Database
@@ -50,6 +51,8 @@ class SqlSharedTransactions(SharedTransactions):
         """Opens the connections of functions: over the same driver, to which the library's statements are compiled."""
         engine = make_shared_engine(self._database.location, self._database.dialect, self._database.options)
         event.listen(engine, "handle_error", self._note_loss)
+        if self._database.name == "sqlite":
+            FILES.close_before_forks(self)
         return engine
 
     def _note_loss(self, context: ExceptionContext) -> None:
@@ -57,7 +60,7 @@ class SqlSharedTransactions(SharedTransactions):
         if context.connection is not None and (context.is_disconnect or self._database.errors.undoes_all(error)):
             self._lost.setdefault(context.connection, error)
 
-    def close(self) -> None:
+    def close_idle(self) -> None:
         """Close every connection that is not in use."""
         if "_engine" in self.__dict__:
             self._engine.dispose()
