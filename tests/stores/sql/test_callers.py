@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
@@ -119,6 +120,14 @@ class TestSession:
         sessions.commit()
         sessions.remove()
         assert published == [["1"]]
+
+    @pytest.mark.parametrize("on", ["engine", "connection"])
+    def test_session_that_translates_the_schemas_of_the_users_tables(self, sql: SqlBackend, engine: Engine, on: str) -> None:
+        options: dict[str, Any] = {"schema_translate_map": {None: "of_a_tenant"}}
+        with Session(engine.execution_options(**options) if on == "engine" else engine) as session, session.begin():
+            session.connection(execution_options=options if on == "connection" else {})
+            sql.shared.add(session, [outgoing(id="1")], lambda cause: None)
+        assert [row.id for row in claim(sql)] == ["1"]
 
     def test_two_backends_share_a_transaction(self, sql: SqlBackend, open_sql: Open, engine: Engine) -> None:
         other = open_sql(prefix=unique())

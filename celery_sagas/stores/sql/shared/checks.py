@@ -28,7 +28,8 @@ def check_connection(connection: Connection, database: Database) -> None:
         remedy = f"{_SAME_DATABASE}. If it does, start a worker there, or apply what `celery -A proj sagas schema` prints"
         raise ConfigurationError(f"the database of the connection has no table {known.fullname}", remedy)
     here = identity_of(database)  # first: it may have to be given
-    if _text(connection.execute(select(known.c.id)).scalar()) != here:
+    query, ours = select(known.c.id), {"schema_translate_map": None}  # the caller's map is for tables of the caller's
+    if _text(connection.execute(query, execution_options=ours).scalar()) != here:
         raise ConfigurationError(f"the connection leads to another database than {shown}", _SAME_DATABASE)
     _refuse_prepared_statements(connection)
 
