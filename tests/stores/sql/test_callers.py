@@ -68,6 +68,16 @@ class TestSession:
         assert stored[:6] == row
         assert (stored.attempts, stored.instance_id, stored.step) == (0, "", SEND)
 
+    def test_row_is_as_it_was_given_whatever_the_connection_encodes_texts_with(self, sql: SqlBackend) -> None:
+        if sql.database.name != "mysql":
+            return
+        row = outgoing(payload='{"é": "𝄞"}')._replace(message_id="é", task="é")
+        engine = create_engine(sql.database.location.url.update_query_dict({"charset": "latin1"}), poolclass=NullPool)
+        with Session(engine) as session, session.begin():
+            sql.shared.add(session, [row], lambda cause: None)
+        (stored,) = claim(sql)
+        assert stored[:6] == row
+
     def test_row_waits_for_its_due_time(self, sql: SqlBackend, engine: Engine, published: Published) -> None:
         with Session(engine) as session, session.begin():
             sql.shared.add(session, [outgoing(due_at=int(time_s() * 1000) + 60_000)], published)

@@ -1,6 +1,6 @@
 """Transactions of callers, known by an SQLAlchemy session or connection: outgoing rows are written over that very connection."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
@@ -12,6 +12,7 @@ from sqlalchemy import (
     Engine,
     Insert,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -39,7 +40,6 @@ from celery_sagas.stores.sql.tables import outbox
 _SENT: Final = "celery_sagas.sent"
 #: PostgreSQL's code of the error of a statement in a transaction that an earlier error has ended.
 _ABORTED: Final = "25P02"
-_TYPES: Final[Mapping[str, Any]] = {"due_at": BigInteger(), "payload": Text()}
 
 
 class _Sent(NamedTuple):
@@ -85,7 +85,9 @@ class Callers:
         return cause
 
     def _values_of(self, row: Outgoing, cause: str) -> dict[str, object]:
-        values = {**row._asdict(), "prefix": self._database.prefix, "cause": cause}
+        values: dict[str, object] = {**row._asdict(), "prefix": self._database.prefix, "cause": cause}
+        if self._database.name == "mysql":  # the caller's connection may encode texts in another way than ours
+            values = {name: value.encode() if isinstance(value, str) else value for name, value in values.items()}
         return values if self._database.clock is None else {**values, "now": self._database.clock()}
 
 
@@ -133,17 +135,18 @@ def _but_given(value: object) -> str:
 
 def _insert_row(table: Table, database: str, *, has_clock: bool) -> Insert:
     """Insert an outgoing row of plain code: due at once, or when its time comes; under no lease."""
+    text: Any = LargeBinary() if database == "mysql" else Text()
     clock: ColumnElement[int] = _given("now", BigInteger()) if has_clock else literal(SERVER_CLOCKS[database], BigInteger())
     due_at = _given("due_at", BigInteger())
     columns: dict[str, Any] = {
-        **{name: _given(name, _TYPES.get(name, String())) for name in ("prefix", *Outgoing._fields, "cause")},
+        **{name: _given(name, text) for name in ("prefix", *Outgoing._fields, "cause")},
+        "due_at": due_at,
         "available_at": case((due_at > literal("0"), due_at), else_=clock),
         **dict.fromkeys(("leased_until", "attempts"), literal("0", Integer())),
         **dict.fromkeys(("token", "error", "instance_id"), literal("''", String())),
         "step": literal(f"'{SEND}'", String()),
     }
-    # with types that every driver takes as they are: ours would make bytes of texts on MySQL
-    rows = plain_table(table.name, *(named(name, _TYPES.get(name, String())) for name in columns), schema=table.schema)
+    rows = plain_table(table.name, *map(named, columns), schema=table.schema)
     return insert(rows).values(columns)
 
 
