@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, group
+from celery.exceptions import Ignore
 from sqlalchemy import Connection, Engine, NullPool, String, create_engine, insert, select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -411,6 +412,19 @@ class TestBatches:
         store.add_many(["a", "fails"])
         worker.one()
         assert (names(engine), store.count()) == ([], 2)
+
+    @pytest.mark.parametrize("is_refused", [False, True])
+    def test_ignored_as_if_it_had_returned(self, app: Celery, worker: Worker, engine: Engine, is_refused: bool) -> None:
+        """Its rows are written, or refused, also those that it has not flushed."""
+
+        @aggregator(size=2, transaction=Session)
+        def store(batch: Batch[str], session: Session) -> None:
+            session.add_all(Payment(id=1 if is_refused else None, name=name) for name in batch)
+            raise Ignore
+
+        store.add_many(["a", "b"])
+        worker.one()
+        assert (names(engine), store.count()) == (([], 2) if is_refused else (["a", "b"], 0))
 
     def test_lost_lease_undoes_all(self, app: Celery, worker: Worker, engine: Engine) -> None:
         @aggregator(size=2, transaction=Session)

@@ -151,12 +151,17 @@ class Flush:
         return replace(flushed, rejections=rejections, result=result)
 
     def _call(self, batch: Batch[Any]) -> Any:
-        """Call the function; in a transaction, have the database check what it has written."""
+        """Call the function."""
         if self._shared is None:
             return self.call(batch)
         result = self.call(batch, self._shared.handle)
-        self._shared.flush()
+        self._flush_shared()
         return result
+
+    def _flush_shared(self) -> None:
+        """Have the database check what the function has written."""
+        if self._shared is not None:
+            self._shared.flush()
 
     def _close_shared(self) -> None:
         """Undo the transaction, unless it was committed."""
@@ -169,7 +174,15 @@ class Flush:
         error = cast("Exception", flushed.error)
         verdict = self._verdict(error, items[0].attempts)
         if verdict.is_done:
-            self._remove(rejections, unread)
+            try:
+                self._flush_shared()
+                self._remove(rejections, unread)
+            except LeaseLost:
+                raise
+            except Exception as exc:
+                if self._shared is None:
+                    raise
+                return self._fail(snapshot, items, rejections, unread, replace(flushed, error=exc))
             return replace(flushed, rejections=rejections, is_settled=True)
         self._close_shared()  # it may have locked what the release changes
         if verdict.is_counted and self._was_last(snapshot):
