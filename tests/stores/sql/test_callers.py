@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -83,6 +83,18 @@ class TestSession:
             sql.shared.add(session, [outgoing(due_at=int(time_s() * 1000) + 60_000)], published)
         assert published == [[]]
         assert (claim(sql), sql.outbox.count()) == ([], 1)
+
+    def test_is_published_once_the_session_is_free(self, sql: SqlBackend, engine: Engine) -> None:
+        """A broker that is slow holds no connection of the caller's, and a task that runs inline may use the session."""
+        seen: list[object] = []
+        with Session(engine) as session:
+
+            def publish(cause: str) -> None:
+                seen.extend([session.in_transaction(), session.scalar(select(7))])
+
+            sql.shared.add(session, [outgoing()], publish)
+            session.commit()
+        assert seen == [False, 7]
 
     def test_nothing_is_sent_for_what_is_rolled_back(self, sql: SqlBackend, engine: Engine, published: Published) -> None:
         with Session(engine) as session:

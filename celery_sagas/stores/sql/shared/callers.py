@@ -25,7 +25,7 @@ from sqlalchemy import column as named
 from sqlalchemy import literal_column as literal
 from sqlalchemy import table as plain_table
 from sqlalchemy.exc import DBAPIError, PendingRollbackError
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from celery_sagas.core.ids import time_ordered_id
 from celery_sagas.errors import MisuseError
@@ -36,8 +36,9 @@ from celery_sagas.stores.sql.connection.statements import SERVER_CLOCKS
 from celery_sagas.stores.sql.shared.checks import check_connection, refuse_autocommit
 from celery_sagas.stores.sql.tables import outbox
 
-#: The key of a session's ``info`` under which its rows are noted.
+#: The keys of a session's ``info`` under which the rows of its transaction are noted, and those of one that it has committed.
 _SENT: Final = "celery_sagas.sent"
+_COMMITTED: Final = "celery_sagas.committed"
 #: PostgreSQL's code of the error of a statement in a transaction that an earlier error has ended.
 _ABORTED: Final = "25P02"
 
@@ -82,6 +83,7 @@ class Callers:
         sent[self] = _Sent(cause, then)
         if not event.contains(session, "after_commit", _after_commit):
             event.listen(session, "after_commit", _after_commit)
+            event.listen(session, "after_transaction_end", _after_end)
         return cause
 
     def _values_of(self, row: Outgoing, cause: str) -> dict[str, object]:
@@ -92,14 +94,21 @@ class Callers:
 
 
 def _after_commit(session: Session) -> None:
-    """Call what waits for a session's commit. SQLAlchemy reports a released savepoint as a commit, too."""
+    """Note what a session has committed. SQLAlchemy reports a released savepoint as a commit, too."""
     if session.in_nested_transaction():
         return
     sent: dict[Callers, _Sent] = session.info.pop(_SENT, {})
     if isinstance(session.bind, Connection) and session.bind.in_transaction():
         return  # a transaction around the session goes on: nothing tells when it commits
-    for cause, then in sent.values():
-        then(cause)
+    session.info[_COMMITTED] = sent
+
+
+def _after_end(session: Session, transaction: SessionTransaction) -> None:
+    """Call what waits for a session's commit, once the session has given its connection back and can be used again."""
+    if transaction.parent is None:
+        committed: dict[Callers, _Sent] = session.info.pop(_COMMITTED, {})
+        for cause, then in committed.values():
+            then(cause)
 
 
 def _is_told(connection: Connection) -> bool:
