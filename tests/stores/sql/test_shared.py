@@ -215,7 +215,7 @@ class TestCommit:
         transaction.commit(lambda backend: backend.aggregates.remove(rules, "", "token"))
         transaction.close()
         assert payments() == ["p"]
-        assert buffered(sql, rules) == []
+        assert buffered(sql) == []
 
     def test_batch_whose_lease_was_given_up_undoes_all(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
         transaction = sql.shared.open(kind)
@@ -224,6 +224,40 @@ class TestCommit:
             transaction.commit(lambda backend: backend.aggregates.remove(CLOSED, "", "no such token"))
         transaction.close()
         assert payments() == []
+
+
+class TestSnapshot:
+    """The function has read rows, and with MySQL's default isolation goes on to see the database as it was then."""
+
+    def test_lease_that_was_given_up_since_undoes_all(self, sql: SqlBackend, payments: Payments) -> None:
+        if sql.database.name == "sqlite":  # nobody else writes meanwhile
+            return
+        rules = CLOSED._replace(size=2, lease_ms=0)
+        add(sql, rules, "a", "b")
+        assert sql.aggregates.claim(rules, "", "mine")
+        transaction = sql.shared.open(Session)
+        transaction.handle.execute(select(PAYMENT)).all()
+        assert sql.aggregates.claim(rules, "", "another")
+        pay(transaction, "p")
+        with pytest.raises(LeaseLost):
+            transaction.commit(lambda backend: backend.aggregates.remove(rules, "", "mine"))
+        transaction.close()
+        assert payments() == []
+        sql.aggregates.remove(rules, "", "another")
+        assert buffered(sql) == []
+
+    def test_lease_that_was_given_since_is_remembered(self, sql: SqlBackend, payments: Payments) -> None:
+        if sql.database.name == "sqlite":
+            return
+        rules = CLOSED._replace(size=2)
+        add(sql, rules, "a", "b", "c", "d")
+        assert sql.aggregates.claim(rules, "", "mine")
+        transaction = sql.shared.open(Session)
+        transaction.handle.execute(select(PAYMENT)).all()
+        assert sql.aggregates.claim(rules._replace(lease_ms=0), "", "another")
+        transaction.commit(lambda backend: backend.aggregates.remove(rules, "", "mine"))
+        transaction.close()
+        assert [due.group for due in sql.aggregates.claim_due([rules.name], 10, 60_000)] == [""]
 
 
 class TestSession:

@@ -44,7 +44,7 @@ class Flushes:
     def _read_leases(self) -> dict[str, LeaseRow]:
         if not self._row.leased:
             return {}
-        rows = self._session.fetch(_select_leases, (), {"group_digest": self._row.group_digest})
+        rows = self._session.fetch(_select_leases, (self._session.database,), {"group_digest": self._row.group_digest})
         return {row[0]: LeaseRow(*row) for row in rows}
 
     def claim(self, token: str) -> Snapshot | None:
@@ -165,8 +165,10 @@ def end_leases(session: SqlSession, group_digest: str) -> None:
     session.change(_delete_leases, (), {"group_digest": group_digest})
 
 
-def _select_leases() -> Select[Any]:
-    return select(table.c.token, table.c.reason, table.c.ends_at).where(*_are_of_group())
+def _select_leases(database: str) -> Select[Any]:
+    """Select the leases of a locked group; on MySQL as they are now, and not as a shared transaction has seen them before."""
+    leases = select(table.c.token, table.c.reason, table.c.ends_at).where(*_are_of_group())
+    return leases.with_for_update() if database == "mysql" else leases
 
 
 def _insert_lease() -> Insert:
