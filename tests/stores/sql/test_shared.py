@@ -1,5 +1,6 @@
 """Transactions that a function's rows share with a commit of the library."""
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -357,6 +358,18 @@ class TestInterrupted:
             assert following.handle.connection().connection.dbapi_connection is not connection
             assert following.handle.scalar(text(f"SELECT {answer}")) == answer
             following.close()
+
+    def test_what_it_has_left_open_is_not_committed_by_the_next_one(self, sql: SqlBackend, payments: Payments) -> None:
+        """The interruption came while the transaction was being closed."""
+        transaction = sql.shared.open(Session)
+        pay(transaction, "p")
+        del transaction
+        gc.collect()
+        following = sql.shared.open(Session)
+        pay(following, "q")
+        following.commit(lambda backend: backend.sagas.record(effects()))
+        following.close()
+        assert payments() == ["q"]
 
 
 class TestConflicts:

@@ -83,7 +83,7 @@ def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str
 
 
 def make_shared_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:
-    """Make an engine for transactions in which users write: over the same driver, with a pool of connections.
+    """Make an engine for transactions in which users write: over the same driver, with a pool that leaves none open.
 
     The isolation level is the server's default, as for the user's own engines. As many connections may be open as there are
     transactions at once, as of our own.
@@ -91,7 +91,6 @@ def make_shared_engine(location: SqlLocation, dialect: SqlDialect, options: Mapp
     arguments = {**_timeouts(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]}
     arguments.pop("autocommit", None)
     pooling: dict[str, Any] = {"pool_size": MOST_IDLE, "max_overflow": -1, "pool_recycle": options["pool_recycle"]}
-    pooling["pool_reset_on_return"] = None  # a transaction has ended by then, or its connection was closed
     engine = create_engine(location.url, paramstyle=dialect.paramstyle, connect_args=arguments, **pooling)
     _bound_waits(engine, options)
     event.listen(engine, "connect", lambda connection, entry: _set_up(dialect.on_connect_shared, connection))
