@@ -312,6 +312,20 @@ class TestSession:
         assert type(transaction.handle) is Own
         transaction.close()
 
+    def test_class_that_chooses_another_connection(self, sql: SqlBackend, engine: Engine, payments: Payments) -> None:
+        """As those do that have several databases: what it writes there would be committed by nobody."""
+
+        class Routing(Session):
+            def get_bind(self, *args: Any, clause: Any = None, **kwargs: Any) -> Any:
+                return self.bind if clause is None else engine
+
+        transaction = sql.shared.open(Routing)
+        try:
+            with pytest.raises(MisuseError, match=r"Routing\.get_bind"):
+                transaction.handle.execute(select(PAYMENT))
+        finally:
+            transaction.close()
+
     def test_what_was_not_flushed_is_written(self, sql: SqlBackend, payments: Payments) -> None:
         from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 

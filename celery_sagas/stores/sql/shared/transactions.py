@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, ExceptionContext, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from celery_sagas.errors import ConfigurationError, MisuseError, StoreError, StoreUnavailable
 from celery_sagas.forks import FILES
@@ -83,7 +83,19 @@ class _SqlTransaction(SharedTransaction):
             if kind is not Connection:  # whose commit commits nothing; a savepoint around it would cost a round trip
                 self.handle = kind(bind=self._connection, join_transaction_mode="rollback_only")
                 opening.callback(self.handle.close)
+                if kind.get_bind is not Session.get_bind:
+                    event.listen(self.handle, "after_begin", self._check_connection)
             self._closing = opening.pop_all()
+
+    def _check_connection(self, session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+        """Refuse a connection that a session has chosen by itself: nobody would commit what it writes there.
+
+        Raises:
+            MisuseError: It is not that of the transaction.
+        """
+        if connection is not self._connection:
+            problem = f"{type(session).__name__}.get_bind() has chosen another connection than that of the transaction"
+            raise MisuseError(problem, "Have it return self.bind if that is set, or give transaction= SQLAlchemy's own Session")
 
     def flush(self) -> None:
         self._check_open()
