@@ -49,7 +49,8 @@ class RelayThread:
         self._interval_s = runtime.settings.relay_interval
         self._relays: list[Relay] = []
         self._count = len(runtime.backends)  #: two may have one URL, without what is not shown of it
-        self._failures = 0  #: failed sweeps since the last successful one
+        self._failures = [0] * self._count  #: of each backend: failed sweeps since the last successful one
+        self._pauses_s = [0.0] * self._count  #: until the next sweep of each
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
 
@@ -86,18 +87,24 @@ class RelayThread:
                 logger.critical("the relay has ended by itself, and sends nothing that is due: start this process again")
 
     def _sweep(self) -> float:
-        """Sweep each backend once; return the seconds to pause."""
-        is_well = True
-        for number in range(self._count):
+        """Sweep each backend whose pause is about to end; return the seconds until that of the next one does.
+
+        So none waits for one that fails.
+        """
+        soon_s = self._interval_s / 4  # more than jitter makes: those that are well are swept together
+        for number in [number for number, pause_s in enumerate(self._pauses_s) if pause_s < soon_s]:
             try:
-                is_well &= not self._relays_of(runtime_of(self._app))[number].sweep().error
+                is_well = not self._relays_of(runtime_of(self._app))[number].sweep().error
             except Exception:
                 if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
                     return 0
                 logger.exception("the relay met with an error, and goes on")
                 is_well = False
-        self._failures = 0 if is_well else self._failures + 1
-        return self._pause_s()
+            self._failures[number] = 0 if is_well else self._failures[number] + 1
+            self._pauses_s[number] = self._pause_s(self._failures[number])
+        next_s = min(self._pauses_s)
+        self._pauses_s = [pause_s - next_s for pause_s in self._pauses_s]
+        return next_s
 
     def _relays_of(self, runtime: Runtime) -> list[Relay]:
         """Return the relays of this process's runtime."""
@@ -108,9 +115,9 @@ class RelayThread:
     def _open(self, runtime: Runtime, backend: Backend) -> Relay:
         return open_relay(runtime, backend, is_stopping=self._stopping.is_set, tally=self.tallies[backend.url])
 
-    def _pause_s(self) -> float:
+    def _pause_s(self, failures: int) -> float:
         longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
-        pause_s: float = min(self._interval_s * 2 ** min(self._failures, 30), longest_s)
+        pause_s: float = min(self._interval_s * 2 ** min(failures, 30), longest_s)
         return pause_s * random.uniform(0.8, 1.0)
 
 

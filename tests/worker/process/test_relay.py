@@ -302,6 +302,22 @@ class TestSeveralBackends:
         wait_until(lambda: batches.outbox.count() == 0, "a message that is sent")
         assert "the relay met with an error" in caplog.text
 
+    def test_backend_that_is_away_delays_no_other(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its own sweeps become fewer."""
+        swept: list[str] = []
+
+        def sweep(relay: Relay) -> Sweep:
+            swept.append(relay.backend.url)
+            return Sweep(0.0, error="" if relay.backend is sagas else "away")
+
+        monkeypatch.setattr(Relay, "sweep", sweep)
+        monkeypatch.setattr(relay.random, "uniform", lambda low, high: 1.0)
+        sagas, batches = runtime_of(app).backends
+        thread = RelayThread(app)
+        pauses = [thread._sweep() for _ in range(15)]
+        assert pauses == pytest.approx([thread._interval_s] * 15)
+        assert (swept.count(sagas.url), swept.count(batches.url)) == (15, 4)
+
     def test_groups_and_gathers_are_seen_to_once(self, app: Celery) -> None:
         @aggregator(size=2)
         def collect(batch: Batch[int]) -> None: ...
