@@ -4,8 +4,9 @@ from typing import Any, Final
 
 from celery_sagas.errors import DefinitionError
 
-#: What a function can be given, by its name in SQLAlchemy: classes that derive from one of them will do.
-_GIVEN: Final = frozenset({("sqlalchemy.orm", "Session"), ("sqlalchemy.engine", "Connection")})
+#: What a function can be given, by its name in SQLAlchemy: this class, or one that derives from it; and that class itself.
+_SESSION: Final = ("sqlalchemy.orm", "Session")
+_CONNECTION: Final = ("sqlalchemy.engine", "Connection")
 _REMEDY: Final = "Give transaction= the class Session or Connection of SQLAlchemy's"
 
 
@@ -15,8 +16,9 @@ def checked_transaction(subject: str, kind: Any) -> type | None:
     Raises:
         DefinitionError: It is none.
     """
-    if kind is None or (isinstance(kind, type) and any(_name_of(base) in _GIVEN for base in kind.__mro__)):
-        return kind
+    names = [_name_of(base) for base in kind.__mro__] if isinstance(kind, type) else []
+    if kind is None or _SESSION in names or names[:1] == [_CONNECTION]:
+        return kind  # type: ignore[no-any-return]
     shown = getattr(kind, "__name__", None) or repr(kind)
     if shown.startswith("Async"):
         raise DefinitionError(subject, f"transaction={shown} is asynchronous", "Celery tasks are synchronous: give it Session")

@@ -15,12 +15,16 @@ class Own(Session):
     """A session of the user's own."""
 
 
+class Connected(Connection):
+    """A connection of the user's own, which nobody could make."""
+
+
 @pytest.mark.parametrize("kind", [None, Session, Connection, Own])
 def test_kind(kind: type | None) -> None:
     assert checked_transaction("the step", kind) is kind
 
 
-@pytest.mark.parametrize("kind", [Engine, sessionmaker, int, 7, "", "default", Session(), True])
+@pytest.mark.parametrize("kind", [Engine, sessionmaker, Connected, int, 7, "", "default", Session(), True])
 def test_something_else(kind: Any) -> None:
     with pytest.raises(DefinitionError, match="Session or Connection"):
         checked_transaction("the step", kind)

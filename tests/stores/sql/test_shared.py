@@ -517,7 +517,7 @@ class TestConflicts:
 class TestRefused:
     """What cannot be opened is refused before anything runs."""
 
-    @pytest.mark.parametrize("kind", [None, int, "default", object()])
+    @pytest.mark.parametrize("kind", [None, int, "default", object(), type("Connected", (Connection,), {})])
     def test_other_kinds(self, sql: SqlBackend, kind: object) -> None:
         with pytest.raises(ConfigurationError):
             sql.shared.check(kind)

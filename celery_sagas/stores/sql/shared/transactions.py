@@ -39,7 +39,7 @@ class SqlSharedTransactions(SharedTransactions):
         if self._database.location.in_memory:
             problem = f"{shown} is the memory of one connection, in which no other transaction can write"
             raise ConfigurationError(problem, "Let saga_backend name a file, or a server")
-        if not (isinstance(kind, type) and issubclass(kind, Session | Connection)):
+        if not (kind is Connection or (isinstance(kind, type) and issubclass(kind, Session))):
             raise ConfigurationError(f"transaction={kind!r} is no class of a session or a connection of SQLAlchemy's")
 
     def open(self, kind: object) -> SharedTransaction:
