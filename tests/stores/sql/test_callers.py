@@ -1,5 +1,6 @@
 """Rows that plain code writes into the outbox, over a connection of its own."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -213,6 +214,15 @@ class TestRefused:
         options = level if on == "connection" else {}
         with engine.connect().execution_options(**options) as connection, pytest.raises(MisuseError, match="autocommit"):
             sql.shared.add(connection, [outgoing()], lambda cause: None)
+        assert sql.outbox.count() == 0
+
+    @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has no such argument")
+    def test_autocommit_of_the_driver(self, sql: SqlBackend) -> None:
+        if sql.database.name != "sqlite":
+            return
+        engine = create_engine(sql.database.location.url, poolclass=NullPool, connect_args={"autocommit": True})
+        with Session(engine) as session, pytest.raises(MisuseError, match="autocommit"):
+            sql.shared.add(session, [outgoing()], lambda cause: None)
         assert sql.outbox.count() == 0
 
     def test_session_whose_transaction_has_failed(self, sql: SqlBackend, engine: Engine) -> None:

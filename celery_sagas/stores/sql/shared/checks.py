@@ -49,7 +49,8 @@ def _is_autocommit(connection: Connection) -> bool:
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.name == "sqlite":  # with an event that begins transactions, the driver begins none itself
+    if connection.dialect.name == "sqlite" and getattr(driver, "autocommit", False) is not True:  # which Python has since 3.12
+        # with an event that begins transactions, the driver begins none itself
         return bool(driver.isolation_level is None and not driver.in_transaction)
     if (get := getattr(driver, "get_autocommit", None)) is not None:
         return bool(get())
