@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from celery_sagas.core.delays import Delay
 from celery_sagas.core.ids import derived_id, row_id, time_ordered_id
 from celery_sagas.core.sending import SerializedMessage
@@ -99,6 +101,6 @@ def _publish(runtime: Runtime, cause: str) -> None:
     try:
         runtime.dispatcher_of(runtime.outbox).dispatch_committed(sent_by(cause))
     except Exception as exc:
-        if runtime.publisher.inline:  # the task's own
+        if runtime.publisher.inline or isinstance(exc, SoftTimeLimitExceeded):  # the task's own, or that of the one that sends
             raise
         logger.warning("messages that were sent with a transaction are left to a relay: %r", exc)

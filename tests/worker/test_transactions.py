@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, chain, group
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from sqlalchemy import Connection, Engine, NullPool, String, create_engine, insert, select, update
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -153,6 +154,19 @@ class TestSend:
         assert names(engine) == ["a"]
         assert runtime.outbox.outbox.count() == 1
         assert "the broker is away" in caplog.text
+
+    def test_time_limit_after_the_commit_reaches_the_task_that_sends(
+        self, app: Celery, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else it would go on until the hard one ends it; the session can be used, and a relay publishes."""
+        outbox = runtime_of(app).outbox.outbox
+        with Session(engine) as session, monkeypatch.context() as meanwhile:
+            meanwhile.setattr(outbox, "claim_due", Mock(side_effect=SoftTimeLimitExceeded))
+            send(an_order().place.si(order_id="1"), using=session)
+            with pytest.raises(SoftTimeLimitExceeded):
+                session.commit()
+            assert session.scalar(select(7)) == 7
+        assert outbox.count() == 1
 
     def test_waits(self, app: Celery, worker: Worker, engine: Engine) -> None:
         order = an_order()
