@@ -174,6 +174,19 @@ class TestCommit:
         transaction.close()
         assert (payments() == ["p"]) == (handled(sql, line) is not None) == (sql.database.name != "postgresql")
 
+    def test_error_with_which_sqlite_has_undone_all(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
+        if sql.database.name != "sqlite":
+            return
+        line = entry()
+        transaction = sql.shared.open(kind)
+        pay(transaction, "p")
+        with suppress(IntegrityError):
+            transaction.handle.execute(text("INSERT OR ROLLBACK INTO payment VALUES ('p', 1)"))
+        with pytest.raises(MisuseError, match="raise an error"):
+            transaction.commit(lambda backend: backend.sagas.record(effects(line=line)))
+        transaction.close()
+        assert (payments(), handled(sql, line)) == ([], None)
+
     def test_commit_that_fails_undoes_all(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
         """A constraint that is checked then; the connection is not used again."""
         if sql.database.name != "postgresql":

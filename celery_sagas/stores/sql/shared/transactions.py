@@ -107,8 +107,13 @@ class _SqlTransaction(SharedTransaction):
         if (loss := self._lost.get(self._connection)) is not None:
             with self._database.errors.translated():
                 raise loss
-        if not self._transaction.is_active:
+        if not self._transaction.is_active or self._is_undone():
             raise MisuseError(ENDED, "Leave commit() and rollback() out; raise an error to undo it")
+
+    def _is_undone(self) -> bool:
+        """Return whether SQLite has ended the transaction by itself, as it does with some errors, and commits each statement."""
+        driver: Any = self._connection.connection.dbapi_connection if self._database.name == "sqlite" else None
+        return driver is not None and not driver.in_transaction
 
     def commit(self, operation: Callable[[Any], T]) -> T:
         try:
