@@ -240,6 +240,17 @@ class TestCommit:
         assert payments() == []
 
 
+def test_time_zone_is_that_of_the_users_own_connections(sql: SqlBackend, engine: Engine) -> None:
+    """So that ``NOW()`` says the same in rows of handlers as in others."""
+    if sql.database.name != "mysql":
+        return
+    transaction = sql.shared.open(Connection)
+    query = text("SELECT @@session.time_zone")
+    with engine.connect() as connection:
+        assert transaction.handle.scalar(query) == connection.scalar(query)
+    transaction.close()
+
+
 class TestSnapshot:
     """The function has read rows, and with MySQL's default isolation goes on to see the database as it was then."""
 

@@ -50,6 +50,11 @@ def test_each_database_has_its_clock() -> None:
     assert "statement_timestamp()" in server.text
 
 
+def test_clock_of_mysql_converts_no_local_time() -> None:
+    """``UNIX_TIMESTAMP(NOW())`` is an hour late in one of the two hours of autumn that have the same name."""
+    assert "UNIX_TIMESTAMP()" in compiled(mysql(is_mariadb=True)).text
+
+
 def test_each_kind_of_database_has_its_text() -> None:
     assert compiled(PGDialect_psycopg()).text != compiled(SQLiteDialect_pysqlite(paramstyle="named"), clock=lambda: 1).text
 

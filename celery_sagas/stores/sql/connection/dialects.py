@@ -80,9 +80,9 @@ def _set_up_postgresql(cursor: Any) -> None:
 
 
 def _set_up_mysql(cursor: DBAPICursor) -> None:
-    """Refuse what does not fit instead of cutting it; let a retry see the winner; leave no hour of the year ambiguous."""
+    """Refuse what does not fit instead of cutting it; let a retry see the winner."""
     cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    cursor.execute("SET SESSION sql_mode = 'TRADITIONAL', time_zone = '+00:00'")
+    cursor.execute("SET SESSION sql_mode = 'TRADITIONAL'")
 
 
 def _set_up_nothing(cursor: DBAPICursor) -> None:
@@ -90,8 +90,8 @@ def _set_up_nothing(cursor: DBAPICursor) -> None:
 
 
 def _set_up_shared_mysql(cursor: DBAPICursor) -> None:
-    """As for our own, but for the isolation level, and with the modes that the server has."""
-    cursor.execute("SET SESSION sql_mode = CONCAT_WS(',', @@sql_mode, 'STRICT_ALL_TABLES'), time_zone = '+00:00'")
+    """Refuse what does not fit, with the other modes and all settings that the server has for the user's own connections."""
+    cursor.execute("SET SESSION sql_mode = CONCAT_WS(',', @@sql_mode, 'STRICT_ALL_TABLES')")
 
 
 def _set_up_sqlite(cursor: DBAPICursor) -> None:

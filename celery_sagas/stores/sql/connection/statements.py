@@ -39,10 +39,10 @@ class now(ColumnElement[int]):
 
 
 #: The time at which the statement began, by the name of the database. It stays the same within a statement, so that an index can
-#: be searched with it.
+#: be searched with it. None converts a local time: on MySQL that of a caller's connection has an hour of autumn twice.
 SERVER_CLOCKS = {
     "postgresql": "floor(extract(epoch from statement_timestamp()) * 1000)::bigint",
-    "mysql": "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
+    "mysql": "CAST(UNIX_TIMESTAMP() * 1000 + MICROSECOND(NOW(3)) DIV 1000 AS SIGNED)",
 }
 
 
