@@ -207,6 +207,19 @@ class TestCommit:
         assert following.handle.connection.dbapi_connection is not driver
         following.close()
 
+    @pytest.mark.parametrize("end", ["COMMIT", " commit", "ROLLBACK", "rollback work", "END"])
+    def test_function_cannot_end_it_by_a_text(self, sql: SqlBackend, payments: Payments, kind: type, end: str) -> None:
+        transaction = sql.shared.open(kind)
+        pay(transaction, "p")
+        with pytest.raises(MisuseError, match=f"Leave {end.split()[0].upper()} out"):
+            transaction.handle.execute(text(end))
+        transaction.handle.execute(text("SAVEPOINT a_part"))
+        transaction.handle.execute(text("ROLLBACK TO SAVEPOINT a_part"))
+        transaction.flush()
+        transaction.commit(lambda backend: backend.sagas.record(effects()))
+        transaction.close()
+        assert payments() == ["p"]
+
     def test_function_cannot_commit(self, sql: SqlBackend, payments: Payments, kind: type) -> None:
         transaction = sql.shared.open(kind)
         connection = transaction.handle if kind is Connection else transaction.handle.connection()

@@ -1,5 +1,6 @@
 """``saga_backend_options`` of an SQL backend, and the engine that they make."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 #: In the ``info`` of a shared connection while the library ends its transaction.
 ENDING = "celery_sagas.ending"
 ENDED = "the transaction is the library's to commit, together with what it writes itself"
+#: A statement that ends a transaction.
+_ENDS = re.compile(r"\s*(COMMIT|END|ROLLBACK|ABORT)\b(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b)", re.IGNORECASE)
 #: Every statement is its own transaction, or begins and ends one itself.
 _OURS = ("autocommit", "isolation_level", "execution_options")
 
@@ -98,6 +101,7 @@ def make_shared_engine(location: SqlLocation, dialect: SqlDialect, options: Mapp
     if begin := dialect.begin_shared:
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     event.listen(engine, "commit", _refuse_to_commit)
+    event.listen(engine, "before_cursor_execute", _refuse_to_end)
     return engine
 
 
@@ -109,6 +113,16 @@ def _refuse_to_commit(connection: Connection) -> None:
     """
     if ENDING not in connection.info:
         raise MisuseError(ENDED, "Leave commit() out; begin_nested() makes a part that can be rolled back by itself")
+
+
+def _refuse_to_end(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+    """Refuse a text of the user's that ends the transaction, which neither SQLAlchemy nor the library would notice.
+
+    Raises:
+        MisuseError: It is ``COMMIT`` or ``ROLLBACK``, but not to a savepoint.
+    """
+    if (ends := _ENDS.match(statement)) is not None:
+        raise MisuseError(ENDED, f"Leave {ends[1].upper()} out; begin_nested() makes a part that can be rolled back by itself")
 
 
 def _bound_waits(engine: Engine, options: Mapping[str, Any]) -> None:
