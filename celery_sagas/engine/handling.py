@@ -74,17 +74,17 @@ class Driver:
     _shared: SharedTransaction | None = None  #: in which the present attempt commits
     _count: int | None = None  #: the deliveries so far: this one is counted once, however many attempts it has
 
-    def drive(self, work: Steps[Handled]) -> Handled:
-        """Perform the operations of a unit of work until it ends."""
-        answer: Any = None
+    def drive(self, work: Steps[Handled], operation: Operation | None = None) -> Handled:
+        """Perform the operations of a unit of work until it ends: from the first one on, or from that for which it waits."""
         error: Exception | None = None
         try:
+            operation = operation or next(work)
             while True:
-                operation = work.send(answer) if error is None else work.throw(error)
                 try:
                     answer, error = self._perform(operation), None
                 except Exception as exc:  # also a time limit: the unit of work undoes what it has begun
                     error = exc
+                operation = work.send(answer) if error is None else work.throw(error)
         except StopIteration as end:
             handled: Handled = end.value
             return handled

@@ -1,8 +1,9 @@
 """Waves: the units of work of several messages proceed together, so that their operations share round trips.
 
-All finds are performed at once, then the handlers run, then all commits are performed, then what they send is published. Messages
-that look up their instance in the same way are handled in successive waves, in the order of their arrival. The last message that
-another has sent may be handled in the next wave, instead of being published.
+All finds are performed at once, then the handlers run, then all commits are performed, then what they send is published. One that
+shares a transaction with its handler's rows is committed before the next handler runs. Messages that look up their instance in
+the same way are handled in successive waves, in the order of their arrival. The last message that another has sent may be handled
+in the next wave, instead of being published.
 """
 
 import logging
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from celery_sagas.engine.handling import Services
+from celery_sagas.engine.handling import Driver, Services
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.engine.unit_of_work import Handled, Steps, handle_once
 from celery_sagas.errors import RevisionConflict, StoreError
-from celery_sagas.stores.operations import Commit, Find, Operation
+from celery_sagas.stores.operations import Begin, Commit, Find, Operation
 from celery_sagas.stores.records import ID, KEY, Found, Lookup, Outgoing
 
 logger = logging.getLogger("celery_sagas")
@@ -281,12 +282,10 @@ class Batch:
             self._has_run = True
         try:
             work.proceed(answer)
+            if isinstance(work.operation, Begin):
+                self._end(work, self._drive(work), done)
         except StopIteration as end:
-            work.operation = None
-            if end.value.handled_before is None:
-                done.append((work, end.value))
-            else:  # what it has left in the outbox must be published
-                self._leave(work, "it was handled before")
+            self._end(work, end.value, done)
         except RevisionConflict as conflict:
             self._begin_again(work, conflict)
         except self._interruptions:
@@ -294,8 +293,21 @@ class Batch:
         except Exception as exc:
             self._leave(work, exc)
         else:
-            return True
+            return work.operation is not None
         return False
+
+    def _drive(self, work: _Work) -> Handled:
+        """Handle a message in a transaction of its own, up to its commit: what it has locked keeps no other of them waiting."""
+        with work.message.running():
+            return Driver(self._services.backend).drive(work.steps, work.operation)
+
+    def _end(self, work: _Work, handled: Handled, done: list[tuple[_Work, Handled]]) -> None:
+        """Note that a unit of work has ended."""
+        work.operation = None
+        if handled.handled_before is None:
+            done.append((work, handled))
+        else:  # what it has left in the outbox must be published
+            self._leave(work, "it was handled before")
 
     @property
     def is_slow(self) -> bool:

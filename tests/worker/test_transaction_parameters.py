@@ -56,12 +56,6 @@ class TestFunctions:
             @saga.handles(transaction=Session)
             def paid(order: Any, session: Session, /, order_id: str) -> None: ...
 
-    def test_with_a_batch(self, saga: Any) -> None:
-        with pytest.raises(DefinitionError, match="runs alone"):
-
-            @saga.handles(transaction=Session, batch=10)
-            def paid(order: Any, session: Session, order_id: str) -> None: ...
-
     def test_misspelt(self, saga: Any) -> None:
         with pytest.raises(DefinitionError, match="transaction="):
 
