@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,16 +33,25 @@ def pytest_configure(config: pytest.Config) -> None:
                 os.environ[servers.SERVERS[name].variable] = found
 
 
-@pytest.hookimpl(tryfirst=True)  # before those are left out whose marks are not wanted
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out whose turn it is not; mark the tests that ask for a server, by a fixture or a parameter; have long ones first."""
-    if left_out := set(matrices.left_out(items)):
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Leave out whose turn it is not; mark the tests that ask for a server, by a fixture or a parameter; have long ones first.
+
+    Of those that are wanted in the end, by their marks and names, leave out more where each is run with a few parameters only.
+    """
+    _leave_out(config, items, set(matrices.left_out(items)))
     items.sort(key=lambda item: LONGEST.isdisjoint(item.path.parts))
     for item in items:
         if isinstance(item, pytest.Function) and not SERVERS.isdisjoint(_asked_for(item)):
             item.add_marker("server")
+    yield
+    _leave_out(config, items, set(matrices.beyond_a_few(items)))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], unwanted: set[pytest.Item]) -> None:
+    if unwanted:
+        config.hook.pytest_deselected(items=list(unwanted))
+        items[:] = [item for item in items if item not in unwanted]
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,7 @@ import pytest
 _SIZE = os.environ.get("CELERY_SAGAS_TEST_MATRIX", "")
 #: Whether everything is run with everything.
 IS_FULL = _SIZE == "full"
-#: Whether each thing is run once, in memory and as a task: where the rest of it is run in another environment.
+#: Whether each thing is run once or twice, in memory and as a task: where the rest of it is run in another environment.
 IS_SINGLE = _SIZE == "single"
 
 IN_TURN = "in_turn(group, *names): a value of these parameters with which a test runs in its turn; see tests/matrices.py"
@@ -24,6 +24,19 @@ def many(usual: int, full: int) -> int:
 def in_turn(group: str, *names: str) -> pytest.MarkDecorator:
     """Mark one of a group of values of these parameters: with each set of the other ones, a test runs with one of the group."""
     return pytest.mark.in_turn(group, *names)
+
+
+def beyond_a_few(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the tests that are left out where each is run once: all but two of its sets of parameters, other ones for each."""
+    if not IS_SINGLE:
+        return
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    for name, sets in tests.items():
+        first = zlib.crc32(name.encode()) % len(sets)
+        chosen = {first, (first + len(sets) // 2) % len(sets)}
+        yield from (item for position, item in enumerate(sets) if position not in chosen)
 
 
 def left_out(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
