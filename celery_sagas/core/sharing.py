@@ -7,17 +7,19 @@ from celery_sagas.errors import DefinitionError
 #: What a function can be given, by its name in SQLAlchemy: this class, or one that derives from it; and that class itself.
 _SESSION: Final = ("sqlalchemy.orm", "Session")
 _CONNECTION: Final = ("sqlalchemy.engine", "Connection")
-_REMEDY: Final = "Give transaction= the class Session or Connection of SQLAlchemy's"
+_REMEDY: Final = "Give transaction= the class Session or Connection of SQLAlchemy's, or the alias of a database of Django's"
 
 
-def checked_transaction(subject: str, kind: Any) -> type | None:
-    """Return the kind of transaction of a declaration: a class, of which the function is given an object.
+def checked_transaction(subject: str, kind: Any) -> type | str | None:
+    """Return the kind of transaction of a declaration: a class, of which the function is given an object, or an alias.
 
     Raises:
         DefinitionError: It is none.
     """
+    if kind is None or (isinstance(kind, str) and kind):
+        return kind
     names = [_name_of(base) for base in kind.__mro__] if isinstance(kind, type) else []
-    if kind is None or _SESSION in names or names[:1] == [_CONNECTION]:
+    if _SESSION in names or names[:1] == [_CONNECTION]:
         return kind  # type: ignore[no-any-return]
     shown = getattr(kind, "__name__", None) or repr(kind)
     if shown.startswith("Async"):

@@ -78,7 +78,7 @@ class StepDefinition:
     batch: int | None = None  #: the most messages that are handled together; ``None``: as the setting says
     status: StatusRule = ALWAYS
     defer_for_s: float = 0.0  #: how long a message may be deferred; 0: indefinitely
-    transaction: type | None = None  #: the kind of transaction that its handler shares with the commit
+    transaction: type | str | None = None  #: the kind of transaction that its handler shares with the commit
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,11 +98,11 @@ class StepDefinition:
     @property
     def message_position(self) -> int:
         """The position of the message's first parameter: after the state, and after the session of ``transaction=``."""
-        return self.state_position + (1 if self.transaction is None else 2)
+        return self.state_position + (2 if isinstance(self.transaction, type) else 1)
 
     def given(self, arguments: Mapping[str, Any], handle: object) -> Mapping[str, Any]:
         """Return the named arguments of the handler: those of the message, and the session of its transaction, if it has one."""
-        if self.transaction is None:
+        if not isinstance(self.transaction, type):
             return arguments
         names = list(inspect.signature(self.function).parameters)
         return {names[self.message_position - 1]: handle, **arguments}

@@ -75,6 +75,7 @@ _ADAPTERS: Mapping[str, _Adapter] = {
     "postgresql": _Adapter(*_SQL, driver="psycopg", extra="postgresql"),
     "mysql": _Adapter(*_SQL, driver="pymysql", extra="mysql"),
     "mariadb": _Adapter(*_SQL, driver="pymysql", extra="mysql"),
+    "django": _Adapter("celery_sagas.contrib.django.backend", "DjangoBackend", driver="django", extra="django"),
     **dict.fromkeys(("redis", "rediss", "unix", "sentinel"), _Adapter(*_REDIS, driver="redis", extra="redis")),
 }
 

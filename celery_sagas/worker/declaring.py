@@ -120,7 +120,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -137,7 +137,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -153,7 +153,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -170,7 +170,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -186,7 +186,7 @@ class Declared(State):
         to: Statuses | None = None,
         if_not: str | None = None,
         defer_for: Delay | None = None,
-        transaction: type | None = None,
+        transaction: type | str | None = None,
         formerly: Names | None = None,
         batch: int | None = None,
         **options: Any,
@@ -206,7 +206,8 @@ class Declared(State):
                 instance into a status in which the step runs.
             defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``WrongStatus``.
             transaction: Has rows that the handler writes committed with the saga, or not at all: ``Session`` or ``Connection`` of
-                SQLAlchemy's, of which it is given one after the state. It must be the database that keeps the sagas.
+                SQLAlchemy's, of which it is given one after the state; or an alias of Django's, and it uses models as always. It
+                must be the database that keeps the sagas.
             formerly: Earlier task names of the step; messages under them are still handled.
             batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
                 1 each message runs alone.
@@ -299,7 +300,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -316,7 +317,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -332,7 +333,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         bind: Literal[True],
@@ -349,7 +350,7 @@ class Declared(State):
         to: Statuses | None = ...,
         if_not: IfNot | None = ...,
         defer_for: Delay | None = ...,
-        transaction: None = ...,
+        transaction: str | None = ...,
         formerly: Names | None = ...,
         batch: int | None = ...,
         **options: Any,
@@ -365,7 +366,7 @@ class Declared(State):
         to: Statuses | None = None,
         if_not: str | None = None,
         defer_for: Delay | None = None,
-        transaction: type | None = None,
+        transaction: type | str | None = None,
         formerly: Names | None = None,
         batch: int | None = None,
         **options: Any,
@@ -387,7 +388,8 @@ class Declared(State):
             defer_for: How long a message is deferred at most: a ``timedelta`` or seconds. After that it raises ``SagaNotFound``,
                 or ``WrongStatus``.
             transaction: Has rows that the handler writes committed with the saga, or not at all: ``Session`` or ``Connection`` of
-                SQLAlchemy's, of which it is given one after the state. It must be the database that keeps the sagas.
+                SQLAlchemy's, of which it is given one after the state; or an alias of Django's, and it uses models as always. It
+                must be the database that keeps the sagas.
             formerly: Earlier task names of the step; messages under them are still handled.
             batch: The most messages that a worker handles together, from 1 to 500, in place of the setting ``saga_batch``; with
                 1 each message runs alone.

@@ -41,7 +41,7 @@ class AggregatorDefinition:
     dedupe_ms: int | None  #: ``None``: as long as the journal is kept
     max_buffered: int
     correlate_by: str | None = None  #: the path of the items' correlation id
-    transaction: type | None = None  #: the kind of transaction that its function shares with the removal of the batch
+    transaction: type | str | None = None  #: the kind of transaction that its function shares with the removal of the batch
     options: Mapping[str, Any] = field(default_factory=dict)  #: Celery's task options
 
     @property
@@ -114,7 +114,7 @@ def define_aggregator(
     subject = qualified_name_of(function, "an aggregator")
     bind = bool(options.get("bind", False))
     shared = checked_transaction(subject, transaction)
-    _check_function(subject, function, bind=bind, is_given_session=shared is not None)
+    _check_function(subject, function, bind=bind, is_given_session=isinstance(shared, type))
     _check_options(subject, options)
     if size is None and within is None and idle is None:
         raise DefinitionError(subject, "nothing would ever flush it", "Give it size=, within= or idle=")

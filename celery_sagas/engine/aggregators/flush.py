@@ -152,9 +152,8 @@ class Flush:
 
     def _call(self, batch: Batch[Any]) -> Any:
         """Call the function."""
-        if self._shared is None:
-            return self.call(batch)
-        result = self.call(batch, self._shared.handle)
+        given = (self._shared.handle,) if self._shared is not None and isinstance(self.definition.transaction, type) else ()
+        result = self.call(batch, *given)
         self._flush_shared()
         return result
 

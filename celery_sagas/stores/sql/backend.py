@@ -43,9 +43,12 @@ class SqlBackend(Backend):
     def __init__(
         self, url: str, *, prefix: str, options: Mapping[str, object] | None = None, clock: Callable[[], int] | None = None
     ) -> None:
-        location = locate(url)
-        self.url = location.shown
-        self.database = Database(location, prefix, options or {}, clock)
+        self._open(Database(locate(url), prefix, options or {}, clock))
+
+    def _open(self, database: Database) -> None:
+        """Open the ports over a database."""
+        self.url = database.location.shown
+        self.database = database
         sagas = SqlSagaStore(self.database)
         self._find_together, self._commit_together = sagas.find_together, sagas.commit_together
         self.sagas = sagas

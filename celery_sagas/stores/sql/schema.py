@@ -1,6 +1,6 @@
 """The tables: created by the first process, checked by all, printed for operators."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Dialect, Insert, Table, insert, inspect, select
@@ -16,6 +16,8 @@ from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
+
+_CREATES_TABLES = "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints"
 
 
 def prepare_schema(connection: Connection, database: Database, *, create: bool) -> None:
@@ -35,7 +37,7 @@ def prepare_schema(connection: Connection, database: Database, *, create: bool) 
     if stored is None or (stored == LAYOUT and not is_complete):
         raise ConfigurationError(
             f"the {names.shown} are missing in {shown}",
-            "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints",
+            database.location.creates_tables or _CREATES_TABLES,
         )
     if remedy := stored.remedy(LAYOUT.version):
         raise ConfigurationError(
@@ -129,13 +131,20 @@ def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
 
 def ddl(location: SqlLocation, names: Names = OURS) -> str:
     """Return the statements that create the tables, under their names, in the database at a location."""
+    return "".join(f"{statement};\n\n" for statement in statements_for(location, names))
+
+
+def statements_for(location: SqlLocation, names: Names, existing: Collection[str] = ()) -> list[str]:
+    """Return the statements that create the tables but for those that exist, by their names."""
     dialect: Dialect = location.url.get_dialect()()
-    elements = [element for table in metadata.sorted_tables for element in _create(names.table(table))]
+    tables = [table for table in map(names.table, metadata.sorted_tables) if table.name not in existing]
+    elements = [element for table in tables for element in _create(table)]
     if names.schema:
         elements.insert(0, CreateSchema(names.schema, if_not_exists=True))
     statements = [str(element.compile(dialect=dialect)).strip() for element in elements]
-    statements.append(str(_insert_layout(names).compile(dialect=dialect, compile_kwargs={"literal_binds": True})))
-    return "".join(f"{statement};\n\n" for statement in statements)
+    if names.of(layout.name) not in existing:
+        statements.append(str(_insert_layout(names).compile(dialect=dialect, compile_kwargs={"literal_binds": True})))
+    return statements
 
 
 def _create(table: Table) -> list[ExecutableDDLElement]:

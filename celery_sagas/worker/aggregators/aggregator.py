@@ -240,7 +240,7 @@ def aggregator(
     dedupe_for: Duration | str | None = ...,
     max_buffered: int | None = ...,
     correlate_by: str | None = ...,
-    transaction: None = ...,
+    transaction: str | None = ...,
     name: str | None = ...,
     bind: Literal[True],
     **options: Any,
@@ -257,7 +257,7 @@ def aggregator(
     dedupe_for: Duration | str | None = ...,
     max_buffered: int | None = ...,
     correlate_by: str | None = ...,
-    transaction: None = ...,
+    transaction: str | None = ...,
     name: str | None = ...,
     **options: Any,
 ) -> Callable[[Callable[[Batch[ItemT]], ResultT]], Aggregator[ItemT]]: ...
@@ -272,7 +272,7 @@ def aggregator(
     dedupe_for: Duration | str | None = AS_JOURNAL,
     max_buffered: int | None = None,
     correlate_by: str | None = None,
-    transaction: type | None = None,
+    transaction: type | str | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Any:
@@ -293,8 +293,8 @@ def aggregator(
         correlate_by: The field (a dotted path) of the items' correlation id, by which ``remove_correlated`` finds them. Several
             items may share one, or have none.
         transaction: Has rows that the function writes committed with the removal of the batch, or not at all: ``Session`` or
-            ``Connection`` of SQLAlchemy's, of which it is given one after the batch. It must be the database that keeps the
-            items.
+            ``Connection`` of SQLAlchemy's, of which it is given one after the batch; or an alias of Django's. It must be the
+            database that keeps the items.
         name: The stored name (default: that of a shared task, module and function). The buffered items are stored under it.
         **options: Celery's task options for the flush task: time limits, retries, ``bind``. Both tasks share its queue.
 

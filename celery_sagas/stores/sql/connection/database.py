@@ -193,7 +193,7 @@ class Database(StatementRunner):
         self.prefix = prefix
         #: Returns milliseconds since the epoch; ``None``: the server's clock is read in each statement.
         self.clock = clock if clock is not None or self.dialect.has_clock else _wall_clock
-        self.errors = SqlErrors(self.driver, location, self.names)  #: translates those of the driver
+        self.errors = SqlErrors(location, self.names, self.driver)  #: translates those of the driver
         self._statements: dict[tuple[Build, Shape], Statement] = {}
         #: Each operation runs in it.
         self.gate: AbstractContextManager[object] = nullcontext()

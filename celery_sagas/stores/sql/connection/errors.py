@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 
 from celery_sagas.errors import StoreError, StoreUnavailable
 from celery_sagas.stores.sql.connection.location import SqlLocation
-from celery_sagas.stores.sql.connection.names import OURS, Names
+from celery_sagas.stores.sql.connection.names import Names
 
 if TYPE_CHECKING:  # SQLAlchemy 2.0 began without it
     from sqlalchemy.engine.interfaces import DBAPIModule
@@ -55,16 +55,19 @@ _UNDOES_ALL = frozenset({1020, 1206, 1213})
 #: Raised by drivers while they encode the values, before anything is sent: a lone surrogate, a number beyond 64 bits.
 _ENCODING_ERRORS = (UnicodeError, OverflowError)
 
-_NO_TABLE = "it has no {}: start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
+_NO_TABLE = "it has no {}: {}"
+_CREATES_TABLES = "start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
 
 _PATHS = "sqlite:///name is relative to the working directory, sqlite:////name is absolute"
 
 
 class SqlErrors:
-    """Translates the errors of one driver at one location."""
+    """Translates the errors of drivers at one location."""
 
-    def __init__(self, driver: DBAPIModule, location: SqlLocation, names: Names = OURS) -> None:
-        self._driver = driver
+    def __init__(self, location: SqlLocation, names: Names, *drivers: DBAPIModule) -> None:
+        self._errors = tuple(driver.Error for driver in drivers)
+        self._integrity_errors = tuple(driver.IntegrityError for driver in drivers)
+        self._data_errors = tuple(driver.DataError for driver in drivers)
         self._location = location
         self._names = names
 
@@ -78,7 +81,7 @@ class SqlErrors:
             raise self._translate(origin) from origin
         except StatementError as exc:  # SQLAlchemy's, about an interruption of its own statement, such as a time limit
             raise exc.orig or exc from None
-        except (self._driver.Error, *_ENCODING_ERRORS) as exc:
+        except (*self._errors, *_ENCODING_ERRORS) as exc:
             raise self._translate(exc) from exc
 
     def _translate(self, error: Exception) -> StoreError:
@@ -87,7 +90,7 @@ class SqlErrors:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self.text_of(error)}. Nothing was stored."
             )
-        no_table = _NO_TABLE.format(self._names.shown)
+        no_table = _NO_TABLE.format(self._names.shown, self._location.creates_tables or _CREATES_TABLES)
         return StoreUnavailable(self._location.shown, no_table if fault is Fault.NO_TABLE else self._unavailable(error))
 
     def _unavailable(self, error: Exception) -> str:
@@ -102,15 +105,15 @@ class SqlErrors:
         fault = _FAULTS.get(code) or (_FAULTS.get(code[:2]) if isinstance(code, str) else None)
         if fault is not None:
             return fault
-        if isinstance(error, self._driver.IntegrityError):
+        if isinstance(error, self._integrity_errors):
             return Fault.UNIQUE
         if str(error).startswith(f"no such table: {self._names.of('saga_')}"):  # SQLite has no number for it
             return Fault.NO_TABLE
-        return Fault.REFUSED if isinstance(error, (self._driver.DataError, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
+        return Fault.REFUSED if isinstance(error, (*self._data_errors, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
 
     def undoes_all(self, error: BaseException) -> bool:
         """Return whether the server has rolled back the transaction of a statement, and takes more of them without it."""
-        return isinstance(error, self._driver.Error) and _code(error) in _UNDOES_ALL
+        return isinstance(error, self._errors) and _code(error) in _UNDOES_ALL
 
     def text_of(self, error: BaseException) -> str:
         """Return the first line: those that follow may repeat stored values."""

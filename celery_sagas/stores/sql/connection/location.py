@@ -1,7 +1,9 @@
 """The database that a URL names, and the URL as it may be shown."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -25,6 +27,10 @@ class SqlLocation:
     url: URL  #: with the driver
     shown: str  #: as it was written, but for secrets
     secrets: tuple[str, ...]
+    #: What creates the tables, if no worker may: the remedy of errors about missing ones.
+    creates_tables: str = ""
+    #: Returns arguments of the driver that are not in the URL, before each connection.
+    arguments: Callable[[], Mapping[str, Any]] | None = None
 
     def __repr__(self) -> str:
         return f"SqlLocation({self.shown})"

@@ -80,9 +80,20 @@ def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str
         paramstyle=dialect.paramstyle,
         connect_args={**_timeouts(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
     )
+    if location.arguments is not None:
+        _add_arguments(engine, location.arguments)
     _bound_waits(engine, options)
     event.listen(engine, "connect", lambda connection, entry: _set_up(dialect.on_connect, connection))
     return engine
+
+
+def _add_arguments(engine: Engine, arguments: Callable[[], Mapping[str, Any]]) -> None:
+    """Add arguments before each connection, but for those that the options set."""
+
+    def add(dialect: object, entry: object, positional: object, named: dict[str, Any]) -> None:
+        named.update({name: value for name, value in arguments().items() if name not in named})
+
+    event.listen(engine, "do_connect", add)
 
 
 def make_shared_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str, Any]) -> Engine:

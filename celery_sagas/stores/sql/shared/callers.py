@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from celery_sagas.core.ids import time_ordered_id
-from celery_sagas.errors import MisuseError
+from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.stores.shared import SEND
 from celery_sagas.stores.sql.connection.database import Database
@@ -50,17 +50,35 @@ class _Sent(NamedTuple):
     then: Callable[[str], object]
 
 
+class OutgoingInsert:
+    """Inserts outgoing rows of plain code over any connection to a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.statement = _insert_row(database.names.table(outbox), database.name, has_clock=database.clock is not None)
+
+    def values(self, row: Outgoing, cause: str) -> dict[str, object]:
+        """Return the parameters for a row."""
+        values: dict[str, object] = {**row._asdict(), "prefix": self._database.prefix, "cause": cause}
+        if self._database.name == "mysql":  # the caller's connection may encode texts in another way than ours
+            values = {name: value.encode() if isinstance(value, str) else value for name, value in values.items()}
+        return values if self._database.clock is None else {**values, "now": self._database.clock()}
+
+
 class Callers:
     """The transactions of callers in one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._insert = _insert_row(database.names.table(outbox), database.name, has_clock=database.clock is not None)
+        self._insert = OutgoingInsert(database)
         self._checked: WeakSet[Engine] = WeakSet()
 
     def add(self, using: object, rows: Sequence[Outgoing], then: Callable[[str], object]) -> None:
         """Write rows; see ``SharedTransactions.add``."""
         caller = using() if isinstance(using, scoped_session) else using
+        if isinstance(using, str):
+            problem = f"using={using!r} is an alias of Django's, and the messages are kept in {self._database.location.shown}"
+            raise ConfigurationError(problem, f"Let saga_outbox_backend, or saga_backend, be django://{using}")
         if not isinstance(caller, Session | Connection):
             raise TypeError(f"using= takes a Session or a Connection of SQLAlchemy's, {_but_given(using)}")
         with _ended_transactions_refused():
@@ -68,7 +86,7 @@ class Callers:
             self._check(connection)
             cause = self._note(caller, then) if isinstance(caller, Session) and _is_told(connection) else time_ordered_id()
             for row in rows:
-                connection.execute(self._insert, self._values_of(row, cause))
+                connection.execute(self._insert.statement, self._insert.values(row, cause))
 
     def _check(self, connection: Connection) -> None:
         refuse_autocommit(connection)
@@ -85,12 +103,6 @@ class Callers:
             event.listen(session, "after_commit", _after_commit)
             event.listen(session, "after_transaction_end", _after_end)
         return cause
-
-    def _values_of(self, row: Outgoing, cause: str) -> dict[str, object]:
-        values: dict[str, object] = {**row._asdict(), "prefix": self._database.prefix, "cause": cause}
-        if self._database.name == "mysql":  # the caller's connection may encode texts in another way than ours
-            values = {name: value.encode() if isinstance(value, str) else value for name, value in values.items()}
-        return values if self._database.clock is None else {**values, "now": self._database.clock()}
 
 
 def _after_commit(session: Session) -> None:

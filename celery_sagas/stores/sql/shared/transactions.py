@@ -36,6 +36,9 @@ class SqlSharedTransactions(SharedTransactions):
 
     def check(self, kind: object) -> None:
         shown = self._database.location.shown
+        if isinstance(kind, str):
+            problem = f"transaction={kind!r} is an alias of Django's, and the backend is {shown}"
+            raise ConfigurationError(problem, f"Let the backend be django://{kind}")
         if self._database.location.in_memory:
             problem = f"{shown} is the memory of one connection, in which no other transaction can write"
             raise ConfigurationError(problem, "Let saga_backend name a file, or a server")

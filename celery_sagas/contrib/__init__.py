@@ -1,0 +1,1 @@
+"""What celery_sagas adds to other packages, if they are there."""

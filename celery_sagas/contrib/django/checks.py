@@ -1,0 +1,59 @@
+"""Checks of ``manage.py check``: what would otherwise be found when a worker starts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+
+from celery_sagas.contrib.django.schema import names_in
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.settings import Settings, read_settings
+from celery_sagas.stores.sql.tables import layout
+from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.celery_internals import current_app
+from celery_sagas.worker.runtime import refuse_stand_in
+
+
+@register()
+def check_settings(app_configs: Any, **options: Any) -> list[CheckMessage]:
+    """Check that there is a Celery app, and that its backends can be opened; nothing is connected."""
+    app = current_app()
+    try:
+        refuse_stand_in(app)
+    except ConfigurationError as exc:
+        return [Warning(exc.problem, hint=exc.remedy, id="celery_sagas.W001")]
+    try:
+        settings = read_settings(app.conf)
+        for url in _urls(settings):
+            given = settings.backend_options if url == settings.backend else {}
+            open_backend(url, prefix=settings.prefix, options=given).close()
+    except ConfigurationError as exc:
+        return [Error(exc.problem, hint=exc.remedy, id="celery_sagas.E001")]
+    return []
+
+
+@register(Tags.database)
+def check_tables(app_configs: Any, databases: Sequence[str] | None, **options: Any) -> list[CheckMessage]:
+    """Check that the databases in which sagas are kept have the tables."""
+    try:
+        kept_in = _urls(read_settings(current_app().conf))
+    except ConfigurationError:
+        return []  # the other check says so
+    return [_missing(alias) for alias in databases or () if f"django://{alias}" in kept_in and not _has_tables(alias)]
+
+
+def _urls(settings: Settings) -> list[str]:
+    given = (settings.backend, settings.aggregator_backend, settings.outbox_backend)
+    return [url for url in dict.fromkeys(given) if url is not None]
+
+
+def _has_tables(alias: str) -> bool:
+    connection = connections[alias]
+    names = names_in(connection)
+    return bool(names.schema) or names.of(layout.name) in connection.introspection.table_names()
+
+
+def _missing(alias: str) -> CheckMessage:
+    problem, hint = f"the saga tables are missing in django://{alias}", f"Run python manage.py migrate --database={alias}"
+    return Warning(problem, hint=hint, id="celery_sagas.W002")

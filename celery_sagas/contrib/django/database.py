@@ -1,0 +1,96 @@
+"""A database of Django's: over connections of the library's own, or, inside ``atomic()``, over Django's."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+import django.db
+from celery import signals
+from django.db import transaction
+
+from celery_sagas.connections import OnFailure
+from celery_sagas.contrib.django.addresses import alias_of, connection_of, locate
+from celery_sagas.errors import MisuseError
+from celery_sagas.stores.sql.connection.database import Database, SqlSession
+from celery_sagas.stores.sql.connection.errors import SqlErrors
+from celery_sagas.stores.sql.shared.joined import JoinedSession
+
+T = TypeVar("T")
+
+#: Whether this process, or the one that has forked it, is a worker.
+_is_worker = False
+
+
+class DjangoDatabase(Database):
+    """The database of an alias.
+
+    What is called inside ``atomic()`` takes part in that transaction, as models do: it runs over Django's connection, in a
+    savepoint. Outside of it, too, a process uses Django's connection, unless it is a worker: that has connections of its own,
+    which stay open between two tasks.
+    """
+
+    def __init__(self, url: str, prefix: str, options: Mapping[str, object], clock: Callable[[], int] | None) -> None:
+        self.alias = alias_of(url)
+        super().__init__(locate(self.alias), prefix, options, clock)
+        # Django may use mysqlclient, and the library uses PyMySQL
+        self.errors = SqlErrors(self.location, self.names, self.driver, connection_of(self.alias).Database)
+
+    def run(self, work: Callable[[SqlSession], T]) -> T:
+        """Run one operation: on Django's connection, if that is in a transaction."""
+        connection = connection_of(self.alias)
+        if connection.in_atomic_block:
+            return self._run_in_savepoint(connection, work)
+        return super().run(work) if _is_worker else self._run_alone(connection, work)
+
+    def _run_alone(self, connection: Any, work: Callable[[SqlSession], T]) -> T:
+        """Run one operation over Django's connection, which is in autocommit."""
+        with self.errors.translated():
+            try:
+                connection.ensure_connection()
+            except django.db.Error as exc:
+                raise origin_of(exc) from exc
+            session = SqlSession(self, connection.connection.cursor())
+            with OnFailure(partial(self._recover, connection, session)):
+                return work(session)
+
+    def _recover(self, connection: Any, session: SqlSession) -> None:
+        """Undo what an error left open; close a connection on which that fails, so that Django opens another one."""
+        connection.errors_occurred = True
+        try:
+            is_sound = session.recover()
+        except Exception:  # of the other driver
+            is_sound = False
+        if is_sound:
+            connection.close_if_unusable_or_obsolete()
+        else:
+            connection.close()
+
+    def _run_in_savepoint(self, connection: Any, work: Callable[[SqlSession], T]) -> T:
+        """Run one operation in a transaction of Django's, so that an error of it ends nothing else."""
+        if connection.needs_rollback:
+            problem = f"the transaction of the database {self.alias!r} of Django's was ended by an earlier error"
+            raise MisuseError(problem, "Leave atomic() first")
+        with self.errors.translated(), transaction.atomic(using=self.alias):
+            session = JoinedSession(self, connection.connection.cursor())
+            answer = work(session)
+            if session.is_refused:
+                transaction.set_rollback(True, using=self.alias)
+            return answer
+
+
+def origin_of(error: BaseException) -> Exception:
+    """Return the driver's error behind one of Django's, or of this library's."""
+    cause = error.__cause__
+    return cause if isinstance(cause, Exception) else Exception(str(error))
+
+
+@signals.worker_init.connect
+def _begin_work(**_: object) -> None:
+    global _is_worker
+    _is_worker = True
+
+
+@signals.worker_shutdown.connect
+def _end_work(**_: object) -> None:
+    global _is_worker
+    _is_worker = False

@@ -1,0 +1,157 @@
+"""Tests as a project's own: over Django's connection, each undone at its end, or in a database that is emptied."""
+
+from contextlib import nullcontext
+
+from bakery import sagas
+from bakery.models import Cake, Slice
+from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, spoil
+from django.db import IntegrityError, connection, transaction
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
+from sqlalchemy.orm import Session
+
+from celery_sagas import send
+from celery_sagas.errors import ConfigurationError, MisuseError
+from celery_sagas.stores.urls import open_backend
+
+
+class Sagas:
+    """What holds in both kinds of tests."""
+
+    def place(self, order_id):
+        with self.committing(), transaction.atomic():
+            Cake.objects.create(order_id=order_id, flavour="lemon")
+            send(ordered.si(order_id=order_id), using="default")
+
+    def test_saga_starts_beside_a_row(self):
+        self.place("1")
+        assert Baking.find("1").slices == 0
+
+    def test_steps_use_models(self):
+        self.place("1")
+        cut.delay(order_id="1", number=1)
+        cut.delay(order_id="1", number=2)
+        assert Baking.find("1").slices == Slice.objects.count() == 2
+        eaten.delay(order_id="1")
+        assert not Slice.objects.exists()
+
+    def test_error_of_a_step_undoes_its_rows(self):
+        self.place("1")
+        with self.assertRaises(ValueError):
+            cut.delay(order_id="1", number=-1)
+        assert (Baking.find("1").slices, Slice.objects.count()) == (0, 0)
+
+    def test_batches_use_models(self):
+        for number in range(3):
+            crumbs.add(number)
+        assert Slice.objects.filter(order_id="crumbs").count() == 3
+
+    def test_nothing_is_sent_with_a_savepoint_that_is_undone(self):
+        with self.committing(), transaction.atomic():
+            with self.assertRaises(IntegrityError), transaction.atomic():
+                send(ordered.si(order_id="1"), using="default")
+                Cake.objects.create(order_id="1", flavour="lemon")
+                Cake.objects.create(order_id="1", flavour="lemon")
+            send(ordered.si(order_id="2"), using="default")
+        assert Baking.find("1") is None
+        assert Baking.find("2") is not None
+
+    def test_error_that_a_step_catches_undoes_its_savepoint_alone(self):
+        self.place("1")
+        spoil.delay(order_id="1", in_savepoint=True)
+        assert (Baking.find("1").slices, Cake.objects.count()) == (1, 1)
+
+    def test_step_that_has_asked_for_a_rollback_fails(self):
+        self.place("1")
+        with self.assertRaisesRegex(MisuseError, "has ended the transaction"):
+            burn.delay(order_id="1")
+        assert not Slice.objects.exists()
+
+    def test_nothing_is_sent_with_a_transaction_that_an_error_has_ended(self):
+        with transaction.atomic():
+            transaction.set_rollback(True)
+            with self.assertRaisesRegex(MisuseError, "Leave atomic"):
+                send(ordered.si(order_id="1"), using="default")
+            with self.assertRaisesRegex(MisuseError, "Leave atomic"):
+                Baking.find("1")
+        assert Baking.find("1") is None
+
+    def test_transaction_is_one_of_the_database_of_the_backend(self):
+        with transaction.atomic(), self.assertRaisesRegex(ConfigurationError, "django://other"):
+            send(ordered.si(order_id="1"), using="other")
+
+    def test_two_sends_share_a_commit(self):
+        with self.committing(), transaction.atomic():
+            for number in range(5):
+                send(ordered.si(order_id=str(number)), using="default")
+        assert [Baking.find(str(number)).order_id for number in range(5)] == list("01234")
+
+
+class InOneTransaction(Sagas, TestCase):
+    def committing(self):
+        return self.captureOnCommitCallbacks(execute=True)
+
+
+class InTransactions(Sagas, TransactionTestCase):
+    def committing(self):
+        return nullcontext()
+
+    def test_outside_of_a_transaction_nothing_is_sent(self):
+        with self.assertRaises(MisuseError):
+            send(ordered.si(order_id="1"), using="default")
+
+    def test_step_that_catches_an_error_without_a_savepoint_fails(self):
+        self.place("1")
+        with self.assertRaisesRegex(MisuseError, "transaction.atomic"):
+            spoil.delay(order_id="1", in_savepoint=False)
+        assert Baking.find("1").slices == 0
+
+    def test_functions_of_a_step_run_after_its_commit(self):
+        self.place("1")
+        sagas.rung.clear()
+        ring.delay(order_id="1")
+        with self.assertLogs("celery_sagas", "ERROR"):
+            ring.delay(order_id="1", fails=True)
+        assert (sagas.rung, Baking.find("1").slices) == (["1", "1"], 2)
+
+    def test_sends_of_a_transaction_are_published_together(self):
+        with transaction.atomic():
+            for number in range(3):
+                send(ordered.si(order_id=str(number)), using="default")
+            assert len(connection.run_on_commit) == 1
+
+    def test_saga_can_be_read_where_it_was_started(self):
+        with transaction.atomic():
+            ordered.delay(order_id="1")
+            assert Baking.find("1") is not None
+            transaction.set_rollback(True)
+        assert Baking.find("1") is None
+
+
+class Settings(SimpleTestCase):
+    def assert_refused(self, url, text):
+        with self.assertRaisesRegex(ConfigurationError, text):
+            open_backend(url, prefix="x", options={})
+
+    def test_alias_must_be_known(self):
+        self.assert_refused("django://nowhere", "has no 'nowhere'")
+
+    def test_alias_must_be_one(self):
+        for url in ("django://", "django://user@host/name"):
+            self.assert_refused(url, "django://alias")
+
+    def test_alias_must_commit(self):
+        self.assert_refused("django://manual", "AUTOCOMMIT")
+
+    def test_transaction_must_be_djangos(self):
+        backend = open_backend("django://default", prefix="x", options={})
+        with self.assertRaisesRegex(ConfigurationError, "transaction='default'"):
+            backend.shared.check(Session)
+        with self.assertRaisesRegex(ConfigurationError, "django://other"):
+            backend.shared.check("other")
+
+    def test_alias_is_refused_by_other_backends(self):
+        backend = open_backend("sqlite:////tmp/none", prefix="x", options={})
+        with self.assertRaisesRegex(ConfigurationError, "django://default"):
+            backend.shared.check("default")
+        with self.assertRaisesRegex(ConfigurationError, "django://default"):
+            backend.shared.add("default", [], print)

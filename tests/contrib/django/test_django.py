@@ -1,0 +1,110 @@
+"""A Django project that keeps its sagas in its own database; its tests are run as a project's are, by ``manage.py``."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, make_url
+
+import celery_sagas
+from tests import servers
+
+PROJECT = Path(__file__).parent / "project"
+#: What finds this library wherever it is: installed, or in a clone.
+LIBRARY = Path(celery_sagas.__file__).parents[1]
+BACKENDS = {"postgresql": "django.db.backends.postgresql", "mysql": "django.db.backends.mysql"}
+EAGER = {"CELERY_TASK_ALWAYS_EAGER": True, "CELERY_TASK_EAGER_PROPAGATES": True}
+#: Before Django looks for mysqlclient.
+WITH_PYMYSQL = "import pymysql; pymysql.version_info = (2, 2, 1, 'final', 0); pymysql.install_as_MySQLdb()"
+
+Manage = Callable[..., str]
+
+
+def database_of(url: URL) -> dict[str, Any]:
+    """Return a database as Django's settings have it."""
+    address = {"HOST": url.host, "PORT": url.port or "", "USER": url.username or "", "PASSWORD": url.password or ""}
+    return {"ENGINE": BACKENDS[url.get_backend_name()], "NAME": url.database, **address}
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Make a database of the kind that the test asks for."""
+    kind = request.param.partition("+")[0]
+    if kind == "sqlite":
+        yield {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "bakery.sqlite3")}
+        return
+    with servers.database(kind) as url:
+        yield database_of(make_url(url))
+
+
+@pytest.fixture
+def manage(request: pytest.FixtureRequest, database: dict[str, Any]) -> Manage:
+    """Return a function that runs ``manage.py``, and returns what it has written."""
+    driver = request.node.callspec.params["database"].partition("+")[2]
+    if driver == "mysqlclient" and not find_spec("MySQLdb"):
+        servers.absent("mysqlclient is not installed, for which Debian's libmariadb-dev is needed: pip install mysqlclient")
+
+    def run(*arguments: str, fails: bool = False, **settings: Any) -> str:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LIBRARY)]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "BAKERY_DATABASES": json.dumps({"default": database}),
+            "BAKERY_SETTINGS": json.dumps(settings),
+        }
+        start = f"{WITH_PYMYSQL if driver == 'pymysql' else ''}\nimport runpy; runpy.run_path('manage.py', run_name='__main__')"
+        command = [sys.executable, "-W", "error", "-c", start, *arguments]
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        output = done.stdout + done.stderr
+        assert bool(done.returncode) == fails, output
+        return output
+
+    return run
+
+
+def on(*kinds: str) -> pytest.MarkDecorator:
+    """Run a test on these kinds of databases."""
+    marks = {"sqlite": ()}
+    return pytest.mark.parametrize(
+        "database", [pytest.param(kind, marks=marks.get(kind, pytest.mark.server)) for kind in kinds], indirect=True
+    )
+
+
+@on("sqlite", "postgresql", "mariadb+pymysql", "mariadb+mysqlclient")
+def test_tests_of_a_project_pass(manage: Manage) -> None:
+    assert "\nOK\n" in manage("test", "--noinput", **EAGER)
+
+
+@on("sqlite", "postgresql", "mariadb+pymysql")
+def test_migrations_create_the_tables(manage: Manage) -> None:
+    assert "celery_sagas.W002" in manage("check", "--database=default")
+    assert "manage.py migrate" in manage("sagas", "dead", "list", fails=True)
+    manage("migrate")
+    assert manage("check", "--database=default").startswith("System check identified no issues")
+    assert "no dead letters" in manage("sagas", "dead", "list")
+    assert "No changes detected" in manage("makemigrations", "--check")
+    manage("migrate", "celery_sagas", "zero")
+    assert "celery_sagas.W002" in manage("check", "--database=default")
+    manage("migrate")
+    assert "no dead letters" in manage("sagas", "dead", "list")
+
+
+@on("postgresql", "mariadb+pymysql")
+def test_tables_have_the_names_that_the_options_say(manage: Manage) -> None:
+    options = {"table_prefix": "flour_"}
+    assert "\nOK\n" in manage("test", "--noinput", **EAGER, CELERY_SAGA_BACKEND_OPTIONS=options)
+
+
+@on("sqlite")
+def test_checks_report_wrong_settings(manage: Manage) -> None:
+    wrong = manage("check", fails=True, CELERY_SAGA_BACKEND="django://nowhere")
+    assert "celery_sagas.E001" in wrong
+    assert "It has default, manual" in wrong
+    assert "celery_sagas.E001" in manage("check", fails=True, CELERY_SAGA_BACKEND_OPTIONS={"pool": 3})
+    manage("check", CELERY_SAGA_BACKEND="memory://")
