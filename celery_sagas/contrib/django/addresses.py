@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -108,9 +109,8 @@ def arguments_of(alias: str) -> dict[str, Any]:
 
 
 def _check_known(alias: str, arguments: Mapping[str, object]) -> None:
-    from pymysql import connect
-
-    if unknown := sorted(set(arguments) - set(inspect.signature(connect).parameters)):
+    known = inspect.signature(import_module("pymysql").connect).parameters
+    if unknown := sorted(set(arguments) - set(known)):
         problem = f"the database {alias!r} of Django's has the option {', '.join(unknown)}, which PyMySQL has not"
         raise ConfigurationError(problem, "Write it as PyMySQL has it, which mysqlclient takes too: {'ssl': {'ca': …}}")
 

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import URL, make_url
+from sqlalchemy import make_url
 
 import celery_sagas
 from tests import servers
+from tests.contrib.django.databases import PROJECT, database_of
 
-PROJECT = Path(__file__).parent / "project"
 #: What finds this library wherever it is: installed, or in a clone.
 LIBRARY = Path(celery_sagas.__file__).parents[1]
-BACKENDS = {"postgresql": "django.db.backends.postgresql", "mysql": "django.db.backends.mysql"}
 EAGER = {"CELERY_TASK_ALWAYS_EAGER": True, "CELERY_TASK_EAGER_PROPAGATES": True}
 #: Before Django looks for mysqlclient.
 WITH_PYMYSQL = "import pymysql; pymysql.version_info = (2, 2, 1, 'final', 0); pymysql.install_as_MySQLdb()"
@@ -26,18 +25,12 @@ WITH_PYMYSQL = "import pymysql; pymysql.version_info = (2, 2, 1, 'final', 0); py
 Manage = Callable[..., str]
 
 
-def database_of(url: URL) -> dict[str, Any]:
-    """Return a database as Django's settings have it."""
-    address = {"HOST": url.host, "PORT": url.port or "", "USER": url.username or "", "PASSWORD": url.password or ""}
-    return {"ENGINE": BACKENDS[url.get_backend_name()], "NAME": url.database, **address}
-
-
 @pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Make a database of the kind that the test asks for."""
     kind = request.param.partition("+")[0]
     if kind == "sqlite":
-        yield {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "bakery.sqlite3")}
+        yield database_of(make_url(f"sqlite:///{tmp_path}/bakery.sqlite3"))
         return
     with servers.database(kind) as url:
         yield database_of(make_url(url))

@@ -2,13 +2,13 @@
 
 from contextlib import nullcontext
 
-from bakery import sagas
-from bakery.models import Cake, Slice
-from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, spoil
 from django.db import IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from sqlalchemy.orm import Session
 
+from bakery import sagas
+from bakery.models import Cake, Slice
+from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, spoil
 from celery_sagas import send
 from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.urls import open_backend

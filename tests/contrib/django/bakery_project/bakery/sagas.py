@@ -1,8 +1,8 @@
 """The sagas, which Celery finds in the app by the name of this module."""
 
-from bakery.models import Cake, Slice
 from django.db import DatabaseError, transaction
 
+from bakery.models import Cake, Slice
 from celery_sagas import Batch, Saga, aggregator
 
 

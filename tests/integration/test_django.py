@@ -1,0 +1,82 @@
+"""A Django project with real workers: its rows and its sagas are there together, or not at all."""
+
+import json
+import random
+from functools import partial
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from tests.contrib.django.databases import PROJECT, database_of
+from tests.integration.conftest import Deploy
+from tests.integration.crew import Crew
+from tests.integration.deaths import VISIBILITY
+from tests.integration.ledgers import SOON
+from tests.integration.matrices import matrix
+from tests.integration.worker import APPS, Deployment
+from tests.waiting import wait_until
+
+ORDERS, PROCESSES, UNDONE_EVERY = 1_000, 4, 10
+SLICES, KILLS = 120, 6
+ORDERED, CUT = "baking.ordered", "baking.cut"
+
+
+def deploy_bakery(deploy: Deploy, engine: str, broker: str, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """Deploy the project, with its tables."""
+    settings = {"broker_transport_options": VISIBILITY} if broker == "redis" else {}
+    deployment = deploy("baking", broker, engine, saga_backend="django://default", **SOON, **settings)
+    if broker == "redis":
+        deployment.settings["broker_read_url"] = f"sagas-{deployment.broker}"
+    deployment.paths.append(str(PROJECT))
+    monkeypatch.setenv("BAKERY_DATABASES", json.dumps({"default": database_of(make_url(deployment.backend_url))}))
+    deployment.script(PROJECT / "manage.py", "migrate")
+    return deployment
+
+
+def count(deployment: Deployment, query: str) -> int:
+    """Run a query that counts, about what this deployment has ordered."""
+    engine = create_engine(deployment.backend_url)
+    try:
+        with engine.connect() as connection:
+            return int(connection.execute(text(query), {"mine": f"{deployment.name}-%", "prefix": deployment.name}).scalar_one())
+    finally:
+        engine.dispose()
+
+
+def test_a_saga_starts_beside_each_row(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = deploy_bakery(deploy, "postgresql", "rabbitmq", monkeypatch)
+    deployment.start("prefork", 2).wait_ready()
+    each, wanted = ORDERS // PROCESSES, ORDERS - ORDERS // UNDONE_EVERY
+    parts = [(str(number * each), str((number + 1) * each)) for number in range(PROCESSES)]
+    scripts = [deployment.start_script(APPS / "ordering_cakes.py", deployment.name, *part) for part in parts]
+    assert [script.wait_ended() for script in scripts] == [0] * PROCESSES, deployment.describe()
+    deployment.wait_handled(ORDERED, wanted)
+    wait_until(lambda: deployment.backend.outbox.count() == 0 and deployment.queued() == 0, deployment.describe)
+    assert count(deployment, "SELECT count(*) FROM bakery_cake WHERE order_id LIKE :mine") == wanted
+    assert count(deployment, "SELECT count(*) FROM saga_instance WHERE prefix = :prefix") == wanted
+    assert deployment.handled(ORDERED) == wanted
+    assert deployment.failures() == []
+
+
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "redis"), ("mariadb", "rabbitmq")))
+def test_steps_write_their_rows_once_whoever_is_killed(
+    deploy: Deploy, engine: str, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, chance = deploy_bakery(deploy, engine, broker, monkeypatch), random.Random(engine)
+    order = f"{deployment.name}-1"
+    crew = Crew(deployment, chance, ["", ""], spare_last=False, pause_s=0.5, processes=4)
+    deployment.send(ORDERED, order_id=order)
+    deployment.wait_handled(ORDERED, 1)
+    for kill in range(KILLS):
+        crew.wait_ready()
+        for number in range(SLICES * kill // KILLS, SLICES * (kill + 1) // KILLS):
+            deployment.send(CUT, order_id=order, number=number)
+        wait_until(partial(crew.kill_one, is_whole=kill % 2 == 0), "a process to kill")
+    deployment.wait_handled(CUT, SLICES)
+    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe)
+    assert count(deployment, "SELECT count(*) FROM bakery_slice WHERE order_id LIKE :mine") == SLICES
+    assert count(deployment, "SELECT count(DISTINCT number) FROM bakery_slice WHERE order_id LIKE :mine") == SLICES
+    state = deployment.state("baking", order)
+    assert state is not None
+    assert state["slices"] == deployment.handled(CUT) == SLICES
+    assert deployment.failures() == []
