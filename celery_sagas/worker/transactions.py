@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session
 
     #: What a transaction is known by.
-    Using = Session | scoped_session[Any] | Connection
+    Using = Session | scoped_session[Any] | Connection | str
 
 logger = logging.getLogger("celery_sagas")
 
@@ -39,14 +39,15 @@ def send(signature: SignatureOf[R] | Piped, *, using: "Using", after: Delay | No
     """Send a message with a transaction of the caller's: if and only if that commits.
 
     The message is written into the outbox over the caller's own connection. It is published right after the commit of a
-    ``Session``; and by the relay of a worker, within ``saga_relay_interval``, after any other
-    commit, or if this process ends before. Inside a step, use ``order.send``.
+    ``Session``, or of Django's; and by the relay of a worker, within ``saga_relay_interval``, after any other commit, or if this
+    process ends before. Inside a step, use ``order.send``.
 
     Args:
         signature: A signature of any task, or a chain of tasks. It is encoded now. A ``countdown`` or ``eta`` in its options has
             the effect of ``after``.
-        using: The transaction: a ``Session`` or a ``Connection`` of SQLAlchemy's. An
-            ``AsyncSession`` gives its ``Session`` to ``run_sync``. A savepoint that is rolled back takes the message with it.
+        using: The transaction: a ``Session`` or a ``Connection`` of SQLAlchemy's, or the alias of a database of Django's, inside
+            ``atomic()``. An ``AsyncSession`` gives its ``Session`` to ``run_sync``. A savepoint that is rolled back takes the
+            message with it.
         after: How long it waits in the outbox, not in the broker: a ``timedelta`` or seconds.
         id: The message's id, at most 255 characters; for a chain, its first task's. A step drops a message whose id it has
             handled before, so that sending under the same id again has no further effect.

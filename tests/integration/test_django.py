@@ -13,7 +13,7 @@ from tests.integration.crew import Crew
 from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import SOON
 from tests.integration.matrices import matrix
-from tests.integration.worker import APPS, Deployment
+from tests.integration.worker import Deployment
 from tests.waiting import wait_until
 
 ORDERS, PROCESSES, UNDONE_EVERY = 1_000, 4, 10
@@ -48,7 +48,7 @@ def test_a_saga_starts_beside_each_row(deploy: Deploy, monkeypatch: pytest.Monke
     deployment.start("prefork", 2).wait_ready()
     each, wanted = ORDERS // PROCESSES, ORDERS - ORDERS // UNDONE_EVERY
     parts = [(str(number * each), str((number + 1) * each)) for number in range(PROCESSES)]
-    scripts = [deployment.start_script(APPS / "ordering_cakes.py", deployment.name, *part) for part in parts]
+    scripts = [deployment.start_script(PROJECT / "ordering_cakes.py", deployment.name, *part) for part in parts]
     assert [script.wait_ended() for script in scripts] == [0] * PROCESSES, deployment.describe()
     deployment.wait_handled(ORDERED, wanted)
     wait_until(lambda: deployment.backend.outbox.count() == 0 and deployment.queued() == 0, deployment.describe)

@@ -41,6 +41,10 @@ def audited(order: Order, session: Own, order_id: str) -> None:
 def bound(self: Any, order: Order, session: Session, order_id: str) -> None: ...
 
 
+@Order.handles(transaction="default")
+def by_models(order: Order, order_id: str) -> None: ...
+
+
 def is_open(order: Order, order_id: str) -> bool:
     return True
 
@@ -65,12 +69,17 @@ def store(batch: Batch[Reading], session: Session) -> None: ...
 def store_without(batch: Batch[Reading]) -> None: ...
 
 
+@aggregator(size=10, transaction="default")
+def store_by_models(batch: Batch[Reading]) -> None: ...
+
+
 def a_session_is_no_part_of_the_message() -> None:
     begin.delay("1", total=2)
     begin.delay("1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     paid.delay(order_id="1")
     audited.si("1")
     conditional.delay("1")
+    by_models.delay("1")
     assert_type(store, Aggregator[Reading])
 
 
@@ -78,6 +87,7 @@ def anything_is_sent(session: Session, scoped: scoped_session[Session], connecti
     assert_type(send(begin.si("1", 2), using=session), str)
     send(store.s(Reading(celsius=1.0)), using=scoped, after=timedelta(hours=1), id="reading-1")
     send(paid.si("1"), using=connection)
+    send(paid.si("1"), using="default")
     send(begin.si("1", 2))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     send(begin.si("1", 2), using=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     send(begin, using=session)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -12,14 +12,14 @@ from celery_sagas.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.errors import Fault, SqlErrors
 from celery_sagas.stores.sql.connection.location import locate
-from celery_sagas.stores.sql.connection.names import Names
+from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.testing.samples import by_key
 
 _LOCATION = locate("postgresql://me:s3cret@host/shop")
 
 
 def _translator(driver: object) -> SqlErrors:
-    return SqlErrors(driver, _LOCATION)  # type: ignore[arg-type]
+    return SqlErrors(_LOCATION, OURS, driver)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_sqlite(error: Exception, fault: Fault) -> None:
 
 @pytest.mark.parametrize(("table", "fault"), [("shop_saga_key", Fault.NO_TABLE), ("saga_key", Fault.UNAVAILABLE)])
 def test_sqlite_tells_a_missing_table_by_its_name(table: str, fault: Fault) -> None:
-    translator = SqlErrors(sqlite3, locate("sqlite://"), Names(prefix="shop_"))  # type: ignore[arg-type]
+    translator = SqlErrors(locate("sqlite://"), Names(prefix="shop_"), sqlite3)  # type: ignore[arg-type]
     assert translator.fault_of(sqlite3.OperationalError(f"no such table: {table}")) is fault
 
 

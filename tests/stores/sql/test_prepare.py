@@ -345,6 +345,18 @@ class TestRefusals:
             reader.prepare(create_schema=True, processes=1)
         reader.close()
 
+    def test_sqlite_that_somebody_is_writing_to(self, tmp_path: Path) -> None:
+        """As the caller is whose first message, in eager mode, comes after a row of its own."""
+        url = f"sqlite:///{tmp_path / 'sagas.sqlite3'}"
+        backend = SqlBackend(url, prefix="")
+        backend.prepare(create_schema=True, processes=1)
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE rows (number)")
+            assert backend.prepare(create_schema=True, processes=1) == []
+        engine.dispose()
+        backend.close()
+
     def test_read_only_postgresql(self, postgresql_url: str) -> None:
         options = {"connect_args": {"options": "-c default_transaction_read_only=on"}}
         backend = SqlBackend(postgresql_url, prefix="", options=options)
