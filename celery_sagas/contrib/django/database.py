@@ -1,6 +1,7 @@
 """A database of Django's: over connections of the library's own, or, inside ``atomic()``, over Django's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from celery_sagas.contrib.django.addresses import alias_of, connection_of, locat
 from celery_sagas.errors import MisuseError
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.errors import SqlErrors
+from celery_sagas.stores.sql.shared.callers import is_aborted
 from celery_sagas.stores.sql.shared.joined import JoinedSession
 
 T = TypeVar("T")
@@ -44,11 +46,8 @@ class DjangoDatabase(Database):
 
     def _run_alone(self, connection: Any, work: Callable[[SqlSession], T]) -> T:
         """Run one operation over Django's connection, which is in autocommit."""
-        with self.errors.translated():
-            try:
-                connection.ensure_connection()
-            except django.db.Error as exc:
-                raise origin_of(exc) from exc
+        with self.translated():
+            connection.ensure_connection()
             session = SqlSession(self, connection.connection.cursor())
             with OnFailure(partial(self._recover, connection, session)):
                 return work(session)
@@ -67,15 +66,41 @@ class DjangoDatabase(Database):
 
     def _run_in_savepoint(self, connection: Any, work: Callable[[SqlSession], T]) -> T:
         """Run one operation in a transaction of Django's, so that an error of it ends nothing else."""
-        if connection.needs_rollback:
-            problem = f"the transaction of the database {self.alias!r} of Django's was ended by an earlier error"
-            raise MisuseError(problem, "Leave atomic() first")
-        with self.errors.translated(), transaction.atomic(using=self.alias):
+        with self.translated(), self.ended_transactions_refused(connection), transaction.atomic(using=self.alias):
             session = JoinedSession(self, connection.connection.cursor())
             answer = work(session)
             if session.is_refused:
                 transaction.set_rollback(True, using=self.alias)
             return answer
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise every error of the driver, and every one of Django's that stands for one, as a ``StoreError``."""
+        with self.errors.translated():
+            try:
+                yield
+            except django.db.Error as exc:
+                if exc.__cause__ is None:
+                    raise
+                raise origin_of(exc) from exc
+
+    @contextmanager
+    def ended_transactions_refused(self, connection: Any) -> Iterator[None]:
+        """Report a transaction that can only be rolled back, whether Django knows that or PostgreSQL alone.
+
+        Raises:
+            MisuseError: An earlier error has ended the transaction.
+        """
+        problem = f"the transaction of the database {self.alias!r} of Django's was ended by an earlier error"
+        error = MisuseError(problem, "Leave atomic() first; put what may fail into one of its own")
+        if connection.needs_rollback:
+            raise error
+        try:
+            yield
+        except django.db.Error as exc:
+            if not is_aborted(exc.__cause__):
+                raise
+            raise error from exc
 
 
 def origin_of(error: BaseException) -> Exception:

@@ -15,7 +15,7 @@ from celery_sagas.errors import ConfigurationError, MisuseError, StoreError, Sto
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.stores.shared import SharedTransaction
 from celery_sagas.stores.sql.connection.errors import Fault
-from celery_sagas.stores.sql.shared.callers import OutgoingInsert
+from celery_sagas.stores.sql.shared.callers import OutgoingInsert, is_aborted
 from celery_sagas.stores.sql.shared.joined import JoinedBackend, JoinedDatabase
 from celery_sagas.stores.sql.shared.transactions import SqlSharedTransactions
 
@@ -47,11 +47,8 @@ class DjangoTransactions(SqlSharedTransactions):
         if not connection.in_atomic_block:
             problem = f"there is no transaction on the database {using!r}, with which a message could be sent"
             raise MisuseError(problem, "Call it inside transaction.atomic()")
-        if connection.needs_rollback:
-            problem, remedy = "the transaction was ended by an earlier error, and nothing can be sent with it", "Leave atomic()"
-            raise MisuseError(problem, remedy)
-        cause = _cause_of(connection, then)
-        with connection.cursor() as cursor:
+        with self._database.ended_transactions_refused(connection), connection.cursor() as cursor:
+            cause = _cause_of(connection, then)
             for row in rows:
                 cursor.execute(self._text, self._values(row, cause))
 
@@ -110,12 +107,9 @@ class _DjangoTransaction(SharedTransaction):
         self._atomic = transaction.atomic(using=database.alias)
         self._loss: Exception | None = None  #: the driver's error with which it was lost, which the function may have caught
         self._is_committed = self._is_over = False
-        with ExitStack() as opening, database.errors.translated():
+        with ExitStack() as opening, database.translated():
             opening.enter_context(database.held())
-            try:
-                self._atomic.__enter__()
-            except django.db.Error as exc:
-                raise origin_of(exc) from exc
+            self._atomic.__enter__()
             opening.enter_context(self._connection.execute_wrapper(self._note_loss))
             self._closing = opening.pop_all()
         transaction.on_commit(self._note_commit, using=database.alias)
@@ -150,14 +144,15 @@ class _DjangoTransaction(SharedTransaction):
         if self._atomic not in connection.atomic_blocks or connection.closed_in_transaction:
             raise MisuseError(ENDED, "Leave commit(), rollback() and close() out; raise an error to undo it")
         if connection.needs_rollback:
-            problem = "an error that the function has caught has ended the transaction"
-            raise MisuseError(problem, "Put what may fail into transaction.atomic()")
+            raise _ended_by_error()
 
     def commit(self, operation: Callable[[Any], T]) -> T:
         try:
             return self._commit(operation)
-        except StoreError:
+        except StoreError as exc:
             self._undo()
+            if is_aborted(exc.__cause__):
+                raise _ended_by_error() from exc
             raise
 
     def _commit(self, operation: Callable[[Any], T]) -> T:
@@ -176,8 +171,8 @@ class _DjangoTransaction(SharedTransaction):
             if self._is_committed:
                 self._log_hook()
                 return result
-            with self._database.errors.translated():
-                raise origin_of(exc) from exc
+            with self._database.translated():
+                raise
         except Exception:
             if not self._is_committed:
                 raise
@@ -215,6 +210,11 @@ class _DjangoTransaction(SharedTransaction):
     def loss_of(self, error: BaseException) -> StoreUnavailable | None:
         loss = self._loss
         return None if loss is None else StoreUnavailable(self._database.location.shown, self._database.errors.text_of(loss))
+
+
+def _ended_by_error() -> MisuseError:
+    problem = "an error that the function has caught has ended the transaction"
+    return MisuseError(problem, "Put what may fail into transaction.atomic()")
 
 
 class _Undone(Exception):

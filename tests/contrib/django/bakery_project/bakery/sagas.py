@@ -1,6 +1,8 @@
 """The sagas, which Celery finds in the app by the name of this module."""
 
-from django.db import DatabaseError, transaction
+from contextlib import suppress
+
+from django.db import DatabaseError, connection, transaction
 
 from bakery.models import Cake, Slice
 from celery_sagas import Batch, Saga, aggregator
@@ -71,3 +73,11 @@ def burn(baking: Baking, order_id: str) -> None:
     """Give up without an error."""
     Slice.objects.create(order_id=order_id, number=1)
     transaction.set_rollback(True)
+
+
+@Baking.handles(transaction="default")
+def scorch(baking: Baking, order_id: str) -> None:
+    """Catch an error of the database of which Django takes no note."""
+    with suppress(DatabaseError), connection.cursor() as cursor:
+        cursor.execute("SELECT nothing FROM nowhere")
+    baking.slices += 1

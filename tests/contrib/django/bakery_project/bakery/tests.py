@@ -1,14 +1,15 @@
 """Tests as a project's own: over Django's connection, each undone at its end, or in a database that is emptied."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from unittest import skipUnless
 
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from sqlalchemy.orm import Session
 
 from bakery import sagas
 from bakery.models import Cake, Slice
-from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, spoil
+from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, scorch, spoil
 from celery_sagas import send
 from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.urls import open_backend
@@ -74,6 +75,19 @@ class Sagas:
             with self.assertRaisesRegex(MisuseError, "Leave atomic"):
                 Baking.find("1")
         assert Baking.find("1") is None
+
+    @skipUnless(connection.vendor == "postgresql", "which ends a transaction with any error")
+    def test_error_of_which_django_takes_no_note_ends_a_transaction(self):
+        self.place("1")
+        with self.assertRaisesRegex(MisuseError, "has ended the transaction"):
+            scorch.delay(order_id="1")
+        for use in (lambda: send(ordered.si(order_id="2"), using="default"), lambda: Baking.find("1"), lambda: crumbs.add(1)):
+            with transaction.atomic():
+                with suppress(DatabaseError), connection.cursor() as cursor:
+                    cursor.execute("SELECT nothing FROM nowhere")
+                with self.assertRaisesRegex(MisuseError, "Leave atomic"):
+                    use()
+                transaction.set_rollback(True)
 
     def test_transaction_is_one_of_the_database_of_the_backend(self):
         with transaction.atomic(), self.assertRaisesRegex(ConfigurationError, "django://other"):
