@@ -38,9 +38,9 @@ class DjangoDatabase(Database):
         self.errors = SqlErrors(self.location, self.names, self.driver, connection_of(self.alias).Database)
 
     def run(self, work: Callable[[SqlSession], T]) -> T:
-        """Run one operation: on Django's connection, if that is in a transaction."""
+        """Run one operation: on Django's connection, if that is in a transaction, be it one that is not of ``atomic()``."""
         connection = connection_of(self.alias)
-        if connection.in_atomic_block:
+        if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
             return self._run_in_savepoint(connection, work)
         return super().run(work) if _is_worker else self._run_alone(connection, work)
 

@@ -91,7 +91,7 @@ def _cause_of(connection: Any, then: Callable[[str], object]) -> str:
             if isinstance(called, _Then) and savepoints <= set(connection.savepoint_ids):
                 return called.cause
     made = _Then(then)
-    transaction.on_commit(made, using=connection.alias, robust=True)
+    transaction.on_commit(made, using=connection.alias)  # what it raises is the caller's: a time limit, a step in eager mode
     return made.cause
 
 
@@ -167,7 +167,7 @@ class _DjangoTransaction(SharedTransaction):
             self._atomic.__exit__(None, None, None)
         except django.db.IntegrityError:  # of a constraint of the user's, which is checked now
             raise
-        except django.db.Error as exc:
+        except django.db.Error:
             if self._is_committed:
                 self._log_hook()
                 return result

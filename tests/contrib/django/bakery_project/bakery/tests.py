@@ -41,6 +41,11 @@ class Sagas:
             cut.delay(order_id="1", number=-1)
         assert (Baking.find("1").slices, Slice.objects.count()) == (0, 0)
 
+    def test_error_of_a_step_in_eager_mode_reaches_the_sender(self):
+        self.place("1")
+        with self.assertRaises(ValueError), self.committing(), transaction.atomic():
+            send(cut.si(order_id="1", number=-1), using="default")
+
     def test_batches_use_models(self):
         for number in range(3):
             crumbs.add(number)
@@ -112,6 +117,16 @@ class InTransactions(Sagas, TransactionTestCase):
     def test_outside_of_a_transaction_nothing_is_sent(self):
         with self.assertRaises(MisuseError):
             send(ordered.si(order_id="1"), using="default")
+
+    def test_nothing_is_committed_for_a_caller_without_autocommit(self):
+        transaction.set_autocommit(False)
+        self.addCleanup(transaction.set_autocommit, True)
+        self.addCleanup(transaction.rollback)
+        Slice.objects.create(order_id="1", number=1)
+        crumbs.add(1)
+        assert Baking.find("1") is None
+        transaction.rollback()
+        assert not Slice.objects.exists()
 
     def test_step_that_catches_an_error_without_a_savepoint_fails(self):
         self.place("1")
