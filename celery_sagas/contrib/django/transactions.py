@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import django.db
 from django.db import transaction
 
+from celery_sagas.connections import OnFailure
 from celery_sagas.contrib.django.addresses import connection_of
 from celery_sagas.contrib.django.database import DjangoDatabase, origin_of
 from celery_sagas.core.ids import time_ordered_id
@@ -164,7 +165,8 @@ class _DjangoTransaction(SharedTransaction):
         self._is_over = True
         self._database.observe("COMMIT")
         try:
-            self._atomic.__exit__(None, None, None)
+            with OnFailure(self._abandon):
+                self._atomic.__exit__(None, None, None)
         except django.db.IntegrityError:  # of a constraint of the user's, which is checked now
             raise
         except django.db.Error:
@@ -189,12 +191,19 @@ class _DjangoTransaction(SharedTransaction):
 
     def close(self) -> None:
         if not self._is_over:
-            if self._is_outermost:  # the function may have been interrupted while it waited for a reply
-                with suppress(django.db.Error):
-                    self._connection.close()
+            self._abandon()
             self._leave()
         with suppress(django.db.Error):
             self._closing.close()
+
+    def _abandon(self) -> None:
+        """Close the connection of what has not committed: it may have been interrupted while it waited for a reply.
+
+        After an interrupted ``COMMIT``, Django would take the next ``atomic()`` for a part of that transaction.
+        """
+        if self._is_outermost and not self._is_committed:
+            with suppress(django.db.Error):
+                self._connection.close()
 
     def _leave(self) -> None:
         """Leave ``atomic()`` as an error does."""

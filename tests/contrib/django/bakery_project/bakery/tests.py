@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext, suppress
 from unittest import skipUnless
+from unittest.mock import patch
 
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
@@ -11,7 +12,7 @@ from bakery import sagas
 from bakery.models import Cake, Slice
 from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, scorch, spoil
 from celery_sagas import send
-from celery_sagas.errors import ConfigurationError, MisuseError
+from celery_sagas.errors import ConfigurationError, MisuseError, StoreUnavailable
 from celery_sagas.stores.urls import open_backend
 
 
@@ -141,6 +142,18 @@ class InTransactions(Sagas, TransactionTestCase):
         with self.assertLogs("celery_sagas", "ERROR"):
             ring.delay(order_id="1", fails=True)
         assert (sagas.rung, Baking.find("1").slices) == (["1", "1"], 2)
+
+    def test_step_after_an_interrupted_commit_commits(self):
+        self.place("1")
+        with (
+            self.assertRaises((InterruptedError, StoreUnavailable)),
+            patch.object(connection, "_commit", side_effect=InterruptedError),
+        ):
+            cut.delay(order_id="1", number=1)
+        cut.delay(order_id="1", number=2)
+        assert connection.get_autocommit()
+        connection.close()  # which undoes what was not committed
+        assert Baking.find("1").slices == Slice.objects.count()
 
     def test_sends_of_a_transaction_are_published_together(self):
         with transaction.atomic():
