@@ -131,6 +131,15 @@ def open_backend(url: str, *, prefix: str, options: Mapping[str, object], clock:
     return _opener_of(_scheme_of(url))(url, prefix=prefix, options=options, clock=clock)
 
 
+def check_driver(scheme: str) -> None:
+    """Check that the driver for the URLs of one of our own schemes can be imported.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    _ADAPTERS[scheme].load()
+
+
 def check_secrets(url: str) -> None:
     """Check that ``celery report`` hides the secrets of a URL: it hides the password before the first host, and no other.
 

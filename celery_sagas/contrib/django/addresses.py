@@ -14,9 +14,10 @@ from sqlalchemy import URL
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.secrets import is_secret
 from celery_sagas.stores.sql.connection.location import SqlLocation
+from celery_sagas.stores.urls import check_driver
 
 #: SQLAlchemy's names of the databases, by Django's.
-_DRIVERS: Final[Mapping[str, str]] = {
+DRIVERS: Final[Mapping[str, str]] = {
     "postgresql": "postgresql+psycopg",
     "mysql": "mysql+pymysql",
     "sqlite": "sqlite+pysqlite",
@@ -33,8 +34,8 @@ def alias_of(url: str) -> str:
     Raises:
         ConfigurationError: There is none.
     """
-    alias = url.partition("://")[2]
-    if not alias.isidentifier() and not alias.replace("-", "_").isidentifier():
+    scheme, _, alias = url.partition("://")
+    if scheme != "django" or not alias.replace("-", "_").isidentifier():
         raise ConfigurationError(f"{url} names no database of Django's", "Write it as django://alias, such as django://default")
     return alias
 
@@ -46,13 +47,14 @@ def locate(alias: str) -> SqlLocation:
         ConfigurationError: Django's settings have no such alias, or it is no database that sagas can be kept in.
     """
     connection = connection_of(alias)
-    if connection.vendor not in _DRIVERS:
+    if connection.vendor not in DRIVERS:
         problem = f"the database {alias!r} of Django's is {connection.display_name}"
         raise ConfigurationError(problem, "Keep sagas in PostgreSQL, MariaDB, MySQL or SQLite, or in Redis")
     if connection.settings_dict["AUTOCOMMIT"] is False:
         problem = f"the database {alias!r} of Django's has AUTOCOMMIT = False, with which Django commits nothing itself"
         raise ConfigurationError(problem, "Remove it: it is True by default")
-    url, arguments = URL.create(_DRIVERS[connection.vendor]), None
+    check_driver(connection.vendor)
+    url, arguments = URL.create(DRIVERS[connection.vendor]), None
     if connection.vendor == "sqlite":
         name = ":memory:" if in_memory(connection) else str(connection.settings_dict["NAME"])
         url = url.set(database=name, query={"uri": "true"} if name.startswith("file:") else {})

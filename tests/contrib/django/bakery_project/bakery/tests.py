@@ -1,5 +1,6 @@
 """Tests as a project's own: over Django's connection, each undone at its end, or in a database that is emptied."""
 
+import sys
 from contextlib import nullcontext, suppress
 from unittest import skipUnless
 from unittest.mock import patch
@@ -178,8 +179,13 @@ class Settings(SimpleTestCase):
         self.assert_refused("django://nowhere", "has no 'nowhere'")
 
     def test_alias_must_be_one(self):
-        for url in ("django://", "django://user@host/name"):
+        for url in ("django://", "django://user@host/name", "db+django://default"):
             self.assert_refused(url, "django://alias")
+
+    @skipUnless(connection.vendor != "sqlite", "whose driver is Python's own")
+    def test_driver_must_be_there(self):
+        with patch.dict(sys.modules, {"psycopg": None, "pymysql": None}):
+            self.assert_refused("django://default", "pip install")
 
     def test_alias_must_commit(self):
         self.assert_refused("django://manual", "AUTOCOMMIT")
