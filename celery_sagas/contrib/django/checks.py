@@ -6,7 +6,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
-from celery_sagas.contrib.django.schema import names_in
+from celery_sagas.contrib.django.schema import existing_tables, names_in
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.settings import Settings, read_settings
 from celery_sagas.stores.sql.tables import layout
@@ -50,8 +50,7 @@ def _urls(settings: Settings) -> list[str]:
 
 def _has_tables(alias: str) -> bool:
     connection = connections[alias]
-    names = names_in(connection)
-    return bool(names.schema) or names.of(layout.name) in connection.introspection.table_names()
+    return names_in(connection).of(layout.name) in existing_tables(connection)
 
 
 def _missing(alias: str) -> CheckMessage:

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from celery_sagas.connections import OnFailure
 from celery_sagas.contrib.django.addresses import alias_of, connection_of, locate
-from celery_sagas.errors import MisuseError
+from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.errors import SqlErrors
 from celery_sagas.stores.sql.shared.callers import is_aborted
@@ -34,6 +34,9 @@ class DjangoDatabase(Database):
     def __init__(self, url: str, prefix: str, options: Mapping[str, object], clock: Callable[[], int] | None) -> None:
         self.alias = alias_of(url)
         super().__init__(locate(self.alias), prefix, options, clock)
+        if self.names.schema and self.name == "mysql":
+            problem = f"the option schema names the database {self.names.schema!r}, to which tests of Django's would write, too"
+            raise ConfigurationError(problem, "Leave it out: Django's own tables and those of sagas are in one database")
         # Django may use mysqlclient, and the library uses PyMySQL
         self.errors = SqlErrors(self.location, self.names, self.driver, connection_of(self.alias).Database)
 

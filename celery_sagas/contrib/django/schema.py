@@ -1,8 +1,11 @@
 """The saga tables in a database of Django's."""
 
+from collections.abc import Collection
 from typing import Any
 
-from celery_sagas.contrib.django.addresses import locate
+from sqlalchemy import URL, Table
+
+from celery_sagas.contrib.django.addresses import DRIVERS
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.sql.connection.names import OURS, Names, read_names
 from celery_sagas.stores.sql.connection.options import DEFAULTS
@@ -12,10 +15,12 @@ from celery_sagas.worker.celery_internals import current_app
 
 
 def create_tables(apps: Any, schema_editor: Any) -> None:
-    """Create the tables that are missing in the database that is being migrated."""
+    """Create the tables that are missing in the database that is being migrated, if it is one that can keep sagas."""
     connection = schema_editor.connection
-    existing = () if schema_editor.collect_sql else connection.introspection.table_names()
-    for statement in statements_for(locate(connection.alias), names_in(connection), existing):
+    if connection.vendor not in DRIVERS:
+        return
+    dialect = URL.create(DRIVERS[connection.vendor]).get_dialect()()
+    for statement in statements_for(dialect, names_in(connection), existing_tables(connection)):
         schema_editor.execute(statement, params=None)
 
 
@@ -25,11 +30,21 @@ def drop_tables(apps: Any, schema_editor: Any) -> None:
         schema_editor.execute(f"DROP TABLE {name}", params=None)
 
 
-def quoted_tables(connection: Any) -> list[str]:
-    """Return the names of the tables, quoted, with their schema: first those that refer to others."""
-    names, quote = names_in(connection), connection.ops.quote_name
-    tables = map(names.table, reversed(metadata.sorted_tables))
-    return [".".join(map(quote, filter(None, (table.schema, table.name)))) for table in tables]
+def quoted_tables(connection: Any, *, but: Collection[Table] = ()) -> list[str]:
+    """Return the names of the tables that exist, quoted, with their schema: first those that refer to others."""
+    names, existing, quote = names_in(connection), existing_tables(connection), connection.ops.quote_name
+    tables = [names.table(table) for table in reversed(metadata.sorted_tables) if table not in but]
+    return [".".join(map(quote, filter(None, (table.schema, table.name)))) for table in tables if table.name in existing]
+
+
+def existing_tables(connection: Any) -> Collection[str]:
+    """Return the names of the tables where those of this library are, or would be."""
+    schema = names_in(connection).schema
+    if not schema:
+        return frozenset(connection.introspection.table_names())
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", [schema])
+        return {name for (name,) in cursor.fetchall()}
 
 
 def names_in(connection: Any) -> Names:

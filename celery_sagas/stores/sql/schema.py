@@ -131,12 +131,11 @@ def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
 
 def ddl(location: SqlLocation, names: Names = OURS) -> str:
     """Return the statements that create the tables, under their names, in the database at a location."""
-    return "".join(f"{statement};\n\n" for statement in statements_for(location, names))
+    return "".join(f"{statement};\n\n" for statement in statements_for(location.url.get_dialect()(), names))
 
 
-def statements_for(location: SqlLocation, names: Names, existing: Collection[str] = ()) -> list[str]:
+def statements_for(dialect: Dialect, names: Names, existing: Collection[str] = ()) -> list[str]:
     """Return the statements that create the tables but for those that exist, by their names."""
-    dialect: Dialect = location.url.get_dialect()()
     tables = [table for table in map(names.table, metadata.sorted_tables) if table.name not in existing]
     elements = [element for table in tables for element in _create(table)]
     if names.schema:

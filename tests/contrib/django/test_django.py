@@ -71,7 +71,7 @@ def on(*kinds: str) -> pytest.MarkDecorator:
 
 @on("sqlite", "postgresql", "mariadb+pymysql", "mariadb+mysqlclient")
 def test_tests_of_a_project_pass(manage: Manage) -> None:
-    assert "\nOK\n" in manage("test", "--noinput", **EAGER)
+    assert "\nOK" in manage("test", "--noinput", **EAGER)
 
 
 @on("sqlite", "postgresql", "mariadb+pymysql")
@@ -91,7 +91,28 @@ def test_migrations_create_the_tables(manage: Manage) -> None:
 @on("postgresql", "mariadb+pymysql")
 def test_tables_have_the_names_that_the_options_say(manage: Manage) -> None:
     options = {"table_prefix": "flour_"}
-    assert "\nOK\n" in manage("test", "--noinput", **EAGER, CELERY_SAGA_BACKEND_OPTIONS=options)
+    assert "\nOK" in manage("test", "--noinput", **EAGER, CELERY_SAGA_BACKEND_OPTIONS=options)
+
+
+@on("postgresql")
+def test_tables_are_in_the_schema_that_the_options_say(manage: Manage) -> None:
+    settings = {"CELERY_SAGA_BACKEND_OPTIONS": {"schema": "flour"}}
+    assert "\nOK" in manage("test", "--noinput", **EAGER, **settings)
+    assert "celery_sagas.W002" in manage("check", "--database=default", **settings)
+    manage("migrate", **settings)
+    manage("migrate", "--fake", "celery_sagas", "zero", **settings)
+    manage("migrate", **settings)
+    assert "celery_sagas.W002" not in manage("check", "--database=default", **settings)
+
+
+@on("mariadb+pymysql")
+def test_tests_have_no_database_beside_their_own(manage: Manage) -> None:
+    assert "celery_sagas.E001" in manage("check", fails=True, CELERY_SAGA_BACKEND_OPTIONS={"schema": "flour"})
+
+
+@on("sqlite")
+def test_databases_that_keep_no_sagas_are_migrated(manage: Manage) -> None:
+    manage("migrate", "--database=manual")
 
 
 @on("sqlite")

@@ -7,8 +7,8 @@ from typing import Any
 from django.core.management.commands import flush
 from django.db import connections
 
-from celery_sagas.contrib.django.schema import names_in
-from celery_sagas.stores.sql.tables import database, layout, metadata
+from celery_sagas.contrib.django.schema import quoted_tables
+from celery_sagas.stores.sql.tables import database, layout
 
 
 class Command(flush.Command):
@@ -23,12 +23,11 @@ class Command(flush.Command):
 @contextmanager
 def _saga_tables_known(connection: Any) -> Iterator[None]:
     """Have Django take the saga tables for those of models; but for those that say what the database is."""
-    introspection, names = connection.introspection, names_in(connection)
+    introspection, ours = connection.introspection, quoted_tables(connection, but=(layout, database))
     of_models = introspection.django_table_names
-    ours = {names.of(table.name) for table in metadata.sorted_tables if table not in (layout, database)}
 
     def of_all(*args: Any, **kwargs: Any) -> list[str]:
-        return [*of_models(*args, **kwargs), *ours.intersection(introspection.table_names())]
+        return [*of_models(*args, **kwargs), *ours]
 
     introspection.django_table_names = of_all
     try:
