@@ -110,10 +110,23 @@ class _DjangoTransaction(SharedTransaction):
         self._is_committed = self._is_over = False
         with ExitStack() as opening, database.translated():
             opening.enter_context(database.held())
-            self._atomic.__enter__()
+            self._begin()
             opening.enter_context(self._connection.execute_wrapper(self._note_loss))
             self._closing = opening.pop_all()
         transaction.on_commit(self._note_commit, using=database.alias)
+
+    def _begin(self) -> None:
+        """Begin; on SQLite as one that writes: what has read first cannot wait for another writer."""
+        connection = self._connection
+        connection.ensure_connection()
+        if self._database.name != "sqlite" or connection.transaction_mode:
+            self._atomic.__enter__()
+            return
+        connection.transaction_mode = "IMMEDIATE"
+        try:
+            self._atomic.__enter__()
+        finally:
+            connection.transaction_mode = None
 
     def _note_loss(self, execute: Callable[..., Any], *arguments: Any) -> Any:
         """Run a statement of the function, and note an error with which the database has undone the whole transaction."""

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
+from django.test.utils import CaptureQueriesContext
 from sqlalchemy.orm import Session
 
 from bakery import sagas
@@ -135,6 +136,13 @@ class InTransactions(Sagas, TransactionTestCase):
         with self.assertRaisesRegex(MisuseError, "transaction.atomic"):
             spoil.delay(order_id="1", in_savepoint=False)
         assert Baking.find("1").slices == 0
+
+    @skipUnless(connection.vendor == "sqlite", "where what has read cannot wait for its turn to write")
+    def test_step_begins_to_write_at_once(self):
+        self.place("1")
+        with CaptureQueriesContext(connection) as ran:
+            cut.delay(order_id="1", number=1)
+        assert "BEGIN IMMEDIATE" in [each["sql"] for each in ran.captured_queries]
 
     def test_functions_of_a_step_run_after_its_commit(self):
         self.place("1")
