@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from threading import current_thread
 from typing import Any, TypeVar
 
 import django.db
@@ -11,6 +12,7 @@ from django.db import transaction
 
 from celery_sagas.connections import OnFailure
 from celery_sagas.contrib.django.addresses import alias_of, connection_of, locate
+from celery_sagas.engine.outbox.confirmations import THREAD
 from celery_sagas.errors import ConfigurationError, MisuseError
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.errors import SqlErrors
@@ -45,7 +47,13 @@ class DjangoDatabase(Database):
         connection = connection_of(self.alias)
         if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
             return self._run_in_savepoint(connection, work)
-        return super().run(work) if _is_worker else self._run_alone(connection, work)
+        if _is_worker:
+            return super().run(work)
+        try:
+            return self._run_alone(connection, work)
+        finally:
+            if current_thread().name == THREAD:  # Django closes connections at the end of a request, in its thread
+                connection.close()
 
     def _run_alone(self, connection: Any, work: Callable[[SqlSession], T]) -> T:
         """Run one operation over Django's connection, which is in autocommit."""

@@ -74,6 +74,11 @@ def test_tests_of_a_project_pass(manage: Manage) -> None:
     assert "\nOK" in manage("test", "--noinput", **EAGER)
 
 
+@on("postgresql")
+def test_database_of_tests_can_be_dropped(manage: Manage) -> None:
+    assert "\nOK\n" in manage("test", "--noinput", "bakery.publishing", CELERY_BROKER_URL="memory://")
+
+
 @on("sqlite", "postgresql", "mariadb+pymysql")
 def test_migrations_create_the_tables(manage: Manage) -> None:
     assert "celery_sagas.W002" in manage("check", "--database=default")
