@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class SagasConfig(AppConfig):
@@ -13,6 +14,7 @@ class SagasConfig(AppConfig):
     verbose_name = "Sagas"
 
     def ready(self) -> None:
-        """Register the checks, and note whether a worker begins."""
+        """Register the checks, note whether a worker begins, and create the tables where tests switch migrations off."""
         import_module("celery_sagas.contrib.django.checks")
         import_module("celery_sagas.contrib.django.database")
+        post_migrate.connect(import_module("celery_sagas.contrib.django.schema").create_unmigrated, sender=self)

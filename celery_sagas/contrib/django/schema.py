@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
+from django.conf import settings
+from django.db import connections
 from sqlalchemy import URL, Table
 
 from celery_sagas.contrib.django.addresses import DRIVERS
@@ -22,6 +24,14 @@ def create_tables(apps: Any, schema_editor: Any) -> None:
     dialect = URL.create(DRIVERS[connection.vendor]).get_dialect()()
     for statement in statements_for(dialect, names_in(connection), existing_tables(connection)):
         schema_editor.execute(statement, params=None)
+
+
+def create_unmigrated(sender: Any, using: str, **_: Any) -> None:
+    """Create the tables after ``migrate`` where migrations are switched off, as by ``pytest --nomigrations``."""
+    modules = settings.MIGRATION_MODULES
+    if sender.label in modules and modules[sender.label] is None:
+        with connections[using].schema_editor() as editor:
+            create_tables(None, editor)
 
 
 def drop_tables(apps: Any, schema_editor: Any) -> None:
@@ -49,7 +59,7 @@ def existing_tables(connection: Any) -> Collection[str]:
 
 def names_in(connection: Any) -> Names:
     """Return the names of the tables in a database: those of ``saga_backend_options``, if ``saga_backend`` is that database."""
-    settings = read_settings(current_app().conf)
-    if settings.backend != f"django://{connection.alias}":
+    ours = read_settings(current_app().conf)
+    if ours.backend != f"django://{connection.alias}":
         return OURS
-    return read_names({**DEFAULTS, **settings.backend_options}, connection.vendor)
+    return read_names({**DEFAULTS, **ours.backend_options}, connection.vendor)

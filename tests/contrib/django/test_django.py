@@ -93,6 +93,11 @@ def test_migrations_create_the_tables(manage: Manage) -> None:
     assert "no dead letters" in manage("sagas", "dead", "list")
 
 
+@on("sqlite", "postgresql", "mariadb+pymysql")
+def test_tests_need_no_migrations(manage: Manage) -> None:
+    assert "\nOK" in manage("test", "--noinput", **EAGER, MIGRATION_MODULES={"celery_sagas": None})
+
+
 @on("postgresql", "mariadb+pymysql")
 def test_tables_have_the_names_that_the_options_say(manage: Manage) -> None:
     options = {"table_prefix": "flour_"}

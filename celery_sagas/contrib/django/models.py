@@ -1,0 +1,1 @@
+"""No models: Django reports the end of ``migrate`` to apps with this module alone."""
