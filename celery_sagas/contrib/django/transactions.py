@@ -113,7 +113,8 @@ class _DjangoTransaction(SharedTransaction):
             self._begin()
             opening.enter_context(self._connection.execute_wrapper(self._note_loss))
             self._closing = opening.pop_all()
-        transaction.on_commit(self._note_commit, using=database.alias)
+        if self._is_outermost:
+            transaction.on_commit(self._note_commit, using=database.alias)
 
     def _begin(self) -> None:
         """Begin; on SQLite as one that writes: what has read first cannot wait for another writer."""

@@ -112,6 +112,12 @@ class InOneTransaction(Sagas, TestCase):
     def committing(self):
         return self.captureOnCommitCallbacks(execute=True)
 
+    def test_what_waits_for_the_commit_is_the_projects_own(self):
+        self.place("1")
+        with self.captureOnCommitCallbacks() as called:
+            cut.delay(order_id="1", number=1)
+        assert called == []
+
 
 class InTransactions(Sagas, TransactionTestCase):
     def committing(self):
