@@ -1,7 +1,7 @@
 """``saga_backend_options`` of an SQL backend, and the engine that they make."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Engine, NullPool, StaticPool, create_engine, event
@@ -81,17 +81,18 @@ def make_engine(location: SqlLocation, dialect: SqlDialect, options: Mapping[str
         connect_args={**_timeouts(location, dialect, options), **dialect.connect_args(options), **options["connect_args"]},
     )
     if location.arguments is not None:
-        _add_arguments(engine, location.arguments)
+        ours = set(dialect.connect_args(options)) - {"connect_timeout"}
+        _add_arguments(engine, location.arguments, {*ours, *options["connect_args"]})
     _bound_waits(engine, options)
     event.listen(engine, "connect", lambda connection, entry: _set_up(dialect.on_connect, connection))
     return engine
 
 
-def _add_arguments(engine: Engine, arguments: Callable[[], Mapping[str, Any]]) -> None:
-    """Add arguments before each connection, but for those that the options set."""
+def _add_arguments(engine: Engine, arguments: Callable[[], Mapping[str, Any]], fixed: Collection[str]) -> None:
+    """Add arguments before each connection, but for some: they come before timeouts, as a URL's query does."""
 
     def add(dialect: object, entry: object, positional: object, named: dict[str, Any]) -> None:
-        named.update({name: value for name, value in arguments().items() if name not in named})
+        named.update({name: value for name, value in arguments().items() if name not in fixed})
 
     event.listen(engine, "do_connect", add)
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from bakery import sagas
@@ -195,6 +196,21 @@ class Settings(SimpleTestCase):
     def test_alias_must_be_one(self):
         for url in ("django://", "django://user@host/name", "db+django://default"):
             self.assert_refused(url, "django://alias")
+
+    @skipUnless(connection.vendor == "mysql", "where it is seen how a connection is opened")
+    def test_options_of_the_database_hold_for_workers(self):
+        backend = open_backend("django://default", prefix="x", options={})
+        given = {}
+
+        def note(dialect, entry, positional, named):
+            given.update(named)
+            raise backend.database.driver.OperationalError(2003, "not now")
+
+        event.listen(backend.database.engine, "do_connect", note)
+        changed = patch.dict(connection.settings_dict["OPTIONS"], {"connect_timeout": 7})
+        with changed, self.assertRaises(StoreUnavailable), backend.database.connect():
+            pass
+        assert (given["connect_timeout"], given["autocommit"]) == (7, True)
 
     @skipUnless(connection.vendor != "sqlite", "whose driver is Python's own")
     def test_driver_must_be_there(self):
