@@ -238,7 +238,7 @@ def define_step(
     check_spelling(subject, options, "if_exists", "if_missing", "if_not", "defer_for", "formerly", "when", "to", "transaction")
     shared = checked_transaction(subject, transaction)
     check_handler(subject, function, bind=bind, is_given_session=shared is not None)
-    _check_batch(subject, batch)
+    _check_batch(subject, batch, shared)
     decided, status = _policy(subject, starts, policy), status_rule(subject, when, to, if_not)
     _check_condition(subject, function, decided, status, leading=1 + bind + (shared is not None))
     name, *earlier = checked_names(f"{saga.name}.{function.__name__}", formerly, of=subject)
@@ -271,10 +271,15 @@ def _check_condition(
         check_fits(subject, status.condition, function, leading=leading, what="its when= function", first="state")
 
 
-def _check_batch(subject: str, batch: object) -> None:
+def _check_batch(subject: str, batch: object, transaction: object) -> None:
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_IN_BATCH):
         raise DefinitionError(
             subject, f"batch={batch!r} is no number from 1 to {MOST_IN_BATCH}", "With 1 each message runs alone"
+        )
+    if isinstance(transaction, str) and batch not in (None, 1):
+        problem = f"it has transaction={transaction!r}, and batch={batch}"
+        raise DefinitionError(
+            subject, problem, "Each of its messages runs alone, since Celery closes Django's connections around it"
         )
 
 

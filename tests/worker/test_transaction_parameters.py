@@ -56,6 +56,12 @@ class TestFunctions:
             @saga.handles(transaction=Session)
             def paid(order: Any, session: Session, /, order_id: str) -> None: ...
 
+    def test_with_a_batch_on_a_connection_of_djangos(self, saga: Any) -> None:
+        with pytest.raises(DefinitionError, match="runs alone"):
+
+            @saga.handles(transaction="default", batch=10)
+            def paid(order: Any, order_id: str) -> None: ...
+
     def test_misspelt(self, saga: Any) -> None:
         with pytest.raises(DefinitionError, match="transaction="):
 

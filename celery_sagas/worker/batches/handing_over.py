@@ -24,7 +24,8 @@ _TREATED = frozenset({"priority", "serializer", "expires"})
 def batch_size(task: Any, settings: Settings) -> int:
     """Return the most messages of a step that are handled together; 1 if each must run as a task."""
     most: int = task.saga_step.batch or settings.batch
-    return most if runs_like_others(task) else 1
+    alone = isinstance(task.saga_step.transaction, str)  # Celery closes Django's connections around each task
+    return most if runs_like_others(task) and not alone else 1
 
 
 def queues_of(consumer: Any) -> tuple[str, ...]:

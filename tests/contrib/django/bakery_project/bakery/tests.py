@@ -5,6 +5,7 @@ from contextlib import nullcontext, suppress
 from unittest import skipUnless
 from unittest.mock import patch
 
+from celery import current_app
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
@@ -16,7 +17,9 @@ from bakery.models import Cake, Slice
 from bakery.sagas import Baking, burn, crumbs, cut, eaten, ordered, ring, scorch, spoil
 from celery_sagas import send
 from celery_sagas.errors import ConfigurationError, MisuseError, StoreUnavailable
+from celery_sagas.settings import read_settings
 from celery_sagas.stores.urls import open_backend
+from celery_sagas.worker.batches.handing_over import batch_size
 
 
 class Sagas:
@@ -186,6 +189,10 @@ class InTransactions(Sagas, TransactionTestCase):
 
 
 class Settings(SimpleTestCase):
+    def test_steps_that_use_models_run_alone(self):
+        size = {step.name: batch_size(current_app.tasks[step.name], read_settings(current_app.conf)) for step in (ordered, cut)}
+        assert size == {ordered.name: 50, cut.name: 1}
+
     def assert_refused(self, url, text):
         with self.assertRaisesRegex(ConfigurationError, text):
             open_backend(url, prefix="x", options={})
