@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 from celery import signals
 from celery.exceptions import SoftTimeLimitExceeded
@@ -80,7 +80,8 @@ def note_pool() -> None:
 def _used(backend: Any) -> int:
     """Count the connections that are open, and not idle."""
     connections = backend.client._server.connections if isinstance(backend, RedisBackend) else backend.database.connections
-    return sum(map(_is_open, list(_opened))) - int(connections.idle)
+    opened = [connection for reference in list(_opened) if (connection := reference()) is not None]
+    return sum(map(_is_open, opened)) - int(connections.idle)
 
 
 def _is_open(connection: Any) -> bool:
@@ -92,7 +93,7 @@ def noting(open_one: Callable[..., Any]) -> Callable[..., Any]:
 
     def noted(*args: Any) -> Any:
         connection = open_one(*args)
-        _opened.add(connection)
+        _opened.append(ref(connection))
         return connection
 
     return noted
@@ -112,6 +113,7 @@ def arm(**_: object) -> None:
 
 tasks.handle_message = handle
 steps.handle_together = handle_together
-_opened: WeakSet[Any] = WeakSet()
+#: A list, of which a copy can be made while another thread opens a connection; of a set that raises an error now and then.
+_opened: list[ref[Any]] = []
 Server._make = noting(Server._make)  # type: ignore[method-assign]
 Connections.open = noting(Connections.open)  # type: ignore[method-assign]
