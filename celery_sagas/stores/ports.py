@@ -354,7 +354,7 @@ def no_aggregators(backend: Backend, what: str) -> ConfigurationError:
     return ConfigurationError(problem, "Set saga_aggregator_backend to the URL of a backend that has them")
 
 
-def shared_of(backend: Backend, setting: str = "saga_backend") -> SharedTransactions:
+def shared_of(backend: Backend, setting: str = "saga_backend", example: str = "postgresql://…") -> SharedTransactions:
     """Return a backend's shared transactions.
 
     Raises:
@@ -362,7 +362,7 @@ def shared_of(backend: Backend, setting: str = "saga_backend") -> SharedTransact
     """
     if backend.shared is None:
         problem = f"{backend.url} takes no part in the transactions of a database"
-        raise ConfigurationError(problem, f"Set {setting} to the URL of the database in which the rows are: postgresql://…")
+        raise ConfigurationError(problem, f"Set {setting} to the URL of the database in which the rows are: {example}")
     return backend.shared
 
 

@@ -173,10 +173,11 @@ class Runtime:
             *((each, self.batches, "saga_aggregator_backend, or saga_backend,") for each in registry.aggregators.values()),
         ]
         for definition, backend, setting in declared:
-            if definition.transaction is None:
+            kind = definition.transaction
+            if kind is None:
                 continue
             try:
-                shared_of(backend, setting).check(definition.transaction)
+                shared_of(backend, setting, *([f"django://{kind}"] if isinstance(kind, str) else [])).check(kind)
             except ConfigurationError as exc:
                 raise ConfigurationError(f"{definition.name} has transaction=, but {exc.problem}", exc.remedy) from exc
         if self.settings.outbox_backend is not None:

@@ -1,8 +1,9 @@
 """``manage.py sagas``: the commands of ``celery sagas``."""
 
 from argparse import REMAINDER
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from celery.bin.base import CLIContext
 from django.core.management.base import BaseCommand, CommandParser
@@ -27,7 +28,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, arguments: list[str], **options: Any) -> None:
         """Run a command for ``call_command()``; errors are raised as click's."""
-        sagas.main(arguments, prog_name="manage.py sagas", obj=_context(), standalone_mode=False)
+        self.stdout.ending = ""  # click ends its lines itself
+        with redirect_stdout(cast(Any, self.stdout)):
+            sagas.main(arguments, prog_name="manage.py sagas", obj=_context(), standalone_mode=False)
 
 
 def _context() -> CLIContext:

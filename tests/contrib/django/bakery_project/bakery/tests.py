@@ -2,10 +2,12 @@
 
 import sys
 from contextlib import nullcontext, suppress
+from io import StringIO
 from unittest import skipUnless
 from unittest.mock import patch
 
 from celery import current_app
+from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
@@ -110,6 +112,11 @@ class Sagas:
             for number in range(5):
                 send(ordered.si(order_id=str(number)), using="default")
         assert [Baking.find(str(number)).order_id for number in range(5)] == list("01234")
+
+    def test_commands_write_where_they_are_told_to(self):
+        output = StringIO()
+        call_command("sagas", "dead", "list", stdout=output)
+        self.assertEqual(output.getvalue(), "There are no dead letters.\n")
 
 
 class InOneTransaction(Sagas, TestCase):
