@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import (
     AfterValidator,
@@ -16,12 +16,15 @@ from pydantic import (
 )
 
 from celery_sagas.core.delays import Backoff, checked_backoff
+from celery_sagas.core.saga import BACKEND_NAME
 from celery_sagas.errors import ConfigurationError
 
 PREFIX = "saga_"
 #: The backend of an app that names none: the first run needs no server.
 DEFAULT_BACKEND = "sqlite:///celery-sagas.sqlite3"
 DEFAULT_FILE = DEFAULT_BACKEND.removeprefix("sqlite:///")
+#: The form of a backend in ``saga_backends``.
+_BACKEND: Final = '{"backend": "postgresql://…", "options": {}}'
 #: After 1, 5 and 25 seconds. What a number of times, or a ``dict``, does not say is taken from it.
 STEP_RETRIES = Backoff(3, 1.0, factor=5.0)
 
@@ -85,9 +88,29 @@ def _each_once(value: tuple[Subscription, ...]) -> tuple[Subscription, ...]:
 Seconds = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[int, BeforeValidator(_number)]
 Event = Annotated[str, BeforeValidator(_event)]
+#: The name of a backend; no URL is one.
+Name = Annotated[str, StringConstraints(pattern=rf"^{BACKEND_NAME.pattern}$")]
 Subscriptions = Annotated[
     tuple[Annotated[Subscription, BeforeValidator(_subscription)], ...], BeforeValidator(_listed), AfterValidator(_each_once)
 ]
+
+
+class BackendSettings(BaseModel):
+    """A backend: its URL, under the name with which ``celery report`` hides a password, and its options."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    backend: str = Field(repr=False)
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+
+def _backend(value: object) -> object:
+    if not isinstance(value, Mapping | BackendSettings):
+        raise ValueError(f"write {_BACKEND}")  # noqa: TRY004
+    return value
+
+
+NamedBackend = Annotated[BackendSettings, BeforeValidator(_backend)]
 
 
 class Settings(BaseModel):
@@ -98,14 +121,17 @@ class Settings(BaseModel):
     #: URL of the backend that keeps the state: SQLite, PostgreSQL, MariaDB or MySQL, with or without Celery's ``db+``; Redis, its
     #: Sentinels or its Cluster; or ``memory://``.
     backend: str = Field(default=DEFAULT_BACKEND, repr=False)
-    #: URL of the backend that keeps what aggregators buffer, if that is another one. Answers that ``gather`` collects are kept
-    #: there if ``backend`` is one without aggregators.
-    aggregator_backend: str | None = Field(default=None, repr=False)
-    #: URL of the database in whose transactions plain code sends, ``send(…, using=session)``, if that is not the one of
-    #: ``backend``: for models in SQL beside sagas in Redis.
-    outbox_backend: str | None = Field(default=None, repr=False)
-    #: Options of the backend; they are listed on the pages of stores and of Redis.
+    #: Options of ``backend``; they are listed on the pages of stores and of Redis.
     backend_options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    #: Further backends, by the names under which sagas choose them, ``class Order(Saga, backend="orders")``:
+    #: ``{"orders": {"backend": "postgresql://…", "options": {…}}}``.
+    backends: dict[Name, NamedBackend] = Field(default_factory=dict)
+    #: The backend that keeps what aggregators buffer, if that is another one: its URL, or its name in ``backends``. Answers that
+    #: ``gather`` collects are kept there if the saga's own backend is one without aggregators.
+    aggregator_backend: str | None = Field(default=None, repr=False)
+    #: The database in whose transactions plain code sends, ``send(…, using=session)``, if that is not the one of ``backend``: its
+    #: URL, or its name in ``backends``. For models in SQL beside sagas in Redis.
+    outbox_backend: str | None = Field(default=None, repr=False)
     #: Partitions the backend: applications with different prefixes never see each other's rows.
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]*$", max_length=64)] = ""
     #: Whether a starting worker creates the tables that are missing.
@@ -140,6 +166,35 @@ class Settings(BaseModel):
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
     #: Tasks, of other services, that receive an event besides the steps and tasks that subscribe to it: by the path of its class.
     subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
+
+    def backend_named(self, given: str | None) -> BackendSettings:
+        """Return a backend by its URL, or by its name in ``backends``; ``None`` names that of ``backend``.
+
+        Raises:
+            ConfigurationError: ``backends`` has no such name.
+        """
+        default = BackendSettings(backend=self.backend, options=self.backend_options)
+        if given is None:
+            return default
+        if "://" in given:
+            known = (default, *self.backends.values())
+            return next((each for each in known if each.backend == given), BackendSettings(backend=given))
+        if given not in self.backends:
+            raise no_backend(given, self.backends)
+        return self.backends[given]
+
+    def all_backends(self) -> list[BackendSettings]:
+        """Return every backend once, that of ``backend`` first.
+
+        Raises:
+            ConfigurationError: A setting names a backend that ``backends`` does not have.
+        """
+        others = [self.backend_named(each) for each in (None, self.aggregator_backend, self.outbox_backend)]
+        found: list[BackendSettings] = []
+        for each in (others[0], *self.backends.values(), *others[1:]):
+            if each not in found:
+                found.append(each)
+        return found
 
 
 class Configuration(Protocol):
@@ -178,9 +233,24 @@ def is_default_backend(conf: Configuration) -> bool:
 
 
 def backend_urls(conf: Configuration) -> list[str]:
-    """Return the URLs of backends that the app names, whatever else is wrong with its settings."""
+    """Return the URLs of backends that the app names, whatever else is wrong with its settings.
+
+    Raises:
+        ConfigurationError: One stands where ``celery report`` would show its password.
+    """
     given = _given(conf)
-    return [url for name in ("backend", "aggregator_backend", "outbox_backend") if isinstance(url := given.get(name), str)]
+    named = given.get("backends") or {}
+    if not isinstance(named, Mapping) or not all(isinstance(each, Mapping) for each in named.values()):
+        raise ConfigurationError("saga_backends has a wrong form", f'Write {{"orders": {_BACKEND}}}')
+    urls = [given.get(name) for name in ("backend", "aggregator_backend", "outbox_backend")]
+    return [url for url in (*urls, *(each.get("backend") for each in named.values())) if isinstance(url, str) and "://" in url]
+
+
+def no_backend(name: str, known: Iterable[str], subject: str = "a setting") -> ConfigurationError:
+    """Return the error about the name of a backend that the settings do not have."""
+    has = ", ".join(known) or "none"
+    remedy = f'Add it: saga_backends = {{"{name}": {_BACKEND}}}'
+    return ConfigurationError(f"{subject} names the backend {name!r}, and saga_backends has {has}", remedy)
 
 
 def _given(conf: Configuration) -> dict[str, Any]:

@@ -337,7 +337,12 @@ def settings() -> Iterator[str]:
     )
 
 
-SPELLED = {"Seconds": "float | timedelta", "Count": "int", "dict[Event, Subscriptions]": "dict[str, list[str | dict[str, str]]]"}
+SPELLED = {
+    "Seconds": "float | timedelta",
+    "Count": "int",
+    "dict[Event, Subscriptions]": "dict[str, list[str | dict[str, str]]]",
+    "dict[Name, NamedBackend]": "dict[str, dict[str, Any]]",
+}
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 

@@ -163,7 +163,8 @@ class Worker:
                 return None
             delivered = _delivered(message)
             self._execute(message, delivered)
-            runtime_of(self.app).services.dispatcher.confirmations.settle()  # as happens a moment later
+            for backend in (runtime := runtime_of(self.app)).backends:
+                runtime.dispatcher_of(backend).confirmations.settle()  # as happens a moment later
             if delivered.fate == "kept":
                 message.requeue()
         self.done.append(delivered)

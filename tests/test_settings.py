@@ -11,7 +11,15 @@ from celery import Celery
 
 from celery_sagas import Backoff
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.settings import DEFAULT_BACKEND, PREFIX, Settings, Subscription, is_default_backend, read_settings
+from celery_sagas.settings import (
+    DEFAULT_BACKEND,
+    PREFIX,
+    BackendSettings,
+    Settings,
+    Subscription,
+    is_default_backend,
+    read_settings,
+)
 
 
 def app_with(**settings):
@@ -43,6 +51,13 @@ def test_defaults_are_valid():
 
 VALUES = {
     "backend": ("db+postgresql://db/x", "db+postgresql://db/x"),
+    "backends": (
+        {"orders": {"backend": "postgresql://db/x"}, "a.B-1_": {"backend": "redis://db", "options": {"wait_replicas": 1}}},
+        {
+            "orders": BackendSettings(backend="postgresql://db/x", options={}),
+            "a.B-1_": BackendSettings(backend="redis://db", options={"wait_replicas": 1}),
+        },
+    ),
     "aggregator_backend": ("redis://db/1", "redis://db/1"),
     "outbox_backend": ("postgresql://db/shop", "postgresql://db/shop"),
     "backend_options": ({"pool_recycle": 3}, {"pool_recycle": 3}),
@@ -211,11 +226,35 @@ def test_every_wrong_value_is_named():
 def test_unknown_name():
     text = problem_of(saga_bakend="x", saga_Backend="y")
     assert "unknown setting saga_Backend, saga_bakend." in text
-    assert "Known: saga_backend, saga_aggregator_backend, saga_outbox_backend, " in text
+    assert "Known: saga_backend, saga_backend_options, saga_backends, saga_aggregator_backend, " in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"orders": "postgresql://me:tok_pw@db/x"}, 'saga_backends.orders: Value error, write {"backend": "postgresql://…"'),
+        ({"orders": {"url": "postgresql://me:tok_pw@db/x"}}, "saga_backends.orders.backend: Field required"),
+        ({"orders": {"backend": 3}}, "saga_backends.orders.backend: "),
+        ({"orders": {"backend": "memory://", "options": ["tok_pw"]}}, "saga_backends.orders.options: "),
+        ({"postgresql://me:tok_pw@db/x": {"backend": "memory://"}}, "saga_backends."),
+        (["orders"], "saga_backends: "),
+    ],
+)
+def test_wrong_named_backends(wrong, problem):
+    assert problem in problem_of(saga_backends=wrong)
+
+
+def test_backends_are_named_by_their_urls_too():
+    given = {"orders": {"backend": "redis://db/1", "options": {"wait_replicas": 1}}}
+    settings = read(saga_backend="redis://db/0", saga_backends=given, saga_aggregator_backend="redis://db/1")
+    orders = settings.backends["orders"]
+    assert settings.all_backends() == [BackendSettings(backend="redis://db/0"), orders]
+    assert [settings.backend_named(each) for each in ("orders", "redis://db/1")] == [orders, orders]
 
 
 def test_password_stands_in_no_error():
     for settings in (
+        {"saga_backends": {"orders": {"backend": ["redis://:tok_pw@h"]}}},
         {"saga_backend": ["redis://:tok_pw@h"]},
         {"saga_backend_options": ["tok_pw"]},
         {"saga_backend": b"\xfftok_pw"},

@@ -21,7 +21,8 @@ def export(context: click.Context, name: str, key: str, output: TextIO) -> None:
     The saga says history="messages". The key of several parts is their JSON array, such as '["eu","42"]'.
     """
     with opened(context) as runtime:
-        history = history_of(runtime.backend.journal, saga_named(name), key)
+        saga = saga_named(name)
+        history = history_of(runtime.backends.of(saga).journal, saga, key)
         output.write(history.to_text())
 
 

@@ -37,13 +37,13 @@ def rename(context: click.Context, names: tuple[str, ...], everything: bool, as_
     if as_json and (names or everything):
         raise click.UsageError("--json shows what is left: give it without sagas and --all")
     with opened(context) as runtime:
-        store, chosen = runtime.backend.sagas, _chosen(names)
+        chosen = [(runtime.backends.of(saga).sagas, saga) for saga in _chosen(names)]
         if names or everything:
-            left = [_move(store, saga.name, former) for saga in chosen for former in saga.formerly]
+            left = [_move(store, saga.name, former) for store, saga in chosen for former in saga.formerly]
             if any(left):
                 raise click.exceptions.Exit(1)
         else:
-            _show(store, chosen, as_json=as_json)
+            _show(chosen, as_json=as_json)
 
 
 def _chosen(names: Sequence[str]) -> list[SagaDefinition]:
@@ -54,8 +54,8 @@ def _chosen(names: Sequence[str]) -> list[SagaDefinition]:
     return [saga for name, saga in renamed.items() if not names or name in names]
 
 
-def _show(store: SagaStore, sagas: Sequence[SagaDefinition], *, as_json: bool) -> None:
-    left = [(saga.name, *counted) for saga in sagas for counted in store.count(saga.formerly).items()]
+def _show(chosen: Sequence[tuple[SagaStore, SagaDefinition]], *, as_json: bool) -> None:
+    left = [(saga.name, *counted) for store, saga in chosen for counted in store.count(saga.formerly).items()]
     if as_json:
         tables.print_json([{"saga": saga, "formerly": former, "left": count} for saga, former, count in left])
     else:

@@ -53,7 +53,8 @@ def replay(context: click.Context, name: str, keys: tuple[str, ...], since: int 
         raise click.UsageError("name keys, or give --since")
     tally = _Tally()
     with opened(context) as runtime:
-        saga, journal = saga_named(name), runtime.backend.journal
+        saga = saga_named(name)
+        journal = runtime.backends.of(saga).journal
         with replaying(runtime.app) as run:
             for key in _given(keys) if since is None else journal.began(saga.names, since, limit):
                 tally.add(partial(_replay, run, journal, saga, key))

@@ -9,15 +9,15 @@ from celery_sagas.stores.urls import open_backend
 
 
 @click.command()
-@click.option("--backend", help="A backend's URL, instead of the app's saga_backend.")
+@click.option("--backend", help="A backend's URL, or its name in saga_backends, instead of the app's saga_backend.")
 @click.pass_context
 def schema(context: click.Context, backend: str | None) -> None:
     """Print the DDL of the app's backend, without connecting to it."""
     try:
         app = context.obj.app if backend else app_of(context)
         settings = read_settings(app.conf)
-        options = {} if backend else settings.backend_options
-        statements = open_backend(backend or settings.backend, prefix=settings.prefix, options=options).schema()
+        given = settings.backend_named(backend)
+        statements = open_backend(given.backend, prefix=settings.prefix, options=given.options).schema()
     except ConfigurationError as exc:
         raise click.ClickException(str(exc)) from exc
     click.echo(statements or "This backend needs no schema.", nl=False)

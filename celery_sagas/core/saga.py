@@ -1,5 +1,6 @@
 """The declaration of a saga class: its names, its keys and its schema version."""
 
+import re
 from collections.abc import Callable, Container, Iterable, KeysView, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
 }
 #: 100 years.
 _LONGEST_KEPT_S: Final = 100 * 365 * 86_400
+#: The name of a backend in the settings.
+BACKEND_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 #: The history that a saga may keep.
 HISTORY: Final = "messages"
 
@@ -43,6 +46,7 @@ class SagaDefinition:
     history: str | None = None  #: "messages": the journal keeps the messages that were handled
     status_by: str | None = None  #: the field that holds the status
     keep_ms: int | None = None  #: for how long the final state of a finished instance can be read
+    backend: str | None = None  #: the name, in ``saga_backends``, of the backend that stores the instances
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,6 +116,7 @@ def define(
     history: str | None = None,
     status_by: str | None = None,
     keep: Delay | None = None,
+    backend: str | None = None,
 ) -> SagaDefinition:
     """Check the class keywords of a concrete saga and return its definition."""
     subject = cls.__qualname__
@@ -132,6 +137,7 @@ def define(
         history=history,
         status_by=status_by,
         keep_ms=None if keep is None else _milliseconds(subject, keep),
+        backend=backend,
     )
 
 
@@ -172,6 +178,15 @@ def status_field(cls: type[BaseModel], status_by: object, correlate_by: str | tu
     if status_by in as_names(correlate_by, of=subject, keyword="correlate_by"):
         raise DefinitionError(subject, f"{status_by!r} is both its key and its status", "A key never changes: use another field")
     return status_by
+
+
+def backend_name(cls: type[BaseModel], backend: object) -> str | None:
+    """Check ``backend`` and return the name of the backend of a class: its own, or that of a base."""
+    if backend is None:
+        return next((name for base in cls.__bases__ if (name := getattr(base, "__backend__", None))), None)
+    if not isinstance(backend, str) or not BACKEND_NAME.fullmatch(backend):  # it may be a URL with a password
+        raise DefinitionError(cls.__qualname__, "backend= is no name of a backend", 'Name one of saga_backends: backend="orders"')
+    return backend
 
 
 def check_names(subject: str, names: Iterable[str], taken: Container[str]) -> None:

@@ -12,6 +12,7 @@ from celery_sagas.core.saga import (
     RESERVED_FOR_LATER,
     SagaDefinition,
     alternate_keys,
+    backend_name,
     check_fields,
     check_names,
     define,
@@ -48,6 +49,8 @@ class State(BaseModel):
     __also_by__: ClassVar[tuple[str, ...]] = ()
     #: The field that holds the status, or that of an abstract base.
     __status_by__: ClassVar[str | None] = None
+    #: The name of the backend that stores the instances, or that of an abstract base.
+    __backend__: ClassVar[str | None] = None
     #: The function for missing instances, of the class or of a base.
     __if_missing__: ClassVar[Callable[..., Any] | None] = None
 
@@ -68,6 +71,7 @@ class State(BaseModel):
             schema_version: int = 1,
             history: Literal["messages"] | None = None,
             keep: Delay | None = None,
+            backend: str | None = None,
         ) -> None: ...
 
     else:
@@ -164,16 +168,18 @@ def _define(
     schema_version: int = 1,
     history: str | None = None,
     keep: Delay | None = None,
+    backend: str | None = None,
     **unknown: object,
 ) -> SagaDefinition | None:
     if unknown:
         raise DefinitionError(
             cls.__qualname__,
             f"unknown class keyword {', '.join(sorted(unknown))}",
-            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history, keep",
+            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history, keep, backend",
         )
     cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
     cls.__status_by__ = status_field(cls, status_by, correlate_by)
+    cls.__backend__ = backend_name(cls, backend)
     if correlate_by is None:
         if name or formerly or schema_version != 1 or history is not None or keep is not None:
             raise DefinitionError(cls.__qualname__, "it has no correlate_by", "Name the field that is the key of an instance")
@@ -188,6 +194,7 @@ def _define(
         history=history,
         status_by=cls.__status_by__,
         keep=keep,
+        backend=cls.__backend__,
     )
 
 

@@ -98,7 +98,7 @@ def conclude(task: Any, request: Any, delivery: Delivery, outcome: Outcome, runt
     address = delivery.addressed
     # a cancelled message may be about another step, and an overtaken one about outcomes that are deferred
     if address is not None and address.came == ReplyKind.GATHERED and outcome.reason not in ("cancelled", "overtaken"):
-        runtime.gathering.forget(delivery.step.saga, address.instance_id, address.id)
+        runtime.gathering_of(delivery.step.saga).forget(delivery.step.saga, address.instance_id, address.id)
 
 
 def _report(task: Any, outcome: Outcome, retry_of: str) -> None:

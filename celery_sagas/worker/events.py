@@ -21,7 +21,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
 from celery_sagas.errors import DefinitionError, PublishError, StoreError
 from celery_sagas.settings import Subscription
-from celery_sagas.stores.ports import Backend
+from celery_sagas.worker.backends import Backends
 from celery_sagas.worker.celery_internals import as_current_app, current_app, finalised_apps, on_finalise, on_finalise_last
 from celery_sagas.worker.durable import DurableTask, add_durable_task
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
@@ -201,7 +201,7 @@ def fan_out(self: FanOutTask, event: str, data: dict[str, Any], left: Sequence[s
     messages = [_message_to(self.app, task, data, message_id, options) for task, options in tasks.items()]
     refused = _send(self, runtime.publisher, event, messages)
     try:
-        _keep(self, runtime.backend, refused)
+        _keep(self, runtime.backends, refused)
     except Exception as exc:
         self.request.update(args=[event, data, [sent.task for sent, _ in refused]], kwargs={})
         redeliver_or_requeue(self, runtime.publisher, exc)
@@ -226,7 +226,7 @@ def _send(task: FanOutTask, publisher: Any, event: str, messages: Sequence[Signa
     return refused
 
 
-def _keep(task: FanOutTask, backend: Backend, refused: list[Refused]) -> None:
+def _keep(task: FanOutTask, backends: Backends, refused: list[Refused]) -> None:
     """Turn messages that the broker refused into dead letters, and remove them from the list, unless the broker is away.
 
     Raises:
@@ -238,7 +238,7 @@ def _keep(task: FanOutTask, backend: Backend, refused: list[Refused]) -> None:
             raise error
     try:
         while refused:
-            _keep_one(task, backend, *refused[0])
+            _keep_one(task, backends, *refused[0])
             del refused[0]
     except Exception as exc:
         bug = None if isinstance(exc, StoreError) else exc
@@ -246,12 +246,12 @@ def _keep(task: FanOutTask, backend: Backend, refused: list[Refused]) -> None:
         raise
 
 
-def _keep_one(task: FanOutTask, backend: Backend, sent: Signature[Any], error: PublishError) -> None:
+def _keep_one(task: FanOutTask, backends: Backends, sent: Signature[Any], error: PublishError) -> None:
     sent = sent.clone().set(headers=causation_headers(session_of(task.request)))  # which it gets when it is published here
     cause, step = error.__cause__ or error, registry.step_named(str(sent.task))
     name, saga = (step.name, step.saga.name) if step else (str(sent.task), "")
     dead_letter = dead_letter_of(name, sent.options["task_id"], saga, cause, str(dumps(dict(sent))))
-    add_dead_letter(backend, dead_letter)
+    add_dead_letter(backends.of(step.saga if step else None), dead_letter)
     logger.error("%s[%s] was refused and is kept as the dead letter %s", dead_letter.task, dead_letter.message_id, dead_letter.id)
     signals.step_failed.send(sender=task.app.tasks.get(name, task), dead_letter=dead_letter, exception=cause)
 

@@ -72,7 +72,7 @@ def retry_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> Retried:
         return _restore(runtime, dead_letter)
     again = retry_of(app, dead_letter)
     _check_arguments(app, dead_letter, again)
-    if step is not None and not _close(runtime.backend, step, dead_letter):
+    if step is not None and not _close(runtime.backends.of(step.saga), step, dead_letter):
         return _in_vain(dead_letter, "was handled since, under its own id")
     if not _is_awaited(runtime, dead_letter):
         runtime.remove_dead_letter(dead_letter.id)
@@ -102,8 +102,9 @@ def _is_awaited(runtime: Runtime, dead_letter: DeadLetter) -> bool:
     if cancellation is None:
         return True
     if gather := gather_of(request_in(dead_letter)):
-        return runtime.gathering.awaited(gather) is not None
-    return _saga_of(dead_letter) is None or cancellation.is_due(runtime.backend.sagas)
+        return runtime.gathering_of(gather.saga).awaited(gather) is not None
+    saga = _saga_of(dead_letter)
+    return saga is None or cancellation.is_due(runtime.backends.of(saga).sagas)
 
 
 def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
@@ -120,9 +121,9 @@ def discard_dead_letter(runtime: Runtime, dead_letter: DeadLetter) -> bool:
         PublishError: The broker did not confirm the message; the dead letter is kept.
         StoreError: The dead letter is kept.
     """
-    cancellation = cancellation_of(dead_letter)
-    waited = cancellation is not None and cancellation.perform(runtime.backend, runtime.settings.conflict_retries)
-    if cancellation is not None and not waited and cancellation.must_be_settled(runtime.backend.sagas):
+    cancellation, backend = cancellation_of(dead_letter), runtime.backends.of(_saga_of(dead_letter))
+    waited = cancellation is not None and cancellation.perform(backend, runtime.settings.conflict_retries)
+    if cancellation is not None and not waited and cancellation.must_be_settled(backend.sagas):
         is_undo = dead_letter.task.endswith(UNDONE)
         sent = _done(runtime.app, dead_letter, cancellation.addressed) if is_undo else retry_of(runtime.app, dead_letter)
         runtime.publisher.publish_signature(sent)

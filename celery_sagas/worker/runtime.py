@@ -6,10 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import Celery
@@ -24,15 +23,14 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.commit import WorkTerms
 from celery_sagas.engine.handling import Services
 from celery_sagas.engine.outbox.dispatch import Dispatcher
-from celery_sagas.engine.outbox.publishing import Publisher, WaitingPublisher
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.requests.gathering import Gathering
-from celery_sagas.errors import ConfigurationError, UnsafeBackend
+from celery_sagas.errors import ConfigurationError
 from celery_sagas.forks import WORK
-from celery_sagas.settings import DEFAULT_FILE, Settings, is_default_backend, read_settings
+from celery_sagas.settings import is_default_backend, read_settings
 from celery_sagas.stores.ports import Backend, no_aggregators, shared_of
-from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.asking.undo import UndoOutcomes
+from celery_sagas.worker.backends import Backends, open_backends, prepare_backend, setting_of
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
 from celery_sagas.worker.deferred import DeferredSignatures
 from celery_sagas.worker.publishing import open_publisher
@@ -48,7 +46,7 @@ _REVOKE_S = 5.0
 
 
 class Runtime:
-    """One app's backend, publisher and services in one process."""
+    """One app's backends, publishers and services in one process."""
 
     def __init__(
         self, app: Celery, backend: Backend | None = None, publisher: ConfirmedPublisher | EagerPublisher | None = None
@@ -57,54 +55,85 @@ class Runtime:
         self.app = app
         self.settings = read_settings(app.conf)
         self.observe: Callable[[Outcome], object] | None = None  #: called with the outcome of each message that was handled
-        self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
-        self.backend = backend or open_app_backend(app, self.settings)
-        self.batches = backend or _open_batches(self.settings, self.backend)
-        self.outbox = backend or _open_outbox(self.settings, self.backend, self.batches)
-        self.publisher = publisher or open_publisher(app)
-        grace_s, most_bytes = self.settings.dispatch_grace, self.settings.max_state_bytes
-        self._dispatchers = {each: Dispatcher(each.outbox, self._publisher_for(each), grace_s) for each in self.backends}
-        dispatcher = self.dispatcher_of(self.backend)
-        serialize = partial(serialized, app, max_bytes=most_bytes)
-        answer = partial(serialized_answer, app, max_bytes=most_bytes)
-        outcomes = UndoOutcomes(answer)
-        grace_ms = int(grace_s * 1000)
-        about = (dispatcher.owner, grace_ms, self.read_outcomes)
-        terms = WorkTerms(serialize, answer, outcomes, DeferredSignatures(app), most_bytes, *about)
         self.revoke: Callable[[Sequence[str]], object] = partial(_revoke, app)
-        self.services = Services(self.backend, dispatcher, terms, self.settings.conflict_retries, self._cancel)
-        lease_ms, retention_ms = int(self.settings.lease_ttl * 1000), int(self.retention_s(self.backend) * 1000)
-        end = partial(publish_gathered, app, self.publisher)
-        answers = self.backend if self.backend.has_aggregators else self.batches
-        self.gathering = Gathering(self.backend, answers, end, lease_ms, retention_ms, most_bytes)
+        self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
+        self.backends = Backends(backend, backend, backend, None) if backend else open_backends(app, self.settings)
+        self.publisher = publisher or open_publisher(app)
+        self._opened = {each: self._open(each) for each in self.backends.opened}
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
 
+    def _open(self, backend: Backend) -> "_Opened":
+        """Return what handles the messages of the sagas in a backend, and publishes the rows of its outbox."""
+        app, settings, is_default = self.app, self.settings, backend is self.backend
+        # each outbox has a publisher of its own: what it leaves to be confirmed later can be collected once
+        publisher = self.publisher if is_default else open_publisher(app)
+        most_bytes, grace_ms = settings.max_state_bytes, int(settings.dispatch_grace * 1000)
+        dispatcher = Dispatcher(backend.outbox, publisher, settings.dispatch_grace)
+        serialize = partial(serialized, app, max_bytes=most_bytes)
+        answer = partial(serialized_answer, app, max_bytes=most_bytes)
+        about = (dispatcher.owner, grace_ms, self.read_outcomes)
+        terms = WorkTerms(serialize, answer, UndoOutcomes(answer), DeferredSignatures(app), most_bytes, *about)
+        services = Services(backend, dispatcher, terms, settings.conflict_retries, self._cancel)
+        lease_ms, retention_ms = int(settings.lease_ttl * 1000), int(self.retention_s(backend) * 1000)
+        answers = backend if backend.has_aggregators else self.batches
+        end = partial(publish_gathered, app, self.publisher)
+        return _Opened(services, Gathering(backend, answers, end, lease_ms, retention_ms, most_bytes))
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of sagas that name none."""
+        return self.backends.default
+
+    @property
+    def batches(self) -> Backend:
+        """The backend of the items of aggregators."""
+        return self.backends.batches
+
+    @property
+    def outbox(self) -> Backend:
+        """The backend in whose transactions plain code sends."""
+        return self.backends.outbox
+
+    @property
+    def services(self) -> Services:
+        """What handles the messages of sagas that name no backend."""
+        return self._opened[self.backend].services
+
+    def services_of(self, saga: SagaDefinition) -> Services:
+        """Return what handles the messages of a saga.
+
+        Raises:
+            ConfigurationError: The settings do not have the backend that it names.
+        """
+        return self._opened[self.backends.of(saga)].services
+
+    def gathering_of(self, saga: SagaDefinition) -> Gathering:
+        """Return what collects the answers to the gathers of a saga.
+
+        Raises:
+            ConfigurationError: The settings do not have the backend that it names.
+        """
+        return self.gathering_in(self.backends.of(saga))
+
+    def gathering_in(self, backend: Backend) -> Gathering:
+        """Return what collects the answers to the gathers of the sagas in a backend."""
+        return self._opened[backend].gathering
+
     def read_outcomes(self, saga: SagaDefinition, instance_id: str, request: Request) -> MemberOutcomes:
         """Return what has come of the members of an instance's gather so far; see ``Gathering.outcomes``."""
-        return self.gathering.outcomes(saga, instance_id, request)
+        return self.gathering_of(saga).outcomes(saga, instance_id, request)
 
     def _cancel(self, outcome: Outcome, requests: Sequence[Request], unbegun: Sequence[str]) -> None:
         """Have workers not begin these tasks, nor those of cancelled requests, and remove what was gathered for the latter."""
         for request in requests:
             if request.members and (saga := registry.saga_named(outcome.saga)):
-                self.gathering.forget(saga, outcome.instance_id, request.id)
+                self.gathering_of(saga).forget(saga, outcome.instance_id, request.id)
         self.revoke([*unbegun, *(id for request in requests for id in request.task_ids)])
-
-    @property
-    def backends(self) -> list[Backend]:
-        """The backend of sagas, then that of aggregators, and that in whose transactions plain code sends, if they are others.
-
-        A relay sweeps the outbox of each.
-        """
-        return list(dict.fromkeys((self.backend, self.batches, self.outbox)))
 
     def dispatcher_of(self, backend: Backend) -> Dispatcher:
         """Return what publishes the rows that are committed to a backend's outbox."""
-        return self._dispatchers[backend]
-
-    def _publisher_for(self, backend: Backend) -> Publisher:
-        return self.publisher if backend is self.backend else WaitingPublisher(self.publisher)
+        return self._opened[backend].services.dispatcher
 
     def remove_dead_letter(self, id: str) -> None:
         """Remove a dead letter from its backend."""
@@ -140,14 +169,14 @@ class Runtime:
         return rules[1]
 
     def prepare(self, *, processes: int) -> None:
-        """Prepare the backend: create missing tables; refuse one that is unsafe, or that cannot do what the definitions need.
+        """Prepare the backends: create missing tables; refuse one that is unsafe, or that cannot do what the definitions need.
 
         Args:
-            processes: The number of processes that handle this app's messages on it.
+            processes: The number of processes that handle this app's messages on them.
 
         Raises:
-            ConfigurationError: The backend cannot be used, or cannot keep the promise.
-            StoreUnavailable: It cannot be reached.
+            ConfigurationError: One cannot be used, or cannot keep the promise; or a saga names one that the settings do not have.
+            StoreUnavailable: One cannot be reached.
         """
         if registry.aggregators and not self.batches.has_aggregators:
             raise no_aggregators(self.batches, f"the items of {', '.join(sorted(registry.aggregators))}")
@@ -158,8 +187,8 @@ class Runtime:
 
     def _check_kept_states(self) -> None:
         """Refuse a journal that forgets a final state before its saga says so."""
-        retention_s = self.retention_s(self.backend)
         for saga in registry.sagas.values():
+            retention_s = self.retention_s(self.backends.of(saga))
             if saga.keep_ms is not None and saga.keep_ms > retention_s * 1000:
                 keep_s = math.ceil(saga.keep_ms / 1000)
                 name = saga.cls.__qualname__
@@ -169,7 +198,7 @@ class Runtime:
     def _check_transactions(self) -> None:
         """Refuse steps and aggregators whose transactions their backend does not share, and an outbox that shares none."""
         declared: list[tuple[StepDefinition | AggregatorDefinition, Backend, str]] = [
-            *((step, self.backend, "saga_backend") for step in registry.steps.values()),
+            *((step, self.backends.of(step.saga), setting_of(step.saga)) for step in registry.steps.values()),
             *((each, self.batches, "saga_aggregator_backend, or saga_backend,") for each in registry.aggregators.values()),
         ]
         for definition, backend, setting in declared:
@@ -185,11 +214,19 @@ class Runtime:
 
     def close(self) -> None:
         """Close every connection."""
-        for dispatcher in self._dispatchers.values():
+        dispatchers = [each.services.dispatcher for each in self._opened.values()]
+        for dispatcher in dispatchers:
             dispatcher.close()
-        self.publisher.close()
-        for backend in self.backends:
-            backend.close()
+        for dispatcher in dispatchers:
+            dispatcher.publisher.close()
+        self.backends.close()
+
+
+class _Opened(NamedTuple):
+    """What works on a backend in this process."""
+
+    services: Services
+    gathering: Gathering
 
 
 def _revoke(app: Celery, ids: Sequence[str]) -> None:
@@ -200,39 +237,6 @@ def _revoke(app: Celery, ids: Sequence[str]) -> None:
         within(_REVOKE_S, partial(app.control.revoke, list(ids)))
     except Exception as exc:  # the broker may be away, or the transport have no broadcasts
         logger.warning("%d tasks are not revoked, and their outcomes are awaited: %r", len(ids), exc)
-
-
-def open_app_backend(app: Celery, settings: Settings) -> Backend:
-    """Open the backend that an app's settings name."""
-    warn_of_default_backend(app)
-    return open_backend(settings.backend, prefix=settings.prefix, options=settings.backend_options)
-
-
-def _open_batches(settings: Settings, backend: Backend) -> Backend:
-    """Return the backend that stores the items of aggregators: usually that of sagas."""
-    url = settings.aggregator_backend
-    if url is None or url == settings.backend:
-        return backend
-    return open_backend(url, prefix=settings.prefix, options={})
-
-
-def _open_outbox(settings: Settings, backend: Backend, batches: Backend) -> Backend:
-    """Return the backend in whose transactions plain code sends: usually that of sagas."""
-    url = settings.outbox_backend
-    if url is None or url in (settings.backend, settings.aggregator_backend):
-        return batches if url is not None and url == settings.aggregator_backend else backend
-    return open_backend(url, prefix=settings.prefix, options={})
-
-
-def prepare_backend(backend: Backend, settings: Settings, processes: int) -> None:
-    """Prepare a backend according to the settings; see ``Runtime.prepare``."""
-    try:
-        for warning in backend.prepare(create_schema=settings.create_schema, processes=processes):
-            logger.warning("%s: %s", backend.url, warning)
-    except UnsafeBackend as exc:
-        if settings.unsafe_backend == "refuse":
-            raise
-        logger.warning("%s: %s", backend.url, exc)
 
 
 def refuse_stand_in(app: Celery) -> None:
@@ -249,23 +253,6 @@ def refuse_stand_in(app: Celery) -> None:
         raise ConfigurationError(problem, "Call its set_default() where it is made: then it is the app of every thread")
     remedy = "Import the module that makes it first; under Django, the project's __init__.py does"
     raise ConfigurationError("no Celery app was made in this process", remedy)
-
-
-def warn_of_default_backend(app: Celery) -> None:
-    """Log the default file of an app without a configured backend: once, also if the process forks afterwards."""
-    if not _told and is_default_backend(app.conf):
-        _told.append(True)
-        logger.warning("saga_backend is not set: sagas are kept in %s", default_file())
-
-
-def default_file() -> Path:
-    """Return the file that stores an app's sagas, or its dead letters, if no backend is configured."""
-    return Path(DEFAULT_FILE).resolve()
-
-
-def has_backend(app: Celery) -> bool:
-    """Return whether an app has sagas, or a configured backend: otherwise it only stores dead letters, in the default file."""
-    return bool(registry) or not is_default_backend(app.conf)
 
 
 def runtime_of(app: Celery) -> Runtime:
@@ -341,38 +328,24 @@ def within(seconds: float, work: Callable[[], T]) -> T:
 
 
 @contextmanager
-def main_process_backend(app: Celery) -> Iterator[Backend]:
-    """Open the backend in a worker's main process: that of its tasks, if they run there; else one that is closed afterwards.
+def main_process_backends(app: Celery) -> Iterator[Backends]:
+    """Open the backends in a worker's main process: those of its tasks if they run there, else others that are closed later.
 
     Connections that are open when the pool forks would be inherited.
     """
-    with main_process_backends(app) as (backend, *_):
-        yield backend
-
-
-@contextmanager
-def main_process_backends(app: Celery) -> Iterator[list[Backend]]:
-    """Open the backends likewise, including that of aggregators if it is a different one."""
     runtime = runtime_of(app) if _open else _runtimes.get(app)
     if runtime is not None:
         yield runtime.backends
         return
-    settings = read_settings(app.conf)
-    with ExitStack() as closing:
-        backend = open_app_backend(app, settings)
-        closing.callback(backend.close)
-        batches = _open_batches(settings, backend)
-        backends = dict.fromkeys((backend, batches, _open_outbox(settings, backend, batches)))
-        for other in [each for each in backends if each is not backend]:
-            closing.callback(other.close)
-        yield list(backends)
+    with closing(open_backends(app, read_settings(app.conf))) as backends:
+        yield backends
 
 
 def import_modules(app: Celery) -> None:
     """Import the modules of an app's backends and of its publisher, without a connection: its forks need not do so again.
 
     Raises:
-        ConfigurationError: A setting is wrong, or the backend's driver is missing.
+        ConfigurationError: A setting is wrong, or a backend's driver is missing.
     """
     with main_process_backends(app):
         open_publisher(app).close()
@@ -386,7 +359,6 @@ _runtimes: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 _publishers: WeakKeyDictionary[Celery, ConfirmedPublisher | EagerPublisher] = WeakKeyDictionary()
 #: Made by a parent process: neither used nor closed here, nor collected, since closing a shared socket ends the parent's.
 _inherited: list[Runtime | ConfirmedPublisher | EagerPublisher] = []
-_told: list[bool] = []
 
 
 def _reset_after_fork() -> None:

@@ -45,6 +45,8 @@ class Saga(Declared):
     * ``history``: ``"messages"`` keeps the arguments of handled messages in the journal, so that an instance can be replayed.
     * ``keep``: for how long ``outcome`` has the final state of a finished instance: a ``timedelta`` or seconds, no longer than
       ``saga_journal_retention``.
+    * ``backend``: the backend that stores the instances, by its name in ``saga_backends``, instead of ``saga_backend``; that of
+      an abstract class is inherited.
     """
 
     def send(
@@ -299,7 +301,7 @@ class Saga(Declared):
             StoreError: The store is unavailable, or the instance cannot be read.
         """
         saga, runtime = _concrete(cls), runtime_of(current_app())
-        found: Self | None = copy_of(runtime.backend, saga, key, by, runtime.read_outcomes)
+        found: Self | None = copy_of(runtime.backends.of(saga), saga, key, by, runtime.read_outcomes)
         return found
 
     @classmethod
@@ -318,7 +320,7 @@ class Saga(Declared):
             StoreError: The store is unavailable, or the final state cannot be read.
         """
         saga = _concrete(cls)
-        return outcome_of(runtime_of(current_app()).backend, saga, key, by)
+        return outcome_of(runtime_of(current_app()).backends.of(saga), saga, key, by)
 
     @overload
     @classmethod
@@ -356,7 +358,9 @@ class Saga(Declared):
         saga = _concrete(cls)
         refuse_in_task(cls.__qualname__, current_session())
         runtime = runtime_of(current_app())
-        return wait_for(runtime.backend, saga, key, by, until=until, timeout=timeout, read_outcomes=runtime.read_outcomes)
+        return wait_for(
+            runtime.backends.of(saga), saga, key, by, until=until, timeout=timeout, read_outcomes=runtime.read_outcomes
+        )
 
 
 def _concrete(cls: type[State]) -> SagaDefinition:

@@ -121,7 +121,7 @@ def _handle(task: StepTask, request: Any, session: Session, bound: Mapping[str, 
     step, runtime = task.saga_step, runtime_of(task.app)
     try:
         delivery = delivery_of(task, request, session, bound, runtime)
-        outcome = handle(runtime.services, delivery)
+        outcome = handle(runtime.services_of(step.saga), delivery)
     except TooManyDeferred as exc:
         keep_out(task, runtime, exc)
         raise

@@ -48,15 +48,19 @@ def report(folder: Path, **settings: object) -> tuple[int, str]:
 def test_passwords_are_masked(tmp_path: Path, url: str) -> None:
     """Those before the host, and those in the options."""
     options = {"connect_args": {"sslpassword": "s3cret"}, "ssl_password": "s3cret", "sentinel_kwargs": {"password": "s3cret"}}
-    code, text = report(tmp_path, saga_backend=url, saga_aggregator_backend=url, saga_backend_options=options)
+    named = {"orders": {"backend": url, "options": options}}
+    code, text = report(
+        tmp_path, saga_backend=url, saga_aggregator_backend=url, saga_backend_options=options, saga_backends=named
+    )
 
     assert code == 0, text
+    assert "saga_backends: " in text
     assert f"saga_backend: '{url.replace('s3cret', '********')[:20]}" in text
     assert "saga_aggregator_backend: " in text
     assert "s3cret" not in text
 
 
-@pytest.mark.parametrize("setting", ["saga_backend", "saga_aggregator_backend"])
+@pytest.mark.parametrize("setting", ["saga_backend", "saga_aggregator_backend", "saga_backends"])
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
@@ -69,10 +73,21 @@ def test_passwords_are_masked(tmp_path: Path, url: str) -> None:
 )
 def test_secrets_that_it_would_show_are_refused(tmp_path: Path, setting: str, url: str, problem: str) -> None:
     """By the name of what holds them."""
-    code, text = report(tmp_path, **{setting: url})
+    code, text = report(tmp_path, **{setting: {"orders": {"backend": url}} if setting == "saga_backends" else url})
 
     assert code != 0
     assert problem in text
+    assert "s3cret" not in text
+
+
+@pytest.mark.parametrize(
+    "named", [{"orders": "postgresql://me:s3cret@host/shop"}, "postgresql://me:s3cret@host/shop", ["s3cret"]], ids=str
+)
+def test_named_backends_of_another_form_are_refused(tmp_path: Path, named: object) -> None:
+    code, text = report(tmp_path, saga_backends=named)
+
+    assert code != 0
+    assert 'Write {"orders": {"backend": "postgresql://…", "options": {}}}' in text
     assert "s3cret" not in text
 
 

@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_sagas import Saga
 from celery_sagas.errors import ConfigurationError
+from celery_sagas.worker import backends
 from celery_sagas.worker import runtime as runtimes
 from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
 from tests.apps import NewApp
@@ -178,7 +179,7 @@ def test_default_backend_is_named_once(
 ) -> None:
     """Whoever falls back on it says so, with the file's absolute path."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runtimes, "_told", [])
+    monkeypatch.setattr(backends, "_told", [])
     fallback = Celery("fallback", broker="memory://", set_as_current=False)
 
     for _ in range(2):

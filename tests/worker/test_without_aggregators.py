@@ -160,6 +160,6 @@ class TestGather:
     def test_late_answer_is_dropped(self, app: Celery, worker: Worker) -> None:
         """An instance that waits for it may have been stored before the backend was changed."""
         shop = define(app)
-        gathering: Any = runtime_of(app).gathering
+        gathering: Any = runtime_of(app).gathering_in(runtime_of(app).backend)
         gathering.forget(shop.saga.__saga__, "id", "request")
         assert open_relay(runtime_of(app)).gathers is None

@@ -8,7 +8,7 @@ from django.db import connections
 
 from celery_sagas.contrib.django.schema import existing_tables, names_in
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.settings import Settings, read_settings
+from celery_sagas.settings import read_settings
 from celery_sagas.stores.sql.tables import layout
 from celery_sagas.stores.urls import open_backend
 from celery_sagas.worker.celery_internals import current_app
@@ -25,9 +25,8 @@ def check_settings(app_configs: Any, **options: Any) -> list[CheckMessage]:
         return [Warning(exc.problem, hint=exc.remedy, id="celery_sagas.W001")]
     try:
         settings = read_settings(app.conf)
-        for url in _urls(settings):
-            given = settings.backend_options if url == settings.backend else {}
-            open_backend(url, prefix=settings.prefix, options=given).close()
+        for each in settings.all_backends():
+            open_backend(each.backend, prefix=settings.prefix, options=each.options).close()
     except ConfigurationError as exc:
         return [Error(exc.problem, hint=exc.remedy, id="celery_sagas.E001")]
     return []
@@ -37,15 +36,10 @@ def check_settings(app_configs: Any, **options: Any) -> list[CheckMessage]:
 def check_tables(app_configs: Any, databases: Sequence[str] | None, **options: Any) -> list[CheckMessage]:
     """Check that the databases in which sagas are kept have the tables."""
     try:
-        kept_in = _urls(read_settings(current_app().conf))
+        kept_in = {each.backend for each in read_settings(current_app().conf).all_backends()}
     except ConfigurationError:
         return []  # the other check says so
     return [_missing(alias) for alias in databases or () if f"django://{alias}" in kept_in and not _has_tables(alias)]
-
-
-def _urls(settings: Settings) -> list[str]:
-    given = (settings.backend, settings.aggregator_backend, settings.outbox_backend)
-    return [url for url in dict.fromkeys(given) if url is not None]
 
 
 def _has_tables(alias: str) -> bool:

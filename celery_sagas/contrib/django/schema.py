@@ -9,7 +9,7 @@ from sqlalchemy import URL, Table
 
 from celery_sagas.contrib.django.addresses import DRIVERS
 from celery_sagas.settings import read_settings
-from celery_sagas.stores.sql.connection.names import OURS, Names, read_names
+from celery_sagas.stores.sql.connection.names import Names, read_names
 from celery_sagas.stores.sql.connection.options import DEFAULTS
 from celery_sagas.stores.sql.schema import statements_for
 from celery_sagas.stores.sql.tables import metadata
@@ -58,8 +58,6 @@ def existing_tables(connection: Any) -> Collection[str]:
 
 
 def names_in(connection: Any) -> Names:
-    """Return the names of the tables in a database: those of ``saga_backend_options``, if ``saga_backend`` is that database."""
-    ours = read_settings(current_app().conf)
-    if ours.backend != f"django://{connection.alias}":
-        return OURS
-    return read_names({**DEFAULTS, **ours.backend_options}, connection.vendor)
+    """Return the names of the tables in a database: those of its options, if the settings have some for it."""
+    options = read_settings(current_app().conf).backend_named(f"django://{connection.alias}").options
+    return read_names({**DEFAULTS, **options}, connection.vendor)

@@ -86,29 +86,6 @@ class Publisher(ABC):
         """Close the connections; expect no more confirmations, and accept no messages."""
 
 
-class WaitingPublisher(Publisher):
-    """Publishes through another publisher, and waits for the broker each time.
-
-    What ``post`` leaves to be confirmed later can be collected once. So of several outboxes with one publisher, only one posts.
-    """
-
-    def __init__(self, publisher: Publisher) -> None:
-        self.inline = publisher.inline
-        self._publisher = publisher
-
-    def publish(self, message: OutgoingMessage) -> None:
-        self._publisher.publish(message)
-
-    def publish_many(self, messages: Sequence[OutgoingMessage]) -> Receipt:
-        return self._publisher.publish_many(messages)
-
-    def probe(self) -> None:
-        self._publisher.probe()
-
-    def close(self) -> None:
-        """Leave the other publisher open: it is its owner's."""
-
-
 @contextmanager
 def probing(publisher: Publisher) -> Iterator[None]:
     """Probe the broker after an unconfirmed message: if it accepts others, the failure is about this message.

@@ -43,7 +43,13 @@ def _sends_task_events(consumer: Any) -> bool:
 
 
 def request_of(
-    runtime: Runtime, rows: Sequence[Outgoing], queues: Collection[str], hostname: str, *, batched: int = 1
+    runtime: Runtime,
+    rows: Sequence[Outgoing],
+    queues: Collection[str],
+    hostname: str,
+    *,
+    backend: str | None = None,
+    batched: int = 1,
 ) -> dict[str, Any] | None:
     """Return the request of the last of these messages, as a worker makes it; ``None`` if it must be published.
 
@@ -58,6 +64,8 @@ def request_of(
     task = tasks.get(last.task)
     saga = _saga_of(task)
     if saga is None or batch_size(task, runtime.settings) < max(2, batched) or not publishes_like_others(app, task):
+        return None
+    if saga.backend != backend:
         return None
     if any(_may_reach(tasks, row.task, saga) for row in others) or _TREATED & routing_of(app, last.task).keys():
         return None

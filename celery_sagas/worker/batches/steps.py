@@ -28,12 +28,12 @@ from celery_sagas.worker.sessions import mark_batched, mark_over, session_of
 
 logger = logging.getLogger("celery_sagas")
 
-#: On Celery's consumer: how often it has connected, and its batch consumers since then, by the size of a batch.
+#: On Celery's consumer: how often it has connected, and its batch consumers since then, by the size of a batch and the backend.
 _BATCHES = "_celery_sagas_batches"
 
 
 class StepBatches(BatchConsumer):
-    """Collects the messages of all steps of a worker whose batches may have as many messages."""
+    """Collects the messages of all steps of a worker in one backend whose batches may have as many messages."""
 
     linger_s = 0.005
     most_linger_s = 0.02
@@ -74,9 +74,10 @@ def consumer_for(task: Any, consumer: Any) -> Any:
     if connections != consumer.restart_count:  # what waits when the connection is lost is left to the broker
         made = {}
         consumer.__dict__[_BATCHES] = consumer.restart_count, made
-    if most not in made:
-        made[most] = StepBatches(consumer, most, hands_over=settings.hand_over > 0)
-    return made[most]
+    group = most, task.saga_step.saga.backend
+    if group not in made:
+        made[group] = StepBatches(consumer, most, hands_over=settings.hand_over > 0)
+    return made[group]
 
 
 class _Message:
@@ -192,9 +193,14 @@ class _Handling:
         self._app = current_app()
         self._runtime = runtime_of(self._app)
         self._messages = _readable(self._app, self._runtime, self._described)
+        messages = [each.batched for each in self._messages.values()]
+        if not messages:
+            return
+        saga = messages[0].delivery.step.saga
+        self._backend = saga.backend  # that of all of them
         self._batch = Batch(
-            self._runtime.services,
-            [each.batched for each in self._messages.values()],
+            self._runtime.services_of(saga),
+            messages,
             (SoftTimeLimitExceeded,),
             publishes_each=_is_publishing_watched(),
             hand_over=HandOver(self._runtime.settings.hand_over, self._take) if self._queues else None,
@@ -205,7 +211,7 @@ class _Handling:
         """Take over the last of these messages, if it may be handled here."""
         try:
             hostname, batched = self._described[0]["hostname"], len(self._described)
-            request = request_of(self._runtime, rows, self._queues, hostname, batched=batched)
+            request = request_of(self._runtime, rows, self._queues, hostname, backend=self._backend, batched=batched)
             if request is None:
                 return None
             self._handed_over.append(_Message(self._app, self._runtime, request))

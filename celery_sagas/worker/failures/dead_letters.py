@@ -15,8 +15,8 @@ from celery_sagas import signals
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of, keep_dead_letter, locate
 from celery_sagas.errors import MessageError, StoreError
-from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter, Lookup
+from celery_sagas.worker.backends import Backends
 from celery_sagas.worker.failures.notifications import notify_requester
 from celery_sagas.worker.failures.redelivery import redeliver_or_requeue
 from celery_sagas.worker.headers import (
@@ -56,7 +56,7 @@ def keep_or_redeliver(task: Any, runtime: Runtime, error: Exception) -> None:
         Reject: The broker keeps this delivery.
     """
     try:
-        keep_as_dead_letter(task, task.request, runtime.backend, error)
+        keep_as_dead_letter(task, task.request, runtime.backends, error)
         with contextlib.suppress(AttributeError):  # an exception with slots: the main process does it once more
             setattr(error, _IS_KEPT, True)
     except Exception as exc:
@@ -70,7 +70,7 @@ def is_kept(error: BaseException) -> bool:
     return getattr(error, _IS_KEPT, False) is True
 
 
-def keep_as_dead_letter(task: Any, request: Any, backend: Backend, error: Exception) -> DeadLetter | None:
+def keep_as_dead_letter(task: Any, request: Any, backends: Backends, error: Exception) -> DeadLetter | None:
     """Make a dead letter of the message of a request, log it, send the signal, and notify the requester.
 
     Returns:
@@ -79,7 +79,8 @@ def keep_as_dead_letter(task: Any, request: Any, backend: Backend, error: Except
     Raises:
         StoreError: It is unknown what was written; repeating the call completes it.
     """
-    step = getattr(task, "saga_step", None)
+    step: StepDefinition | None = getattr(task, "saga_step", None)
+    backend = backends.of(step.saga if step else None)
     message_id = session_of(request).message_id
     name, saga = (step.name, step.saga.name) if step else (task.name, "")
     dead_letter = dead_letter_of(name, message_id, saga, error, payload_of(task.name, request))

@@ -123,4 +123,4 @@ def _park(
     """Store the running message in the outbox, until it is due."""
     step, message = task.saga_step, _again(task, task.request, session, bound, headers)
     lookup, looks = lookup_of(step, task.request), headers[LOOKS]
-    park(runtime.backend.sagas, step, lookup, session.message_id, looks, message, due_at)
+    park(runtime.backends.of(step.saga).sagas, step, lookup, session.message_id, looks, message, due_at)

@@ -14,7 +14,7 @@ from celery_sagas.worker.failures.dead_letters import is_kept, keep_as_dead_lett
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
 from celery_sagas.worker.failures.unreadable import context_of, refusing
 from celery_sagas.worker.headers import read_retries
-from celery_sagas.worker.runtime import main_process_backend, within
+from celery_sagas.worker.runtime import main_process_backends, within
 from celery_sagas.worker.sessions import may_be_answered, session_of_failed
 
 logger = logging.getLogger("celery_sagas")
@@ -153,8 +153,8 @@ class FailingRequest:
 
 
 def _dead_letter(request: Any, error: Any) -> None:
-    with main_process_backend(request.app) as backend:
-        keep_as_dead_letter(request.task, context_of(request), backend, error)
+    with main_process_backends(request.app) as backends:
+        keep_as_dead_letter(request.task, context_of(request), backends, error)
 
 
 def _is_acknowledged_on_timeout(task: Any) -> bool:

@@ -16,6 +16,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_id_of, dead_letter_of
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.records import DeadLetter
+from celery_sagas.worker.backends import default_file, has_backend, prepare_backend
 from celery_sagas.worker.failures.dead_letters import payload_of
 from celery_sagas.worker.failures.faults import UNREADABLE
 from celery_sagas.worker.failures.notifications import DEADLINE_S, notify_requester_in_time
@@ -34,7 +35,7 @@ from celery_sagas.worker.headers import (
     read_message_id,
     task_of,
 )
-from celery_sagas.worker.runtime import default_file, has_backend, main_process_backend, prepare_backend, within
+from celery_sagas.worker.runtime import main_process_backends, within
 
 logger = logging.getLogger("celery_sagas")
 
@@ -203,10 +204,10 @@ def keep(consumer: Any, message: Any, request: Any, error: Exception) -> Fate:
 
 
 def _add(app: Any, dead_letter: DeadLetter) -> None:
-    with main_process_backend(app) as backend:
+    with main_process_backends(app) as backends:
         if not registry:  # no bootstep has done so
-            prepare_backend(backend, read_settings(app.conf), processes=1)
-        add_dead_letter(backend, dead_letter)
+            prepare_backend(backends.default, read_settings(app.conf), processes=1)
+        add_dead_letter(backends.default, dead_letter)
 
 
 def _dead_letter_of(request: Any, error: Exception) -> DeadLetter:

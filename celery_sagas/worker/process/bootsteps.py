@@ -13,6 +13,7 @@ from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.records import KEY
+from celery_sagas.worker.backends import warn_of_default_backend
 from celery_sagas.worker.celery_internals import name_of
 from celery_sagas.worker.failures.redelivery import longest_redelivery_s
 from celery_sagas.worker.failures.requests import keeping_failures
@@ -20,7 +21,7 @@ from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
 from celery_sagas.worker.process.relay import RelayThread
 from celery_sagas.worker.requests.answers import confirm_answers
-from celery_sagas.worker.runtime import Runtime, close_runtime, import_modules, runtime_of, warn_of_default_backend
+from celery_sagas.worker.runtime import Runtime, close_runtime, import_modules, runtime_of
 
 logger = logging.getLogger("celery_sagas")
 
@@ -91,23 +92,23 @@ class RunRelay(bootsteps.StartStopStep):
 
 
 def prepare(app: Celery, processes: int) -> None:
-    """Prepare an app's backend for a number of processes that handle its messages, and check the conditions that it relies on.
+    """Prepare an app's backends for a number of processes that handle its messages, and check what they rely on.
 
     Raises:
         DefinitionError: A step is declared wrongly.
-        ConfigurationError: The backend cannot be used, cannot keep the promise, or forgets too early; or a queue drops messages.
-        StoreUnavailable: It cannot be reached.
+        ConfigurationError: A backend cannot be used, cannot keep the promise, or forgets too early; or a queue drops messages.
+        StoreUnavailable: One cannot be reached.
     """
     definitions: list[StepDefinition | AggregatorDefinition] = [*registry.steps.values(), *registry.aggregators.values()]
     for definition in definitions:
         definition.resolve()  # the app's finalisation has not resolved those that were defined after it
     runtime = runtime_of(app)
-    check_retention(app, runtime.retention_s(runtime.backend))
+    check_retention(app, min(map(runtime.retention_s, runtime.backends.of_sagas())))
     check_delivery_limits(app, runtime.settings.max_deliveries)
     runtime.prepare(processes=processes)
     warn_of_other_apps(app, runtime)
     for saga in registry.sagas.values():  # a store of several parts checks whether it would find this saga's instances
-        runtime.backend.sagas.find(lookup_in(saga, KEY, ""))
+        runtime.backends.of(saga).sagas.find(lookup_in(saga, KEY, ""))
 
 
 def check_retention(app: Celery, retention_s: float) -> None:

@@ -10,8 +10,9 @@ from celery import Celery
 from celery.worker.control import inspect_command
 
 from celery_sagas.errors import SagaError
+from celery_sagas.worker.backends import default_file, has_backend
 from celery_sagas.worker.process.relay import relay_of
-from celery_sagas.worker.runtime import default_file, has_backend, main_process_backends, within
+from celery_sagas.worker.runtime import main_process_backends, within
 
 #: Seconds for the store to answer: the worker consumes nothing meanwhile, and ``celery inspect`` waits for a second.
 _COUNT_S = 0.5

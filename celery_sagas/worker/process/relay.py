@@ -44,11 +44,11 @@ class RelayThread:
     def __init__(self, app: Celery) -> None:
         runtime = runtime_of(app)
         self.tallies = {backend.url: Tally() for backend in runtime.backends}  #: by the URL as it may be shown
-        self.tally = self.tallies[runtime.backend.url]  #: of the sagas' backend
+        self.tally = self.tallies[runtime.backend.url]  #: of the default backend
         self._app = app
         self._interval_s = runtime.settings.relay_interval
         self._relays: list[Relay] = []
-        self._count = len(runtime.backends)  #: two may have one URL, without what is not shown of it
+        self._count = len(list(runtime.backends))  #: two may have one URL, without what is not shown of it
         self._failures = [0] * self._count  #: of each backend: failed sweeps since the last successful one
         self._pauses_s = [0.0] * self._count  #: until the next sweep of each
         self._stopping = threading.Event()
@@ -73,7 +73,7 @@ class RelayThread:
         return not self._thread.is_alive()
 
     def shown(self) -> dict[str, Any]:
-        """Return its totals as JSON values, for operators: of the sagas' backend, then of each other one."""
+        """Return its totals as JSON values, for operators: of the default backend, then of each other one."""
         others = [{"url": url, **tally.shown()} for url, tally in self.tallies.items() if tally is not self.tally]
         return {"running": self._thread.is_alive(), **self.tally.shown(), "other_backends": others}
 
@@ -108,8 +108,9 @@ class RelayThread:
 
     def _relays_of(self, runtime: Runtime) -> list[Relay]:
         """Return the relays of this process's runtime."""
-        if [relay.backend for relay in self._relays] != runtime.backends:
-            self._relays = [self._open(runtime, backend) for backend in runtime.backends]
+        backends = list(runtime.backends)
+        if [relay.backend for relay in self._relays] != backends:
+            self._relays = [self._open(runtime, backend) for backend in backends]
         return self._relays
 
     def _open(self, runtime: Runtime, backend: Backend) -> Relay:
@@ -128,12 +129,11 @@ def open_relay(
 
     Args:
         runtime: The resources of its app.
-        backend: One of the runtime's; the sagas' if left out, whose relay sees to the aggregators and gathers, too.
+        backend: One of the runtime's; the default one if left out, whose relay sees to the aggregators, too.
         clock: Returns seconds, of any beginning.
         **options: Of the relay.
     """
     app, backend = runtime.app, backend or runtime.backend
-    is_first = backend is runtime.backend
     return Relay(
         backend,
         runtime.publisher,
@@ -142,8 +142,8 @@ def open_relay(
         lambda: WORK,
         clock=clock,
         next_occurrence=next_occurrence,
-        groups=groups_of(runtime, clock) if is_first else None,
-        gathers=gathers_of(runtime, clock) if is_first else None,
+        groups=groups_of(runtime, clock) if backend is runtime.backend else None,
+        gathers=gathers_of(runtime, backend, clock),
         notify_requester=partial(_notify_requester, app),
         announce=partial(_announce, app),
         **options,
@@ -175,11 +175,12 @@ def groups_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> 
     )
 
 
-def gathers_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> Gathers | None:
-    """Return the gathers of the app's sagas, unless its backend collects no answers."""
-    if not runtime.gathering.answers.has_aggregators:
+def gathers_of(runtime: Runtime, backend: Backend, clock: Callable[[], float] = time.monotonic) -> Gathers | None:
+    """Return the gathers of the sagas in a backend, if it stores any, and their answers are collected somewhere."""
+    gathering = runtime.gathering_in(backend)
+    if backend not in runtime.backends.of_sagas() or not gathering.answers.has_aggregators:
         return None
-    return Gathers(runtime.gathering, registry.sagas.values, clock)
+    return Gathers(gathering, partial(runtime.backends.sagas_in, backend), clock)
 
 
 def terms_of(runtime: Runtime, backend: Backend) -> Terms:

@@ -102,7 +102,7 @@ def _outcome(came: str) -> ReplyKind:
 def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
     """Collect the outcome of a member; return whether an instance waits for it."""
     try:
-        return runtime.gathering.collect(gather, member)
+        return runtime.gathering_of(gather.saga).collect(gather, member)
     except PublishError as exc:
         logger.warning("the gather %s of %s is complete, and is ended by a relay later: %s", gather.request, gather.name, exc)
         return True
@@ -111,7 +111,7 @@ def _collect(runtime: Runtime, gather: Gather, member: Member) -> bool:
 def _conclude(task: GatherTask, runtime: Runtime, gather: Gather) -> None:
     """End a gather whose time is over. No other message does that: while the broker is away, this one is redelivered later."""
     try:
-        runtime.gathering.conclude(gather, is_over=True)
+        runtime.gathering_of(gather.saga).conclude(gather, is_over=True)
     except PublishError as exc:
         if exc.connection:
             redeliver_or_requeue(task, runtime.publisher, exc)

@@ -153,7 +153,7 @@ def gather(
     """
     sending = context.require_sending("gather")
     if not context.collects:  # nothing of it is sent
-        runtime_of(current_app()).gathering.require()
+        runtime_of(current_app()).gathering_of(saga).require()
     members = _checked_members(signatures)
     _check_early(early, at_least, undo)
     needed = _checked_number(at_least, len(members), otherwise)

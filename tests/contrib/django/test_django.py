@@ -125,6 +125,17 @@ def test_databases_that_keep_no_sagas_are_migrated(manage: Manage) -> None:
     manage("migrate", "--database=manual")
 
 
+@on("postgresql")
+def test_databases_of_named_backends_are_migrated_and_checked(manage: Manage) -> None:
+    named = {"cakes": {"backend": "django://default", "options": {"table_prefix": "cake_"}}}
+    settings = {"CELERY_SAGA_BACKEND": "memory://", "CELERY_SAGA_BACKENDS": named}
+    assert "celery_sagas.W002" in manage("check", "--database=default", **settings)
+    manage("migrate", **settings)
+    assert "celery_sagas.W002" not in manage("check", "--database=default", **settings)
+    named["cakes"]["backend"] = "django://nowhere"
+    assert "celery_sagas.E001" in manage("check", fails=True, **settings)
+
+
 @on("sqlite")
 def test_checks_report_wrong_settings(manage: Manage) -> None:
     wrong = manage("check", fails=True, CELERY_SAGA_BACKEND="django://nowhere")

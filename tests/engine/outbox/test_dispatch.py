@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from celery_sagas.engine.outbox.dispatch import Dispatcher
-from celery_sagas.engine.outbox.publishing import WaitingPublisher
 from celery_sagas.errors import PublishError, StillUnsent, StoreUnavailable, Unconfirmed
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Effects, Entry, OutboxRow, Outgoing
@@ -393,23 +392,6 @@ class TestPosting:
 
         assert backend.outbox.count() == 2
         assert publisher.published == []
-
-    def test_of_two_outboxes_with_one_publisher_one_posts(
-        self, dispatcher: Dispatcher, publisher: Asynchronous, backend: MemoryBackend
-    ) -> None:
-        """The other waits for the broker, and collects nothing that is not its own."""
-        other_backend = MemoryBackend("memory://", prefix="")
-        other = Dispatcher(other_backend.outbox, WaitingPublisher(publisher), GRACE_S, clock=lambda: 1000.0)
-        rows = [row._replace(id=f"other-{row.id}", message_id=f"other-{row.message_id}") for row in ROWS]
-        other_backend.sagas.record(Effects(entry(), tuple(rows), other.owner, int(GRACE_S * 1000)))
-        dispatcher.dispatch(ROWS, 1000.0)
-        publisher.confirmed = ["row-a", "row-b", "row-c"]
-        other.dispatch(rows, 1000.0)
-        other.confirmations.flush()
-        dispatcher.confirmations.flush()
-
-        assert publisher.ids == ["other-id-a", "other-id-b", "other-id-c"]
-        assert (backend.outbox.count(), other_backend.outbox.count()) == (0, 0)
 
     def test_from_what_cannot_be_written_on_each_is_waited_for(
         self,

@@ -168,17 +168,17 @@ class Traps:
 
 
 traps = Traps()
-_open = runtime.open_app_backend
+_open = runtime.open_backends
 
 
 def open_deadly(*arguments: Any) -> Any:
-    """Open a backend with traps, in a process of the pool or in the main process."""
-    backend = _open(*arguments)
-    traps.arm(backend)
-    return backend
+    """Open the backends, the default one with traps, in a process of the pool or in the main process."""
+    backends = _open(*arguments)
+    traps.arm(backends.default)
+    return backends
 
 
-runtime.open_app_backend = open_deadly
+runtime.open_backends = open_deadly
 
 
 @signals.worker_process_init.connect

@@ -30,7 +30,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import ReplyKind, ReturnAddress, Target
 from celery_sagas.errors import InvalidMessage, PublishError, StoreUnavailable, TooManyDeliveries, UnreadableState
 from celery_sagas.stores.records import DeadLetter
-from celery_sagas.worker import runtime
+from celery_sagas.worker import backends
 from celery_sagas.worker.failures import raised, requests
 from celery_sagas.worker.failures.redelivery import HELD_S
 from celery_sagas.worker.failures.requests import FailingRequest
@@ -770,7 +770,7 @@ class TestUnknownTasks:
 
     def test_worker_without_sagas_and_backend(self, app: Celery, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
         """What a saga has sent to a task may be of no use to it; but a saga's own messages are."""
-        monkeypatch.setattr(runtime, "is_default_backend", lambda conf: True)
+        monkeypatch.setattr(backends, "is_default_backend", lambda conf: True)
         consumer.on_unknown_task(None, message_of("charge", **{CAUSE: "m0"}), KeyError())
         assert dead_letters_in(app) == []
 

@@ -227,5 +227,5 @@ def clock(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Clock:
     for part in (backend.aggregates, backend.buffers):
         monkeypatch.setattr(part, "_clock", clock)
     for name in ("clock", "wall_clock"):
-        monkeypatch.setattr(runtime_of(app).gathering, name, lambda: clock.now / 1000)
+        monkeypatch.setattr(runtime_of(app).gathering_in(runtime_of(app).backend), name, lambda: clock.now / 1000)
     return clock

@@ -356,7 +356,7 @@ class TestOtherService:
         ask(shop, worker)
         monkeypatch.setattr(registry, "sagas", {})
         monkeypatch.setattr(registry, "steps", {})
-        monkeypatch.setattr("celery_sagas.worker.runtime.open_app_backend", raising(AssertionError("a backend was opened")))
+        monkeypatch.setattr("celery_sagas.worker.runtime.open_backends", raising(AssertionError("a backend was opened")))
         assert not registry
         worker.one()
         monkeypatch.undo()

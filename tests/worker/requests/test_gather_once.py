@@ -252,7 +252,9 @@ class TestDeadline:
         fire(app, *rows(app))
         worker.one()
         for position in (0, 1):
-            runtime_of(app).gathering.collect(gather, Member(position, ReplyKind.ANSWER, 3, "quote", "of the member"))
+            runtime_of(app).gathering_of(gather.saga).collect(
+                gather, Member(position, ReplyKind.ANSWER, 3, "quote", "of the member")
+            )
         worker.run()
 
         assert {"order.quoted", "order.too_few"} <= set(tasks_of(worker.done))
@@ -461,7 +463,7 @@ class TestLeftovers:
 
     def test_late_answers_are_cleared_away(self, app: Celery, shop: Any, worker: Worker, clock: Clock) -> None:
         begin(shop, worker, [3, 1])
-        gather, elsewhere = gather_of(app, shop), replace(runtime_of(app).gathering)
+        gather, elsewhere = gather_of(app, shop), replace(runtime_of(app).gathering_of(shop.saga.__saga__))
         elsewhere.collect(gather, Member(0, ReplyKind.ANSWER, 3, "quote", "of the member"))
         worker.run()
         elsewhere.collect(
