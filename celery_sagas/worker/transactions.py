@@ -81,7 +81,8 @@ def _ids(session: MessageSession | None, signature: Any, first: str | None) -> I
     if first is not None and not is_name(first):
         raise InvalidMessage(task, [("id", "it is no text of 1 to 255 printable characters")])
     if first is None:
-        arguments = as_json(task, [getattr(signature, "args", ()), getattr(signature, "kwargs", {})])
+        given = [getattr(signature, "args", ()), getattr(signature, "kwargs", {})]
+        arguments = "" if session is None else as_json(task, given)  # a new id is of none
         first = new_message_id(session, task, arguments)
     yield first
     number = 0
