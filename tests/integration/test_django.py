@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 ORDERS, PROCESSES, UNDONE_EVERY = 1_000, 4, 10
 SLICES, KILLS = 120, 6
-ORDERED, CUT = "baking.ordered", "baking.cut"
+ORDERED, CUT, FROST, CRUMBS = "baking.ordered", "baking.cut", "baking.frost", "bakery.sagas.crumbs"
 
 
 def deploy_bakery(deploy: Deploy, engine: str, broker: str, monkeypatch: pytest.MonkeyPatch) -> Deployment:
@@ -79,4 +79,43 @@ def test_steps_write_their_rows_once_whoever_is_killed(
     state = deployment.state("baking", order)
     assert state is not None
     assert state["slices"] == deployment.handled(CUT) == SLICES
+    assert deployment.failures() == []
+
+
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "redis"), ("mariadb", "rabbitmq")))
+def test_batches_write_their_rows_once_whoever_is_killed(
+    deploy: Deploy, engine: str, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment, chance = deploy_bakery(deploy, engine, broker, monkeypatch), random.Random(engine)
+    crew = Crew(deployment, chance, ["", ""], spare_last=False, pause_s=0.5)
+    for kill in range(KILLS):
+        crew.wait_ready()
+        for number in range(SLICES * kill // KILLS, SLICES * (kill + 1) // KILLS):
+            deployment.client.send_task(CRUMBS, args=(number,), task_id=f"item {number}")
+        wait_until(partial(crew.kill_one, is_whole=kill % 2 == 0), "a process to kill")
+    wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe)
+    wait_until(lambda: deployment.backend.buffers.count(CRUMBS).buffered == 0, deployment.describe)
+    assert count(deployment, "SELECT count(*) FROM bakery_slice WHERE order_id = 'crumbs'") == SLICES
+    assert count(deployment, "SELECT count(DISTINCT number) FROM bakery_slice WHERE order_id = 'crumbs'") == SLICES
+    assert deployment.backend.dead.list(9) == []
+    assert deployment.failures() == []
+
+
+@pytest.mark.parametrize(("engine", "broker"), matrix(("postgresql", "rabbitmq"), ("mariadb", "redis")))
+def test_steps_that_lock_each_others_rows_both_succeed(
+    deploy: Deploy, engine: str, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database undoes one of them, which runs again."""
+    deployment = deploy_bakery(deploy, engine, broker, monkeypatch)
+    deployment.settings["imports"] = ["frosting"]
+    first, second = cakes = [f"{deployment.name}-{number}" for number in (1, 2)]
+    deployment.script(PROJECT / "ordering_cakes.py", deployment.name, "1", "3")
+    deployment.start("prefork", 2).wait_ready()
+    deployment.wait_handled(ORDERED, 2)
+    deployment.send(FROST, order_id=first, cakes=cakes)
+    deployment.send(FROST, order_id=second, cakes=cakes[::-1])
+    deployment.wait_handled(FROST, 2)
+    assert count(deployment, "SELECT count(*) FROM bakery_cake WHERE flavour LIKE '%++' AND order_id LIKE :mine") == len(cakes)
+    assert [(deployment.state("baking", cake) or {}).get("slices") for cake in cakes] == [1, 1]
+    assert len(deployment.noted("attempts")) > len(cakes), "there was no deadlock"
     assert deployment.failures() == []

@@ -16,6 +16,7 @@ from celery_sagas.errors import ConfigurationError, MisuseError, StoreError, Sto
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.stores.shared import SharedTransaction
 from celery_sagas.stores.sql.connection.errors import Fault
+from celery_sagas.stores.sql.connection.options import ENDED
 from celery_sagas.stores.sql.shared.callers import OutgoingInsert, is_aborted
 from celery_sagas.stores.sql.shared.joined import JoinedBackend, JoinedDatabase
 from celery_sagas.stores.sql.shared.transactions import SqlSharedTransactions
@@ -26,7 +27,6 @@ logger = logging.getLogger("celery_sagas")
 
 #: MySQL's numbers of the errors of a connection that is lost.
 _LOST: Final = frozenset({2006, 2013, 2014, 2045, 2055, 4031})
-ENDED: Final = "the transaction is the library's to commit, together with what it writes itself"
 
 
 class DjangoTransactions(SqlSharedTransactions):
