@@ -40,6 +40,10 @@ _PRELOADED = (
     "celery_sagas.stores.redis.backend",
     "celery_sagas.stores.sql.backend",
     "celery_sagas.worker.process.bootsteps",
+    "django.contrib.contenttypes.apps",
+    "django.core.management",
+    "django.db.models",
+    "django.test",
 )
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(_PRELOADED))

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +13,12 @@ from sqlalchemy import make_url
 import celery_sagas
 from tests import servers
 from tests.contrib.django.databases import PROJECT, database_of
+from tests.integration.launching import Forked
+from tests.waiting import PROGRAM_S, wait_until
 
 #: What finds this library wherever it is: installed, or in a clone.
 LIBRARY = Path(celery_sagas.__file__).parents[1]
 EAGER = {"CELERY_TASK_ALWAYS_EAGER": True, "CELERY_TASK_EAGER_PROPAGATES": True}
-#: Before Django looks for mysqlclient.
-WITH_PYMYSQL = "import pymysql; pymysql.version_info = (2, 2, 1, 'final', 0); pymysql.install_as_MySQLdb()"
-
 Manage = Callable[..., str]
 
 
@@ -37,7 +34,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[st
 
 
 @pytest.fixture
-def manage(request: pytest.FixtureRequest, database: dict[str, Any]) -> Manage:
+def manage(request: pytest.FixtureRequest, database: dict[str, Any], tmp_path: Path) -> Manage:
     """Return a function that runs ``manage.py``, and returns what it has written."""
     driver = request.node.callspec.params["database"].partition("+")[2]
     if driver == "mysqlclient" and not find_spec("MySQLdb"):
@@ -47,16 +44,22 @@ def manage(request: pytest.FixtureRequest, database: dict[str, Any]) -> Manage:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PROJECT), str(LIBRARY)]),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "BAKERY_DATABASES": json.dumps({"default": database}),
             "BAKERY_SETTINGS": json.dumps(settings),
+            "BAKERY_DRIVER": driver,
         }
-        start = f"{WITH_PYMYSQL if driver == 'pymysql' else ''}\nimport runpy; runpy.run_path('manage.py', run_name='__main__')"
-        command = [sys.executable, "-W", "error", "-c", start, *arguments]
-        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        output = done.stdout + done.stderr
-        assert bool(done.returncode) == fails, output
-        return output
+        output, errors = tmp_path / "output", tmp_path / "errors"
+        for file in (output, errors):
+            file.write_bytes(b"")
+        process = Forked([str(PROJECT / "strict_manage.py"), *arguments], environment, PROJECT, output, errors)
+        try:
+            wait_until(lambda: process.poll() is not None, f"the end of manage.py {' '.join(arguments)}", PROGRAM_S)
+            code = process.poll()
+        finally:
+            process.kill()
+        written = output.read_text() + errors.read_text()
+        assert bool(code) == fails, written
+        return written
 
     return run
 
