@@ -73,7 +73,7 @@ def _run(thread: RelayThread, is_told: Callable[[], bool]) -> bool:
         time.sleep(_POLL_S)
         if time.monotonic() >= next_report:
             next_report = time.monotonic() + _REPORT_S
-            for url, tally in thread.tallies.items():
+            for url, tally in thread.tallies:
                 _report(url, tally)
     click.echo("The relay ends.")
     return thread.stop(_STOP_S)

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,14 +44,11 @@ class RelayThread:
 
     def __init__(self, app: Celery) -> None:
         runtime = runtime_of(app)
-        self.tallies = {backend.url: Tally() for backend in runtime.backends}  #: by the URL as it may be shown
-        self.tally = self.tallies[runtime.backend.url]  #: of the default backend
         self._app = app
         self._interval_s = runtime.settings.relay_interval
-        self._relays: list[Relay] = []
-        self._count = len(list(runtime.backends))  #: two may have one URL, without what is not shown of it
-        self._failures = [0] * self._count  #: of each backend: failed sweeps since the last successful one
-        self._pauses_s = [0.0] * self._count  #: until the next sweep of each
+        #: Of every backend in the settings, in one order in each runtime.
+        self._outboxes = [_Outbox(backend.url) for backend in runtime.backends.opened]
+        self.tally = self._outboxes[0].tally  #: of the default backend
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
 
@@ -72,9 +70,14 @@ class RelayThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    @property
+    def tallies(self) -> list[tuple[str, Tally]]:
+        """The totals of each backend that is swept, after its URL as it may be shown, which two may have in common."""
+        return [(outbox.url, outbox.tally) for outbox in self._outboxes if outbox.relay or outbox.tally is self.tally]
+
     def shown(self) -> dict[str, Any]:
         """Return its totals as JSON values, for operators: of the default backend, then of each other one."""
-        others = [{"url": url, **tally.shown()} for url, tally in self.tallies.items() if tally is not self.tally]
+        others = [{"url": url, **tally.shown()} for url, tally in self.tallies if tally is not self.tally]
         return {"running": self._thread.is_alive(), **self.tally.shown(), "other_backends": others}
 
     def _run(self) -> None:
@@ -92,34 +95,50 @@ class RelayThread:
         So none waits for one that fails.
         """
         soon_s = self._interval_s / 4  # more than jitter makes: those that are well are swept together
-        for number in [number for number, pause_s in enumerate(self._pauses_s) if pause_s < soon_s]:
+        for number, outbox in enumerate(self._outboxes):
+            if outbox.pause_s >= soon_s:
+                continue
             try:
-                is_well = not self._relays_of(runtime_of(self._app))[number].sweep().error
+                relay = self._relay_of(number)
+                is_well = relay is None or not relay.sweep().error
             except Exception:
                 if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
                     return 0
                 logger.exception("the relay met with an error, and goes on")
                 is_well = False
-            self._failures[number] = 0 if is_well else self._failures[number] + 1
-            self._pauses_s[number] = self._pause_s(self._failures[number])
-        next_s = min(self._pauses_s)
-        self._pauses_s = [pause_s - next_s for pause_s in self._pauses_s]
+            outbox.failures = 0 if is_well else outbox.failures + 1
+            outbox.pause_s = self._pause_s(outbox.failures)
+        next_s = min(outbox.pause_s for outbox in self._outboxes)
+        for outbox in self._outboxes:
+            outbox.pause_s -= next_s
         return next_s
 
-    def _relays_of(self, runtime: Runtime) -> list[Relay]:
-        """Return the relays of this process's runtime."""
-        backends = list(runtime.backends)
-        if [relay.backend for relay in self._relays] != backends:
-            self._relays = [self._open(runtime, backend) for backend in backends]
-        return self._relays
+    def _relay_of(self, number: int) -> Relay | None:
+        """Return the relay of this process's runtime for a backend, once a definition uses that."""
+        runtime, outbox = runtime_of(self._app), self._outboxes[number]
+        backend = runtime.backends.opened[number]
+        if outbox.relay is None or outbox.relay.backend is not backend:
+            outbox.relay = self._open(runtime, backend, outbox.tally) if backend in runtime.backends else None
+        return outbox.relay
 
-    def _open(self, runtime: Runtime, backend: Backend) -> Relay:
-        return open_relay(runtime, backend, is_stopping=self._stopping.is_set, tally=self.tallies[backend.url])
+    def _open(self, runtime: Runtime, backend: Backend, tally: Tally) -> Relay:
+        return open_relay(runtime, backend, is_stopping=self._stopping.is_set, tally=tally)
 
     def _pause_s(self, failures: int) -> float:
         longest_s = max(self._interval_s, _LONGEST_PAUSE_S)
         pause_s: float = min(self._interval_s * 2 ** min(failures, 30), longest_s)
         return pause_s * random.uniform(0.8, 1.0)
+
+
+@dataclass
+class _Outbox:
+    """The outbox of a backend, as the thread sweeps it."""
+
+    url: str  #: of the backend, as it may be shown
+    tally: Tally = field(default_factory=Tally)
+    relay: Relay | None = None  #: while no definition uses the backend, there is none
+    failures: int = 0  #: failed sweeps since the last successful one
+    pause_s: float = 0.0  #: until the next sweep
 
 
 def open_relay(
@@ -176,9 +195,9 @@ def groups_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> 
 
 
 def gathers_of(runtime: Runtime, backend: Backend, clock: Callable[[], float] = time.monotonic) -> Gathers | None:
-    """Return the gathers of the sagas in a backend, if it stores any, and their answers are collected somewhere."""
+    """Return the gathers of the sagas in a backend, if their answers are collected somewhere."""
     gathering = runtime.gathering_in(backend)
-    if backend not in runtime.backends.of_sagas() or not gathering.answers.has_aggregators:
+    if not gathering.answers.has_aggregators:
         return None
     return Gathers(gathering, partial(runtime.backends.sagas_in, backend), clock)
 

@@ -18,7 +18,7 @@ from celery_sagas.errors import PublishError, StoreUnavailable, Unconfirmed
 from celery_sagas.testing.clock import Clock
 from celery_sagas.worker.headers import answer_headers
 from celery_sagas.worker.operators import discard_dead_letter
-from celery_sagas.worker.process.relay import RelayThread
+from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.requests.gather_task import GATHER
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import Worker, backend_of
@@ -333,7 +333,7 @@ class TestDeadline:
 
 def sweep(app: Celery) -> Sweep:
     """Have a relay sweep that has just begun."""
-    return RelayThread(app)._relays_of(runtime_of(app))[0].sweep()
+    return open_relay(runtime_of(app)).sweep()
 
 
 class TestRelay:
