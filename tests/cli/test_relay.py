@@ -120,7 +120,7 @@ def test_eager_mode(eager: Celery) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_relay_that_ends_by_itself(served: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever supervises it is to know."""
-    monkeypatch.setattr(RelayThread, "_sweep", lambda self: sys.exit())
+    monkeypatch.setattr(RelayThread, "_sweep", lambda self, number: sys.exit())
     result = run(served, "relay")
 
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""The relay in a thread of its own: in every worker, and alone in ``celery sagas relay``."""
+"""The relay in threads of its own: in every worker, and alone in ``celery sagas relay``."""
 
 import logging
 import random
@@ -39,7 +39,8 @@ _LONGEST_PAUSE_S = 10.0
 class RelayThread:
     """Sweeps the outbox of each backend until it is stopped, despite all errors: a store or a broker that goes away returns.
 
-    In a child of its process it does not run, and the child uses none of its resources.
+    Each has a thread: one that is away, or does not answer, holds up no other. In a child of its process it does not run, and the
+    child uses none of its resources.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -50,25 +51,31 @@ class RelayThread:
         self._outboxes = [_Outbox(backend.url) for backend in runtime.backends.opened]
         self.tally = self._outboxes[0].tally  #: of the default backend
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="celery-sagas-relay", daemon=True)
+        numbers = range(len(self._outboxes))
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name="celery-sagas-relay", daemon=True) for number in numbers
+        ]
 
     def start(self) -> None:
-        """Start the thread; the first sweep comes within the interval, so that workers started together do not sweep together."""
+        """Start the threads; a first sweep comes within the interval, so that workers started together do not sweep together."""
         _started[self._app] = self
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Return whether it has not ended."""
-        return self._thread.is_alive()
+        """Return whether none of its threads has ended."""
+        return all(thread.is_alive() for thread in self._threads)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """End it after its current work; return whether it ended in time."""
         self._stopping.set()
         _started.pop(self._app, None)
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     @property
     def tallies(self) -> list[tuple[str, Tally]]:
@@ -78,40 +85,30 @@ class RelayThread:
     def shown(self) -> dict[str, Any]:
         """Return its totals as JSON values, for operators: of the default backend, then of each other one."""
         others = [{"url": url, **tally.shown()} for url, tally in self.tallies if tally is not self.tally]
-        return {"running": self._thread.is_alive(), **self.tally.shown(), "other_backends": others}
+        return {"running": self.is_running, **self.tally.shown(), "other_backends": others}
 
-    def _run(self) -> None:
+    def _run(self, number: int) -> None:
         pause_s = random.uniform(0, self._interval_s)
         try:
             while not self._stopping.wait(pause_s):
-                pause_s = self._sweep()
+                pause_s = self._sweep(number)
         finally:
             if not self._stopping.is_set():
                 logger.critical("the relay has ended by itself, and sends nothing that is due: start this process again")
 
-    def _sweep(self) -> float:
-        """Sweep each backend whose pause is about to end; return the seconds until that of the next one does.
-
-        So none waits for one that fails.
-        """
-        soon_s = self._interval_s / 4  # more than jitter makes: those that are well are swept together
-        for number, outbox in enumerate(self._outboxes):
-            if outbox.pause_s >= soon_s:
-                continue
-            try:
-                relay = self._relay_of(number)
-                is_well = relay is None or not relay.sweep().error
-            except Exception:
-                if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
-                    return 0
-                logger.exception("the relay met with an error, and goes on")
-                is_well = False
-            outbox.failures = 0 if is_well else outbox.failures + 1
-            outbox.pause_s = self._pause_s(outbox.failures)
-        next_s = min(outbox.pause_s for outbox in self._outboxes)
-        for outbox in self._outboxes:
-            outbox.pause_s -= next_s
-        return next_s
+    def _sweep(self, number: int) -> float:
+        """Sweep a backend; return the seconds until its next sweep."""
+        outbox = self._outboxes[number]
+        try:
+            relay = self._relay_of(number)
+            is_well = relay is None or not relay.sweep().error
+        except Exception:
+            if self._stopping.is_set():  # the worker has not waited for it, and closes the resources that it uses
+                return 0
+            logger.exception("the relay met with an error, and goes on")
+            is_well = False
+        outbox.failures = 0 if is_well else outbox.failures + 1
+        return self._pause_s(outbox.failures)
 
     def _relay_of(self, number: int) -> Relay | None:
         """Return the relay of this process's runtime for a backend, once a definition uses that."""
@@ -132,13 +129,12 @@ class RelayThread:
 
 @dataclass
 class _Outbox:
-    """The outbox of a backend, as the thread sweeps it."""
+    """The outbox of a backend, as its thread sweeps it."""
 
     url: str  #: of the backend, as it may be shown
     tally: Tally = field(default_factory=Tally)
     relay: Relay | None = None  #: while no definition uses the backend, there is none
     failures: int = 0  #: failed sweeps since the last successful one
-    pause_s: float = 0.0  #: until the next sweep
 
 
 def open_relay(

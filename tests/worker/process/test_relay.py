@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +24,7 @@ from celery_sagas.stores.records import Outgoing
 from celery_sagas.testing.samples import dead_letter, new_id, send
 from celery_sagas.worker.process import control, relay
 from celery_sagas.worker.process.relay import RelayThread, open_relay, relay_of, terms_of
-from celery_sagas.worker.runtime import Runtime, close_runtime, runtime_of
+from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker, backend_of
 from tests.waiting import DEADLINE_S, wait_until
@@ -129,7 +130,7 @@ def test_pauses_grow_while_sweeps_fail(fast: Celery, monkeypatch: pytest.MonkeyP
     sweeps.outcomes = ["away"] * 12 + [RuntimeError("x"), ""]
     thread = RelayThread(fast)
 
-    pauses = [thread._sweep() for _ in range(14)]
+    pauses = [thread._sweep(0) for _ in range(14)]
 
     assert pauses[:3] == [0.02, 0.04, 0.08]
     assert pauses[11:] == [10, 10, 0.01]
@@ -141,13 +142,13 @@ def test_long_interval_is_kept_while_sweeps_fail(new_app: NewApp, monkeypatch: p
     sweeps.outcomes = ["away", "away"]
     thread = RelayThread(new_app(saga_relay_interval=60))
 
-    assert [thread._sweep() for _ in range(3)] == [60, 60, 60]
+    assert [thread._sweep(0) for _ in range(3)] == [60, 60, 60]
 
 
 def test_pauses_are_jittered(fast: Celery, sweeps: Sweeps) -> None:
     """Workers that start together do not sweep together indefinitely."""
     thread = RelayThread(fast)
-    pauses = [thread._sweep() for _ in range(50)]
+    pauses = [thread._sweep(0) for _ in range(50)]
 
     assert len(set(pauses)) > 1
     assert all(0.008 <= pause <= 0.012 for pause in pauses)
@@ -266,6 +267,7 @@ class TestSeveralBackends:
         return message.message_id
 
     def test_what_was_left_in_each_outbox_is_sent(self, app: Celery, thread: RelayThread) -> None:
+        assert Worker(app).waiting() == []  # declares the queue, as a worker does: two threads must not begin that at once
         ids = [self.leave(app, backend) for backend in runtime_of(app).backends]
         thread.start()
         wait_until(lambda: not any(backend.outbox.count() for backend in runtime_of(app).backends), "empty outboxes")
@@ -304,23 +306,28 @@ class TestSeveralBackends:
         self.leave(app, batches)
         thread.start()
         wait_until(lambda: batches.outbox.count() == 0, "a message that is sent")
-        assert "the relay met with an error" in caplog.text
+        wait_until(lambda: "the relay met with an error" in caplog.text, "the other one's sweep")
 
-    def test_backend_that_is_away_delays_no_other(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its own sweeps become fewer."""
-        swept: list[str] = []
+    def test_one_that_does_not_answer_delays_no_other(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        entered, leave, swept = threading.Event(), threading.Event(), Counter[str]()
 
         def sweep(relay: Relay) -> Sweep:
-            swept.append(relay.backend.url)
-            return Sweep(0.0, error="" if relay.backend is sagas else "away")
+            swept[relay.backend.url] += 1
+            if relay.backend is sagas:
+                entered.set()
+                leave.wait()
+            return Sweep(0.0)
 
         monkeypatch.setattr(Relay, "sweep", sweep)
-        monkeypatch.setattr(relay.random, "uniform", lambda low, high: 1.0)
         sagas, batches = runtime_of(app).backends
         thread = RelayThread(app)
-        pauses = [thread._sweep() for _ in range(15)]
-        assert pauses == pytest.approx([thread._interval_s] * 15)
-        assert (swept.count(sagas.url), swept.count(batches.url)) == (15, 4)
+        thread.start()
+        entered.wait()
+        before = swept[batches.url]
+        wait_until(lambda: swept[batches.url] > before + 2, "sweeps of the other one")
+        assert swept[sagas.url] == 1
+        leave.set()
+        assert thread.stop(DEADLINE_S)
 
     @pytest.mark.parametrize("backend", ["orders", "nowhere"])
     def test_one_that_a_later_definition_names_stops_no_other(
@@ -331,12 +338,14 @@ class TestSeveralBackends:
         swept: list[Backend] = []
         monkeypatch.setattr(Relay, "sweep", lambda relay: swept.append(relay.backend) or Sweep(0.0))
         thread, opened = RelayThread(app), runtime_of(app).backends.opened
-        thread._sweep()
+        for number in (0, 1):
+            thread._sweep(number)
 
         class Order(Saga, correlate_by="order_id", backend=backend):
             order_id: str
 
-        thread._sweep()
+        for number in (0, 1):
+            thread._sweep(number)
         assert swept == [opened[0], *(opened if backend == "orders" else opened[:1])]
 
     def test_groups_are_seen_to_once(self, app: Celery) -> None:
