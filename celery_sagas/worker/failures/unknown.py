@@ -207,7 +207,7 @@ def _add(app: Any, dead_letter: DeadLetter) -> None:
     with main_process_backends(app) as backends:
         if not registry:  # no bootstep has done so
             prepare_backend(backends.default, read_settings(app.conf), processes=1)
-        add_dead_letter(backends.default, dead_letter)
+        add_dead_letter(backends.of(registry.saga_named(dead_letter.saga)), dead_letter)
 
 
 def _dead_letter_of(request: Any, error: Exception) -> DeadLetter:

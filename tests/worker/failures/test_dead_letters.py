@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -755,6 +756,19 @@ class TestUnknownTasks:
             signals.step_failed.disconnect(hear)
 
         assert heard == [("order.new_step", "order.new_step", NotRegistered)]
+
+    def test_are_kept_with_the_saga(self, new_app: NewApp) -> None:
+        """Of an unknown step, in the backend of its saga; of any other task, in that of sagas that name none."""
+        app = new_app(saga_backends={"orders": {"backend": f"memory://{uuid4()}"}})
+
+        class Order(Saga, correlate_by="order_id", backend="orders"):
+            order_id: str
+
+        KeepUnknownTasks(consumer := Consumer(app)).create(consumer)
+        for task in ("order.new_step", "charge"):
+            consumer.on_unknown_task(None, message_of(task, **{CAUSE: "m0"}), KeyError(task))
+        kept = [[dead_letter.task for dead_letter in backend.dead.list(10)] for backend in runtime_of(app).backends]
+        assert kept == [["charge"], ["order.new_step"]]
 
     def test_others_are_not_ours(self, app: Celery, order: Any, consumer: Consumer) -> None:
         consumer.on_unknown_task(None, message_of("charge"), KeyError())
