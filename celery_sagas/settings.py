@@ -167,11 +167,15 @@ class Settings(BaseModel):
     #: Tasks, of other services, that receive an event besides the steps and tasks that subscribe to it: by the path of its class.
     subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
 
-    def backend_named(self, given: str | None) -> BackendSettings:
+    def backend_named(self, given: str | None, subject: str = "a setting") -> BackendSettings:
         """Return a backend by its URL, or by its name in ``backends``; ``None`` names that of ``backend``.
 
+        Args:
+            given: The URL or name.
+            subject: What names it, for an error.
+
         Raises:
-            ConfigurationError: ``backends`` has no such name.
+            ConfigurationError: It is no URL, and ``backends`` has no such name.
         """
         default = BackendSettings(backend=self.backend, options=self.backend_options)
         if given is None:
@@ -180,7 +184,7 @@ class Settings(BaseModel):
             known = (default, *self.backends.values())
             return next((each for each in known if each.backend == given), BackendSettings(backend=given))
         if given not in self.backends:
-            raise no_backend(given, self.backends)
+            raise no_backend(given, self.backends, subject)
         return self.backends[given]
 
     def all_backends(self) -> list[BackendSettings]:
@@ -189,9 +193,12 @@ class Settings(BaseModel):
         Raises:
             ConfigurationError: A setting names a backend that ``backends`` does not have.
         """
-        others = [self.backend_named(each) for each in (None, self.aggregator_backend, self.outbox_backend)]
+        others = [
+            self.backend_named(self.aggregator_backend, "saga_aggregator_backend"),
+            self.backend_named(self.outbox_backend, "saga_outbox_backend"),
+        ]
         found: list[BackendSettings] = []
-        for each in (others[0], *self.backends.values(), *others[1:]):
+        for each in (self.backend_named(None), *self.backends.values(), *others):
             if each not in found:
                 found.append(each)
         return found
@@ -246,8 +253,11 @@ def backend_urls(conf: Configuration) -> list[str]:
     return [url for url in (*urls, *(each.get("backend") for each in named.values())) if isinstance(url, str) and "://" in url]
 
 
-def no_backend(name: str, known: Iterable[str], subject: str = "a setting") -> ConfigurationError:
+def no_backend(name: str, known: Iterable[str], subject: str) -> ConfigurationError:
     """Return the error about the name of a backend that the settings do not have."""
+    if not BACKEND_NAME.fullmatch(name):  # it may be a URL without its scheme, with a password
+        remedy = "Write it as scheme://address, or name one of saga_backends"
+        return ConfigurationError(f"{subject} is neither the URL of a backend nor its name", remedy)
     has = ", ".join(known) or "none"
     remedy = f'Add it: saga_backends = {{"{name}": {_BACKEND}}}'
     return ConfigurationError(f"{subject} names the backend {name!r}, and saga_backends has {has}", remedy)

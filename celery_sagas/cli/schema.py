@@ -16,7 +16,7 @@ def schema(context: click.Context, backend: str | None) -> None:
     try:
         app = context.obj.app if backend else app_of(context)
         settings = read_settings(app.conf)
-        given = settings.backend_named(backend)
+        given = settings.backend_named(backend, "--backend")
         statements = open_backend(given.backend, prefix=settings.prefix, options=given.options).schema()
     except ConfigurationError as exc:
         raise click.ClickException(str(exc)) from exc

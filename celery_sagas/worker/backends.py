@@ -80,7 +80,7 @@ def open_backends(app: Celery, settings: Settings) -> Backends:
 
 def setting_of(saga: SagaDefinition) -> str:
     """Return the setting that names the backend of a saga."""
-    return "saga_backend" if saga.backend is None else f'saga_backends["{saga.backend}"]'
+    return "saga_backend" if saga.backend is None else f'saga_backends["{saga.backend}"]["backend"]'
 
 
 def prepare_backend(backend: Backend, settings: Settings, processes: int) -> None:

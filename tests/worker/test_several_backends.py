@@ -236,8 +236,16 @@ class TestStart:
     @pytest.mark.parametrize("setting", ["saga_aggregator_backend", "saga_outbox_backend"])
     def test_an_unknown_name_in_a_setting_is_refused(self, app: Celery, setting: str) -> None:
         app.conf[setting] = "order"
-        with pytest.raises(ConfigurationError, match="a setting names the backend 'order', and saga_backends has orders"):
+        with pytest.raises(ConfigurationError, match=f"{setting} names the backend 'order', and saga_backends has orders"):
             runtime_of(app)
+
+    @pytest.mark.parametrize("setting", ["saga_aggregator_backend", "saga_outbox_backend"])
+    @pytest.mark.parametrize("wrong", ["shop:secret@localhost/orders", ""])
+    def test_neither_a_url_nor_a_name_in_a_setting_is_refused(self, app: Celery, setting: str, wrong: str) -> None:
+        app.conf[setting] = wrong
+        with pytest.raises(ConfigurationError, match=f"{setting} is neither the URL of a backend nor its name") as caught:
+            runtime_of(app)
+        assert "secret" not in str(caught.value)
 
     def test_a_setting_may_name_one(self, app: Celery) -> None:
         app.conf.update(saga_aggregator_backend="orders", saga_outbox_backend="orders")
@@ -261,7 +269,7 @@ class TestStart:
         with pytest.raises(ConfigurationError) as caught:
             bootsteps.prepare(app, 1)
         assert str(caught.value).startswith(f"order.place has transaction=, but {url} takes no part")
-        assert 'Set saga_backends["orders"] to the URL' in str(caught.value)
+        assert 'Set saga_backends["orders"]["backend"] to the URL' in str(caught.value)
 
     def test_a_journal_that_forgets_too_early_is_refused(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         class Order(Saga, correlate_by="order_id", backend="orders", keep=HOUR):
@@ -384,7 +392,10 @@ class TestCommands:
         options = {"schema": "sagas", "table_prefix": "shop_"}
         app.conf.saga_backends = {"orders": {"backend": "postgresql://host/x", "options": options}}
         assert "CREATE TABLE sagas.shop_saga_instance" in run(app, "schema", "--backend", "orders").output
-        assert "saga_backends has orders" in run(app, "schema", "--backend", "nosuch").output
+        assert (
+            "--backend names the backend 'nosuch', and saga_backends has orders"
+            in run(app, "schema", "--backend", "nosuch").output
+        )
 
 
 def test_the_harness_has_one_backend_for_all(app: Celery) -> None:
