@@ -44,7 +44,7 @@ def check_tables(app_configs: Any, databases: Sequence[str] | None, **options: A
 
 def _has_tables(alias: str) -> bool:
     connection = connections[alias]
-    return names_in(connection).of(layout.name) in existing_tables(connection)
+    return all(names.of(layout.name) in existing_tables(connection, names) for names in names_in(connection))
 
 
 def _missing(alias: str) -> CheckMessage:

@@ -22,8 +22,9 @@ def create_tables(apps: Any, schema_editor: Any) -> None:
     if connection.vendor not in DRIVERS:
         return
     dialect = URL.create(DRIVERS[connection.vendor]).get_dialect()()
-    for statement in statements_for(dialect, names_in(connection), existing_tables(connection)):
-        schema_editor.execute(statement, params=None)
+    for names in names_in(connection):
+        for statement in statements_for(dialect, names, existing_tables(connection, names)):
+            schema_editor.execute(statement, params=None)
 
 
 def create_unmigrated(sender: Any, using: str, **_: Any) -> None:
@@ -42,22 +43,25 @@ def drop_tables(apps: Any, schema_editor: Any) -> None:
 
 def quoted_tables(connection: Any, *, but: Collection[Table] = ()) -> list[str]:
     """Return the names of the tables that exist, quoted, with their schema: first those that refer to others."""
-    names, existing, quote = names_in(connection), existing_tables(connection), connection.ops.quote_name
-    tables = [names.table(table) for table in reversed(metadata.sorted_tables) if table not in but]
-    return [".".join(map(quote, filter(None, (table.schema, table.name)))) for table in tables if table.name in existing]
+    quote, wanted = connection.ops.quote_name, [table for table in reversed(metadata.sorted_tables) if table not in but]
+    found: list[str] = []
+    for names in names_in(connection):
+        existing, tables = existing_tables(connection, names), map(names.table, wanted)
+        found += [".".join(map(quote, filter(None, (table.schema, table.name)))) for table in tables if table.name in existing]
+    return found
 
 
-def existing_tables(connection: Any) -> Collection[str]:
+def existing_tables(connection: Any, names: Names) -> Collection[str]:
     """Return the names of the tables where those of this library are, or would be."""
-    schema = names_in(connection).schema
-    if not schema:
+    if not names.schema:
         return frozenset(connection.introspection.table_names())
     with connection.cursor() as cursor:
-        cursor.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", [schema])
+        cursor.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", [names.schema])
         return {name for (name,) in cursor.fetchall()}
 
 
-def names_in(connection: Any) -> Names:
-    """Return the names of the tables in a database: those of its options, if the settings have some for it."""
-    options = read_settings(current_app().conf).backend_named(f"django://{connection.alias}").options
-    return read_names({**DEFAULTS, **options}, connection.vendor)
+def names_in(connection: Any) -> list[Names]:
+    """Return the names of the tables in a database: for each backend there those of its options, if the settings have some."""
+    ours, url = read_settings(current_app().conf), f"django://{connection.alias}"
+    backends = [each for each in ours.all_backends() if each.backend == url] or [ours.backend_named(url)]
+    return list(dict.fromkeys(read_names({**DEFAULTS, **each.options}, connection.vendor) for each in backends))

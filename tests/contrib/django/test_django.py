@@ -135,6 +135,12 @@ def test_databases_of_named_backends_are_migrated_and_checked(manage: Manage) ->
     assert "celery_sagas.W002" in manage("check", "--database=default", **settings)
     manage("migrate", **settings)
     assert "celery_sagas.W002" not in manage("check", "--database=default", **settings)
+    named["pies"] = {"backend": "django://default", "options": {"schema": "pies"}}
+    assert "celery_sagas.W002" in manage("check", "--database=default", **settings)
+    manage("migrate", "celery_sagas", "zero", **settings)
+    manage("migrate", **settings)
+    assert "celery_sagas.W002" not in manage("check", "--database=default", **settings)
+    manage("flush", "--noinput", **settings)
     named["cakes"]["backend"] = "django://nowhere"
     assert "celery_sagas.E001" in manage("check", fails=True, **settings)
 
