@@ -130,9 +130,15 @@ def _get(runtime: Runtime, id: str) -> DeadLetter:
 
 
 def _dead_letters(runtime: Runtime, task: str | None, at_once: int) -> Iterator[DeadLetter]:
-    """Yield the dead letters of all backends, or those of one task or aggregator, the newest first."""
-    found = merge(*(_pages(backend.dead, at_once) for backend in runtime.backends), key=lambda dead_letter: -dead_letter.at)
-    return (dead_letter for dead_letter in found if task in (None, dead_letter.task))
+    """Yield the dead letters of all backends, or those of one task or aggregator, the newest first.
+
+    Each once, even if two of the backends are one database.
+    """
+    seen: set[str] = set()
+    for dead_letter in merge(*(_pages(backend.dead, at_once) for backend in runtime.backends), key=lambda each: -each.at):
+        if task in (None, dead_letter.task) and dead_letter.id not in seen:
+            seen.add(dead_letter.id)
+            yield dead_letter
 
 
 def _pages(dead_letters: DeadLetters, at_once: int) -> Iterator[DeadLetter]:

@@ -2,6 +2,7 @@
 
 import uuid
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from celery_sagas.errors import ConfigurationError, DefinitionError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.testing import SagaHarness
+from celery_sagas.testing.samples import dead_letter
 from celery_sagas.worker.batches.steps import consumer_for, handle_together
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
 from celery_sagas.worker.process import bootsteps
@@ -182,6 +184,16 @@ class TestDeadLetters:
         worker.run()
         assert shop.order.find("1") is not None
         assert elsewhere(shop.app).dead.count() == 0
+
+    def test_are_shown_once_if_two_names_are_one_database(self, new_app: NewApp, tmp_path: Path) -> None:
+        file = tmp_path / "sagas.sqlite3"
+        app = new_app(saga_backends={"orders": {"backend": f"db+sqlite:///{file}"}}, saga_outbox_backend="orders")
+        app.conf.saga_backend = f"sqlite:///{file}"
+        runtime_of(app).prepare(processes=1)
+        backend_of(app).dead.add(made := dead_letter())
+        assert run(app, "dead", "list").output.count(made.id) == 1
+        discarded = run(app, "dead", "discard", "--all", "--yes")
+        assert (discarded.exit_code, elsewhere(app).dead.count()) == (0, 0)
 
     def fail_timeout(self, shop: Shop, worker: Worker) -> DeadLetter:
         shop.place.delay(order_id="1")
