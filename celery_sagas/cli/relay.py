@@ -15,7 +15,7 @@ from celery_sagas.cli.app import app_of
 from celery_sagas.engine.sweeps import Tally
 from celery_sagas.errors import ConfigurationError, DefinitionError, StoreError
 from celery_sagas.worker.process.bootsteps import prepare
-from celery_sagas.worker.process.relay import RelayThread
+from celery_sagas.worker.process.relay import RelayThreads
 from celery_sagas.worker.runtime import close_runtime
 
 logger = logging.getLogger("celery_sagas")
@@ -46,7 +46,7 @@ def relay(context: click.Context, loglevel: Any, logfile: str | None) -> None:
             _prepare(app)
         except (ConfigurationError, DefinitionError, StoreError) as exc:
             raise click.ClickException(str(exc)) from exc
-        has_ended = _run(RelayThread(app), is_told)
+        has_ended = _run(RelayThreads(app), is_told)
     if not has_ended:
         raise click.ClickException("the relay did not end in time: what it is publishing may be published again")
     close_runtime(app)
@@ -64,7 +64,7 @@ def _prepare(app: Celery) -> None:
     prepare(app, _PROCESSES)
 
 
-def _run(thread: RelayThread, is_told: Callable[[], bool]) -> bool:
+def _run(thread: RelayThreads, is_told: Callable[[], bool]) -> bool:
     """Run until a signal comes; return whether the relay has ended in time."""
     thread.start()
     click.echo("The relay runs.")

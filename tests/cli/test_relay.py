@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_sagas import Saga
-from celery_sagas.worker.process.relay import RelayThread, relay_of
+from celery_sagas.worker.process.relay import RelayThreads, relay_of
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker
 from tests.cli.test_describe import run
@@ -120,7 +120,7 @@ def test_eager_mode(eager: Celery) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_relay_that_ends_by_itself(served: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever supervises it is to know."""
-    monkeypatch.setattr(RelayThread, "_sweep", lambda self, number: sys.exit())
+    monkeypatch.setattr(RelayThreads, "_sweep", lambda self, number: sys.exit())
     result = run(served, "relay")
 
     assert result.exit_code == 1
@@ -130,8 +130,8 @@ def test_relay_that_ends_by_itself(served: Celery, monkeypatch: pytest.MonkeyPat
 
 def test_relay_that_does_not_end(served: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up, and that is an error."""
-    stop = RelayThread.stop
-    monkeypatch.setattr(RelayThread, "stop", lambda self, timeout_s: not stop(self, DEADLINE_S))
+    stop = RelayThreads.stop
+    monkeypatch.setattr(RelayThreads, "stop", lambda self, timeout_s: not stop(self, DEADLINE_S))
     thread = interrupt(served, signal.SIGTERM, lambda: True)
     result = run(served, "relay")
     thread.join()

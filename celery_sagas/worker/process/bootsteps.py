@@ -19,7 +19,7 @@ from celery_sagas.worker.failures.redelivery import longest_redelivery_s
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets
-from celery_sagas.worker.process.relay import RelayThread
+from celery_sagas.worker.process.relay import RelayThreads
 from celery_sagas.worker.requests.answers import confirm_answers
 from celery_sagas.worker.runtime import Runtime, close_runtime, import_modules, runtime_of
 
@@ -66,7 +66,7 @@ class RunRelay(bootsteps.StartStopStep):
     """Runs the relay in the worker's main process, from the start of its pool until the pool ends."""
 
     requires = (PrepareBackend,)
-    relay: RelayThread | None = None
+    relay: RelayThreads | None = None
 
     def start(self, worker: Any) -> None:
         """Start the relay, unless it has no work."""
@@ -78,7 +78,7 @@ class RunRelay(bootsteps.StartStopStep):
                 "Run `celery sagas relay`, or other workers with saga_relay on"
             )
             return
-        self.relay = RelayThread(worker.app)
+        self.relay = RelayThreads(worker.app)
         self.relay.start()
 
     def stop(self, worker: Any) -> None:

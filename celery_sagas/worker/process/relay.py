@@ -36,7 +36,7 @@ STOP_S = 5.0
 _LONGEST_PAUSE_S = 10.0
 
 
-class RelayThread:
+class RelayThreads:
     """Sweeps the outbox of each backend until it is stopped, despite all errors: a store or a broker that goes away returns.
 
     Each has a thread: one that is away, or does not answer, holds up no other. In a child of its process it does not run, and the
@@ -204,9 +204,9 @@ def terms_of(runtime: Runtime, backend: Backend) -> Terms:
     return Terms(settings.relay_interval, settings.lease_ttl, settings.max_deliveries, retention_s)
 
 
-def relay_of(app: Celery) -> RelayThread | None:
+def relay_of(app: Celery) -> RelayThreads | None:
     """Return the relay that runs in this process for an app."""
     return _started.get(app)
 
 
-_started: WeakKeyDictionary[Celery, RelayThread] = WeakKeyDictionary()
+_started: WeakKeyDictionary[Celery, RelayThreads] = WeakKeyDictionary()

@@ -23,7 +23,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.testing.samples import dead_letter, new_id, send
 from celery_sagas.worker.process import control, relay
-from celery_sagas.worker.process.relay import RelayThread, open_relay, relay_of, terms_of
+from celery_sagas.worker.process.relay import RelayThreads, open_relay, relay_of, terms_of
 from celery_sagas.worker.runtime import close_runtime, runtime_of
 from celery_sagas.worker.serialization import serialized
 from tests.apps import NewApp, Worker, backend_of
@@ -37,9 +37,9 @@ def fast(new_app: NewApp) -> Celery:
 
 
 @pytest.fixture
-def thread(fast: Celery) -> Iterator[RelayThread]:
+def thread(fast: Celery) -> Iterator[RelayThreads]:
     """Its relay, not started yet."""
-    made = RelayThread(fast)
+    made = RelayThreads(fast)
     yield made
     assert made.stop(DEADLINE_S)
 
@@ -63,7 +63,7 @@ def order(fast: Celery, at_one_time: None) -> Any:
     return SimpleNamespace(saga=Order, place=place)
 
 
-def test_sends_timeouts(fast: Celery, thread: RelayThread, order: Any) -> None:
+def test_sends_timeouts(fast: Celery, thread: RelayThreads, order: Any) -> None:
     """The step runs on its instance, some time later."""
     order.place("42")
     worker = Worker(fast)
@@ -77,7 +77,7 @@ def test_sends_timeouts(fast: Celery, thread: RelayThread, order: Any) -> None:
     assert worker.done[0].task == "order.remind"
 
 
-def test_step_of_another_worker_is_left_to_it(fast: Celery, thread: RelayThread, order: Any) -> None:
+def test_step_of_another_worker_is_left_to_it(fast: Celery, thread: RelayThreads, order: Any) -> None:
     """This process does not know it."""
     order.place("42")
     fast.finalize()
@@ -113,7 +113,7 @@ class Sweeps:
         return Sweep(0.0, error=outcome)
 
 
-def test_survives_any_exception(thread: RelayThread, sweeps: Sweeps, caplog: pytest.LogCaptureFixture) -> None:
+def test_survives_any_exception(thread: RelayThreads, sweeps: Sweeps, caplog: pytest.LogCaptureFixture) -> None:
     """With its traceback in the log: a relay that is dead and silent is the worst of all."""
     sweeps.outcomes = [RuntimeError("never heard of"), StoreUnavailable("x", "y")]
 
@@ -128,7 +128,7 @@ def test_pauses_grow_while_sweeps_fail(fast: Celery, monkeypatch: pytest.MonkeyP
     """Up to a bound, and not once all is well again."""
     monkeypatch.setattr(relay.random, "uniform", lambda low, high: 1.0)
     sweeps.outcomes = ["away"] * 12 + [RuntimeError("x"), ""]
-    thread = RelayThread(fast)
+    thread = RelayThreads(fast)
 
     pauses = [thread._sweep(0) for _ in range(14)]
 
@@ -140,14 +140,14 @@ def test_long_interval_is_kept_while_sweeps_fail(new_app: NewApp, monkeypatch: p
     """It is the user's."""
     monkeypatch.setattr(relay.random, "uniform", lambda low, high: 1.0)
     sweeps.outcomes = ["away", "away"]
-    thread = RelayThread(new_app(saga_relay_interval=60))
+    thread = RelayThreads(new_app(saga_relay_interval=60))
 
     assert [thread._sweep(0) for _ in range(3)] == [60, 60, 60]
 
 
 def test_pauses_are_jittered(fast: Celery, sweeps: Sweeps) -> None:
     """Workers that start together do not sweep together indefinitely."""
-    thread = RelayThread(fast)
+    thread = RelayThreads(fast)
     pauses = [thread._sweep(0) for _ in range(50)]
 
     assert len(set(pauses)) > 1
@@ -156,7 +156,7 @@ def test_pauses_are_jittered(fast: Celery, sweeps: Sweeps) -> None:
 
 def test_stop_does_not_wait_for_the_interval(new_app: NewApp) -> None:
     """A worker ends at once."""
-    thread = RelayThread(new_app(saga_relay_interval=3600))
+    thread = RelayThreads(new_app(saga_relay_interval=3600))
     thread.start()
 
     assert thread.stop(DEADLINE_S)
@@ -164,10 +164,10 @@ def test_stop_does_not_wait_for_the_interval(new_app: NewApp) -> None:
 
 def test_stop_before_start(fast: Celery) -> None:
     """A worker may end before it has begun."""
-    assert RelayThread(fast).stop()
+    assert RelayThreads(fast).stop()
 
 
-def test_stop_waits_for_a_bounded_time(thread: RelayThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_waits_for_a_bounded_time(thread: RelayThreads, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's own loop is not the relay's."""
     entered, leave = threading.Event(), threading.Event()
 
@@ -189,7 +189,7 @@ def test_what_fails_because_the_worker_ends_is_not_reported(
     fast: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The worker closes what a relay uses that did not end in time."""
-    thread = RelayThread(fast)
+    thread = RelayThreads(fast)
 
     def sweep(_: Relay) -> Sweep:
         thread._stopping.set()
@@ -202,7 +202,7 @@ def test_what_fails_because_the_worker_ends_is_not_reported(
     assert "closed" not in caplog.text
 
 
-def test_uses_the_runtime_of_its_process(fast: Celery, thread: RelayThread) -> None:
+def test_uses_the_runtime_of_its_process(fast: Celery, thread: RelayThreads) -> None:
     """One that was closed is replaced."""
     first = runtime_of(fast).backend
     thread.start()
@@ -232,7 +232,7 @@ def test_terms_are_the_settings(new_app: NewApp, monkeypatch: pytest.MonkeyPatch
     assert (terms.interval_s, terms.lease_s, terms.max_attempts, terms.retention_s) == (2, 120, 5, retention_s)
 
 
-def test_publishes_through_its_own_app(fast: Celery, thread: RelayThread) -> None:
+def test_publishes_through_its_own_app(fast: Celery, thread: RelayThreads) -> None:
     """Its publisher is the one of the runtime, with confirms and deadlines."""
     thread.start()
     wait_until(lambda: thread.tally.sweeps, "a sweep")
@@ -255,8 +255,8 @@ class TestSeveralBackends:
         return app
 
     @pytest.fixture
-    def thread(self, app: Celery) -> Iterator[RelayThread]:
-        made = RelayThread(app)
+    def thread(self, app: Celery) -> Iterator[RelayThreads]:
+        made = RelayThreads(app)
         yield made
         assert made.stop(DEADLINE_S)
 
@@ -266,14 +266,14 @@ class TestSeveralBackends:
         send(backend, Outgoing(new_id(), "sent", message.message_id, message.task, message.payload))
         return message.message_id
 
-    def test_what_was_left_in_each_outbox_is_sent(self, app: Celery, thread: RelayThread) -> None:
+    def test_what_was_left_in_each_outbox_is_sent(self, app: Celery, thread: RelayThreads) -> None:
         assert Worker(app).waiting() == []  # declares the queue, as a worker does: two threads must not begin that at once
         ids = [self.leave(app, backend) for backend in runtime_of(app).backends]
         thread.start()
         wait_until(lambda: not any(backend.outbox.count() for backend in runtime_of(app).backends), "empty outboxes")
         assert sorted(message.id for message in Worker(app).waiting()) == sorted(ids)
 
-    def test_each_has_a_tally_of_its_own(self, app: Celery, thread: RelayThread) -> None:
+    def test_each_has_a_tally_of_its_own(self, app: Celery, thread: RelayThreads) -> None:
         """An operator sees the sagas' first, as if there were no other."""
         sagas, batches = runtime_of(app).backends
         self.leave(app, batches)
@@ -290,7 +290,7 @@ class TestSeveralBackends:
         monkeypatch.setattr(batches, "url", sagas.url)
         for backend in (sagas, batches):
             self.leave(app, backend)
-        thread = RelayThread(app)
+        thread = RelayThreads(app)
         thread.start()
         wait_until(lambda: not sagas.outbox.count() + batches.outbox.count(), "empty outboxes")
         assert thread.stop(DEADLINE_S)
@@ -298,7 +298,7 @@ class TestSeveralBackends:
         assert [each["sent"] for each in thread.shown()["other_backends"]] == [1]
 
     def test_one_that_is_away_holds_up_no_other(
-        self, app: Celery, thread: RelayThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, app: Celery, thread: RelayThreads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Whatever the error is."""
         sagas, batches = runtime_of(app).backends
@@ -320,7 +320,7 @@ class TestSeveralBackends:
 
         monkeypatch.setattr(Relay, "sweep", sweep)
         sagas, batches = runtime_of(app).backends
-        thread = RelayThread(app)
+        thread = RelayThreads(app)
         thread.start()
         entered.wait()
         before = swept[batches.url]
@@ -337,7 +337,7 @@ class TestSeveralBackends:
         app = new_app(saga_backends={"orders": {"backend": f"memory://{uuid4()}"}})
         swept: list[Backend] = []
         monkeypatch.setattr(Relay, "sweep", lambda relay: swept.append(relay.backend) or Sweep(0.0))
-        thread, opened = RelayThread(app), runtime_of(app).backends.opened
+        thread, opened = RelayThreads(app), runtime_of(app).backends.opened
         for number in (0, 1):
             thread._sweep(number)
 
@@ -375,7 +375,7 @@ class TestInspect:
         answer: Callable[..., Any] = Panel.data["sagas_relay"]
         return answer(SimpleNamespace(app=app))
 
-    def test_tells_what_the_relay_has_done(self, fast: Celery, thread: RelayThread, order: Any) -> None:
+    def test_tells_what_the_relay_has_done(self, fast: Celery, thread: RelayThreads, order: Any) -> None:
         order.place("42")
         thread.start()
         wait_until(lambda: thread.tally.sent and thread.tally.last, "a sweep")
@@ -389,7 +389,7 @@ class TestInspect:
         assert relay_of(fast) is None
         assert self.ask(fast) == {"running": False, "dead_letters": 0}
 
-    def test_tells_how_many_dead_letters_the_store_has(self, fast: Celery, thread: RelayThread) -> None:
+    def test_tells_how_many_dead_letters_the_store_has(self, fast: Celery, thread: RelayThreads) -> None:
         """Whoever kept them: those that this relay could not publish are counted apart."""
         for _ in range(4):
             backend_of(fast).dead.add(dead_letter())
@@ -424,7 +424,7 @@ class TestInspect:
         close_runtime(app)
         assert self.ask(app)["dead_letters"] == 2
 
-    def test_store_that_fails(self, fast: Celery, thread: RelayThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_store_that_fails(self, fast: Celery, thread: RelayThreads, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rest is shown all the same."""
         monkeypatch.setattr(backend_of(fast).dead, "count", Mock(side_effect=StoreUnavailable("redis://h", "it is loading")))
         thread.start()
@@ -460,7 +460,7 @@ class TestInspect:
 
 
 def test_sweeps_that_did_something_are_logged(
-    fast: Celery, thread: RelayThread, order: Any, caplog: pytest.LogCaptureFixture
+    fast: Celery, thread: RelayThreads, order: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At DEBUG, and the idle ones not at all."""
     caplog.set_level(logging.DEBUG, "celery_sagas")
