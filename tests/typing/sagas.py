@@ -25,6 +25,7 @@ class Order(
     schema_version=2,
     history="messages",
     keep=timedelta(days=1),
+    backend="orders",
 ):
     """A concrete one, with every class keyword."""
 
