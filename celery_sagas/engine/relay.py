@@ -73,7 +73,7 @@ class Relay:
     tally: Tally = field(default_factory=Tally)  #: its totals, for others to read
     #: Returns the row of a series with its first occurrence after now, in milliseconds since the epoch; or raises ``ValueError``.
     next_occurrence: Callable[[OutboxRow, int], OutboxRow] = _no_series
-    groups: Groups | None = None  #: of aggregators
+    groups: Groups | None = None  #: of aggregators, in this backend
     gathers: Gathers | None = None
     #: Notifies the requester of a row that becomes a dead letter, or raises ``PublishError``.
     notify_requester: Callable[[DeadLetter, PublishError], None] = lambda dead_letter, error: None
@@ -95,7 +95,7 @@ class Relay:
         except StoreError as exc:
             sweep.error = str(exc)
         try:
-            if self.groups is not None and not (sweep.error and self.groups.backend is self.backend):
+            if self.groups is not None and not sweep.error:
                 self.groups.sweep(sweep, self.is_stopping)
             if self.gathers is not None and not sweep.error:
                 self.gathers.sweep(sweep, self.is_stopping)

@@ -144,7 +144,7 @@ def open_relay(
 
     Args:
         runtime: The resources of its app.
-        backend: One of the runtime's; the default one if left out, whose relay sees to the aggregators, too.
+        backend: One of the runtime's; the default one if left out. That of ``runtime.batches`` sees to the aggregators, too.
         clock: Returns seconds, of any beginning.
         **options: Of the relay.
     """
@@ -157,7 +157,7 @@ def open_relay(
         lambda: WORK,
         clock=clock,
         next_occurrence=next_occurrence,
-        groups=groups_of(runtime, clock) if backend is runtime.backend else None,
+        groups=groups_of(runtime, clock) if backend is runtime.batches else None,
         gathers=gathers_of(runtime, backend, clock),
         notify_requester=partial(_notify_requester, app),
         announce=partial(_announce, app),

@@ -443,13 +443,11 @@ class TestUnread:
 class TestRelay:
     """A relay does it in each of its sweeps."""
 
-    def relay(self, deployment: Deployment, outbox: MemoryBackend | None = None) -> Relay:
-        """Make a relay, whose outbox may be in another backend."""
+    def relay(self, deployment: Deployment) -> Relay:
         terms = Terms(interval_s=1.0, lease_s=60.0, max_attempts=3, retention_s=3600.0)
         groups = deployment.groups()
         knows = {NAME}.__contains__
-        backend = outbox or deployment.backend
-        return Relay(backend, Recorder(), knows, terms, clock=groups.clock, wall_clock=groups.clock, groups=groups)
+        return Relay(deployment.backend, Recorder(), knows, terms, clock=groups.clock, wall_clock=groups.clock, groups=groups)
 
     def test_counts_flushes(self, deployment: Deployment) -> None:
         relay = self.relay(deployment)
@@ -466,23 +464,7 @@ class TestRelay:
 
         assert relay.sweep().error == str(error)
 
-    def test_outbox_that_is_away_holds_up_no_groups_of_another_backend(
-        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sagas = MemoryBackend("memory://", prefix="p", clock=deployment.clock)
-        relay, error = self.relay(deployment, sagas), StoreUnavailable("memory://", "away")
-        monkeypatch.setattr(sagas.outbox, "claim_due", lambda *_: failing(error)())
-        deployment.add("a")
-        deployment.clock.advance(HOUR_MS)
-
-        sweep = relay.sweep()
-
-        assert (sweep.flushes, sweep.error, sweep.is_broker_away) == (1, str(error), False)
-        assert deployment.asked_groups == ["a"]
-
-    def test_outbox_that_is_away_ends_the_sweep_of_its_own_backend(
-        self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_outbox_that_is_away_ends_the_sweep(self, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
         """It would be asked in vain, after another timeout."""
         relay, error = self.relay(deployment), StoreUnavailable("memory://", "away")
         monkeypatch.setattr(deployment.backend.outbox, "claim_due", lambda *_: failing(error)())
@@ -494,10 +476,9 @@ class TestRelay:
         assert (sweep.flushes, sweep.error, deployment.asked) == (0, str(error), [])
 
     def test_broker_that_is_away_for_the_outbox_is_asked_no_more(self, deployment: Deployment) -> None:
-        sagas = MemoryBackend("memory://", prefix="p", clock=deployment.clock)
         entry = Entry("order.place", "cause", "a", "started", "order", "42", "i", 1, "{}")
-        sagas.sagas.record(Effects(entry, (Outgoing("row", "sent", "m", "charge", "{}", 0),)))
-        relay = self.relay(deployment, sagas)
+        deployment.backend.sagas.record(Effects(entry, (Outgoing("row", "sent", "m", "charge", "{}", 0),)))
+        relay = self.relay(deployment)
         relay.publisher = publisher = Recorder()
         publisher.errors = [AWAY]
         deployment.add("a")
