@@ -152,6 +152,20 @@ class TestSession:
             sql.shared.add(session, [outgoing(id="1")], lambda cause: None)
         assert [row.id for row in claim(sql)] == ["1"]
 
+    def test_session_whose_info_is_something_else(self, sql: SqlBackend, engine: Engine, published: Published) -> None:
+        """Neither one that sends nor any other is asked for it."""
+
+        class Logging(Session):
+            def info(self, text: str) -> None:  # type: ignore[override]
+                raise NotImplementedError(text)
+
+        for rows in ([outgoing(id="1")], []):
+            with Logging(engine) as session, session.begin():
+                session.execute(text("SELECT 1"))
+                if rows:
+                    sql.shared.add(session, rows, published)
+        assert published == [["1"]]
+
     def test_two_backends_share_a_transaction(self, sql: SqlBackend, open_sql: Open, engine: Engine) -> None:
         other = open_sql(prefix=unique())
         mine, others = Published(sql), Published(other)

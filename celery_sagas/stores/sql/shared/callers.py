@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import (
     BigInteger,
@@ -36,9 +36,6 @@ from celery_sagas.stores.sql.connection.statements import SERVER_CLOCKS
 from celery_sagas.stores.sql.shared.checks import check_connection, refuse_autocommit
 from celery_sagas.stores.sql.tables import outbox
 
-#: The keys of a session's ``info`` under which the rows of its transaction are noted, and those of one that it has committed.
-_SENT: Final = "celery_sagas.sent"
-_COMMITTED: Final = "celery_sagas.committed"
 #: PostgreSQL's code of the error of a statement in a transaction that an earlier error has ended.
 _ABORTED: Final = "25P02"
 
@@ -96,7 +93,7 @@ class Callers:
 
     def _note(self, session: Session, then: Callable[[str], object]) -> str:
         """Have a function called once the session commits; return the cause of all rows until then."""
-        sent: dict[Callers, _Sent] = session.info.setdefault(_SENT, {})
+        sent = _sent.setdefault(session, {})
         cause = sent[self].cause if self in sent else time_ordered_id()
         sent[self] = _Sent(cause, then)
         return cause
@@ -105,21 +102,26 @@ class Callers:
 @event.listens_for(Session, "after_commit")  # a listener of one session costs it a quarter of what sending does
 def _after_commit(session: Session) -> None:
     """Note what a session has committed. SQLAlchemy reports a released savepoint as a commit, too."""
-    if _SENT not in session.info or session.in_nested_transaction():
+    if session not in _sent or session.in_nested_transaction():
         return
-    sent: dict[Callers, _Sent] = session.info.pop(_SENT)
+    sent = _sent.pop(session)
     if isinstance(session.bind, Connection) and session.bind.in_transaction():
         return  # a transaction around the session goes on: nothing tells when it commits
-    session.info[_COMMITTED] = sent
+    _committed[session] = sent
 
 
 @event.listens_for(Session, "after_transaction_end")
 def _after_end(session: Session, transaction: SessionTransaction) -> None:
     """Call what waits for a session's commit, once the session has given its connection back and can be used again."""
-    if _COMMITTED in session.info and transaction.parent is None:
-        committed: dict[Callers, _Sent] = session.info.pop(_COMMITTED)
-        for cause, then in committed.values():
+    if session in _committed and transaction.parent is None:
+        for cause, then in _committed.pop(session).values():
             then(cause)
+
+
+#: The rows of each session's transaction, and those of one that it has committed. Not in its ``info``: that is the caller's, and
+#: every session of the process comes by here.
+_sent: WeakKeyDictionary[Session, dict[Callers, _Sent]] = WeakKeyDictionary()
+_committed: WeakKeyDictionary[Session, dict[Callers, _Sent]] = WeakKeyDictionary()
 
 
 def _is_told(connection: Connection) -> bool:
