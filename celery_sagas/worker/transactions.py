@@ -82,7 +82,7 @@ def _ids(session: MessageSession | None, signature: Any, first: str | None) -> I
         raise InvalidMessage(task, [("id", "it is no text of 1 to 255 printable characters")])
     if first is None:
         given = [getattr(signature, "args", ()), getattr(signature, "kwargs", {})]
-        arguments = "" if session is None else as_json(task, given)  # a new id is of none
+        arguments = "" if session is None else as_json(task, given)  # which are a part of the id in a task alone
         first = new_message_id(session, task, arguments)
     yield first
     number = 0
