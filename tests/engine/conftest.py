@@ -1,6 +1,7 @@
 """The engine without Celery: a real store in memory, and a publisher that keeps what it is given."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -175,6 +176,7 @@ class Engine:
     def handle_together(self, *deliveries: Delivery) -> list[Outcome | None]:
         """Handle messages in one batch; those without an outcome are to be handled alone."""
         batch = Batch(self.services, [BatchedMessage(delivery, nullcontext) for delivery in deliveries])
+        batch._until = math.inf  # however busy the machine is
         batch.handle()
         return batch.outcomes
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from celery_sagas import Gathered, Saga
 from celery_sagas.core.registry import registry
+from celery_sagas.engine import waves
 from celery_sagas.errors import ConfigurationError, DefinitionError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
@@ -24,6 +25,7 @@ from celery_sagas.worker.process.relay import open_relay
 from celery_sagas.worker.runtime import runtime_of
 from tests.apps import NewApp, Worker, backend_of
 from tests.cli.test_describe import run
+from tests.waiting import DEADLINE_S
 from tests.worker.consumers import Consumer
 
 HOUR = timedelta(hours=1)
@@ -336,6 +338,11 @@ class TestDefinition:
 
 class TestBatches:
     """Messages that are handled together are about instances in one backend."""
+
+    @pytest.fixture(autouse=True)
+    def patient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let a batch take its time, however busy the machine is."""
+        monkeypatch.setattr(waves, "BATCH_S", DEADLINE_S)
 
     def test_of_each_backend_are_apart(self, shop: Shop) -> None:
         consumer, tasks = Consumer(), shop.app.tasks

@@ -23,14 +23,16 @@ from celery_sagas.worker.batches.consumer import Settled
 from celery_sagas.worker.batches.steps import StepBatches, consumer_for, handle_together
 from celery_sagas.worker.headers import MESSAGE_ID
 from tests.apps import NewApp, Worker, backend_of, interposed
+from tests.waiting import DEADLINE_S
 from tests.worker.consumers import Consumer, Request
 
 Shop = Any
 
 
 @pytest.fixture
-def shop(app: Celery) -> Shop:
+def shop(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Shop:
     """A saga, its steps, and what its handlers have seen."""
+    monkeypatch.setattr(waves, "BATCH_S", DEADLINE_S)  # however busy the machine is
     seen: list[Any] = []
 
     class Order(Saga, correlate_by="order_id"):
