@@ -130,6 +130,12 @@ class Asynchronous(Recorder):
         return frozenset(self.posted)
 
 
+def patient(batch: Batch) -> Batch:
+    """Let a batch take its time, however busy the machine is."""
+    batch._until = math.inf
+    return batch
+
+
 class Engine:
     """The services of one process over one backend."""
 
@@ -175,8 +181,7 @@ class Engine:
 
     def handle_together(self, *deliveries: Delivery) -> list[Outcome | None]:
         """Handle messages in one batch; those without an outcome are to be handled alone."""
-        batch = Batch(self.services, [BatchedMessage(delivery, nullcontext) for delivery in deliveries])
-        batch._until = math.inf  # however busy the machine is
+        batch = patient(Batch(self.services, [BatchedMessage(delivery, nullcontext) for delivery in deliveries]))
         batch.handle()
         return batch.outcomes
 

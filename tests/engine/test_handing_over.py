@@ -13,7 +13,7 @@ from celery_sagas.engine.waves import BATCH_S, Batch, BatchedMessage, HandOver
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.records import Outgoing
 from celery_sagas.testing.clock import Clock
-from tests.engine.conftest import GRACE_S, Boom, Engine, Order, send, starter
+from tests.engine.conftest import GRACE_S, Boom, Engine, Order, patient, send, starter
 from tests.engine.test_waves import delivery, kinds
 
 
@@ -268,5 +268,5 @@ def test_it_is_taken_and_published_in_the_context_of_its_sender(engine: Engine) 
 
     engine.publisher.publish = lambda row: seen.append((row.task, [*inside])) or publish(row)  # type: ignore[method-assign]
     messages = [BatchedMessage(delivery(CHAIN, "m1", order_id="1", left=0), nullcontext, within)]
-    Batch(engine.services, messages, publishes_each=True, hand_over=HandOver(1, take_inside)).handle()
+    patient(Batch(engine.services, messages, publishes_each=True, hand_over=HandOver(1, take_inside))).handle()
     assert seen == [("take told 1", ["context"]), ("told 1", ["context"])]

@@ -17,7 +17,7 @@ from celery_sagas.errors import InvalidMessage, MessageError, Retry
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Operation
 from celery_sagas.testing.clock import Clock
-from tests.engine.conftest import Boom, Engine, Order, handler, send, starter
+from tests.engine.conftest import Boom, Engine, Order, handler, patient, send, starter
 
 
 def place(order: Order, order_id: str, total: int = 1) -> None:
@@ -280,7 +280,7 @@ def test_what_is_sent_may_be_published_in_the_context_of_its_handler(engine: Eng
     engine.publisher.publish_many = publish  # type: ignore[method-assign]
     step = starter(twice)
     messages = [BatchedMessage(delivery(step, key, order_id=key), lambda key=key: run(key), within) for key in "12"]  # type: ignore[misc]
-    Batch(engine.services, messages, publishes_each=True).handle()
+    patient(Batch(engine.services, messages, publishes_each=True)).handle()
     assert calls == [["1", "context", "a 1", "b 1"], ["2", "context", "a 2", "b 2"]]
 
 
@@ -384,7 +384,7 @@ def test_an_interruption_ends_the_batch(engine: Engine) -> None:
         delivery(starter(interrupted), "m3", order_id="1"),
         delivery(PLACE, "m4", order_id="1"),
     ]
-    batch = Batch(engine.services, [BatchedMessage(each, _nowhere) for each in deliveries], (Interruption,))
+    batch = patient(Batch(engine.services, [BatchedMessage(each, _nowhere) for each in deliveries], (Interruption,)))
     with pytest.raises(Interruption):
         batch.handle()
     assert kinds(batch.outcomes) == [Kind.STARTED, Kind.HANDLED, None, None]
@@ -408,7 +408,7 @@ def test_each_unit_of_work_proceeds_while_its_task_runs(engine: Engine) -> None:
 
     step = starter(look)
     messages = [BatchedMessage(delivery(step, name, order_id=name), lambda name=name: run(name)) for name in "abc"]  # type: ignore[misc]
-    Batch(engine.services, messages).handle()
+    patient(Batch(engine.services, messages)).handle()
     assert seen == [["a"], ["b"], ["c"]]
     assert running == []
 

@@ -12,7 +12,7 @@ from celery_sagas.engine.outcomes import Kind, Outcome
 from celery_sagas.engine.session import Delivery
 from celery_sagas.engine.waves import Batch, BatchedMessage
 from celery_sagas.stores.sql.backend import SqlBackend
-from tests.engine.conftest import Boom, Engine, Order, handler, send, starter
+from tests.engine.conftest import Boom, Engine, Order, handler, patient, send, starter
 from tests.engine.test_waves import delivery
 
 
@@ -155,7 +155,7 @@ def test_a_time_limit_undoes_the_one_that_it_strikes(engine: Engine, sql: SqlBac
 
     event.listen(sql.shared._engine, "before_cursor_execute", strike)
     messages = [BatchedMessage(delivery(PAY, f"m{number}", order_id=str(number)), nullcontext) for number in range(3)]
-    batch = Batch(engine.services, messages, (TimeLimit,))
+    batch = patient(Batch(engine.services, messages, (TimeLimit,)))
     with pytest.raises(TimeLimit):
         batch.handle()
     assert kinds(batch.outcomes) == [None, None, None]
