@@ -13,9 +13,10 @@ POINTS = ("after insert", "before write", "after write", "after commit")
 
 def deploy_rows(deploy: Deploy, app: str, engine: str, broker: str) -> Deployment:
     """Deploy an app, and create its tables; on Redis with the transport that loses nothing when its worker is killed."""
-    settings = {"broker_transport_options": VISIBILITY} if broker == "redis" else {}
+    is_redis = broker.startswith("redis")
+    settings = {"broker_transport_options": VISIBILITY} if is_redis else {}
     deployment = deploy(app, broker, engine, **SOON, **settings)
-    if broker == "redis":
+    if is_redis:
         deployment.settings["broker_read_url"] = f"sagas-{deployment.broker}"
     deployment.script(APPS / "creating.py", app)
     return deployment
