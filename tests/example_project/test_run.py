@@ -90,12 +90,10 @@ MUTATIONS = {
         ("invoices.py", "invoice.total > 0", "invoice.total", "the ledger should not have the invoice counter-13"),
         ("orders.py", "book=order.carrier", 'book="prompt"', "the ledger lacks the invoice 1002 over 21.36 in the book of hasty"),
     ],
-    "how it ends": [
+    "how it ends, and what is undone": [
         ("bank.py", 'card == "declined"', 'card == "refused"', "it is delivered, not declined"),
         ("orders.py", ", at_least=1", "", "it is unserved, not delivered"),
         ("invoices.py", "size=SIZE", "size=SIZE + 1", "a batch has 6 invoices, and 5 is the most"),
-    ],
-    "what is undone": [
         (
             "travel.py",
             "cancel(service, trip_id)",

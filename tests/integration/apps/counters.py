@@ -4,8 +4,7 @@ import os
 import time
 
 from celery.exceptions import SoftTimeLimitExceeded
-from deployed import make_app, note
-from meeting import meet
+from deployed import make_app
 
 from celery_sagas import Saga
 from celery_sagas.engine import waves
@@ -39,15 +38,6 @@ def add_and_tell(counter: Counter, name: str, amount: int) -> None:
     counter.value += amount
     counter.count += 1
     counter.send(told.si(name=name, amount=amount))
-
-
-@Counter.starts
-def start_together(counter: Counter, name: str) -> None:
-    """Count; whoever creates the instance waits for a rival that does so too."""
-    if counter.saga.is_new:
-        meet(f"{name}.start", 2, seconds=20)
-        note("starters", name)
-    counter.count += 1
 
 
 @Counter.handles
