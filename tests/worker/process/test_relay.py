@@ -315,19 +315,21 @@ class TestSeveralBackends:
             swept[relay.backend.url] += 1
             if relay.backend is sagas:
                 entered.set()
-                leave.wait()
+                assert leave.wait(DEADLINE_S)
             return Sweep(0.0)
 
         monkeypatch.setattr(Relay, "sweep", sweep)
         sagas, batches = runtime_of(app).backends
         thread = RelayThreads(app)
         thread.start()
-        entered.wait()
-        before = swept[batches.url]
-        wait_until(lambda: swept[batches.url] > before + 2, "sweeps of the other one")
-        assert swept[sagas.url] == 1
-        leave.set()
-        assert thread.stop(DEADLINE_S)
+        try:
+            assert entered.wait(DEADLINE_S)
+            before = swept[batches.url]
+            wait_until(lambda: swept[batches.url] > before + 2, "sweeps of the other one")
+            assert swept[sagas.url] == 1
+        finally:
+            leave.set()
+            assert thread.stop(DEADLINE_S)
 
     @pytest.mark.parametrize("backend", ["orders", "nowhere"])
     def test_one_that_a_later_definition_names_stops_no_other(
