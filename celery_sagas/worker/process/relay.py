@@ -177,8 +177,8 @@ def _announce(app: Celery, dead_letter: DeadLetter, error: PublishError) -> None
 
 
 def groups_of(runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> Groups | None:
-    """Return the groups of the app's aggregators, if it has any."""
-    if not registry.aggregators:
+    """Return the groups of the app's aggregators, also of those that are defined later, if their backend can have any."""
+    if not runtime.batches.has_aggregators:
         return None
     return Groups(
         runtime.batches,

@@ -362,6 +362,21 @@ class TestSeveralBackends:
         assert batches.groups is not None
         assert batches.groups.backend is batches.backend is runtime.batches
 
+    def test_groups_of_a_later_definition_are_seen_to(self, app: Celery, thread: RelayThreads) -> None:
+        """Of a module that is imported while the worker runs."""
+        thread.start()
+        wait_until(lambda: all(tally.last for _, tally in thread.tallies), "a sweep of each backend")
+        flushed: list[int] = []
+
+        @aggregator(within=0.05)
+        def collect(batch: Batch[int]) -> None:
+            flushed.extend(batch)
+
+        worker = Worker(app)
+        collect.add(1)
+        wait_until(lambda: worker.run() or flushed, "the flush of a group that is due")
+        assert flushed == [1]
+
     def test_retention_is_that_of_the_backend(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         runtime = runtime_of(app)
         monkeypatch.setattr(runtime.batches, "journal_retention_s", 60.0)
