@@ -126,7 +126,7 @@ def test_a_worker_without_a_relay_says_so_and_another_program_does_its_work(depl
     relay = deployment.start_relay()
     _wait_reminded(deployment, "a", 5)
     wait_until(lambda: deployment.noted("written") == ["b"], deployment.describe)
-    assert "sent=" in relay.log
+    relay.wait_logged("sent=")
     assert relay.stop() == 0
     assert relay.output.splitlines()[-1] == "The relay has ended."
 
@@ -173,6 +173,7 @@ def test_inspect_shows_the_relay(deploy: Deploy) -> None:
     worker = deployment.start("prefork", 1).wait_ready()
     deployment.send(REMIND, name="a", seconds=0.1, times=2)
     _wait_reminded(deployment, "a", 2)
+    wait_until(lambda: _inspect(deployment, f"{worker.name}@localhost")["sent"] == 2, worker.describe)  # when a sweep has ended
     answer = _inspect(deployment, f"{worker.name}@localhost")
     assert (answer["running"], answer["sent"], answer["last_error"]) == (True, 2, "")
     assert answer["last"]["ended_at"] >= answer["last"]["began_at"]
