@@ -182,8 +182,8 @@ def test_request_that_no_broker_takes(deploy: Deploy) -> None:
 
     wait_until(lambda: quest(deployment).get("failures"), deployment.describe)
     assert (quest(deployment)["failures"], quest(deployment)["answers"]) == (["error QueueNotFound"], [])
-    assert [dead_letter.task for dead_letter in deployment.backend.dead.list(10)] == ["participant.work"]
     wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
+    assert [dead_letter.task for dead_letter in deployment.backend.dead.list(10)] == ["participant.work"]
 
 
 def test_request_that_no_queue_takes(deploy: Deploy) -> None:
@@ -194,10 +194,10 @@ def test_request_that_no_queue_takes(deploy: Deploy) -> None:
     deployment.send("quest.ask_unbound", name="a")
 
     assert wait_for(deployment, "failures") == ["error Unroutable"]
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
     (dead_letter,) = deployment.backend.dead.list(10)
     assert (dead_letter.task, dead_letter.error) == ("participant.work", "Unroutable")
     assert "'amq.topic' with the routing key 'to.nobody'" in dead_letter.text
-    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)  # it is told before the row goes
 
 
 def test_participant_whose_queue_was_deleted(deploy: Deploy) -> None:
