@@ -49,5 +49,5 @@ def test_places_that_nobody_has_looked_at_are_left_alone(deploy: Deploy, broker:
 
     looks = deployment.noted("looks")
     assert PROCESSES + 3 <= len(looks) <= TAKEN + 3
-    assert deployment.backend.outbox.count() == 0
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
     assert (deployment.failures(), deployment.backend.dead.list(10)) == ([], [])
