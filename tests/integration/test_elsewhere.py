@@ -90,7 +90,8 @@ def test_operators_see_both(deployment: Deployment, orders: Backend) -> None:
     wait_until(lambda: orders.dead.count(), deployment.describe)
     (dead_letter,) = orders.dead.list(9)
     assert dead_letter.id in deployment.command("sagas", "dead", "list")
-    assert orders.url in deployment.command("inspect", "sagas_relay", "--timeout", "10")
+    told = partial(deployment.command, "inspect", "sagas_relay", "--timeout", "10")
+    wait_until(lambda: orders.url in told(), deployment.describe)  # once their relay has begun to sweep
     assert "CREATE TABLE" in deployment.command("sagas", "schema", "--backend", "orders")
     deployment.command("sagas", "dead", "discard", dead_letter.id)
     assert orders.dead.count() == 0
