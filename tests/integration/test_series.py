@@ -22,6 +22,7 @@ def test_failed_occurrence_is_a_dead_letter_and_the_series_goes_on(deploy: Deplo
     deployment.wait_handled(FLAKY, 4)  # the failure is one
     (letter,) = deployment.backend.dead.list(10)
     assert (letter.task, letter.error, letter.text) == (FLAKY, "ZeroDivisionError", "a")
+    wait_until(deployment.failures, deployment.describe)
     assert len(deployment.failures()) == 1
     _assert_ends(deployment, FLAKY)
 
@@ -64,7 +65,7 @@ def test_no_occurrence_counts_twice_and_the_series_goes_on_wherever_the_relay_di
     deployment.start_relay()
     deployment.wait_handled(REMINDED, handled + 3)
     assert f"{REMINDED}[" in worker.log
-    assert any(" duplicate: reminder 'a'" in line for line in worker.log.splitlines()), worker.log
+    worker.wait_logged(" duplicate: reminder 'a'")
     assert deployment.failures() == []
     assert deployment.backend.dead.count() == 0
     _assert_ends(deployment, REMINDED)
