@@ -80,6 +80,7 @@ def test_what_the_database_refuses_leaves_nothing_but_a_dead_letter(deploy: Depl
     wait_until(lambda: deployment.backend.dead.list(9), deployment.describe)
     wait_until(lambda: deployment.queued() == 0 and deployment.unacknowledged() == 0, deployment.describe)
     deployment.wait_handled(HEAR, 1)
+    wait_until(lambda: deployment.history("ledger", "second"), deployment.describe)  # after the dead letter
     (dead_letter,) = deployment.backend.dead.list(9)
     assert (dead_letter.message_id, dead_letter.key) == (refused, "second")
     assert "IntegrityError" in dead_letter.error
