@@ -68,7 +68,15 @@ def test_worker_leaves_the_same_journal(
     for saga, key in [which for which, (steps, _) in in_virtual_time.items() if steps and which != ("order", "broken")]:
         wait_until(partial(deployment.outcome, saga, key), deployment.describe)
     wait_until(lambda: deployment.backend.dead.count() == 1, deployment.describe)
-    found = {(saga, key): _journal(deployment.history(saga, key)) for saga, key in in_virtual_time}
+
+    def journals() -> dict[tuple[str, str], Journal]:
+        return {(saga, key): _journal(deployment.history(saga, key)) for saga, key in in_virtual_time}
+
+    def count_of(journals: dict[tuple[str, str], Journal]) -> int:
+        return sum(len(steps) + in_vain.total() for steps, in_vain in journals.values())
+
+    wait_until(lambda: count_of(journals()) >= count_of(in_virtual_time), deployment.describe)
+    found = journals()
     assert found == in_virtual_time
     assert len([steps for steps, _ in found.values() if steps]) == 10
     assert [dead.task for dead in deployment.backend.dead.list(9)] == ["order.quoted"]
