@@ -54,9 +54,9 @@ def outcomes(deployment: Deployment, name: str = "a") -> list[str]:
     return [entry.outcome for entry in deployment.history("job", name)]
 
 
-def wait_failed(deployment: Deployment) -> None:
+def wait_failed(deployment: Deployment, name: str = "a") -> None:
     """Wait for the journal to say so, which it does once the dead letter is kept."""
-    wait_until(lambda: outcomes(deployment) == ["failed"], deployment.describe)
+    wait_until(lambda: outcomes(deployment, name) == ["failed"], deployment.describe)
 
 
 def assert_retry_has_one_effect(deployment: Deployment, message_id: str, step: str) -> None:
@@ -314,16 +314,17 @@ def test_store_that_is_away_at_a_hard_time_limit(away: tuple[Deployment, Proxy])
     """The broker delivers the message again, until it can be kept."""
     deployment, proxy = away
     worker = deployment.start("prefork", 1).wait_ready()
-    deployment.send("job.hang", name="a")
+    deployment.send("job.hang", name="store away")
     wait_until(lambda: deployment.noted("hang"), deployment.describe)
     proxy.refuse()
+    (deployment.folder / "away").touch()
     worker.wait_logged("is requeued")
     proxy.accept()
 
     dead_letter = wait_dead_letter(deployment)
 
     assert dead_letter.error in ("TimeLimitExceeded", "TooManyDeliveries")
-    wait_failed(deployment)
+    wait_failed(deployment, "store away")
     assert worker.is_running
 
 

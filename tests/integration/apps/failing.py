@@ -109,8 +109,10 @@ _dead_letter = requests._dead_letter
 
 
 def dead_letter_beside_the_run(request: Any, error: Exception) -> None:
-    """Keep a message as a dead letter while its run goes on: before its commit or after it, as the job's name says."""
+    """Keep a message as a dead letter when its job's name says: before or after its run commits, or once the store is away."""
     name = request.kwargs["name"]
+    if name == "store away":
+        _wait_for(FOLDER / "away")
     if name == "dead letter first":
         _dead_letter(request, error)
     if name in ("dead letter first", "run first"):
