@@ -1,52 +1,18 @@
 """Servers that are killed, or stopped, and started again under load: the workers live on, and nothing is lost or doubled."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import Protocol
-
 import pytest
 
-from tests import embedded, rabbitmq_servers, redis_servers, servers
 from tests.integration.conftest import Deploy
 from tests.integration.deaths import VISIBILITY
 from tests.integration.ledgers import ALARM, ENTER, HEAR, SOON, Sent, assert_kept, enter, enter_again, keep_busy
+from tests.integration.restarting import Server, server
 from tests.integration.worker import Deployment, Worker
 from tests.waiting import wait_until
 
+__all__ = ["server"]
+
 #: Before each end of the server.
 MESSAGES = 150
-
-
-class Server(Protocol):
-    """A server of our own."""
-
-    @property
-    def url(self) -> str: ...
-    @property
-    def log(self) -> str: ...
-    def start(self) -> object: ...
-    def stop(self) -> None: ...
-    def kill(self) -> None: ...
-
-
-def _postgresql() -> AbstractContextManager[Server]:
-    return embedded.running() if embedded.find() else servers.absent(embedded.ABSENT)
-
-
-#: Redis keeps everything that it has answered to.
-RUN: dict[str, Callable[[], AbstractContextManager[Server]]] = {
-    "postgresql": _postgresql,
-    "redis": partial(redis_servers.running, appendonly="yes", appendfsync="always"),
-    "rabbitmq": rabbitmq_servers.running,
-}
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of our own, of the kind that the test names."""
-    with RUN[request.param]() as server:
-        yield server
 
 
 @pytest.mark.parametrize(("server", "broker"), [("postgresql", "rabbitmq"), ("redis", "redis")], indirect=["server"])

@@ -5,20 +5,20 @@ How much of it is run stands in ``CELERY_SAGAS_TEST_SENT``: rows and kills. ``to
 
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
-from tests import rabbitmq_servers, redis_servers
 from tests.integration.conftest import Deploy
 from tests.integration.crew import Crew
 from tests.integration.matrices import DATABASES, IS_FULL, matrix
+from tests.integration.restarting import Server, server
 from tests.integration.rows import deploy_rows, has_died, have_die, numbers_in
 from tests.integration.worker import APPS, Deployment, Worker
-from tests.processes import OwnServer
 from tests.waiting import wait_until
+
+__all__ = ["server"]
 
 ROWS, KILLS = map(int, os.environ.get("CELERY_SAGAS_TEST_SENT", "300,12").split(","))
 PRODUCERS = 2
@@ -92,22 +92,8 @@ def test_each_committed_row_has_sent_its_messages(deploy: Deploy, engine: str, b
     assert_sent(deployment)
 
 
-#: Brokers of our own. Redis keeps everything that it has answered to.
-RUN: dict[str, Callable[[], AbstractContextManager[OwnServer]]] = {
-    "redis": partial(redis_servers.running, appendonly="yes", appendfsync="always"),
-    "rabbitmq": rabbitmq_servers.running,
-}
-
-
-@pytest.fixture
-def server(request: pytest.FixtureRequest) -> Iterator[OwnServer]:
-    """A broker of our own, of the kind that the test names."""
-    with RUN[request.param]() as server:
-        yield server
-
-
-@pytest.mark.parametrize("server", RUN if IS_FULL else ["redis"], indirect=True)
-def test_a_broker_that_is_restarted(server: OwnServer, deploy: Deploy) -> None:
+@pytest.mark.parametrize("server", ["redis", "rabbitmq"] if IS_FULL else ["redis"], indirect=True)
+def test_a_broker_that_is_restarted(server: Server, deploy: Deploy) -> None:
     """It is killed, then stopped in good order: what is committed without it is sent once it is back."""
     deployment = deploy_rows(deploy, "sent_with_rows", "postgresql", server.url)
     deployment.start("prefork", 2).wait_ready()
