@@ -11,6 +11,7 @@ from functools import partial
 from queue import Empty
 from types import SimpleNamespace
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import pytest
 from celery import Celery, _state
@@ -39,14 +40,19 @@ class NewApp(Protocol):
 
 @pytest.fixture
 def definitions() -> Iterator[None]:
-    """Sagas, steps and shared tasks of this test alone: definitions are global to a process, and ``app.task`` is shared too."""
+    """Sagas, steps and shared tasks of this test alone: definitions are global to a process, and ``app.task`` is shared too.
+
+    No app of another test is active: Celery gives a shared task at once to each that is finalised, and that keeps it.
+    """
     kept = dict(registry.sagas), dict(registry.steps), dict(registry.aggregators), list(registry.subscribers)
-    shared = set(_state._on_app_finalizers)
+    shared, apps, default = set(_state._on_app_finalizers), _state._apps, _state.default_app
+    _state._apps, _state.default_app = WeakSet(), None
     for table in (registry.sagas, registry.steps, registry.aggregators, registry.subscribers):
         table.clear()
     yield
     registry.sagas, registry.steps, registry.aggregators, registry.subscribers = kept
     _state._on_app_finalizers.intersection_update(shared)
+    _state._apps, _state.default_app = apps, default
 
 
 @pytest.fixture
