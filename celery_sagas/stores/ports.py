@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
+from celery_sagas.stores.instances import Instances
 from celery_sagas.stores.records import (
     Change,
     DeadLetter,
@@ -32,7 +33,7 @@ class SagaStore(ABC):
     """Instances of sagas, with compare-and-set on id and version.
 
     ``insert``, ``update``, ``delete`` and ``record`` are commits. A commit writes all of its parts or none: the instance, its
-    alternate keys, the journal entry and the outgoing rows. Its journal entry is unique by (step, message id):
+    alternate keys and tags, the journal entry and the outgoing rows. Its journal entry is unique by (step, message id):
 
     * The same message and attempt again (the reply was lost, the call is repeated) returns as the first call did and writes
       nothing more.
@@ -64,7 +65,7 @@ class SagaStore(ABC):
 
     @abstractmethod
     def insert(self, record: NewRecord, effects: Effects) -> None:
-        """Commit a new instance at version 1, with its alternate keys.
+        """Commit a new instance at version 1, with its alternate keys and its tags. Any number of instances may have one tag.
 
         Raises:
             RevisionConflict: ``"unique"``: an instance with the key, under any of ``record.names``, or with one of the
@@ -76,16 +77,16 @@ class SagaStore(ABC):
         """Commit a change of the instance that was found: compare id and version, add one to the version.
 
         Id, saga name, key and ``created_at`` stay; ``updated_at`` is the store's time; a lock of ``effects.lock_owner`` ends.
-        Alternate keys are removed and added as ``change`` says; the outgoing rows that it cancels are removed, also under
-        a lease, and one that no longer exists is passed over.
+        Alternate keys and tags are removed and added as ``change`` says; the outgoing rows that it cancels are removed, also
+        under a lease, and one that no longer exists is passed over.
         """
 
     @abstractmethod
     def delete(self, record: Record, effects: Effects) -> None:
         """Commit the end of the instance that was found: compare id and version, remove it.
 
-        Its alternate keys go with it and may be used by others. Its outgoing rows of the kinds "scheduled", "deadline" and
-        "series" go with it, those of the kind "sent" stay.
+        Its alternate keys, which may be used by others then, and its tags go with it. So do its outgoing rows of the kinds
+        "scheduled", "deadline" and "series"; those of the kind "sent" stay.
         """
 
     @abstractmethod
@@ -114,8 +115,8 @@ class SagaStore(ABC):
 
         The caller makes sure that the two names differ.
 
-        An instance takes its key and its alternate keys along. Its id, version, times, state and pending map stay. So do its
-        lock, its outgoing rows and its journal: they are known by its id, or by step and message. A commit of what was
+        An instance takes its key, its alternate keys and its tags along. Its id, version, times, state and pending map stay. So
+        do its lock, its outgoing rows and its journal: they are known by its id, or by step and message. A commit of what was
         found under the former name raises ``RevisionConflict`` (``"version"``).
 
         An instance keeps its former name if one of its keys belongs to another instance under ``name``, or if it cannot be
@@ -265,7 +266,17 @@ class _NotKept:
         raise no_aggregators(backend, "the items of aggregators")
 
 
+class _NotListed:
+    """The port of pages that a backend has not set: reading it raises ``ConfigurationError``."""
+
+    def __get__(self, backend: "Backend | None", owner: type["Backend"]) -> Any:
+        if backend is None:
+            return self
+        raise ConfigurationError(f"{backend.url}, a backend without Instances, cannot list instances", "Find them one by one")
+
+
 _NOT_KEPT: Final[Any] = _NotKept()
+_NOT_LISTED: Final[Any] = _NotListed()
 
 
 class Backend(ABC):
@@ -274,6 +285,8 @@ class Backend(ABC):
     Aggregators are optional. A backend without them sets neither ``aggregates`` nor ``buffers``: reading one of the two raises
     ``ConfigurationError``. Apps with aggregators, and sagas that call ``gather``, are then refused, unless
     ``saga_aggregator_backend`` names a backend that has both.
+
+    ``instances`` is optional, too: without it nothing lists instances, and sagas with ``search_by`` are refused.
     """
 
     sagas: SagaStore
@@ -283,6 +296,7 @@ class Backend(ABC):
     dead: DeadLetters
     aggregates: AggregateStore = _NOT_KEPT
     buffers: Buffers = _NOT_KEPT
+    instances: Instances = _NOT_LISTED
     #: ``None`` where it takes no part in the transactions of others.
     shared: SharedTransactions | None = None
     #: How long the journal is kept if the setting does not say. Seconds.
@@ -294,6 +308,11 @@ class Backend(ABC):
     def has_aggregators(self) -> bool:
         """Return whether this backend has set both ports of aggregators."""
         return not any(isinstance(getattr_static(self, port), _NotKept) for port in ("aggregates", "buffers"))
+
+    @property
+    def has_instances(self) -> bool:
+        """Return whether this backend has set the port that lists instances."""
+        return not isinstance(getattr_static(self, "instances"), _NotListed)
 
     @abstractmethod
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
@@ -333,6 +352,28 @@ class Backend(ABC):
         The name is empty if none was noted. Of two that are noted at once, one is returned to the other. A call whose reply was
         lost and that is repeated may return its own name. A backend that cannot note anything returns an empty text each time, as
         this method does.
+        """
+        return ""
+
+    def migrate(self) -> Sequence[str]:
+        """Bring what is stored from the layout of an earlier release to that of this one, while workers of both run.
+
+        Any number of calls may run at once; one that was killed is repeated. Where nothing is to be done it does nothing.
+
+        Returns:
+            What was done, one sentence each.
+
+        Raises:
+            ConfigurationError: Nothing is stored yet, or in a layout from which no way leads to this one.
+            StoreUnavailable: The store cannot be reached.
+        """
+        return []
+
+    def migration(self) -> str:
+        """Return the statements that ``migrate`` runs on the layout before this one, for a person to apply; empty where it runs
+        none.
+
+        Nothing is connected.
         """
         return ""
 

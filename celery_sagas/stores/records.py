@@ -87,10 +87,11 @@ class NewRecord(NamedTuple):
     data: str
     pending: str
     keys: tuple[tuple[str, str], ...]  #: alternate keys as (property, value), sorted; a null one is left out
+    tags: tuple[tuple[str, str], ...] = ()  #: by which pages list it, as (property, value), sorted
 
 
 class Change(NamedTuple):
-    """The changes that an update writes; the alternate keys come as a difference, sorted."""
+    """The changes that an update writes; alternate keys and tags come as a difference, sorted."""
 
     names: tuple[str, ...]  #: the stored name first, then the former names that must not hold the added keys
     schema_version: int
@@ -99,6 +100,8 @@ class Change(NamedTuple):
     added_keys: tuple[tuple[str, str], ...] = ()
     removed_keys: tuple[tuple[str, str], ...] = ()
     cancelled: tuple[str, ...] = ()  #: ids of outgoing rows that this instance decided earlier and no longer wants
+    added_tags: tuple[tuple[str, str], ...] = ()
+    removed_tags: tuple[tuple[str, str], ...] = ()
 
 
 class Entry(NamedTuple):

@@ -34,6 +34,7 @@ from celery_sagas.testing.contract.buffers import BuffersContract  # noqa: E402
 from celery_sagas.testing.contract.dead_letters import DeadLettersContract  # noqa: E402
 from celery_sagas.testing.contract.deliveries import DeliveriesContract  # noqa: E402
 from celery_sagas.testing.contract.fixtures import NewBackend, OpenBackend  # noqa: E402
+from celery_sagas.testing.contract.instances import InstancesContract  # noqa: E402
 from celery_sagas.testing.contract.interleaving import InterleavingContract  # noqa: E402
 from celery_sagas.testing.contract.journal import JournalContract  # noqa: E402
 from celery_sagas.testing.contract.outbox import OutboxContract  # noqa: E402
@@ -56,6 +57,7 @@ __all__ = [
     "CrashPoint",
     "DeadLettersContract",
     "DeliveriesContract",
+    "InstancesContract",
     "InterleavingContract",
     "JournalContract",
     "NewBackend",

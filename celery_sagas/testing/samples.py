@@ -57,12 +57,17 @@ def by_tracking(value: str, names: tuple[str, ...] = NAMES) -> Lookup:
 
 
 def new_record(
-    key: str = "42", *, names: tuple[str, ...] = NAMES, keys: Keys = (), data: str = '{"total": 1}', id: str = ""
+    key: str = "42",
+    *,
+    names: tuple[str, ...] = NAMES,
+    keys: Keys = (),
+    tags: Keys = (),
+    data: str = '{"total": 1}',
+    pending: str = '{"format": 1, "timeout": "row"}',
+    id: str = "",
 ) -> NewRecord:
     """Make an instance to insert."""
-    return NewRecord(
-        id or new_id(), names, key, schema_version=3, data=data, pending='{"format": 1, "timeout": "row"}', keys=keys
-    )
+    return NewRecord(id or new_id(), names, key, schema_version=3, data=data, pending=pending, keys=keys, tags=tags)
 
 
 def change(
@@ -71,10 +76,12 @@ def change(
     added: Keys = (),
     removed: Keys = (),
     cancelled: tuple[str, ...] = (),
+    added_tags: Keys = (),
+    removed_tags: Keys = (),
     names: tuple[str, ...] = NAMES,
 ) -> Change:
     """Make the change that an update writes."""
-    return Change(names, 4, data, '{"request": "row"}', added_keys=added, removed_keys=removed, cancelled=cancelled)
+    return Change(names, 4, data, '{"request": "row"}', added, removed, cancelled, added_tags, removed_tags)
 
 
 def entry(
@@ -159,10 +166,12 @@ def start(
     *rows: Outgoing,
     names: tuple[str, ...] = NAMES,
     keys: Keys = (),
+    tags: Keys = (),
     data: str = '{"total": 1}',
+    id: str = "",
 ) -> Record:
     """Commit a new instance, and find it."""
-    record = new_record(key, names=names, keys=keys, data=data)
+    record = new_record(key, names=names, keys=keys, tags=tags, data=data, id=id)
     backend.sagas.insert(record, effects(record, *rows, line=entry(record, outcome="started", version=1, saga=names[0])))
     return found(backend, by_id(record.id, names))
 
@@ -174,9 +183,12 @@ def update(
     added: Keys = (),
     removed: Keys = (),
     cancelled: tuple[str, ...] = (),
+    added_tags: Keys = (),
+    removed_tags: Keys = (),
 ) -> Record:
     """Commit a change of an instance, and find it again."""
-    backend.sagas.update(record, change(added=added, removed=removed, cancelled=cancelled), effects(record, *rows))
+    new = change(added=added, removed=removed, cancelled=cancelled, added_tags=added_tags, removed_tags=removed_tags)
+    backend.sagas.update(record, new, effects(record, *rows))
     return found(backend, by_id(record.id))
 
 

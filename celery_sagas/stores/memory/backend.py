@@ -7,6 +7,7 @@ from celery_sagas.errors import ConfigurationError, UnsafeBackend
 from celery_sagas.stores.memory.aggregates import MemoryAggregateStore, MemoryBuffers
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.memory.deliveries import MemoryDeliveries
+from celery_sagas.stores.memory.instances import MemoryInstances
 from celery_sagas.stores.memory.journal import MemoryJournal
 from celery_sagas.stores.memory.outbox import MemoryOutbox
 from celery_sagas.stores.memory.sagas import MemorySagaStore
@@ -46,6 +47,7 @@ class MemoryBackend(Backend):
         self.dead = MemoryDeadLetters(state, clock)
         self.aggregates = MemoryAggregateStore(state, clock)
         self.buffers = MemoryBuffers(state, clock)
+        self.instances = MemoryInstances(state, clock)
 
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
         if processes > 1:
@@ -60,7 +62,7 @@ class MemoryBackend(Backend):
             before, self._state.app = self._state.app, name
         return before
 
-    def instances(self) -> list[Record]:
+    def records(self) -> list[Record]:
         """Return all instances, in the order in which they were made."""
         with self._state.lock:
             return list(self._state.instances.values())

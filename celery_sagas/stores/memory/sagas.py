@@ -121,6 +121,7 @@ def _insert(state: MemoryState, record: NewRecord, now: int) -> None:
     if record.id in state.instances or _taken(state, record.names, keys):
         raise RevisionConflict(record.names[0], record.key, "unique")
     state.instances[record.id] = _first_version(record, now)
+    state.tags[record.id] = frozenset(record.tags)
     _add_keys(state, record.names[0], record.id, keys)
 
 
@@ -133,6 +134,7 @@ def _update(state: MemoryState, record: Record, change: Change, lock_owner: str,
         del state.keys[path]
     _add_keys(state, current.saga, current.id, change.added_keys)
     state.instances[current.id] = _next_version(current, change, now)
+    state.tags[current.id] = state.tags[current.id] - {*change.removed_tags} | {*change.added_tags}
     state.locks.pop(current.id, None)
     for id in change.cancelled:
         state.outbox.remove_of_instance(current.id, id)
@@ -142,6 +144,7 @@ def _delete(state: MemoryState, record: Record, lock_owner: str, now: int) -> No
     """Remove the instance that was found, its keys, and the outgoing rows that end with it."""
     current = _unchanged(state, record, lock_owner, now)
     del state.instances[current.id]
+    del state.tags[current.id]
     state.locks.pop(current.id, None)
     state.keys = {path: id for path, id in state.keys.items() if id != current.id}
     for row in state.outbox.of_instance(current.id):

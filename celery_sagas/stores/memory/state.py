@@ -116,6 +116,7 @@ class MemoryState:
     lock: AbstractContextManager[object] = field(default_factory=threading.Lock)
     instances: dict[str, Record] = field(default_factory=dict)  #: by id
     keys: dict[KeyPath, str] = field(default_factory=dict)  #: the id of the instance that holds a key
+    tags: dict[str, frozenset[tuple[str, str]]] = field(default_factory=dict)  #: (property, value), by the instance's id
     locks: dict[str, tuple[str, int]] = field(default_factory=dict)  #: owner and end of a lock, by the instance's id
     journal: dict[tuple[str, str], Entry] = field(default_factory=dict)  #: by (step, message id)
     outbox: Rows = field(default_factory=Rows)

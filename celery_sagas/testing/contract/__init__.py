@@ -10,6 +10,7 @@ Port               Contract
 ``DeadLetters``    ``dead_letters``
 ``AggregateStore`` ``aggregates``
 ``Buffers``        ``buffers``
+``Instances``      ``instances``
 ``Backend``        ``backend`` and ``many``, of a whole backend
 =================  ===========================================
 

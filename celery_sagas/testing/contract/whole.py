@@ -8,6 +8,7 @@ from celery_sagas.testing.contract.buffers import BuffersContract
 from celery_sagas.testing.contract.dead_letters import DeadLettersContract
 from celery_sagas.testing.contract.deliveries import DeliveriesContract
 from celery_sagas.testing.contract.fixtures import NewBackend
+from celery_sagas.testing.contract.instances import InstancesContract
 from celery_sagas.testing.contract.interleaving import InterleavingContract
 from celery_sagas.testing.contract.journal import JournalContract
 from celery_sagas.testing.contract.outbox import OutboxContract
@@ -53,6 +54,9 @@ class WholeContract:
 
     class TestBuffers(Part, BuffersContract):
         """``Buffers``."""
+
+    class TestInstances(Part, InstancesContract):
+        """``Instances``."""
 
     class TestBackend(Part, BackendContract):
         """``Backend``."""

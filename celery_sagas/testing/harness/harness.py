@@ -123,7 +123,7 @@ class SagaHarness:
         now = milliseconds(self.now)
         timeouts = [
             ScheduledTimeout(record.saga, record.key, name, timeout.step, utc_time(timeout.due_after(now)))
-            for record in self._world.backend.instances()
+            for record in self._world.backend.records()
             for name, timeout in pending_of(record).timeouts.items()
         ]
         return sorted(timeouts, key=lambda timeout: timeout.due_at)
