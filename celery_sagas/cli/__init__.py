@@ -6,6 +6,8 @@ from celery_sagas.cli.aggregates import aggregates
 from celery_sagas.cli.dead import dead
 from celery_sagas.cli.describe import describe
 from celery_sagas.cli.export import export
+from celery_sagas.cli.listing import list_instances
+from celery_sagas.cli.migrate import migrate
 from celery_sagas.cli.relay import relay
 from celery_sagas.cli.rename import rename
 from celery_sagas.cli.replay import replay
@@ -25,6 +27,8 @@ sagas.add_command(aggregates)
 sagas.add_command(dead)
 sagas.add_command(describe)
 sagas.add_command(export)
+sagas.add_command(list_instances)
+sagas.add_command(migrate)
 sagas.add_command(relay)
 sagas.add_command(rename)
 sagas.add_command(replay)

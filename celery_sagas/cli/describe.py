@@ -52,6 +52,7 @@ def _description(saga: SagaDefinition) -> str:
         "schema version": str(saga.schema_version),
         "key": " + ".join(saga.correlate_by),
         "alternate keys": ", ".join(saga.also_by),
+        "searched by": ", ".join(saga.search_by),
         "history": saga.history or "",
         "backend": saga.backend or "",
         "keeps": f"final states for {timedelta(milliseconds=saga.keep_ms)}" if saga.keep_ms is not None else "",

@@ -9,7 +9,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, NewType, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NewType, Union, get_args, get_origin
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -148,10 +148,12 @@ def _key_types(saga: str, name: str, annotation: object) -> tuple[type, type]:
     for base in _CONVERSIONS:
         if declared is base or _is_enum_of(declared, base):
             return declared, base
+        if get_origin(declared) is Literal and {type(value) for value in get_args(declared)} == {base}:
+            return base, base
     raise DefinitionError(
         saga,
-        f"its correlation property {name} is declared as {spelled(annotation)}, whose values have no canonical text",
-        f"Declare {name} as str, int, UUID, or an enum whose values are all str or all int; each may be `| None`.",
+        f"its property {name} is declared as {spelled(annotation)}, whose values have no canonical text",
+        f"Declare {name} as str, int, UUID, or an enum or a Literal whose values are all str or all int; each may be `| None`.",
     )
 
 

@@ -100,6 +100,7 @@ class Pending:
     requester: dict[str, Any] | None = None
     undo: Undo = field(default_factory=Undo)
     deferred: list[Deferred] = field(default_factory=list)  #: the messages that wait with it, in the order of their arrival
+    tags: Keys = field(default_factory=dict)  #: the values by which the store lists it: ``search_by`` may have changed since then
     more: dict[str, Any] = field(default_factory=dict)  #: what newer code keeps in it; written back as it is
     new_timeouts: dict[str, NewTimeout] = field(default_factory=dict)  #: by name
     #: By id, with the deadline's message.
@@ -323,6 +324,8 @@ class Pending:
         parts: dict[str, Any] = dict(self.more)
         if self.keys:
             parts["keys"] = self.keys
+        if self.tags:
+            parts["tags"] = self.tags
         if self.timeouts:
             parts["timeouts"] = {name: timeout.to_json() for name, timeout in self.timeouts.items()}
         if self.requests:
@@ -362,12 +365,12 @@ def read_pending(text: str, written_at: int = 0) -> Pending:
     try:
         if (format := stored.pop("format")) > FORMAT:
             raise NewerFormat(format)
-        keys, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "timeouts", "requests"))
+        keys, tags, timeouts, requests = (stored.pop(name, {}) for name in ("keys", "tags", "timeouts", "requests"))
         requester, undo = stored.pop("requester", None), _read_undo(stored)
         deferred = [Deferred.from_json(each) for each in stored.pop("deferred", ())]
         by_name = {str(name): Timeout.from_json(dict(noted), written_at) for name, noted in timeouts.items()}
         by_id = {str(id): Request.from_json(str(id), dict(noted)) for id, noted in requests.items()}
-        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, stored)
+        return Pending(dict(keys), by_name, by_id, requester, undo, deferred, dict(tags), stored)
     except (TypeError, AttributeError, KeyError) as exc:
         raise ValueError(f"the pending map is not of its form: {exc}") from exc
 

@@ -18,15 +18,17 @@ from celery_sagas.core.status import statuses_in
 from celery_sagas.errors import DefinitionError
 
 #: Names that the library may come to use on every saga: neither a field nor any other attribute of it may have them.
-RESERVED_FOR_LATER: Final = frozenset({"ask", "all", "find_async", "wait_async", "outcome_async"})
+RESERVED_FOR_LATER: Final = frozenset({"ask", "find_async", "wait_async", "outcome_async"})
 #: Names that a saga's fields must leave to the library.
 RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply", "gather", "compensate", "cancel"),
     "if_missing",
-    *("find", "wait", "outcome", "upgrade", "saga", "_context"),
+    *("find", "all", "wait", "outcome", "upgrade", "saga", "_context"),
 }
 #: 100 years.
 _LONGEST_KEPT_S: Final = 100 * 365 * 86_400
+#: How many fields a saga may be listed by: each is an index that its commits keep.
+_MOST_SEARCHED: Final = 8
 #: The name of a backend in the settings.
 BACKEND_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 #: The history that a saga may keep.
@@ -43,6 +45,7 @@ class SagaDefinition:
     schema_version: int
     correlate_by: tuple[str, ...]
     also_by: tuple[str, ...]
+    search_by: tuple[str, ...] = ()  #: the fields by which instances are listed
     history: str | None = None  #: "messages": the journal keeps the messages that were handled
     status_by: str | None = None  #: the field that holds the status
     keep_ms: int | None = None  #: for how long the final state of a finished instance can be read
@@ -101,6 +104,21 @@ class SagaDefinition:
             formerly=self.formerly,
         )
 
+    @cached_property
+    def search_properties(self) -> Mapping[str, KeyProperty]:
+        """The fields by which instances are listed; their annotations must be resolvable by now.
+
+        Raises:
+            DefinitionError: A field has another type, or is hidden.
+        """
+        if not self.search_by:
+            return {}
+        resolve_fields(self.cls)
+        if hidden := self.hidden.intersection(self.search_by):
+            problem = f"search_by names {', '.join(sorted(hidden))}, which is hidden, and lists show what they were asked for"
+            raise DefinitionError(self.cls.__qualname__, problem, "Remove what hides it, or list by another field")
+        return {name: self._property(name) for name in self.search_by}
+
     def _property(self, name: str) -> KeyProperty:
         return KeyProperty(self.name, name, self.cls.model_fields[name], config=self.cls.model_config)
 
@@ -110,6 +128,7 @@ def define(
     *,
     correlate_by: str | tuple[str, ...],
     also_by: tuple[str, ...],
+    search_by: tuple[str, ...] = (),
     name: str | None,
     formerly: str | tuple[str, ...] | None,
     schema_version: int,
@@ -122,6 +141,7 @@ def define(
     subject = cls.__qualname__
     key = as_names(correlate_by, of=subject, keyword="correlate_by")
     _check_properties(cls, key, also_by)
+    _check_search(subject, search_by, also_by)
     if isinstance(schema_version, bool) or not isinstance(schema_version, int) or not 1 <= schema_version < 2**31:
         raise DefinitionError(subject, f"schema_version={schema_version!r} is not a whole number from 1 to 2,147,483,647")
     if history not in (None, HISTORY):
@@ -134,6 +154,7 @@ def define(
         schema_version=schema_version,
         correlate_by=key,
         also_by=also_by,
+        search_by=search_by,
         history=history,
         status_by=status_by,
         keep_ms=None if keep is None else _milliseconds(subject, keep),
@@ -163,6 +184,23 @@ def alternate_keys(
     own = as_names(also_by, of=subject, keyword="also_by")
     _check_exist(cls, own)
     return (*inherited, *(name for name in own if name not in inherited))
+
+
+def search_fields(
+    cls: type[BaseModel], search_by: str | tuple[str, ...] | None, correlate_by: str | tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """Check ``search_by`` and return the fields by which a class is listed: those of its bases, then its own, but its key."""
+    subject = cls.__qualname__
+    key = as_names(correlate_by, of=subject, keyword="correlate_by")
+    inherited = (name for base in cls.__bases__ for name in getattr(base, "__search_by__", ()) if key != (name,))
+    own = as_names(search_by, of=subject, keyword="search_by")
+    for name in own:
+        if name not in cls.model_fields:
+            fields = ", ".join(cls.model_fields) or "none"
+            raise DefinitionError(subject, f"search_by={name!r} is no field of it", f"Its fields: {fields}")
+        if key == (name,):
+            raise DefinitionError(subject, f"{name!r} is both its key and in search_by", "find() finds an instance by its key")
+    return tuple(dict.fromkeys((*inherited, *own)))
 
 
 def status_field(cls: type[BaseModel], status_by: object, correlate_by: str | tuple[str, ...] | None) -> str | None:
@@ -243,6 +281,13 @@ def _check_properties(cls: type[BaseModel], key: tuple[str, ...], alternate_keys
     doubled = {name for name in (*key, *alternate_keys) if (*key, *alternate_keys).count(name) > 1}
     if doubled:
         raise DefinitionError(subject, f"{', '.join(sorted(doubled))} stands twice in correlate_by and also_by")
+
+
+def _check_search(subject: str, search_by: tuple[str, ...], also_by: tuple[str, ...]) -> None:
+    if doubled := sorted(set(search_by).intersection(also_by)):
+        raise DefinitionError(subject, f"{', '.join(doubled)} stands in also_by and search_by", "Remove it from search_by")
+    if len(search_by) > _MOST_SEARCHED:
+        raise DefinitionError(subject, f"search_by has {len(search_by)} fields, and {_MOST_SEARCHED} are allowed")
 
 
 def _check_exist(cls: type[BaseModel], names: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from celery_sagas.core.saga import (
     check_fields,
     check_names,
     define,
+    search_fields,
     status_field,
 )
 from celery_sagas.errors import DefinitionError, MisuseError
@@ -47,6 +48,8 @@ class State(BaseModel):
     __saga__: ClassVar[SagaDefinition | None] = None
     #: The alternate keys of the class, those of its abstract bases first.
     __also_by__: ClassVar[tuple[str, ...]] = ()
+    #: The fields by which instances are listed, those of its abstract bases first.
+    __search_by__: ClassVar[tuple[str, ...]] = ()
     #: The field that holds the status, or that of an abstract base.
     __status_by__: ClassVar[str | None] = None
     #: The name of the backend that stores the instances, or that of an abstract base.
@@ -65,6 +68,7 @@ class State(BaseModel):
             *,
             correlate_by: str | tuple[str, ...] | None = None,
             also_by: str | tuple[str, ...] | None = None,
+            search_by: str | tuple[str, ...] | None = None,
             status_by: str | None = None,
             name: str | None = None,
             formerly: str | tuple[str, ...] | None = None,
@@ -162,6 +166,7 @@ def _define(
     *,
     correlate_by: str | tuple[str, ...] | None = None,
     also_by: str | tuple[str, ...] | None = None,
+    search_by: str | tuple[str, ...] | None = None,
     status_by: str | None = None,
     name: str | None = None,
     formerly: str | tuple[str, ...] | None = None,
@@ -175,9 +180,10 @@ def _define(
         raise DefinitionError(
             cls.__qualname__,
             f"unknown class keyword {', '.join(sorted(unknown))}",
-            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history, keep, backend",
+            "Known: correlate_by, also_by, search_by, status_by, name, formerly, schema_version, history, keep, backend",
         )
     cls.__also_by__ = alternate_keys(cls, also_by, correlate_by)
+    cls.__search_by__ = search_fields(cls, search_by, correlate_by)
     cls.__status_by__ = status_field(cls, status_by, correlate_by)
     cls.__backend__ = backend_name(cls, backend)
     if correlate_by is None:
@@ -188,6 +194,7 @@ def _define(
         cls,
         correlate_by=correlate_by,
         also_by=cls.__also_by__,
+        search_by=cls.__search_by__,
         name=name,
         formerly=formerly,
         schema_version=schema_version,

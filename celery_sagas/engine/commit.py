@@ -19,7 +19,15 @@ from celery_sagas.core.sending import Sending, Serialize, SerializedMessage
 from celery_sagas.core.state import State
 from celery_sagas.core.step import StepDefinition
 from celery_sagas.engine.final_states import FINAL, final_state
-from celery_sagas.engine.instance import ReadOutcomes, alternate_keys_of, context_of, difference, key_of, unknown_outcomes
+from celery_sagas.engine.instance import (
+    ReadOutcomes,
+    alternate_keys_of,
+    context_of,
+    difference,
+    key_of,
+    tags_of,
+    unknown_outcomes,
+)
 from celery_sagas.engine.outcomes import Kind
 from celery_sagas.engine.session import Attempt, Delivery
 from celery_sagas.errors import InvalidState
@@ -117,15 +125,16 @@ def commit_of(run: Run, record: Record | None, state: State) -> Commit:
         return _completion_of(run, record, state)
     _check_key(run, key, state)
     rows = _released(run, context.pending)
-    keys = alternate_keys_of(run.step.saga, key, state)
-    data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, rows)
+    keys, tags = alternate_keys_of(run.step.saga, key, state), tags_of(run.step.saga, key, state)
+    data, pending = dump(run.step.saga, key, state, context.unknown), _pending(run, key, context.pending, keys, tags, rows)
     _check_size(run, key, data, pending)
     effects = _effects_of(run, Kind.STARTED if is_born else run.kind, state, rows)
     names, version = run.step.saga.names, run.step.saga.schema_version
     if record is None:
-        return Insert(NewRecord(context.view.id, names, key, version, data, pending, tuple(sorted(keys.items()))), effects)
-    added, removed = difference(context.pending.keys, keys)
-    return Update(record, Change(names, version, data, pending, added, removed, tuple(context.pending.cancelled)), effects)
+        listed = tuple(sorted(keys.items())), tuple(sorted(tags.items()))
+        return Insert(NewRecord(context.view.id, names, key, version, data, pending, *listed), effects)
+    changed = *difference(context.pending.keys, keys), tuple(context.pending.cancelled), *difference(context.pending.tags, tags)
+    return Update(record, Change(names, version, data, pending, *changed), effects)
 
 
 def _completion_of(run: Run, record: Record | None, state: State) -> Commit:
@@ -158,7 +167,7 @@ def set_aside(run: Run, record: Record, state: State, pending: Pending, wake: Se
     if wake is not None:
         pending.deferred[-1] = pending.deferred[-1]._replace(row=_schedule(run, rows, "scheduled", wake))
     pending.deferred.sort(key=lambda each: each.since)  # one that was released, and has come again, keeps its place
-    text = _pending(run, record.key, pending, pending.keys, rows)
+    text = _pending(run, record.key, pending, pending.keys, pending.tags, rows)
     _check_size(run, record.key, record.data, text)
     effects = _effects_of(run, run.kind, state, rows, {"reason": WRONG_STATUS})
     names, version = run.step.saga.names, record.schema_version
@@ -177,7 +186,7 @@ def _check_key(run: Run, key: str, state: State) -> None:
         )
 
 
-def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoing]) -> str:
+def _pending(run: Run, key: str, pending: Pending, keys: Keys, tags: Keys, rows: list[Outgoing]) -> str:
     """Return the text of the pending map, and add the rows of the entries that this step has added."""
     pending.forget_oldest()
     count = len(pending.timeouts) + len(pending.new_timeouts)
@@ -199,7 +208,7 @@ def _pending(run: Run, key: str, pending: Pending, keys: Keys, rows: list[Outgoi
         raise run.refuse(key, f"it waits for {count} answers, and {REQUESTS:,} are allowed: use gather() for many of one kind")
     if (count := pending.to_undo) > MOST:
         raise run.refuse(key, f"it has {count} pieces of work to undo, and {MOST:,} are allowed")
-    return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, pending.more).text()
+    return Pending(keys, timeouts, requests, pending.requester, pending.undo, pending.deferred, tags, pending.more).text()
 
 
 def _row_of(run: Run, message_id: str) -> str:

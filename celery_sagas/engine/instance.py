@@ -9,7 +9,7 @@ from celery_sagas.clock import utc_time
 from celery_sagas.core.codec import load
 from celery_sagas.core.context import NO_MESSAGE, MessageView, SagaView, StepContext
 from celery_sagas.core.correlation import Address
-from celery_sagas.core.keys import key_text
+from celery_sagas.core.keys import KeyProperty, key_text
 from celery_sagas.core.pending import FORMAT, Keys, NewerFormat, Pending, due_times, read_pending
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.requests.views import GatherView, MemberOutcomes, OpenGathers, OpenRequests
@@ -133,20 +133,31 @@ def key_of(saga: SagaDefinition, key: str, state: State) -> str:
 
 def alternate_keys_of(saga: SagaDefinition, key: str, state: State) -> Keys:
     """Return property and canonical text of the state's present alternate keys; those that are null are left out."""
-    keys: Keys = {}
-    for name, part in saga.keys.alternate_keys.items():
+    return _texts(saga, key, state, saga.keys.alternate_keys, (None,))
+
+
+def tags_of(saga: SagaDefinition, key: str, state: State) -> Keys:
+    """Return property and canonical text of what the state is listed by now; what is null, or an empty text, is left out."""
+    return _texts(saga, key, state, saga.search_properties, (None, ""))
+
+
+def _texts(
+    saga: SagaDefinition, key: str, state: State, properties: Mapping[str, KeyProperty], left_out: tuple[object, ...]
+) -> Keys:
+    texts: Keys = {}
+    for name, part in properties.items():
         value = getattr(state, name, None)
-        if value is None:
+        if value in left_out:
             continue
         try:
-            keys[name] = part.text(part.convert(value))
+            texts[name] = part.text(part.convert(value))
         except ValueError as exc:
             raise InvalidState(saga.name, key, [(name, str(exc))]) from exc
-    return keys
+    return texts
 
 
 def difference(before: Keys, after: Keys) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Return the keys to add and those to remove, sorted, so that two commits lock them in the same order."""
+    """Return the keys or tags to add and those to remove, sorted, so that two commits lock them in the same order."""
     if before == after:
         return (), ()
     old, new = set(before.items()), set(after.items())

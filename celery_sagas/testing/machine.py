@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from celery_sagas.errors import AlreadyHandled, RevisionConflict
+from celery_sagas.stores.instances import Page
 from celery_sagas.stores.records import KEY, Effects, Handling, Lookup, NewRecord, Record
 from celery_sagas.testing.buffer_machine import BufferMachine
 from celery_sagas.testing.clock import Clock
@@ -93,6 +94,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert count == self.model.deliver(play.step, play.message_id)
             case WaitPlay():
                 self._wait(play)
+        if self.backend.has_instances:
+            self._compare_pages()
 
     def teardown(self) -> None:
         """Compare everything once more, and what is left in the outbox."""
@@ -108,7 +111,8 @@ class StoreMachine(RuleBasedStateMachine):
         if play.how == "ignored":
             self._record(play.message)
         elif record is None:
-            self._insert(new_record(play.subject.key, names=play.names, keys=play.alternates), play.message)
+            new = new_record(play.subject.key, names=play.names, keys=play.alternates, tags=_tags(play))
+            self._insert(new, play.message)
         elif play.how == "completed":
             self._delete(record, play.message)
         else:
@@ -128,14 +132,18 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _update(self, record: Record, play: HandlePlay) -> None:
         made = change(data=f'"{play.message.message_id}"', cancelled=tuple(self._row_ids(play.cancelled)))
-        made = made._replace(**self._difference(record, play.alternates))
+        made = made._replace(**self._difference(record, play))
         effects = self._effects(play.message, record, "handled")
         self._commit(lambda: self.backend.sagas.update(record, made, effects), self.model.update(record, made, effects))
 
-    def _difference(self, record: Record, alternates: Keys) -> dict[str, Any]:
-        held = self.model.instances[record.id].keys if record.id in self.model.instances else set()
-        added, removed = sorted(set(alternates) - held), sorted(held - set(alternates))
-        return {"added_keys": tuple(added), "removed_keys": tuple(removed)}
+    def _difference(self, record: Record, play: HandlePlay) -> dict[str, Any]:
+        held = self.model.instances.get(record.id)
+        wanted = {
+            "keys": ({*play.alternates}, held.keys if held else set()),
+            "tags": ({*_tags(play)}, held.tags if held else set()),
+        }
+        added = {f"added_{what}": tuple(sorted(new - old)) for what, (new, old) in wanted.items()}
+        return added | {f"removed_{what}": tuple(sorted(old - new)) for what, (new, old) in wanted.items()}
 
     def _row_ids(self, positions: list[int]) -> list[str]:
         """Return the ids of rows that are counted from the newest."""
@@ -197,6 +205,17 @@ class StoreMachine(RuleBasedStateMachine):
             forgotten = self.model.forget_deliveries(play.purge_older_than_ms)
             assert self.backend.deliveries.purge(play.purge_older_than_ms, 1_000) == forgotten
 
+    def _compare_pages(self) -> None:
+        """Compare all pages, and a count."""
+        instances = self.backend.instances
+        for name in NAMES:
+            listed = self.model.listed(name)
+            assert _ids(partial(instances.page, name, 3)) == listed
+            assert _ids(partial(instances.page, name, 3, oldest_first=True)) == listed[::-1]
+            for tag in (("size", "1"), (PROPERTIES[0], VALUES[0])):
+                assert _ids(partial(instances.tagged, name, tag, 3)) == self.model.listed(name, tag)
+            assert instances.count(name, 2, ("size", "1")) == len(self.model.listed(name, ("size", "1"))[:2])
+
     def _compare(self) -> None:
         """Compare everything that can be seen without changing it."""
         alternates = [(name, value) for name in PROPERTIES for value in VALUES]
@@ -210,6 +229,21 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.backend.outbox.count() == len(self.model.rows)
         for cause in (entry(step=step, message_id=f"message {number}") for step in STEPS for number in (1, 2, 3)):
             assert self.backend.outbox.count_leased(cause) == self.model.leased(cause)
+
+
+def _tags(play: HandlePlay) -> Keys:
+    """Return the tags of the instance that a play writes: some are alternate keys too, and several instances may have one."""
+    return tuple(sorted({("size", str(len(play.alternates))), *play.alternates}))
+
+
+def _ids(read: Callable[..., Page]) -> list[str]:
+    """Return the ids of all pages."""
+    page = read()
+    found = list(page.instances)
+    while page.after:
+        page = read(after=page.after)
+        found += page.instances
+    return [glance.id for glance in found]
 
 
 def _answer(commit: Callable[[], None]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from celery_sagas.stores.instances import place
 from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Handling, Lookup, NewRecord, OutboxRow, Record
 from celery_sagas.testing.clock import Clock
 
@@ -17,6 +18,7 @@ class Instance:
 
     record: Record
     keys: set[tuple[str, str]]
+    tags: set[tuple[str, str]]
     lock_owner: str = ""
     until: int = 0
 
@@ -60,7 +62,7 @@ class Model:
             return wrong
         texts, now = (record.schema_version, record.data, record.pending), self._clock()
         self.instances[record.id] = Instance(
-            Record(record.id, record.names[0], record.key, 1, *texts, now, now), set(record.keys)
+            Record(record.id, record.names[0], record.key, 1, *texts, now, now), set(record.keys), set(record.tags)
         )
         return self._write(effects)
 
@@ -73,6 +75,7 @@ class Model:
             return wrong
         instance = self.instances[record.id]
         instance.keys = instance.keys - set(change.removed_keys) | set(change.added_keys)
+        instance.tags = instance.tags - set(change.removed_tags) | set(change.added_tags)
         instance.lock_owner = ""
         instance.record = instance.record._replace(
             version=record.version + 1,
@@ -104,6 +107,12 @@ class Model:
             return False
         instance.lock_owner, instance.until = lock_owner, self._clock() + for_ms
         return True
+
+    def listed(self, name: str, tag: tuple[str, str] | None = None) -> list[str]:
+        """Return the ids of the instances under a name, as ``Instances.page`` lists them, or ``Instances.tagged``."""
+        found = [each for each in self.instances.values() if each.record.saga == name and (tag is None or tag in each.tags)]
+        places = [(place(each.record.updated_at, each.record.id) if tag is None else "", each.record.id) for each in found]
+        return [id for _, id in sorted(places, reverse=True)]
 
     def due(self, cause: Entry | None = None) -> list[ModelRow]:
         """Return the rows that are due, the longest due first."""

@@ -181,6 +181,7 @@ class Runtime:
         if registry.aggregators and not self.batches.has_aggregators:
             raise no_aggregators(self.batches, f"the items of {', '.join(sorted(registry.aggregators))}")
         self._check_kept_states()
+        self._check_listed()
         self._check_transactions()
         for backend in self.backends:
             prepare_backend(backend, self.settings, processes)
@@ -194,6 +195,14 @@ class Runtime:
                 name = saga.cls.__qualname__
                 problem = f"{name} keeps final states for {keep_s} s, and the journal its entries for {retention_s:g} s"
                 raise ConfigurationError(problem, f"Set saga_journal_retention to at least {keep_s}, or shorten keep=")
+
+    def _check_listed(self) -> None:
+        """Refuse sagas that are to be listed where the backend lists none."""
+        for saga in registry.sagas.values():
+            backend = self.backends.of(saga)
+            if saga.search_properties and not backend.has_instances:
+                problem = f"{saga.cls.__qualname__} has search_by=, and {backend.url} is a backend without Instances"
+                raise ConfigurationError(problem, "Remove search_by=, or name another backend")
 
     def _check_transactions(self) -> None:
         """Refuse steps and aggregators whose transactions their backend does not share, and an outbox that shares none."""

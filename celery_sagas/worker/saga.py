@@ -12,6 +12,7 @@ from celery_sagas.core.requests.undo import RETRY, WITHIN_S
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.signatures import AnySignature, AnyTask, Piped, SignatureOf
 from celery_sagas.core.state import State
+from celery_sagas.engine.listing import Listing, listing
 from celery_sagas.engine.outcomes import Outcome
 from celery_sagas.engine.query import copy_of, outcome_of, refuse_in_task, wait_for
 from celery_sagas.errors import DefinitionError
@@ -37,6 +38,8 @@ class Saga(Declared):
     * ``correlate_by``: the field that is the key of an instance, never null; several make one composite key. Without it the
       class is abstract: fields and methods for others to inherit, no steps.
     * ``also_by``: alternate keys, each unique among live instances; a null one is not indexed. Those of an abstract class are
+      inherited.
+    * ``search_by``: fields by whose values ``all`` lists the instances, and ``celery sagas list``; those of an abstract class are
       inherited.
     * ``status_by``: the field that holds the status, annotated with a ``Literal`` of texts or an ``Enum`` of texts; that of an
       abstract class is inherited. Steps name statuses with ``when=`` and ``to=``.
@@ -303,6 +306,26 @@ class Saga(Declared):
         saga, runtime = _concrete(cls), runtime_of(current_app())
         found: Self | None = copy_of(runtime.backends.of(saga), saga, key, by, runtime.read_outcomes)
         return found
+
+    @classmethod
+    def all(cls, *, oldest_first: bool = False, **by: object) -> Listing[Self]:
+        """Return the live instances of this saga, to iterate over or to count.
+
+        Those that were committed last come first, within almost nine minutes those that began last.
+
+        Args:
+            oldest_first: The opposite order; not with a field.
+            **by: One field in ``search_by``, and its value: only instances with this value, those that began last first.
+
+        Raises:
+            DefinitionError: The saga is not listed by this field.
+            CorrelationError: The value is null, or not a value of the field's type.
+            TypeError: ``oldest_first`` is given with a field.
+            ConfigurationError: The backend lists no instances.
+            StoreError: When it is iterated over: the store is unavailable, or an instance cannot be read.
+        """
+        saga, runtime = _concrete(cls), runtime_of(current_app())
+        return listing(runtime.backends.of(saga), saga, by, runtime.read_outcomes, oldest_first=oldest_first)
 
     @classmethod
     def outcome(cls, key: object = None, /, **by: object) -> Outcome[Self] | None:

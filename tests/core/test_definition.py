@@ -70,7 +70,7 @@ def test_every_keyword():
         (
             {"colour": "red"},
             "unknown class keyword colour. "
-            "Known: correlate_by, also_by, status_by, name, formerly, schema_version, history, keep",
+            "Known: correlate_by, also_by, search_by, status_by, name, formerly, schema_version, history, keep",
         ),
         ({"correlated_by": "k", "also": "k"}, "unknown class keyword also, correlated_by"),
         ({"correlate_by": ()}, "correlate_by is empty"),
@@ -81,6 +81,9 @@ def test_every_keyword():
         ({"also_by": {"k"}}, "also_by={'k'} is neither"),
         ({"also_by": "k"}, "k stands twice"),
         ({"correlate_by": ("k", "k")}, "k stands twice"),
+        ({"search_by": "nothing"}, "search_by='nothing' is no field of it. Its fields: k"),
+        ({"search_by": 3}, "search_by=3 is neither a name nor a tuple of names"),
+        ({"search_by": "k"}, "'k' is both its key and in search_by. find() finds an instance by its key"),
         ({"name": ""}, "'' is no stored name"),
         ({"name": 3}, "3 is no stored name"),
         ({"formerly": "order"}, "a name stands twice"),
@@ -256,9 +259,9 @@ def test_excluded_field():
 
 OURS = {
     *("starts", "handles", "send", "schedule", "unschedule", "complete", "reply"),
-    *("gather", "find", "wait", "outcome", "upgrade", "saga", "if_missing"),
+    *("gather", "find", "all", "wait", "outcome", "upgrade", "saga", "if_missing"),
 }
-OF_LATER = {"ask", "all", "find_async", "wait_async", "outcome_async"}
+OF_LATER = {"ask", "find_async", "wait_async", "outcome_async"}
 PYDANTIC_HAS = {
     "model_dump",
     "model_fields",

@@ -128,6 +128,8 @@ def prop(annotation: Any, default: Any = ..., **options: Any) -> KeyProperty:
         (MaybeCode, str),
         (Annotated[MaybeCode, Field(max_length=5)], str),
         (NewType("Nested", Code), str),
+        (Literal["new", "paid"], str),
+        (Literal[1, 2] | None, int),
     ],
 )
 def test_declared_type_is_seen_through_what_wraps_it(annotation, declared):
@@ -138,7 +140,7 @@ def test_declared_type_is_seen_through_what_wraps_it(annotation, declared):
 @pytest.mark.parametrize(
     "annotation",
     [
-        *(type(None), bool, float, Decimal, bytes, datetime, date, Any, Literal["a"], Model),
+        *(type(None), bool, float, Decimal, bytes, datetime, date, Any, Literal["a", 1], Literal[True], Model),
         *(str | int, str | int | None, list[str], dict[str, str], tuple[str, int]),
         *(Mixed, Switch, Ratio, Nothing, Rights, Signs),
         *(Annotated[float, Field(gt=0)], NewType("Rate", float)),

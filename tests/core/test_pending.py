@@ -33,9 +33,9 @@ texts = st.text(max_size=5)
 timeouts = st.builds(Timeout, id=texts, row=texts, step=texts, at=st.integers(0, 2**53))
 
 
-@given(st.dictionaries(texts, texts), st.dictionaries(texts, timeouts))
-def test_map_is_read_as_it_was_written(keys, named):
-    pending = Pending(keys, named)
+@given(st.dictionaries(texts, texts), st.dictionaries(texts, timeouts), st.dictionaries(texts, texts))
+def test_map_is_read_as_it_was_written(keys, named, tags):
+    pending = Pending(keys, named, tags=tags)
     assert read_pending(pending.text()) == pending
 
 

@@ -20,6 +20,7 @@ class Order(
     Base,
     correlate_by="order_id",
     also_by=("tracking",),
+    search_by="note",
     name="order",
     formerly="purchase",
     schema_version=2,
@@ -58,6 +59,9 @@ def queries() -> None:
     assert_type(Order.find(tracking="1Z"), Order | None)
     assert_type(Order.find(id="6f1"), Order | None)
     assert_type(Base.find("42"), Base | None)
+    assert_type(list(Order.all()), list[Order])
+    assert_type([order.total for order in Order.all(oldest_first=True)], list[Decimal])
+    assert_type(Order.all(note="gift").count(at_most=3), int)
     Order.find("42", id="6f1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     Order.find("42", tracking="1Z")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     print(Order.find("42").total)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from celery_sagas.stores.instances import MOST, PENDING, SLOT_BITS, Glance, Page, place, slot_of
-from celery_sagas.stores.operations import Delete, Insert, Update
+from celery_sagas.stores.operations import Commit, Delete, Insert, Update
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Record
 from celery_sagas.testing.clock import Clock
@@ -277,7 +277,7 @@ class InstancesContract(StoreFixtures):
         clock.advance(HOUR)
         new = new_record("4", tags=(NEW, PAID))
         moved = change(added_tags=(PAID,), removed_tags=(NEW,))
-        commits = [
+        commits: list[Commit] = [
             Update(orders[0], moved, effects(orders[0])),
             Update(orders[1], change(), effects(orders[1])),
             Update(orders[2], moved, effects(orders[2])),

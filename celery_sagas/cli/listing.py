@@ -1,0 +1,130 @@
+"""``celery sagas list``: the live instances."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.app import opened
+from celery_sagas.core.pending import NewerFormat, Pending, read_pending
+from celery_sagas.core.registry import registry
+from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.listing import glances, tag_of
+from celery_sagas.stores.instances import Glance
+from celery_sagas.worker.runtime import Runtime
+
+#: Where counts stop: operators need no more, and each counts what it returns.
+_COUNTED: Final = 10_000
+_SAGAS: Final = ("SAGA", "INSTANCES")
+_INSTANCES: Final = ("KEY", "VERSION", "CREATED", "CHANGED", "WAITS FOR", "ID")
+
+
+@click.command("list")
+@click.argument("name", required=False, metavar="[SAGA]")
+@click.option("--by", metavar="FIELD=VALUE", help="Only instances with this value of a field in search_by.")
+@click.option("--oldest-first", is_flag=True, help="Begin with those that no message has changed for the longest time.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
+@click.pass_context
+def list_instances(
+    context: click.Context, name: str | None, by: str | None, oldest_first: bool, limit: int, as_json: bool
+) -> None:
+    """Show the live instances of a saga, the ones that were changed last first; or without SAGA, how many there are of each."""
+    if name is None and (by or oldest_first):
+        raise click.UsageError("name a saga with --by and --oldest-first")
+    if by and oldest_first:
+        raise click.UsageError("--oldest-first is for all instances: those with a value are listed by when they began")
+    with opened(context) as runtime:
+        if name is None:
+            _print_counts(runtime, as_json=as_json)
+            return
+        saga = _saga(name)
+        found = glances(runtime.backends.of(saga), saga, tag_of(saga, _value(by)), oldest_first=oldest_first)
+        _print_instances(saga, list(islice(found, limit)), as_json=as_json)
+
+
+def _saga(name: str) -> SagaDefinition:
+    if name not in registry.sagas:
+        raise click.ClickException(f"unknown saga {name}; known: {', '.join(registry.sagas) or 'none'}")
+    return registry.sagas[name]
+
+
+def _value(by: str | None) -> Mapping[str, object]:
+    if by is None:
+        return {}
+    field, separator, value = by.partition("=")
+    if not separator:
+        raise click.UsageError("--by takes FIELD=VALUE, such as --by status=paid")
+    return {field: value}
+
+
+def _print_counts(runtime: Runtime, *, as_json: bool) -> None:
+    counts = [(saga.name, _count(runtime, saga)) for saga in registry.sagas.values()]
+    if as_json:
+        tables.print_json([{"saga": name, "instances": min(count, _COUNTED), "more": count > _COUNTED} for name, count in counts])
+    else:
+        shown = [(name, f"> {_COUNTED:,}" if count > _COUNTED else f"{count:,}") for name, count in counts]
+        tables.print_table(_SAGAS, shown, "The app defines no sagas.")
+
+
+def _count(runtime: Runtime, saga: SagaDefinition) -> int:
+    instances = runtime.backends.of(saga).instances
+    return sum(instances.count(name, _COUNTED + 1) for name in saga.names)
+
+
+def _print_instances(saga: SagaDefinition, found: Sequence[Glance], *, as_json: bool) -> None:
+    if as_json:
+        tables.print_json(map(_facts, found))
+    else:
+        tables.print_table(_INSTANCES, list(map(_row, found)), f"There are no such instances of {saga.name}.")
+
+
+def _row(glance: Glance) -> tables.Row:
+    times = tables.time(glance.created_at), tables.time(glance.updated_at)
+    return glance.key, str(glance.version), *times, _waits_for(glance), glance.id
+
+
+def _facts(glance: Glance) -> dict[str, Any]:
+    pending = _pending(glance)
+    waits_for = (
+        None
+        if isinstance(pending, str)
+        else {
+            "timeouts": {name: timeout.at for name, timeout in pending.timeouts.items()},
+            "requests": {request.id: {"task": request.task, "until": request.at or None} for request in _open(pending)},
+            "deferred": len(pending.deferred),
+        }
+    )
+    return {**{name: value for name, value in glance._asdict().items() if name != "pending"}, "waits_for": waits_for}
+
+
+def _waits_for(glance: Glance) -> str:
+    pending = _pending(glance)
+    if isinstance(pending, str):
+        return pending
+    timeouts, tasks = list(pending.timeouts), [request.task for request in _open(pending)]
+    parts = [
+        f"timeout {timeouts[0]}" if len(timeouts) == 1 else f"{len(timeouts)} timeouts" if timeouts else "",
+        f"answer of {tasks[0]}" if len(tasks) == 1 else f"{len(tasks)} answers" if tasks else "",
+        f"{len(pending.deferred)} deferred" if pending.deferred else "",
+    ]
+    return ", ".join(filter(None, parts)) or "nothing"
+
+
+def _pending(glance: Glance) -> Pending | str:
+    """Return the pending map of an instance, or why it cannot be shown."""
+    if glance.pending is None:
+        return "too much to show"
+    try:
+        return read_pending(glance.pending, glance.updated_at)
+    except NewerFormat:
+        return "written by newer code"
+    except ValueError:
+        return "unreadable"
+
+
+def _open(pending: Pending) -> Sequence[Request]:
+    return [request for request in pending.requests.values() if not request.has_timed_out]

@@ -1,0 +1,124 @@
+"""The live instances of a saga, read in pages."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from heapq import merge
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
+
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.instance import ReadOutcomes, load_instance
+from celery_sagas.errors import CorrelationError, DefinitionError
+from celery_sagas.stores.instances import Glance, Instances
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import Record
+
+StateT = TypeVar("StateT")
+
+#: How many states are read at once; each may have a megabyte.
+_PAGE: Final = 50
+#: More instances than there can be.
+_EVERY: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Listing(Generic[StateT]):
+    """The live instances of a saga, or those with a value: iterate over them, or count them.
+
+    Each iteration begins anew. Instances may begin, change and end meanwhile: one that is there all the time, and does not
+    change, comes once. One that cannot be read raises its error, and ``next()`` goes on with the one after it.
+    """
+
+    _backend: Backend
+    _saga: SagaDefinition
+    _tag: tuple[str, str] | None
+    _oldest_first: bool
+    _read_outcomes: ReadOutcomes
+
+    def __iter__(self) -> Iterator[StateT]:
+        """Yield fresh, read-only copies, which are read in pages."""
+        load: Callable[[Record], Any] = partial(load_instance, self._saga, read_outcomes=self._read_outcomes)
+        return map(load, self._records())  # unlike a generator, it goes on after an error
+
+    def count(self, at_most: int | None = None) -> int:
+        """Return how many instances there are.
+
+        Args:
+            at_most: Where to stop: a count costs what it counts.
+        """
+        if at_most is None and self._tag is None:
+            return sum(self._backend.sagas.count(self._saga.names).values())
+        most, counted = _EVERY if at_most is None else at_most, 0
+        for name in self._saga.names:
+            if counted < most:
+                counted += self._backend.instances.count(name, most - counted, self._tag)
+        return counted
+
+    def _records(self) -> Iterator[Record]:
+        found = glances(self._backend, self._saga, self._tag, oldest_first=self._oldest_first)
+        while part := list(islice(found, _PAGE)):
+            names = dict.fromkeys(glance.saga for glance in part)
+            ids = {name: [glance.id for glance in part if glance.saga == name] for name in names}
+            records = {record.id: record for name in names for record in self._backend.instances.read(name, ids[name])}
+            yield from (records[glance.id] for glance in part if glance.id in records)
+
+
+def listing(
+    backend: Backend, saga: SagaDefinition, by: Mapping[str, object], read_outcomes: ReadOutcomes, *, oldest_first: bool
+) -> Listing[Any]:
+    """Return the instances of a saga, or those with a value of a field in ``search_by``.
+
+    Raises:
+        DefinitionError: The saga is not listed by this field, or there are several.
+        CorrelationError: The value is none of the field's.
+        TypeError: ``oldest_first`` is given with a field.
+    """
+    if by and oldest_first:
+        raise TypeError("oldest_first= is for all instances: those with a value are listed by when they began")
+    return Listing(backend, saga, tag_of(saga, by), oldest_first, read_outcomes)
+
+
+def tag_of(saga: SagaDefinition, by: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return the tag that instances with a value have; ``None`` if no field is named.
+
+    Raises:
+        DefinitionError: The saga is not listed by this field, or there are several.
+        CorrelationError: The value is none of the field's.
+    """
+    if not by:
+        return None
+    if len(by) > 1 or not by.keys() <= saga.search_properties.keys():
+        fields = ", ".join(saga.search_by) or "no field"
+        remedy = f"It is listed by {fields}; search_by= declares more, and one is named at a time"
+        raise DefinitionError(saga.cls.__qualname__, f"it cannot be listed by {' and '.join(by)}", remedy)
+    ((name, value),) = by.items()
+    part = saga.search_properties[name]
+    try:
+        return name, part.text(part.convert(value))
+    except ValueError as exc:
+        raise CorrelationError(f"A listing of {saga.cls.__qualname__}", f"{name}: {exc}") from exc
+
+
+def glances(
+    backend: Backend, saga: SagaDefinition, tag: tuple[str, str] | None, *, oldest_first: bool = False
+) -> Iterator[Glance]:
+    """Yield the instances of a saga under all of its names, or those that have a tag.
+
+    Those that were committed last come first, or those with a tag that began last; the other way round with ``oldest_first``,
+    which is for instances without a tag.
+    """
+    read = partial(_pages, backend.instances, tag, oldest_first=oldest_first)
+    by_place: Callable[[Glance], str] = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
+    return merge(*map(read, saga.names), key=by_place, reverse=not oldest_first)
+
+
+def _pages(instances: Instances, tag: tuple[str, str] | None, name: str, *, oldest_first: bool) -> Iterator[Glance]:
+    after, is_first = "", True
+    while after or is_first:
+        if tag is None:
+            page = instances.page(name, _PAGE, after, oldest_first=oldest_first)
+        else:
+            page = instances.tagged(name, tag, _PAGE, after)
+        yield from page.instances
+        after, is_first = page.after, False

@@ -1,0 +1,148 @@
+"""``celery sagas list``."""
+
+import json
+from typing import Any
+
+import pytest
+from celery import Celery, shared_task
+
+from celery_sagas import Saga
+from celery_sagas.stores.instances import PENDING
+from celery_sagas.stores.records import Change
+from celery_sagas.testing.samples import effects
+from tests.apps import backend_of
+from tests.cli.test_describe import run
+
+
+@shared_task
+def charge(order_id: str) -> None: ...
+
+
+@pytest.fixture
+def place(app: Celery) -> Any:
+    """The first step of a saga that is listed by its city."""
+
+    class Order(Saga, correlate_by="order_id", search_by="city"):
+        order_id: str
+        city: str = "Oslo"
+
+    class Parcel(Saga, correlate_by="parcel_id"):
+        parcel_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str, city: str = "Oslo", waits: int = 0) -> None:
+        order.city = city
+        for number in range(waits):
+            order.schedule(remind, after=3_600, name=f"reminder {number}")
+            order.send(charge.s(order_id), then=charged)
+
+    @Order.handles
+    def remind(order: Order) -> None: ...
+
+    @Order.handles
+    def charged(order: Order, answer: None) -> None: ...
+
+    return place
+
+
+def test_sagas_are_counted(app: Celery, place: Any) -> None:
+    for number in range(3):
+        place(str(number))
+    result = run(app, "list")
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.output.splitlines()] == [["SAGA", "INSTANCES"], ["order", "3"], ["parcel", "0"]]
+    lines = run(app, "list", "--json").output.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"saga": "order", "instances": 3, "more": False},
+        {"saga": "parcel", "instances": 0, "more": False},
+    ]
+
+
+def test_counts_stop(app: Celery, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sagas.cli.listing._COUNTED", 2)
+    for number in range(3):
+        place(str(number))
+    assert "order   > 2" in run(app, "list").output
+    assert json.loads(run(app, "list", "--json").output.splitlines()[0]) == {"saga": "order", "instances": 2, "more": True}
+
+
+def test_instances_are_shown_the_last_one_first(app: Celery, place: Any) -> None:
+    place("1", "Bergen")
+    place("2", waits=1)
+    place("3", waits=2)
+    result = run(app, "list", "order")
+    assert result.exit_code == 0, result.output
+    header, *rows = result.output.splitlines()
+    assert header.split() == ["KEY", "VERSION", "CREATED", "CHANGED", "WAITS", "FOR", "ID"]
+    assert [row.split()[:2] for row in rows] == [["3", "1"], ["2", "1"], ["1", "1"]]
+    assert "2 timeouts, 2 answers" in rows[0]
+    assert f"timeout reminder 0, answer of {charge.name}" in rows[1]
+    assert "UTC  nothing" in rows[2]
+    ids = [row.split()[-1] for row in rows]
+    assert ids == [glance.id for glance in backend_of(app).instances.page("order", 9).instances]
+    assert [row.split()[0] for row in run(app, "list", "order", "--oldest-first").output.splitlines()[1:]] == ["1", "2", "3"]
+    assert [row.split()[0] for row in run(app, "list", "order", "--limit", "1").output.splitlines()[1:]] == ["3"]
+    assert [row.split()[0] for row in run(app, "list", "order", "--by", "city=Bergen").output.splitlines()[1:]] == ["1"]
+
+
+def test_json(app: Celery, place: Any) -> None:
+    place("1", waits=1)
+    (line,) = run(app, "list", "order", "--json").output.splitlines()
+    facts = json.loads(line)
+    ((glance,), _) = backend_of(app).instances.page("order", 9)
+    waits_for = facts.pop("waits_for")
+    assert facts == {name: value for name, value in glance._asdict().items() if name != "pending"}
+    assert list(waits_for["timeouts"]) == ["reminder 0"]
+    assert waits_for["timeouts"]["reminder 0"] >= glance.created_at + 3_500_000
+    assert list(waits_for["requests"].values()) == [{"task": charge.name, "until": None}]
+    assert waits_for["deferred"] == 0
+
+
+@pytest.mark.parametrize(
+    ("pending", "shown"),
+    [
+        (json.dumps({"format": 1, "note": "x" * PENDING}), "too much to show"),
+        (json.dumps({"format": 99}), "written by newer code"),
+        ("{", "unreadable"),
+    ],
+)
+def test_instance_whose_pending_map_cannot_be_shown(app: Celery, place: Any, pending: str, shown: str) -> None:
+    """It is listed."""
+    place("1")
+    backend = backend_of(app)
+    (record,) = backend.instances.read("order", [backend.instances.page("order", 1).instances[0].id])
+    backend.sagas.update(record, Change(("order",), 1, record.data, pending), effects(record))
+    assert shown in run(app, "list", "order").output
+    assert json.loads(run(app, "list", "order", "--json").output)["waits_for"] is None
+
+
+def test_hostile_key_stays_in_its_line(app: Celery, place: Any) -> None:
+    place("\x1b[2J\n9\u202e")
+    output = run(app, "list", "order").output
+    assert len(output.splitlines()) == 2
+    assert "\x1b" not in output
+    assert r"\x1b[2J\n9\u202e" in output
+    assert "\x1b" not in run(app, "list", "order", "--json").output
+
+
+def test_nothing_to_show(app: Celery, place: Any) -> None:
+    assert run(app, "list", "parcel").output == "There are no such instances of parcel.\n"
+    assert run(app, "list", "order", "--by", "city=Bergen").output == "There are no such instances of order.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("orders",), 1, "unknown saga orders; known: order, parcel"),
+        (("order", "--by", "city"), 2, "--by takes FIELD=VALUE, such as --by status=paid"),
+        (("order", "--by", "name=x"), 1, "it cannot be listed by name. It is listed by city; search_by= declares more"),
+        (("order", "--by", "city="), 1, "city: '' is no key: it is empty"),
+        (("--by", "city=Oslo"), 2, "name a saga with --by and --oldest-first"),
+        (("order", "--by", "city=Oslo", "--oldest-first"), 2, "--oldest-first is for all instances"),
+        (("order", "--limit", "0"), 2, "0 is not in the range"),
+    ],
+)
+def test_wrong_arguments(app: Celery, place: Any, arguments: tuple[str, ...], status: int, text: str) -> None:
+    result = run(app, "list", *arguments)
+    assert result.exit_code == status
+    assert text in " ".join(result.output.split())

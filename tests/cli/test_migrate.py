@@ -1,0 +1,66 @@
+"""``celery sagas migrate``."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import pytest
+from celery import Celery
+
+from celery_sagas import Saga
+from celery_sagas.errors import ConfigurationError
+from celery_sagas.stores.memory.backend import MemoryBackend
+from celery_sagas.stores.memory.instances import MemoryInstances
+from tests.apps import backend_of
+from tests.cli.test_describe import run
+
+
+@pytest.fixture
+def backend(app: Celery) -> MemoryBackend:
+    """The backend of an app with a saga that was renamed."""
+
+    class Order(Saga, correlate_by="order_id", formerly="purchase"):
+        order_id: str
+
+    backend = backend_of(app)
+    assert isinstance(backend, MemoryBackend)
+    return backend
+
+
+def test_it_says_what_was_done(app: Celery, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        backend, "migrate", lambda: ["The column touched_in was added.", "An \x1b[2J index was made."], raising=False
+    )
+    result = run(app, "migrate")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        "The column touched_in was added.",
+        r"An \x1b[2J index was made.",
+        f"{backend.url} has the layout of this release.",
+    ]
+
+
+def test_instances_are_indexed_under_all_names(app: Celery, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def index(self: MemoryInstances, name: str, limit: int, after: str = "") -> str:
+        calls.append((name, after))
+        return {"": "1", "1": "2", "2": ""}[after]
+
+    monkeypatch.setattr(MemoryInstances, "index", index)
+    monkeypatch.setattr(import_module("celery_sagas.cli.migrate"), "_REPORT_S", 0)
+    result = run(app, "migrate")
+    assert calls == [(name, after) for name in ("order", "purchase") for after in ("", "1", "2")]
+    assert "order: about 400 instances were looked at." in result.output
+
+
+def test_backend_without_statements(app: Celery, backend: MemoryBackend) -> None:
+    assert run(app, "migrate", "--sql").output == "Nothing is run.\n"
+
+
+def test_backend_that_cannot_be_migrated(app: Celery, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def migrate() -> Sequence[str]:
+        raise ConfigurationError("nothing is stored there yet", "Start a worker")
+
+    monkeypatch.setattr(backend, "migrate", migrate, raising=False)
+    result = run(app, "migrate")
+    assert (result.exit_code, result.output.strip()) == (1, "Error: nothing is stored there yet. Start a worker.")
