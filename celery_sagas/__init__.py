@@ -7,6 +7,7 @@ from celery_sagas.core.delays import Backoff
 from celery_sagas.core.message import Message, SagaKey
 from celery_sagas.core.requests.answers import Failure, Gathered
 from celery_sagas.core.requests.views import GatherView, RequestView
+from celery_sagas.engine.listing import Listing
 from celery_sagas.engine.outcomes import Missing, Outcome
 from celery_sagas.stores.urls import register_backend
 from celery_sagas.worker import transport
@@ -27,6 +28,7 @@ __all__ = [
     "Failure",
     "GatherView",
     "Gathered",
+    "Listing",
     "Message",
     "MessageView",
     "Missing",

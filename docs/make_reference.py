@@ -489,7 +489,7 @@ def types() -> Iterator[str]:
 # ---- the page
 
 AGGREGATORS = ["aggregator", "Aggregator", "BufferedItem", "Batch"]
-SAGAS = ["Saga", "Step", "Message", "SagaKey", "publish", "Failure", "Gathered", "Outcome", "Missing"]
+SAGAS = ["Saga", "Step", "Message", "SagaKey", "publish", "Failure", "Gathered", "Outcome", "Listing", "Missing"]
 TESTS = ["SagaHarness", "SentMessage", "ScheduledTimeout", "ScenarioError", "RealTimeWarning"]
 TESTS += ["collected", "Collected", "CollectedMessage"]
 EXPLORATION = ["explore", "ParticipantFailed"]
@@ -509,7 +509,7 @@ def page() -> Iterator[str]:
     yield "## Commands"
     yield (
         "More about them: [dead letters](dead-letters.md), [aggregators](aggregators.md#commands), [the relay](deploying.md), "
-        "[former names](upgrading.md#names), [graphs](graph.md)."
+        "[former names](upgrading.md#names), [graphs](graph.md), [instances](listing.md)."
     )
     yield from commands()
     yield "## Sagas"
