@@ -56,8 +56,8 @@ COMMITS = (
     Mutation(
         "commits",
         "engine/commit.py",
-        "pending.undo, pending.deferred, pending.more).text()",
-        "pending.undo, pending.deferred).text()",
+        "pending.undo, pending.deferred, tags, pending.more).text()",
+        "pending.undo, pending.deferred, tags).text()",
         "What newer code keeps with an instance is written back as it is.",
     ),
 )

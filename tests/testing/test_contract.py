@@ -13,6 +13,7 @@ CONTRACTS = [
     testing.DeadLettersContract,
     testing.AggregateStoreContract,
     testing.BuffersContract,
+    testing.InstancesContract,
     testing.BackendContract,
     testing.InterleavingContract,
     MachineContract,
