@@ -7,6 +7,8 @@ import click
 from celery import Celery
 
 from celery_sagas.cli import tables
+from celery_sagas.core.registry import registry
+from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.errors import ConfigurationError, SagaError
 from celery_sagas.worker.runtime import Runtime, close_runtime, refuse_stand_in, runtime_of
 
@@ -37,3 +39,15 @@ def opened(context: click.Context) -> Iterator[Runtime]:
         raise click.ClickException(tables.block(str(exc))) from exc
     finally:
         close_runtime(app)
+
+
+def saga_named(name: str) -> SagaDefinition:
+    """Return the saga that an operator names: by its stored name, or by that of its class.
+
+    Raises:
+        ClickException: There is none.
+    """
+    named = registry.saga_named(name) or next((saga for saga in registry.sagas.values() if saga.cls.__name__ == name), None)
+    if named is None:
+        raise click.ClickException(f"unknown saga {name}; known: {', '.join(registry.sagas) or 'none'}")
+    return named

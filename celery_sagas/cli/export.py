@@ -4,9 +4,7 @@ from typing import TextIO
 
 import click
 
-from celery_sagas.cli.app import opened
-from celery_sagas.core.registry import registry
-from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.engine.history import history_of
 
 
@@ -24,15 +22,3 @@ def export(context: click.Context, name: str, key: str, output: TextIO) -> None:
         saga = saga_named(name)
         history = history_of(runtime.backends.of(saga).journal, saga, key)
         output.write(history.to_text())
-
-
-def saga_named(name: str) -> SagaDefinition:
-    """Return the saga that an operator names: by its stored name, or by that of its class.
-
-    Raises:
-        ClickException: There is none.
-    """
-    named = registry.saga_named(name) or next((saga for saga in registry.sagas.values() if saga.cls.__name__ == name), None)
-    if named is None:
-        raise click.ClickException(f"unknown saga {name}; known: {', '.join(registry.sagas) or 'none'}")
-    return named

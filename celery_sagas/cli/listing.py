@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.app import opened
+from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.pending import NewerFormat, Pending, read_pending
 from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
@@ -41,15 +41,9 @@ def list_instances(
         if name is None:
             _print_counts(runtime, as_json=as_json)
             return
-        saga = _saga(name)
+        saga = saga_named(name)
         found = glances(runtime.backends.of(saga), saga, tag_of(saga, _value(by)), oldest_first=oldest_first)
         _print_instances(saga, list(islice(found, limit)), as_json=as_json)
-
-
-def _saga(name: str) -> SagaDefinition:
-    if name not in registry.sagas:
-        raise click.ClickException(f"unknown saga {name}; known: {', '.join(registry.sagas) or 'none'}")
-    return registry.sagas[name]
 
 
 def _value(by: str | None) -> Mapping[str, object]:

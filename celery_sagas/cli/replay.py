@@ -8,8 +8,7 @@ from functools import partial
 import click
 
 from celery_sagas.cli import tables
-from celery_sagas.cli.app import opened
-from celery_sagas.cli.export import saga_named
+from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.history import History
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.history import history_of

@@ -1,0 +1,77 @@
+"""``celery sagas timeline``: what an instance has handled, as the journal has it."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import click
+from pydantic_core import from_json
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.stores.records import Entry
+
+_COLUMNS: Final = ("AT", "STEP", "OUTCOME", "VERSION", "SENT")
+#: The details of an entry that are shown: others have arguments and states.
+_SHOWN: Final = ("reason", "request", "came", "late", "asked", "sent", "scheduled", "deadline")
+
+
+@click.command()
+@click.argument("name", metavar="SAGA")
+@click.argument("key")
+@click.option("--all", "everything", is_flag=True, help="Also what other instances had handled that had this key before.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="The newest, at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line.")
+@click.pass_context
+def timeline(context: click.Context, name: str, key: str, everything: bool, limit: int, as_json: bool) -> None:
+    """Show what the newest instance with a key has handled, in order: while the journal remembers it, also when it has ended.
+
+    The key of several parts is their JSON array, such as '["eu","42"]'.
+    """
+    with opened(context) as runtime:
+        saga = saga_named(name)
+        entries = runtime.backends.of(saga).journal.history(saga.names, key, limit)
+    if not entries:
+        raise click.ClickException(
+            f"the journal has nothing about {saga.name} {tables.line(key)}: nothing came, or it was purged"
+        )
+    ids = list(dict.fromkeys(entry.instance_id for entry in reversed(entries) if entry.instance_id))
+    shown = entries if everything or not ids else [entry for entry in entries if entry.instance_id in ("", ids[0])]
+    if as_json:
+        tables.print_json(map(_facts, shown))
+        return
+    tables.print_table(_COLUMNS, list(map(_row, shown)), "")
+    if len(shown) < len(entries):
+        click.echo(f"{len(entries) - len(shown):,} entries of earlier instances with this key are left out; --all shows them.")
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    detail = _detail(entry)
+    facts = {field: value for field, value in entry._asdict().items() if field not in ("attempt", "detail")}
+    return facts | {field: detail[field] for field in _SHOWN if field in detail}
+
+
+def _row(entry: Entry) -> tables.Row:
+    detail = _detail(entry)
+    outcome = entry.outcome + (f" ({detail['reason']})" if detail.get("reason") else "") + (" late" if detail.get("late") else "")
+    return tables.time(entry.at), entry.step, outcome, str(entry.version or "-"), ", ".join(_sent(detail)) or "-"
+
+
+def _sent(detail: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a message has sent: requests, with the steps that get their outcomes, other messages, and timeouts."""
+    asked = {each["request"]: each for each in detail.get("asked", ())}
+    for each in asked.values():
+        what = f"{each['members']:,} members" if each.get("members") else each["task"]
+        yield f"{what} → {' | '.join(filter(None, (each.get('then'), each.get('otherwise'))))}"
+    for task, count in Counter(each["task"] for each in detail.get("sent", ()) if each["id"] not in asked).items():
+        yield task if count == 1 else f"{task} ({count:,} times)"
+    yield from (f"timeout → {each['task']}" for each in detail.get("scheduled", ()))
+
+
+def _detail(entry: Entry) -> Mapping[str, Any]:
+    """Return the details of an entry; of one that cannot be read, none."""
+    try:
+        detail = from_json(entry.detail)
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}

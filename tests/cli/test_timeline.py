@@ -1,0 +1,116 @@
+"""``celery sagas timeline``."""
+
+import json
+from typing import Any
+
+import pytest
+from celery import Celery, shared_task
+
+from celery_sagas import Saga
+from celery_sagas.testing.samples import effects, entry
+from tests.apps import backend_of
+from tests.cli.test_describe import run
+
+
+@shared_task(acks_late=True)
+def charge(order_id: str) -> None: ...
+
+
+@pytest.fixture
+def shop(app: Celery) -> Any:
+    """A saga whose steps send messages of each kind."""
+
+    class Order(Saga, correlate_by="order_id", history="messages"):
+        order_id: str
+        secret: str = "swordfish"
+
+    @Order.starts
+    def place(order: Order, order_id: str, password: str = "") -> None:
+        order.send(charge.s(order_id), then=charged, otherwise=not_charged, within=60)
+        order.gather([charge.s("a"), charge.s("b")], then=all_charged)
+        order.send(charge.s("c"))
+        order.schedule(remind, after=60)
+
+    @Order.handles
+    def charged(order: Order, answer: Any) -> None: ...
+
+    @Order.handles
+    def not_charged(order: Order, failure: Any) -> None: ...
+
+    @Order.handles
+    def all_charged(order: Order, answers: Any) -> None: ...
+
+    @Order.handles
+    def remind(order: Order) -> None: ...
+
+    @Order.handles
+    def end(order: Order, order_id: str) -> None:
+        order.complete()
+
+    return place, end
+
+
+def test_timeline_of_the_newest_instance(app: Celery, shop: Any) -> None:
+    place, end = shop
+    place("1", "first")
+    end("1")
+    place("1", "swordfish")
+    result = run(app, "timeline", "order", "1")
+    assert result.exit_code == 0, result.output
+    header, row, rest = result.output.splitlines()
+    assert header.split() == ["AT", "STEP", "OUTCOME", "VERSION", "SENT"]
+    assert row.split()[3:6] == ["order.place", "started", "1"]
+    requests = f"{charge.name} → order.charged | order.not_charged, 2 members → order.all_charged"
+    assert row.endswith(f"{requests}, {charge.name} (3 times), timeout → order.remind")
+    assert rest == "2 entries of earlier instances with this key are left out; --all shows them."
+    everything = run(app, "timeline", "Order", "1", "--all").output.splitlines()[1:]
+    assert [line.split()[3:6] for line in everything] == [
+        ["order.place", "started", "1"],
+        ["order.end", "completed", "2"],
+        ["order.place", "started", "1"],
+    ]
+    assert [line.split()[3] for line in run(app, "timeline", "order", "1", "--all", "--limit", "2").output.splitlines()[1:]] == [
+        "order.end",
+        "order.place",
+    ]
+
+
+def test_json_has_neither_arguments_nor_states(app: Celery, shop: Any) -> None:
+    place, end = shop
+    place("1", "swordfish")
+    end("1")
+    output = run(app, "timeline", "order", "1", "--json").output
+    began, ended = map(json.loads, output.splitlines())
+    assert (began["step"], began["outcome"], began["version"], ended["outcome"]) == ("order.place", "started", 1, "completed")
+    assert began["instance_id"] == ended["instance_id"]
+    assert [each["then"] for each in began["asked"]] == ["order.charged", "order.all_charged"]
+    assert "swordfish" not in output
+
+
+def test_message_that_found_no_instance(app: Celery, shop: Any) -> None:
+    _, end = shop
+    end("1")
+    (row,) = run(app, "timeline", "order", "1").output.splitlines()[1:]
+    assert row.split()[3:] == ["order.end", "ignored", "(missing)", "-", "-"]
+
+
+def test_hostile_text_stays_in_its_line(app: Celery, shop: Any) -> None:
+    place, _ = shop
+    place("1")
+    line = entry(step="order.\x1b[2J\n", key="1")._replace(detail="no JSON", saga="order")
+    backend_of(app).sagas.record(effects(line=line))
+    output = run(app, "timeline", "order", "1").output
+    assert len(output.splitlines()) == 3
+    assert "\x1b" not in output
+    assert r"order.\x1b[2J\n" in output
+
+
+def test_nothing_is_known(app: Celery, shop: Any) -> None:
+    result = run(app, "timeline", "order", "\x1b7")
+    assert result.exit_code == 1
+    assert result.output == "Error: the journal has nothing about order \\x1b7: nothing came, or it was purged\n"
+
+
+def test_unknown_saga(app: Celery, shop: Any) -> None:
+    result = run(app, "timeline", "parcel", "7")
+    assert (result.exit_code, result.output) == (1, "Error: unknown saga parcel; known: order\n")
