@@ -4,15 +4,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened
+from celery_sagas.clock import time_s
 from celery_sagas.core.requests.requests import UNDONE
-from celery_sagas.errors import SagaError
-from celery_sagas.stores.ports import DeadLetters
+from celery_sagas.errors import SagaError, StoreUnavailable
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import DeadLetter
 from celery_sagas.worker.failures.dead_letters import tries_of
 from celery_sagas.worker.operators import discard_dead_letter, retry_dead_letter
@@ -21,9 +23,39 @@ from celery_sagas.worker.runtime import Runtime
 #: Dead letters to read at once.
 _PAGE = 500
 _COLUMNS = ("ID", "SINCE", "TASK", "KEY", "ERROR")
+_GROUP_COLUMNS = ("TASK", "ERROR", "DEAD LETTERS", "NEWEST", "OLDEST")
+#: How many dead letters ``groups`` looks at.
+_GROUPED = 10_000
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ALL = click.option("--all", "everything", is_flag=True, help="All dead letters that there are now.")
-_TASK = click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
+
+
+class _Wanted(NamedTuple):
+    """Which dead letters are meant: those for which everything that is given is so."""
+
+    task: str | None
+    saga: str | None
+    error: str | None
+    since: int | None  #: milliseconds
+
+    def takes(self, dead_letter: DeadLetter) -> bool:
+        """Return whether a dead letter is meant."""
+        given = (self.task, dead_letter.task), (self.saga, dead_letter.saga), (self.error, dead_letter.error)
+        is_new = self.since is None or dead_letter.at >= time_s() * 1000 - self.since
+        return is_new and all(wanted in (None, value) for wanted, value in given)
+
+
+def _filtered(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which dead letters are meant."""
+    for option in (
+        click.option("--since", callback=milliseconds, help="Those of this time until now, such as 1d, 12h, 30m or 2w."),
+        click.option("--error", metavar="NAME", help="Those of an error, by the name of its class."),
+        click.option("--saga", metavar="NAME", help="Those of a saga, by its stored name."),
+        click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -32,18 +64,39 @@ def dead() -> None:
 
 
 @dead.command("list")
-@_TASK
+@_filtered
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
+@_JSON
 @click.pass_context
-def list_dead_letters(context: click.Context, task: str | None, limit: int, as_json: bool) -> None:
+def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wanted: Any) -> None:
     """Show the dead letters, the newest first."""
     with opened(context) as runtime:
-        found = list(islice(_dead_letters(runtime, task, min(limit, _PAGE)), limit))
-    if as_json:
-        tables.print_json([{**dead_letter._asdict(), "tries": tries_of(dead_letter)} for dead_letter in found])
-    else:
-        tables.print_table(_COLUMNS, list(map(_row, found)), "There are no dead letters.")
+        kept = _Kept(runtime, min(limit, _PAGE))
+        found = list(islice(kept.wanted(_Wanted(**wanted)), limit))
+        if as_json:
+            tables.print_json([{**dead_letter._asdict(), "tries": tries_of(dead_letter)} for dead_letter in found])
+        else:
+            kept.print_table(_COLUMNS, list(map(_row, found)))
+        kept.report()
+
+
+@dead.command()
+@_filtered
+@_JSON
+@click.pass_context
+def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
+    """Count the dead letters by task and error, those with the most first; it looks at the newest 10,000."""
+    with opened(context) as runtime:
+        kept = _Kept(runtime, _PAGE)
+        found = list(islice(kept.wanted(_Wanted(**wanted)), _GROUPED + 1))
+        grouped = _grouped(found[:_GROUPED])
+        if as_json:
+            tables.print_json(map(_Group._asdict, grouped))
+        else:
+            kept.print_table(_GROUP_COLUMNS, list(map(_group_row, grouped)))
+        if len(found) > _GROUPED:
+            click.echo(f"There are more: these are the newest {_GROUPED:,}.", err=True)
+        kept.report()
 
 
 @dead.command()
@@ -52,53 +105,126 @@ def list_dead_letters(context: click.Context, task: str | None, limit: int, as_j
 def show(context: click.Context, id: str) -> None:
     """Show all details of one dead letter."""
     with opened(context) as runtime:
-        dead_letter = _get(runtime, id)
+        dead_letter = _Kept(runtime, _PAGE).get(id)
     click.echo("\n".join(_description(dead_letter)))
 
 
 @dead.command()
 @_IDS
 @_ALL
-@_TASK
+@_filtered
 @click.pass_context
-def retry(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None) -> None:
+def retry(context: click.Context, /, ids: tuple[str, ...], everything: bool, **wanted: Any) -> None:
     """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
     with opened(context) as runtime:
-        _each(runtime, _chosen(runtime, ids, everything, task), _retry)
+        kept = _Kept(runtime, _PAGE)
+        _each(kept, _chosen(kept, ids, everything, _Wanted(**wanted)), _retry)
 
 
 @dead.command()
 @_IDS
 @_ALL
-@_TASK
+@_filtered
 @click.option("--yes", is_flag=True, help="Do not ask where no ids are named.")
 @click.pass_context
-def discard(context: click.Context, ids: tuple[str, ...], everything: bool, task: str | None, yes: bool) -> None:
+def discard(context: click.Context, /, ids: tuple[str, ...], everything: bool, yes: bool, **wanted: Any) -> None:
     """Remove dead letters; messages are never handled, items never flushed, and no instance waits for timeouts among them."""
     with opened(context) as runtime:
-        chosen = _chosen(runtime, ids, everything, task)
+        kept = _Kept(runtime, _PAGE)
+        chosen = _chosen(kept, ids, everything, _Wanted(**wanted))
         if chosen and not ids and not yes:
             click.confirm(f"Remove {len(chosen):,} dead letters for good?", abort=True)
-        _each(runtime, chosen, _discard)
+        _each(kept, chosen, _discard)
 
 
-def _chosen(runtime: Runtime, ids: Sequence[str], everything: bool, task: str | None) -> Sequence[str]:
+class _Kept:
+    """The dead letters in all backends; one that is away does not hide those in the others."""
+
+    def __init__(self, runtime: Runtime, at_once: int) -> None:
+        self.runtime = runtime
+        self._at_once = at_once
+        self._away: list[StoreUnavailable] = []
+
+    def get(self, id: str) -> DeadLetter:
+        """Return a dead letter."""
+        away: list[StoreUnavailable] = []
+        for backend in self.runtime.backends:
+            try:
+                if dead_letter := backend.dead.get(id):
+                    return dead_letter
+            except StoreUnavailable as exc:
+                away.append(exc)
+        if away:
+            raise away[0]
+        raise click.ClickException(f"there is no dead letter {id}; `celery sagas dead list` shows those that there are")
+
+    def wanted(self, wanted: _Wanted) -> Iterator[DeadLetter]:
+        """Yield those that are meant, the newest first: each once, even if two of the backends are one database."""
+        seen: set[str] = set()
+        for dead_letter in merge(*map(self._pages, self.runtime.backends), key=lambda each: -each.at):
+            if wanted.takes(dead_letter) and dead_letter.id not in seen:
+                seen.add(dead_letter.id)
+                yield dead_letter
+
+    def print_table(self, header: tables.Row, rows: Sequence[tables.Row]) -> None:
+        """Print rows below a header; say that there are none only if all backends were read."""
+        if rows or not self._away:
+            tables.print_table(header, rows, "There are no dead letters.")
+
+    def report(self) -> None:
+        """Say which backends could not be read, and exit with status 1 if there are any."""
+        for error in self._away:
+            click.echo(f"Error: {tables.block(str(error))}", err=True)
+        if self._away:
+            raise click.exceptions.Exit(1)
+
+    def _pages(self, backend: Backend) -> Iterator[DeadLetter]:
+        try:
+            page = backend.dead.list(self._at_once)
+            while page:
+                yield from page
+                page = backend.dead.list(self._at_once, page[-1].id)
+        except StoreUnavailable as exc:
+            self._away.append(exc)
+
+
+class _Group(NamedTuple):
+    """The dead letters of one task with one error."""
+
+    task: str
+    error: str
+    dead_letters: int
+    newest: int
+    oldest: int
+
+
+def _grouped(found: Sequence[DeadLetter]) -> list[_Group]:
+    """Return the groups of dead letters that come newest first."""
+    times: dict[tuple[str, str], list[int]] = {}
+    for each in found:
+        times.setdefault((each.task, each.error), []).append(each.at)
+    groups = [_Group(task, error, len(at), max(at), min(at)) for (task, error), at in times.items()]
+    return sorted(groups, key=lambda group: -group.dead_letters)
+
+
+def _chosen(kept: _Kept, ids: Sequence[str], everything: bool, wanted: _Wanted) -> Sequence[str]:
     """Return the named ids, or those of all dead letters in the order in which they failed: an answer before its failure."""
-    if [bool(ids), everything, task is not None].count(True) != 1:
-        raise click.UsageError("name the ids of dead letters, or give --all, or --task")
-    return ids or [dead_letter.id for dead_letter in _dead_letters(runtime, task, _PAGE)][::-1]
+    if [bool(ids), everything, any(each is not None for each in wanted)].count(True) != 1:
+        raise click.UsageError("name the ids of dead letters, or give --all, or say which: --task, --saga, --error, --since")
+    return ids or [dead_letter.id for dead_letter in kept.wanted(wanted)][::-1]
 
 
-def _each(runtime: Runtime, ids: Sequence[str], act: Callable[[Runtime, DeadLetter], str]) -> None:
+def _each(kept: _Kept, ids: Sequence[str], act: Callable[[Runtime, DeadLetter], str]) -> None:
     """Act on each dead letter, whatever the outcome of the others; exit with status 1 if one of them fails."""
     failed = 0
     for id in ids:
         try:
-            click.echo(tables.line(act(runtime, _get(runtime, id))))
+            click.echo(tables.line(act(kept.runtime, kept.get(id))))
         except (SagaError, click.ClickException) as exc:
             failed += 1
             text = exc.format_message() if isinstance(exc, click.ClickException) else str(exc)
             click.echo(f"Error: {tables.block(text)}", err=True)
+    kept.report()
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -122,34 +248,12 @@ def _discard(runtime: Runtime, dead_letter: DeadLetter) -> str:
     return f"{dead_letter.id}: {what} was discarded{', and its instance no longer waits for it' if waited else ''}."
 
 
-def _get(runtime: Runtime, id: str) -> DeadLetter:
-    for backend in runtime.backends:
-        if dead_letter := backend.dead.get(id):
-            return dead_letter
-    raise click.ClickException(f"there is no dead letter {id}; `celery sagas dead list` shows those that there are")
-
-
-def _dead_letters(runtime: Runtime, task: str | None, at_once: int) -> Iterator[DeadLetter]:
-    """Yield the dead letters of all backends, or those of one task or aggregator, the newest first.
-
-    Each once, even if two of the backends are one database.
-    """
-    seen: set[str] = set()
-    for dead_letter in merge(*(_pages(backend.dead, at_once) for backend in runtime.backends), key=lambda each: -each.at):
-        if task in (None, dead_letter.task) and dead_letter.id not in seen:
-            seen.add(dead_letter.id)
-            yield dead_letter
-
-
-def _pages(dead_letters: DeadLetters, at_once: int) -> Iterator[DeadLetter]:
-    page = dead_letters.list(at_once)
-    while page:
-        yield from page
-        page = dead_letters.list(at_once, page[-1].id)
-
-
 def _row(dead_letter: DeadLetter) -> tables.Row:
     return (dead_letter.id, tables.time(dead_letter.at), dead_letter.task, dead_letter.key, dead_letter.error)
+
+
+def _group_row(group: _Group) -> tables.Row:
+    return group.task, group.error, f"{group.dead_letters:,}", tables.time(group.newest), tables.time(group.oldest)
 
 
 def _description(dead_letter: DeadLetter) -> list[str]:

@@ -8,6 +8,7 @@ from functools import partial
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.ages import milliseconds
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.history import History
 from celery_sagas.core.saga import SagaDefinition
@@ -19,25 +20,12 @@ from celery_sagas.worker.replaying import replaying
 
 #: The most instances of which a difference, or a reason, is shown.
 _SHOWN = 10
-#: Of a number of units.
-_DIGITS = 6
-_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-
-
-def _milliseconds(context: click.Context, parameter: click.Parameter, age: str | None) -> int | None:
-    """Read a time that has passed."""
-    if age is None:
-        return None
-    number, unit = age[:-1], _UNITS_MS.get(age[-1:])
-    if unit is None or not (number.isascii() and number.isdigit() and len(number) <= _DIGITS):
-        raise click.BadParameter(f"{age!r} is no time such as 1d, 12h, 30m or 2w")
-    return int(number) * unit
 
 
 @click.command()
 @click.argument("name", metavar="SAGA")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--since", callback=_milliseconds, help="All instances that began within this time, such as 1d, 12h, 30m or 2w.")
+@click.option("--since", callback=milliseconds, help="All instances that began within this time, such as 1d, 12h, 30m or 2w.")
 @click.option(
     "--limit", type=click.IntRange(1, 1_000_000), default=1_000, show_default=True, help="How many of these, at most: the newest."
 )

@@ -13,8 +13,10 @@ from celery_sagas.core.registry import registry
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.memory.dead_letters import MemoryDeadLetters
 from celery_sagas.stores.records import DeadLetter
-from tests.apps import Worker, backend_of, interposed
+from celery_sagas.worker.runtime import runtime_of
+from tests.apps import NewApp, Worker, backend_of, interposed
 from tests.cli.test_describe import run
+from tests.servers import unique
 
 #: JSON that no parser reads.
 TOO_DEEP = "[" * 100_000 + "]" * 100_000
@@ -84,10 +86,10 @@ def reminded(app: Celery, worker: Worker) -> Any:
     return Order
 
 
-def failing(error: Exception) -> Callable[[], None]:
+def failing(error: Exception) -> Callable[..., None]:
     """Return what raises an error."""
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise error
 
     return fail
@@ -285,7 +287,7 @@ class TestRetry:
         assert "l1: order.place was handled since" in result.output
         assert worker.waiting() == []
 
-    @pytest.mark.parametrize("arguments", [(), ("l1", "--all"), ("l1", "--task", "a"), ("--all", "--task", "a")], ids=str)
+    @pytest.mark.parametrize("arguments", [(), ("l1", "--all"), ("l1", "--task", "a"), ("--all", "--error", "a")], ids=str)
     def test_which(self, app: Celery, arguments: tuple[str, ...]) -> None:
         """One or the other."""
         result = run(app, "dead", "retry", *arguments)
@@ -306,7 +308,13 @@ class TestDiscard:
         assert worker.waiting() == []
 
     @pytest.mark.parametrize(
-        ("arguments", "left"), [(("--all",), set()), (("--task", "order.pay"), {"l1", "l3"})], ids=["all", "of a task"]
+        ("arguments", "left"),
+        [
+            (("--all",), set()),
+            (("--task", "order.pay"), {"l1", "l3"}),
+            (("--task", "order.pay", "--error", "Crash"), {"l1", "l2", "l3"}),
+        ],
+        ids=["all", "of a task", "of a task and an error"],
     )
     def test_all_or_those_of_a_task(self, app: Celery, arguments: tuple[str, ...], left: set[str]) -> None:
         keep(app, dead_letter(), dead_letter("l2", task="order.pay"), dead_letter("l3"))
@@ -390,6 +398,101 @@ class TestDiscard:
 
     def test_none(self, app: Celery) -> None:
         assert run(app, "dead", "discard").exit_code == 2
+
+
+class TestSelections:
+    """Which dead letters are meant."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "shown"),
+        [
+            (("--task", "order.pay"), ["l2"]),
+            (("--saga", "parcel"), ["l3"]),
+            (("--error", "Boom"), ["l1", "l3"]),
+            (("--error", "Boom", "--saga", "order"), ["l1"]),
+            (("--error", "boom"), []),
+            (("--since", "1h"), ["l1", "l2", "l3"]),
+            (("--since", "0s"), []),
+        ],
+        ids=str,
+    )
+    def test_list(self, app: Celery, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], shown: list[str]) -> None:
+        keep(app, dead_letter(), dead_letter("l2", task="order.pay", error="Crash"), dead_letter("l3", saga="parcel"))
+        later = max(each.at for each in backend_of(app).dead.list(3)) / 1000 + 60
+        monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "time_s", lambda: later)
+        result = run(app, "dead", "list", "--json", *arguments)
+        assert result.exit_code == 0, result.output
+        assert sorted(json.loads(line)["id"] for line in result.output.splitlines()) == shown
+
+    def test_age_that_is_none(self, app: Celery) -> None:
+        result = run(app, "dead", "list", "--since", "soon")
+        assert result.exit_code == 2
+        assert "'soon' is no time such as 1d, 12h, 30m or 2w" in result.output
+
+    def test_groups(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        keep(app, dead_letter("l0", error="\x1b[2J"), dead_letter(), dead_letter("l2"), dead_letter("l3", task="order.pay"))
+        rows = [line.split() for line in run(app, "dead", "groups").output.splitlines()]
+        assert rows[0][:4] == ["TASK", "ERROR", "DEAD", "LETTERS"]
+        assert rows[1][:3] == ["order.place", "Boom", "2"]
+        assert sorted(row[:3] for row in rows[2:]) == [["order.pay", "Boom", "1"], ["order.place", r"\x1b[2J", "1"]]
+        (group,) = map(json.loads, run(app, "dead", "groups", "--json", "--task", "order.pay").output.splitlines())
+        assert (group["task"], group["error"], group["dead_letters"]) == ("order.pay", "Boom", 1)
+        assert group["newest"] == group["oldest"] > 0
+        monkeypatch.setattr(import_module("celery_sagas.cli.dead"), "_GROUPED", 3)
+        assert "There are more: these are the newest 3." in run(app, "dead", "groups").output
+
+    def test_no_groups(self, app: Celery) -> None:
+        assert run(app, "dead", "groups").output == "There are no dead letters.\n"
+
+
+class TestOneBackendAway:
+    """Of several; the dead letters in the others are shown, and can be acted on."""
+
+    @pytest.fixture
+    def two(self, new_app: NewApp, monkeypatch: pytest.MonkeyPatch) -> Celery:
+        """An app with a backend that is away, and one with a dead letter."""
+        app = new_app(saga_backends={"orders": {"backend": f"memory://{unique()}"}})
+
+        class Order(Saga, correlate_by="order_id", backend="orders"):
+            order_id: str
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None: ...
+
+        away = backend_of(app)
+        monkeypatch.setattr(away.dead, "list", failing(StoreUnavailable(away.url, "refused")))
+        monkeypatch.setattr(away.dead, "get", failing(StoreUnavailable(away.url, "refused")))
+        runtime_of(app).backends.of(Order.__saga__).dead.add(dead_letter())
+        return app
+
+    def test_list(self, two: Celery) -> None:
+        result = run(two, "dead", "list")
+        assert result.exit_code == 1
+        assert result.output.splitlines()[1].startswith("l1 ")
+        assert "is unavailable: refused." in result.output.splitlines()[2]
+
+    def test_groups(self, two: Celery) -> None:
+        result = run(two, "dead", "groups", "--task", "parcel.place")
+        assert result.exit_code == 1
+        assert "There are no dead letters" not in result.output
+
+    def test_show(self, two: Celery) -> None:
+        assert run(two, "dead", "show", "l1").exit_code == 0
+
+    def test_one_that_may_be_in_the_backend_that_is_away(self, two: Celery) -> None:
+        result = run(two, "dead", "show", "l2")
+        assert result.exit_code == 1
+        assert "is unavailable: refused." in result.output
+
+    def test_retry(self, two: Celery) -> None:
+        result = run(two, "dead", "retry", "--all")
+        assert result.exit_code == 1
+        assert "l1: order.place was sent again as" in result.output
+        assert "is unavailable: refused." in result.output
+
+    def test_discard_of_one_that_is_named(self, two: Celery) -> None:
+        result = run(two, "dead", "discard", "l1")
+        assert (result.exit_code, result.output) == (0, "l1: order.place was discarded.\n")
 
 
 def test_store_away(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
