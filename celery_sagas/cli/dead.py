@@ -28,6 +28,10 @@ _GROUP_COLUMNS = ("TASK", "ERROR", "DEAD LETTERS", "NEWEST", "OLDEST")
 _GROUPED = 10_000
 _IDS = click.argument("ids", nargs=-1, metavar="[ID]...")
 _ALL = click.option("--all", "everything", is_flag=True, help="All dead letters that there are now.")
+_TASK = click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator.")
+_SAGA = click.option("--saga", metavar="NAME", help="Those of a saga, by its stored name.")
+_ERROR = click.option("--error", metavar="NAME", help="Those of an error, by the name of its class.")
+_SINCE = click.option("--since", callback=milliseconds, help="Those of this time until now, such as 1d, 12h, 30m or 2w.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in each line, with everything that is known.")
 
 
@@ -46,25 +50,16 @@ class _Wanted(NamedTuple):
         return is_new and all(wanted in (None, value) for wanted, value in given)
 
 
-def _filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which dead letters are meant."""
-    for option in (
-        click.option("--since", callback=milliseconds, help="Those of this time until now, such as 1d, 12h, 30m or 2w."),
-        click.option("--error", metavar="NAME", help="Those of an error, by the name of its class."),
-        click.option("--saga", metavar="NAME", help="Those of a saga, by its stored name."),
-        click.option("--task", metavar="NAME", help="Those of a task, or of an aggregator."),
-    ):
-        command = option(command)
-    return command
-
-
 @click.group()
 def dead() -> None:
     """Inspect, retry or discard messages that have failed permanently, and rejected items."""
 
 
 @dead.command("list")
-@_filtered
+@_TASK
+@_SAGA
+@_ERROR
+@_SINCE
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many, at most.")
 @_JSON
 @click.pass_context
@@ -81,7 +76,10 @@ def list_dead_letters(context: click.Context, /, limit: int, as_json: bool, **wa
 
 
 @dead.command()
-@_filtered
+@_TASK
+@_SAGA
+@_ERROR
+@_SINCE
 @_JSON
 @click.pass_context
 def groups(context: click.Context, /, as_json: bool, **wanted: Any) -> None:
@@ -112,7 +110,10 @@ def show(context: click.Context, id: str) -> None:
 @dead.command()
 @_IDS
 @_ALL
-@_filtered
+@_TASK
+@_SAGA
+@_ERROR
+@_SINCE
 @click.pass_context
 def retry(context: click.Context, /, ids: tuple[str, ...], everything: bool, **wanted: Any) -> None:
     """Send the messages of dead letters again, each under a new id, put rejected items back, and remove the dead letters."""
@@ -124,7 +125,10 @@ def retry(context: click.Context, /, ids: tuple[str, ...], everything: bool, **w
 @dead.command()
 @_IDS
 @_ALL
-@_filtered
+@_TASK
+@_SAGA
+@_ERROR
+@_SINCE
 @click.option("--yes", is_flag=True, help="Do not ask where no ids are named.")
 @click.pass_context
 def discard(context: click.Context, /, ids: tuple[str, ...], everything: bool, yes: bool, **wanted: Any) -> None:
