@@ -17,6 +17,7 @@ from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.dead_letters import SqlDeadLetters
 from celery_sagas.stores.sql.deliveries import SqlDeliveries
 from celery_sagas.stores.sql.identity import identity_of
+from celery_sagas.stores.sql.instances import SqlInstances
 from celery_sagas.stores.sql.journal import SqlJournal
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas.sagas import SqlSagaStore
@@ -58,6 +59,7 @@ class SqlBackend(Backend):
         self.dead = SqlDeadLetters(self.database)
         self.aggregates = SqlAggregateStore(self.database)
         self.buffers = SqlBuffers(self.database)
+        self.instances = SqlInstances(self.database)
         self.shared: SqlSharedTransactions = SqlSharedTransactions(self.database)
 
     def __repr__(self) -> str:

@@ -1,11 +1,12 @@
 """The tables. All saga types share them; every table that holds data is partitioned by ``prefix``."""
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
+    Computed,
     Index,
     Integer,
     MetaData,
@@ -16,16 +17,20 @@ from sqlalchemy import (
     literal_column,
 )
 from sqlalchemy.dialects.mysql import LONGTEXT, VARBINARY
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
+from celery_sagas.stores.instances import SLOT_BITS
 from celery_sagas.stores.layouts import Layout
 
 #: Of everything in this module but what is optional. The version is raised with every change of it, the oldest one with a change
 #: on which older code cannot run.
-LAYOUT = Layout(version=5, oldest=5)
+LAYOUT = Layout(version=6, oldest=5)
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
+#: The property of the rows of ``saga_key`` that are tags. No property of a saga can have this name.
+TAG: Final = "$tag"
 
 metadata = MetaData()
 _MYSQL: Any = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
@@ -86,6 +91,21 @@ def _growing(name: str) -> Column[int]:
     return Column(name, BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
 
 
+class _Generated(Computed):
+    """An expression that the database computes: when it is written where the values of an index are in the row, else when it is
+    read, which adds the column to a table without writing any row.
+    """
+
+    def _copy(self, **_: Any) -> "_Generated":
+        return _Generated(str(self.sqltext))
+
+
+@compiles(_Generated)
+def _compile_generated(element: _Generated, compiler: Any, **_: Any) -> str:
+    how = "STORED" if compiler.dialect.name == "postgresql" else "VIRTUAL"
+    return f"GENERATED ALWAYS AS ({element.sqltext}) {how}"
+
+
 #: Growing numbers never come again on SQLite either, and no insert asks for them.
 _GROWS: Any = {"sqlite_autoincrement": True, "implicit_returning": False}
 
@@ -106,12 +126,14 @@ instance = _table(
     _time("updated_at"),
     _text("locked_by"),
     _time("locked_until"),
+    # of the last commit. No commit writes it: most leave it as it is, and with it every index of the row
+    Column("touched_in", BigInteger, _Generated(f"updated_at >> {SLOT_BITS}")),
     PrimaryKeyConstraint("id", "prefix"),
     UniqueConstraint("key", "saga", "prefix", name="saga_instance_key"),
 )
 
 #: The alternate keys. ``saga`` is the name of the saga when the key was added, or moved, only there to make the key unique:
-#: an instance is found by its own saga name, which may be a former one.
+#: an instance is found by its own saga name, which may be a former one. So are the tags: ``celery_sagas.stores.sql.sagas.tags``.
 key = _table(
     "saga_key",
     _text("saga"),
@@ -179,6 +201,18 @@ def has_unresolved(groups: Any) -> ColumnElement[bool]:
     return cast(ColumnElement[bool], groups.c.unresolved > literal_column("0"))
 
 
+#: A condition that is always true, and follows from every comparison. The index serves only statements with one.
+HAS_SLOT = instance.c.touched_in.is_not(None)
+#: Serves pages of instances.
+seen_index = Index(
+    "saga_instance_seen",
+    instance.c.prefix,
+    instance.c.saga,
+    instance.c.touched_in,
+    instance.c.id,
+    postgresql_where=HAS_SLOT,
+    sqlite_where=HAS_SLOT,
+)
 Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
 Index("saga_delivery_at", delivery.c.prefix, delivery.c.at, postgresql_where=has_time(delivery.c.at))
 Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=has_time(outbox.c.available_at))

@@ -14,6 +14,7 @@ from celery_sagas.testing import (
     BuffersContract,
     DeadLettersContract,
     DeliveriesContract,
+    InstancesContract,
     InterleavingContract,
     JournalContract,
     NewBackend,
@@ -83,6 +84,10 @@ class TestBuffers(Sql, BuffersContract):
 
 class TestBackend(Sql, BackendContract):
     """The backend."""
+
+
+class TestInstances(Sql, InstancesContract):
+    """The pages of instances."""
 
 
 class TestInterleaving(Sql, InterleavingContract):

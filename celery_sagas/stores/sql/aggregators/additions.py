@@ -11,7 +11,6 @@ from celery_sagas.stores.records import DeadLetter
 from celery_sagas.stores.sql.aggregators.groups import (
     GroupRow,
     add_name,
-    digest,
     forget_empty,
     lock_all,
     put_groups,
@@ -31,6 +30,7 @@ from celery_sagas.stores.sql.connection.bulk import insert_given, insert_rows, p
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import Values
 from celery_sagas.stores.sql.dead_letters import discard
+from celery_sagas.stores.sql.digests import digest
 from celery_sagas.stores.sql.tables import buffer, group
 
 #: In the place of the number that an item is about to get: larger than any that a trigger was fired for.

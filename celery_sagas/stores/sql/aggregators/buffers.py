@@ -11,10 +11,11 @@ from celery_sagas.stores.aggregates import Buffers
 from celery_sagas.stores.items import Counts, Group, Item
 from celery_sagas.stores.sql.aggregators import items
 from celery_sagas.stores.sql.aggregators.flushes import end_leases
-from celery_sagas.stores.sql.aggregators.groups import digest, lock, save
+from celery_sagas.stores.sql.aggregators.groups import lock, save
 from celery_sagas.stores.sql.aggregators.items import FREE, LEASED, STATES, UNRESOLVED
 from celery_sagas.stores.sql.connection.database import Database, SqlSession
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, bound
+from celery_sagas.stores.sql.digests import digest
 from celery_sagas.stores.sql.tables import aggregator, group
 
 #: In the order of ``Group``'s fields.

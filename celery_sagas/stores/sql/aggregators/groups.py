@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
@@ -15,13 +14,8 @@ from celery_sagas.stores.items import DueGroup
 from celery_sagas.stores.sql.connection.bulk import insert_given, insert_missing, lock_rows, or_change, put_rows
 from celery_sagas.stores.sql.connection.database import Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, now
+from celery_sagas.stores.sql.digests import digest
 from celery_sagas.stores.sql.tables import aggregator, group, has_time
-
-
-def digest(*names: str) -> str:
-    """Return the digest of several names; in practice no two lists of names have the same."""
-    text = "".join(f"{len(name)}:{name}" for name in names)
-    return blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
 @dataclass(slots=True)

@@ -15,10 +15,10 @@ from sqlalchemy import literal_column as literal
 from celery_sagas.core.aggregators.rules import Rules
 from celery_sagas.stores.items import Added, Addition
 from celery_sagas.stores.sql.aggregators.additions import OWN
-from celery_sagas.stores.sql.aggregators.groups import digest
 from celery_sagas.stores.sql.aggregators.items import FREE, select_known
 from celery_sagas.stores.sql.connection.database import SqlSession
 from celery_sagas.stores.sql.connection.statements import PREFIX, bound, now
+from celery_sagas.stores.sql.digests import digest
 from celery_sagas.stores.sql.tables import buffer, group
 
 #: Groups of which it is remembered that items wait in them.

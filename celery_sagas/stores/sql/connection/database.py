@@ -111,6 +111,11 @@ class SqlSession:
         """The kind of the database."""
         return self._database.name
 
+    @property
+    def prefix(self) -> str:
+        """The prefix, which partitions the tables."""
+        return self._database.prefix
+
     def _run(self, build: Build, shape: Shape, values: Values) -> DBAPICursor:
         statement = self._database.statement(build, shape)
         return self.execute(statement.text, statement.bind(values))
@@ -145,6 +150,7 @@ class StatementRunner(ABC):
     """What a store needs of a database: each of its operations runs over one connection."""
 
     name: str  #: of the kind of database
+    prefix: str  #: partitions the tables
 
     @abstractmethod
     def run(self, work: Callable[[SqlSession], T]) -> T:

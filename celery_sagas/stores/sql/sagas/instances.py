@@ -1,4 +1,4 @@
-"""Statements that write instances and their alternate keys, for every database."""
+"""Statements that write instances, their alternate keys and their tags, for every database."""
 
 from typing import Any
 
@@ -94,21 +94,30 @@ def is_key_free(former: int) -> list[ColumnElement[bool]]:
 
 def insert_key(former: int) -> Insert:
     """Insert an alternate key, unless it is there under a former name."""
+    taken = exists(literal("1")).where(_is_key(), one_of(key.c.saga, "former", former))
+    return _insert_key(*([~taken] if former else []))
+
+
+def insert_tag() -> Insert:
+    """Insert a tag, unless it is there: code that knows no tags may have changed the instance, and left it."""
+    return _insert_key(~exists(literal("1")).where(_is_key()))
+
+
+def _insert_key(*conditions: ColumnElement[bool]) -> Insert:
     columns: dict[str, ColumnElement[Any]] = {
         "prefix": PREFIX,
         **{name: bound(key.c[name], name) for name in ("property", "value", "saga", "instance_id")},
     }
-    taken = exists(literal("1")).where(_is_key(), one_of(key.c.saga, "former", former))
-    return insert(key).from_select(list(columns), select(*columns.values()).where(*([~taken] if former else [])))
+    return insert(key).from_select(list(columns), select(*columns.values()).where(*conditions))
 
 
 def delete_key() -> Delete:
-    """Remove an alternate key from an instance, under whatever name of the saga it was added."""
+    """Remove an alternate key or a tag from an instance, under whatever name of the saga it was added."""
     return delete(key).where(_is_key(), key.c.instance_id == bound(key.c.instance_id, "instance_id"))
 
 
 def delete_keys() -> Delete:
-    """Remove all alternate keys of an instance."""
+    """Remove all alternate keys and tags of an instance."""
     return delete(key).where(key.c.prefix == PREFIX, key.c.instance_id == bound(key.c.instance_id, "id"))
 
 

@@ -36,7 +36,7 @@ from celery_sagas.stores.sql.sagas.instances import (
     new_values,
     update_instance,
 )
-from celery_sagas.stores.sql.tables import instance, journal, key, outbox
+from celery_sagas.stores.sql.tables import TAG, instance, journal, key, outbox
 
 _Keys = tuple[tuple[str, str], ...]
 
@@ -44,34 +44,44 @@ _Keys = tuple[tuple[str, str], ...]
 def insert(record: NewRecord, effects: Effects) -> list[Execution]:
     """Commit a new instance."""
     former = record.names[1:]
-    shape = (len(former), bool(record.keys), _count_of(effects))
-    values = {**new_values(record), **_new_key_values(record.names, record.keys), **_effect_values(effects)}
+    shape = (len(former), bool(record.keys), bool(record.tags), _count_of(effects))
+    values = {
+        **new_values(record),
+        **_new_key_values(record.names, record.keys),
+        **_tag_values(record.tags),
+        **_effect_values(effects),
+    }
     return [Execution(_insert, shape, values, is_required=True)]
 
 
-def _insert(former: int, adds: bool, sends: int) -> Insert:
+def _insert(former: int, adds: bool, tags: bool, sends: int) -> Insert:
     free = [*is_key_free(former), *_are_keys_free(former if adds else 0)]
     changed = insert_instance(*free).returning(instance.c.id).cte("changed")
-    return _entry_of(changed, *([_added(changed)] if adds else []), *([_sent(changed, sends)] if sends else []))
+    keys = [*([_added(changed)] if adds else []), *([_tagged(changed)] if tags else [])]
+    return _entry_of(changed, *keys, *([_sent(changed, sends)] if sends else []))
 
 
 def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     """Commit a change."""
     former = change.names[1:] if change.added_keys else ()
-    shape = (len(former), bool(change.added_keys), bool(change.removed_keys), bool(change.cancelled), _count_of(effects))
+    removed = change.removed_keys + change.removed_tags
+    adds = (bool(change.added_keys), bool(change.added_tags))
+    shape = (len(former), *adds, bool(removed), bool(change.cancelled), _count_of(effects))
     values = {
         **change_values(record, change, effects),
         **_new_key_values(change.names, change.added_keys),
-        **_key_values("old", change.removed_keys),
+        **_tag_values(change.added_tags),
+        **_key_values("old", removed),
         "cancelled_ids": list(change.cancelled),
         **_effect_values(effects),
     }
     return [Execution(_update, shape, values, is_required=True)]
 
 
-def _update(former: int, adds: bool, removes: bool, cancels: bool, sends: int) -> Insert:
+def _update(former: int, adds: bool, tags: bool, removes: bool, cancels: bool, sends: int) -> Insert:
     changed = update_instance(*_are_keys_free(former)).returning(instance.c.id).cte("changed")
-    keys = [*([_removed(changed)] if removes else []), *([_added(changed)] if adds else [])]
+    added = [*([_added(changed)] if adds else []), *([_tagged(changed)] if tags else [])]
+    keys = [*([_removed(changed)] if removes else []), *added]
     rows = [*([_cancelled(changed)] if cancels else []), *([_sent(changed, sends)] if sends else [])]
     return _entry_of(changed, *keys, *rows)
 
@@ -129,18 +139,27 @@ def _cancelled(changed: CTE) -> CTE:
 
 def _added(changed: CTE) -> CTE:
     rows = rows_of("new", key.c.property, key.c.value)
-    columns: dict[str, ColumnElement[Any]] = {
-        "prefix": PREFIX,
-        "property": rows.c.property,
-        "value": rows.c.value,
-        "saga": bound(key.c.saga, "key_saga"),
-        "instance_id": changed.c.id,
-    }
-    return _insert_each(key, columns, changed, rows).cte("added")
+    return _insert_each(key, _key_columns(changed, rows.c.property, rows.c.value), changed, rows).cte("added")
 
 
-def _insert_each(table: Any, columns: dict[str, ColumnElement[Any]], changed: CTE, rows: TableValuedAlias) -> Insert:
-    return insert_into(table).from_select(list(columns), select(*columns.values()).select_from(changed.join(rows, true())))
+def _tagged(changed: CTE) -> CTE:
+    """Insert those of the tags that are not there: code that knows no tags may have changed the instance, and left some."""
+    rows, property = rows_of("tag", key.c.value), literal(f"'{TAG}'", key.c.property.type)
+    is_there = [key.c.prefix == PREFIX, key.c.property == property, key.c.value == rows.c.value]
+    is_new = ~exists(literal("1")).where(*is_there)
+    return _insert_each(key, _key_columns(changed, property, rows.c.value), changed, rows, is_new).cte("tagged")
+
+
+def _key_columns(changed: CTE, property: ColumnElement[str], value: ColumnElement[str]) -> dict[str, ColumnElement[Any]]:
+    saga = bound(key.c.saga, "key_saga")
+    return {"prefix": PREFIX, "property": property, "value": value, "saga": saga, "instance_id": changed.c.id}
+
+
+def _insert_each(
+    table: Any, columns: dict[str, ColumnElement[Any]], changed: CTE, rows: TableValuedAlias, *conditions: ColumnElement[bool]
+) -> Insert:
+    each = select(*columns.values()).select_from(changed.join(rows, true())).where(*conditions)
+    return insert_into(table).from_select(list(columns), each)
 
 
 def _removed(changed: CTE) -> CTE:
@@ -163,6 +182,10 @@ def _are_keys_free(former: int) -> list[ColumnElement[bool]]:
 
 def _new_key_values(names: tuple[str, ...], keys: _Keys) -> Values:
     return {"key_saga": names[0], **numbered("former", names[1:]), **_key_values("new", keys)}
+
+
+def _tag_values(rows: _Keys) -> Values:
+    return {"tag_value": [value for _, value in rows]}
 
 
 def _key_values(name: str, keys: _Keys) -> Values:

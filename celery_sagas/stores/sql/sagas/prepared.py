@@ -7,6 +7,7 @@ from celery_sagas.stores.operations import Commit, Delete, Insert, Update
 from celery_sagas.stores.records import Change, Effects, NewRecord, Record
 from celery_sagas.stores.sql.connection.statements import Execution
 from celery_sagas.stores.sql.sagas import postgresql, transactions
+from celery_sagas.stores.sql.sagas.tags import with_tag_rows
 
 
 class _Commits(Protocol):
@@ -21,7 +22,7 @@ class _Commits(Protocol):
 class Prepared(NamedTuple):
     """A commit, and the statements for it."""
 
-    commit: Commit
+    commit: Commit  #: with rows of ``saga_key`` in the place of tags
     make_steps: Callable[..., list[Execution]]
     effects: Effects
     found: Record | None = None  #: the instance as it was found, if there was one
@@ -33,11 +34,12 @@ class Prepared(NamedTuple):
         return self.make_steps(*self.commit)
 
 
-def preparing(database: str) -> Callable[[Commit], Prepared]:
-    """Return what prepares the commits for a kind of database."""
+def preparing(database: str, prefix: str) -> Callable[[Commit], Prepared]:
+    """Return what prepares the commits for a kind of database, under a prefix."""
     commits: _Commits = postgresql if database == "postgresql" else transactions
 
-    def prepare(commit: Commit) -> Prepared:
+    def prepare(given: Commit) -> Prepared:
+        commit = with_tag_rows(given, prefix)
         if isinstance(commit, Update):
             return Prepared(commit, commits.update, commit.effects, commit.record, bool(commit.change.added_keys))
         if isinstance(commit, Insert):

@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, func, select, update
+from sqlalchemy import ColumnElement, Select, Update, case, func, literal_column, select, update
 
 from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.records import Renamed
 from celery_sagas.stores.sql.connection.database import SqlSession, StatementRunner
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound, one_of
-from celery_sagas.stores.sql.tables import instance, key
+from celery_sagas.stores.sql.sagas.tags import SAGA_DIGITS, digest_of_saga
+from celery_sagas.stores.sql.tables import TAG, instance, key
 
 
 def count_instances(names: int) -> Select[Any]:
@@ -52,7 +53,7 @@ def _move(database: StatementRunner, values: Values, ids: list[str]) -> int | No
 
 def _move_in(session: SqlSession, values: Values, ids: list[str]) -> int:
     moved = session.change_any(_rename_instances, "id", ids, values)
-    session.change_any(_rename_keys, "id", ids, values)
+    session.change_any(_rename_keys, "id", ids, {**values, "digest": digest_of_saga(session.prefix, str(values["name"]))})
     return moved
 
 
@@ -61,5 +62,8 @@ def _rename_instances(count: int) -> Update:
 
 
 def _rename_keys(count: int) -> Update:
+    """Move keys and tags: the values of the latter begin with the digest of the saga."""
     is_held = [key.c.prefix == PREFIX, any_of(key.c.instance_id, "id", count)]
-    return update(key).where(*is_held).values(saga=bound(key.c.saga, "name"))
+    of_tag = bound(key.c.value, "digest") + func.substr(key.c.value, literal_column(str(SAGA_DIGITS + 1)))
+    value = case((key.c.property == literal_column(f"'{TAG}'"), of_tag), else_=key.c.value)
+    return update(key).where(*is_held).values(saga=bound(key.c.saga, "name"), value=value)

@@ -25,7 +25,7 @@ class SqlSagaStore(SagaStore):
 
     def __init__(self, database: StatementRunner) -> None:
         self._database = database
-        self._prepare = preparing(database.name)
+        self._prepare = preparing(database.name, database.prefix)
 
     def find(self, lookup: Lookup, handling: Handling | None = None) -> Found:
         row, *_ = self._database.fetch(find, *sought_by(lookup, handling))

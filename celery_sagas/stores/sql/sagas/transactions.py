@@ -13,6 +13,7 @@ from celery_sagas.stores.sql.sagas.instances import (
     found_values,
     insert_instance,
     insert_key,
+    insert_tag,
     is_key_free,
     new_values,
     update_instance,
@@ -26,6 +27,7 @@ def insert(record: NewRecord, effects: Effects) -> list[Execution]:
     return [
         Execution(_insert_instance, (len(former),), values, is_required=True),
         *_add_keys(record.id, record.names, record.keys),
+        *_add_tags(record.id, record.names[0], record.tags),
         *effect_steps(effects),
     ]
 
@@ -38,8 +40,9 @@ def update(record: Record, change: Change, effects: Effects) -> list[Execution]:
     """Commit a change; keys are removed first, so that a value can move from one property to another."""
     return [
         Execution(update_instance, (), change_values(record, change, effects), is_required=True),
-        *_remove_keys(record.id, change.removed_keys),
+        *_remove_keys(record.id, change.removed_keys + change.removed_tags),
         *_add_keys(record.id, change.names, change.added_keys),
+        *_add_tags(record.id, change.names[0], change.added_tags),
         *_cancel(record.id, change.cancelled),
         *effect_steps(effects),
     ]
@@ -68,6 +71,11 @@ def _add_keys(id: str, names: tuple[str, ...], keys: tuple[tuple[str, str], ...]
         Execution(insert_key, (len(former),), {**common, "property": property, "value": value}, is_required=True)
         for property, value in keys
     ]
+
+
+def _add_tags(id: str, name: str, rows: tuple[tuple[str, str], ...]) -> list[Execution]:
+    common = {"saga": name, "instance_id": id}
+    return [Execution(insert_tag, (), {**common, "property": property, "value": value}) for property, value in rows]
 
 
 def _remove_keys(id: str, keys: tuple[tuple[str, str], ...]) -> list[Execution]:

@@ -38,7 +38,7 @@ class JoinedDatabase(StatementRunner):
     """
 
     def __init__(self, database: Database, cursor: DBAPICursor, undo: Callable[[], object]) -> None:
-        self.name = database.name
+        self.name, self.prefix = database.name, database.prefix
         self.session = JoinedSession(database, cursor)
         self._outside = database
         self._undo = undo
