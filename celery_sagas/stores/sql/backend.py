@@ -19,6 +19,7 @@ from celery_sagas.stores.sql.deliveries import SqlDeliveries
 from celery_sagas.stores.sql.identity import identity_of
 from celery_sagas.stores.sql.instances import SqlInstances
 from celery_sagas.stores.sql.journal import SqlJournal
+from celery_sagas.stores.sql.migration import migrate, migration
 from celery_sagas.stores.sql.outbox import SqlOutbox
 from celery_sagas.stores.sql.sagas.sagas import SqlSagaStore
 from celery_sagas.stores.sql.schema import ddl, prepare_schema
@@ -106,6 +107,12 @@ class SqlBackend(Backend):
 
     def note_app(self, name: str) -> str:
         return note_app(self.database, name)
+
+    def migrate(self) -> Sequence[str]:
+        return migrate(self.database)
+
+    def migration(self) -> str:
+        return migration(self.database.location, self.database.names)
 
     def schema(self) -> str:
         return ddl(self.database.location, self.database.names)

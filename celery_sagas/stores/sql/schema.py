@@ -15,8 +15,13 @@ from celery_sagas.stores.sql.connection.dialects import SqlDialect
 from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.connection.names import OURS, Names
-from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
+from celery_sagas.stores.sql.expansion import column_steps
+from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, OPTIONAL, layout, metadata
 
+_MIGRATES_TABLES = (
+    "Run `celery -A proj sagas migrate`, then start the workers; those of the release before may go on meanwhile. "
+    "With --sql it prints the statements instead"
+)
 _CREATES_TABLES = "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints"
 
 
@@ -30,7 +35,7 @@ def prepare_schema(connection: Connection, database: Database, *, create: bool) 
     names, shown = database.names, database.location.shown
     is_complete, stored = _look_at(connection, names)
     if create and stored in (None, LAYOUT) and not is_complete:
-        with _locked(connection, database.dialect):
+        with locked(connection, database.dialect):
             _create_schema(connection, database)
             _create_missing(connection, names)
         is_complete, stored = _look_at(connection, names)
@@ -39,23 +44,34 @@ def prepare_schema(connection: Connection, database: Database, *, create: bool) 
             f"the {names.shown} are missing in {shown}",
             database.location.creates_tables or _CREATES_TABLES,
         )
-    if remedy := stored.remedy(LAYOUT.version):
-        raise ConfigurationError(
-            f"the {names.shown} in {shown} have the layout {stored.version}, on which code for {stored.oldest} or later "
-            f"runs; this release of celery-sagas knows {LAYOUT.version}",
-            remedy,
-        )
+    if error := refusal_of(stored, database):
+        raise error
     if create and stored == LAYOUT:
         _create_optional(connection, database)
+
+
+def refusal_of(stored: Layout, database: Database) -> ConfigurationError | None:
+    """Return the error about a layout on which this code cannot run; ``None`` if it can."""
+    remedy = stored.remedy(LAYOUT.version)
+    if not remedy:
+        return None
+    if stored == MIGRATED:
+        remedy = database.location.creates_tables or _MIGRATES_TABLES
+    problem = (
+        f"the {database.names.shown} in {database.location.shown} have the layout {stored.version}, on which code for "
+        f"{stored.oldest} or later runs; this release of celery-sagas knows {LAYOUT.version}"
+    )
+    return ConfigurationError(problem, remedy)
 
 
 def _look_at(connection: Connection, names: Names) -> tuple[bool, Layout | None]:
     """Return whether the tables exist, and their layout: in this order, since another process may create them in between."""
     is_complete = _is_complete(connection, names)
-    return is_complete, _stored_layout(connection, names)
+    return is_complete, stored_layout(connection, names)
 
 
-def _stored_layout(connection: Connection, names: Names) -> Layout | None:
+def stored_layout(connection: Connection, names: Names) -> Layout | None:
+    """Return the layout of the tables; ``None`` if they are not all there."""
     table = names.table(layout)
     if not (_has_schema(connection, names) and _exists(connection, table)):
         return None
@@ -65,7 +81,7 @@ def _stored_layout(connection: Connection, names: Names) -> Layout | None:
 
 def _is_complete(connection: Connection, names: Names) -> bool:
     """Return whether the tables exist: the layout's row is written when all do, and a newer version may have added a table."""
-    if _stored_layout(connection, names) is None:
+    if stored_layout(connection, names) is None:
         return False
     return all(_exists(connection, names.table(table)) for table in metadata.sorted_tables if table.name not in OPTIONAL)
 
@@ -101,7 +117,7 @@ def _create_optional(connection: Connection, database: Database) -> None:
     """Create the optional tables that are missing, if this user may: everything works without them."""
     tables = [database.names.table(metadata.tables[name]) for name in OPTIONAL]
     if missing := [table for table in tables if not _exists(connection, table)]:
-        with suppress(DBAPIError), _locked(connection, database.dialect):
+        with suppress(DBAPIError), locked(connection, database.dialect):
             for table in missing:
                 table.create(connection, checkfirst=True)
 
@@ -112,14 +128,17 @@ def _create_missing(connection: Connection, names: Names) -> None:
         return
     for table in map(names.table, metadata.sorted_tables):
         table.create(connection, checkfirst=True)
+    for step in column_steps(lambda query: connection.exec_driver_sql(query).all(), connection.dialect, names):
+        connection.exec_driver_sql(step.text)  # a process of the release before was interrupted
+    for table in map(names.table, metadata.sorted_tables):
         for index in table.indexes:
             index.create(connection, checkfirst=True)
-    if _stored_layout(connection, names) is None:
+    if stored_layout(connection, names) is None:
         connection.execute(_insert_layout(names))
 
 
 @contextmanager
-def _locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
+def locked(connection: Connection, dialect: SqlDialect) -> Iterator[None]:
     """Keep other processes from creating tables; a connection over which that fails is closed, which ends the lock."""
     for statement in dialect.lock_schema:
         connection.exec_driver_sql(statement)

@@ -22,7 +22,7 @@ from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.schema import ddl
-from celery_sagas.stores.sql.tables import LAYOUT, metadata
+from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, metadata
 from celery_sagas.testing.batches import CLOSED, add
 from celery_sagas.testing.samples import by_key, found, start, update
 from tests import servers
@@ -94,17 +94,17 @@ class TestSchema:
         start(empty)
 
     def test_rival_creates_it_after_each_look(self, empty_url: str, empty: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        look, looks = schema._stored_layout, list[Layout | None]()
+        look, looks = schema.stored_layout, list[Layout | None]()
 
         def look_before_a_rival(connection: Connection, names: Names) -> Layout | None:
             looks.append(look(connection, names))
             if len(looks) == 1:
-                monkeypatch.setattr(schema, "_stored_layout", look)
+                monkeypatch.setattr(schema, "stored_layout", look)
                 with closing(SqlBackend(empty_url, prefix="rival", options={})) as rival:
                     rival.prepare(create_schema=True, processes=1)
             return looks[-1]
 
-        monkeypatch.setattr(schema, "_stored_layout", look_before_a_rival)
+        monkeypatch.setattr(schema, "stored_layout", look_before_a_rival)
         empty.prepare(create_schema=True, processes=1)
         assert looks == [None]
         start(empty)
@@ -129,8 +129,12 @@ class TestSchema:
 
     @pytest.mark.parametrize(
         ("version", "remedy"),
-        [(LAYOUT.version - 1, "Use the release that made it"), (99, "Upgrade the workers")],
-        ids=["older", "newer"],
+        [
+            (MIGRATED.version - 1, "Use the release that made it"),
+            (MIGRATED.version, "Run `celery -A proj sagas migrate`"),
+            (99, "Upgrade the workers"),
+        ],
+        ids=["older", "of the release before", "newer"],
     )
     def test_another_layout_is_refused(self, empty: SqlBackend, version: int, remedy: str) -> None:
         empty.prepare(create_schema=True, processes=1)

@@ -1,0 +1,109 @@
+"""What the tables of the layout before this one lack: statements that add it beside workers of both releases."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import Dialect, Table, select, update
+from sqlalchemy.schema import CreateColumn, CreateIndex
+
+from celery_sagas.stores.sql.connection.names import Names
+from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, instance, layout, seen_index
+
+#: Runs a query, and returns its rows.
+Query: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
+
+_COLUMN = instance.c.touched_in.name
+#: Finds the column.
+_HAS_COLUMN: Mapping[str, str] = {
+    "postgresql": (
+        "SELECT 1 FROM pg_attribute "
+        "WHERE attrelid = to_regclass('{path}\"{table}\"') AND attname = '{column}' AND NOT attisdropped"
+    ),
+    "mysql": (
+        "SELECT 1 FROM information_schema.columns "
+        "WHERE table_schema = COALESCE({schema}, DATABASE()) AND table_name = '{table}' AND column_name = '{column}'"
+    ),
+    "sqlite": "SELECT 1 FROM pragma_table_xinfo('{table}') WHERE name = '{column}'",
+}
+#: Finds the index, and whether it is complete: on PostgreSQL one is not whose making was interrupted.
+_HAS_INDEX: Mapping[str, str] = {
+    "postgresql": "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{path}\"{index}\"')",
+    "mysql": (
+        "SELECT DISTINCT 1 FROM information_schema.statistics "
+        "WHERE table_schema = COALESCE({schema}, DATABASE()) AND table_name = '{table}' AND index_name = '{index}'"
+    ),
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'index' AND name = '{index}'",
+}
+
+
+class Step(NamedTuple):
+    """A statement that is run alone, outside of any transaction."""
+
+    text: str
+    done: str  #: what it has done, as one sentence
+    locks_table: bool = False  #: whether commits wait until it ends
+
+
+def steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
+    """Yield what is to be run now, one after the other: what comes next depends on what is there then."""
+    yield from column_steps(query, dialect, names)
+    yield from _index_steps(query, dialect, names)
+    table = names.table(layout)
+    ((version,),) = query(str(select(table.c.version).compile(dialect=dialect)))
+    if version == MIGRATED.version:
+        yield Step(_note_layout(table, dialect), f"The tables have the layout {LAYOUT.version} now.")
+
+
+def column_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
+    """Yield what adds the column, if it is missing."""
+    if not query(_filled(_HAS_COLUMN, dialect, names)):
+        table = names.table(instance)
+        yield Step(_add_column(table, dialect), f"The column {_COLUMN} was added to {table.fullname}.", locks_table=True)
+
+
+def _index_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
+    """Yield what makes the index, anew if its making was interrupted."""
+    name, found = _path_of_index(dialect, names), query(_filled(_HAS_INDEX, dialect, names))
+    if found and not found[0][0]:
+        yield Step(f"DROP INDEX CONCURRENTLY {name}", f"The index {name} was dropped: its making had been interrupted.")
+    if not (found and found[0][0]):
+        yield Step(_create_index(dialect, names), f"The index {name} was made.")
+
+
+def statements(dialect: Dialect, names: Names) -> list[str]:
+    """Return all statements, in order."""
+    table = names.table(instance)
+    return [_add_column(table, dialect), _create_index(dialect, names), _note_layout(names.table(layout), dialect)]
+
+
+def _add_column(table: Table, dialect: Dialect) -> str:
+    column = CreateColumn(table.c[_COLUMN]).compile(dialect=dialect)
+    return f"ALTER TABLE {dialect.identifier_preparer.format_table(table)} ADD COLUMN {column}"
+
+
+def _create_index(dialect: Dialect, names: Names) -> str:
+    (index,) = (each for each in names.table(instance).indexes if each.name == names.of(str(seen_index.name)))
+    text = str(CreateIndex(index).compile(dialect=dialect))
+    return text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1) if dialect.name == "postgresql" else text
+
+
+def _note_layout(table: Table, dialect: Dialect) -> str:
+    """Raise the number, unless it is raised already, perhaps by a later release."""
+    change = update(table).where(table.c.version == MIGRATED.version).values(**LAYOUT._asdict())
+    return str(change.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+
+def _path_of_index(dialect: Dialect, names: Names) -> str:
+    quote, name = dialect.identifier_preparer.quote, names.of(str(seen_index.name))
+    return f"{quote(names.schema)}.{quote(name)}" if names.schema and dialect.name == "postgresql" else quote(name)
+
+
+def _filled(texts: Mapping[str, str], dialect: Dialect, names: Names) -> str:
+    """Fill in the names, which have no character that would have to be quoted in a text."""
+    return texts[dialect.name].format(
+        path=f'"{names.schema}".' if names.schema else "",
+        schema=f"'{names.schema}'" if names.schema else "NULL",
+        table=names.of(instance.name),
+        index=names.of(str(seen_index.name)),
+        column=_COLUMN,
+    )
