@@ -22,7 +22,7 @@ class OrderDelivered(Message):
     total: Decimal
 
 
-class Order(Saga, correlate_by="order_id", also_by="tracking", status_by="status"):
+class Order(Saga, correlate_by="order_id", also_by="tracking", status_by="status", search_by="status"):
     """An order, from checkout to delivery."""
 
     order_id: str

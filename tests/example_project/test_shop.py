@@ -82,6 +82,16 @@ def test_bank_that_never_answers(harness: SagaHarness, shop: Any) -> None:
     harness.assert_sent(shop.payments.give_back, "42", times=1)
 
 
+def test_orders_are_listed_by_their_status(harness: SagaHarness, shop: Any) -> None:
+    harness.silence(shop.payments.charge_card)
+    check_out(harness, shop)
+    harness.run()
+    assert [order.order_id for order in shop.orders.Order.all(status="placed")] == ["42"]
+    assert shop.orders.Order.all(status="paid").count() == 0
+    harness.advance(timedelta(hours=1))
+    assert shop.orders.Order.all().count() == 0
+
+
 def test_carriers_that_do_not_answer(harness: SagaHarness, shop: Any) -> None:
     harness.silence(shop.shipping.quote)
     check_out(harness, shop)
