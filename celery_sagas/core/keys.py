@@ -91,6 +91,31 @@ class KeyProperty:
             raise _no_key(value, f"the validation of {self.field} failed: {exc!r}") from exc
 
 
+class FlagProperty(KeyProperty):
+    """A field of true and false: instances are listed by it, and not found, since many have the same value."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def convert(self, value: object) -> object:
+        """Return true or false, also of the text of one; see ``KeyProperty.convert``."""
+        if isinstance(value, bool):
+            return value
+        if value not in ("true", "false"):
+            raise _no_key(value, "it is neither true nor false")
+        return value == "true"
+
+    def text(self, value: object) -> str:
+        """Return the canonical text of a value that the field holds."""
+        return "true" if value else "false"
+
+
+def search_property(saga: str, field: str, info: FieldInfo, *, config: ConfigDict | None = None) -> KeyProperty:
+    """Return a field by whose values instances are listed; see ``KeyProperty``."""
+    declared, _ = unwrap(info.annotation)
+    return FlagProperty(field) if declared is bool else KeyProperty(saga, field, info, config=config)
+
+
 def key_text(parts: Sequence[str]) -> str:
     """Return the text of a correlation key: of one part itself, of several parts a compact JSON array.
 

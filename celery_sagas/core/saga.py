@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from celery_sagas.core.correlation import SagaKeys
 from celery_sagas.core.delays import Delay, seconds_of
 from celery_sagas.core.hidden import hides, marked
-from celery_sagas.core.keys import KeyProperty
+from celery_sagas.core.keys import KeyProperty, search_property
 from celery_sagas.core.names import as_names, checked_names, snake_case
 from celery_sagas.core.status import statuses_in
 from celery_sagas.errors import DefinitionError
@@ -117,7 +117,8 @@ class SagaDefinition:
         if hidden := self.hidden.intersection(self.search_by):
             problem = f"search_by names {', '.join(sorted(hidden))}, which is hidden, and lists show what they were asked for"
             raise DefinitionError(self.cls.__qualname__, problem, "Remove what hides it, or list by another field")
-        return {name: self._property(name) for name in self.search_by}
+        fields, config = self.cls.model_fields, self.cls.model_config
+        return {name: search_property(self.name, name, fields[name], config=config) for name in self.search_by}
 
     def _property(self, name: str) -> KeyProperty:
         return KeyProperty(self.name, name, self.cls.model_fields[name], config=self.cls.model_config)
