@@ -45,12 +45,17 @@ class Step(NamedTuple):
 
 
 def steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
-    """Yield what is to be run now, one after the other: what comes next depends on what is there then."""
+    """Yield what is to be run now, one after the other: what comes next depends on what is there then.
+
+    Nothing is run on tables of other layouts than these two.
+    """
+    table = names.table(layout)
+    versions = [version for (version,) in query(str(select(table.c.version).compile(dialect=dialect)))]
+    if versions not in ([MIGRATED.version], [LAYOUT.version]):
+        return
     yield from column_steps(query, dialect, names)
     yield from _index_steps(query, dialect, names)
-    table = names.table(layout)
-    ((version,),) = query(str(select(table.c.version).compile(dialect=dialect)))
-    if version == MIGRATED.version:
+    if versions == [MIGRATED.version]:
         yield Step(_note_layout(table, dialect), f"The tables have the layout {LAYOUT.version} now.")
 
 

@@ -27,7 +27,8 @@ _ENDLESS_S: Final = 7 * 86_400
 #: An arbitrary number: not that of ``dialects``, since a process that waits for it has a snapshot, for whose end the making of an
 #: index would wait.
 _LOCK_POSTGRESQL: Final = "SELECT pg_try_advisory_xact_lock(7235423792)"
-_LOCK_MYSQL: Final = "SELECT GET_LOCK('celery_sagas_migration', 0)"
+#: Names have 64 characters at most, and apply to all databases of the server.
+_LOCK_MYSQL: Final = "SELECT GET_LOCK(CONCAT('celery_sagas ', MD5(COALESCE({}, DATABASE()))), 0)"
 #: Finds whether the server makes an index, perhaps for a process that was killed.
 _MAKES_INDEX: Final = "SELECT 1 FROM pg_stat_progress_create_index WHERE relid = to_regclass('{}')"
 #: Waits but a moment for the table, behind which commits would wait, too.
@@ -120,7 +121,9 @@ def _wait_for_nothing_else(connection: Connection) -> None:
 def _alone_on_mysql(connection: Connection, connect: Connect, database: Database) -> Iterator[None]:
     """Keep other processes from migrating, until the connection ends: the server goes on for one that was killed."""
     connection.exec_driver_sql("SET SESSION lock_wait_timeout = 2")
-    _poll(lambda: bool(connection.exec_driver_sql(_LOCK_MYSQL).scalar_one()))
+    schema = database.names.schema
+    lock = _LOCK_MYSQL.format(f"'{schema}'" if schema else "NULL")
+    _poll(lambda: bool(connection.exec_driver_sql(lock).scalar_one()))
     yield
 
 

@@ -25,6 +25,6 @@ def statements(database: str, names: Names) -> list[str]:
         is_table = match[1] in ("CREATE TABLE ", "ON ", "INTO ")
         return f"{match[1]}{schema if is_table else ''}{quote}{names.of(match[2])}{quote}"
 
-    text = _PARTS.sub(named, (Path(__file__).parent / f"{database}.sql").read_text())
+    text = _PARTS.sub(named, Path(__file__).with_name(f"layout_5_{database}.sql").read_text())
     made = [f"CREATE SCHEMA {schema.rstrip('.')}"] if schema else []
     return [*made, *(statement for statement in text.split(";\n") if statement.strip())]
