@@ -1,6 +1,7 @@
 """The saga tables in a database of Django's."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -11,8 +12,9 @@ from celery_sagas.contrib.django.addresses import DRIVERS
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.sql.connection.names import Names, read_names
 from celery_sagas.stores.sql.connection.options import DEFAULTS
+from celery_sagas.stores.sql.expansion import steps
 from celery_sagas.stores.sql.schema import statements_for
-from celery_sagas.stores.sql.tables import metadata
+from celery_sagas.stores.sql.tables import layout, metadata
 from celery_sagas.worker.celery_internals import current_app
 
 
@@ -25,6 +27,25 @@ def create_tables(apps: Any, schema_editor: Any) -> None:
     for names in names_in(connection):
         for statement in statements_for(dialect, names, existing_tables(connection, names)):
             schema_editor.execute(statement, params=None)
+
+
+def migrate_tables(apps: Any, schema_editor: Any) -> None:
+    """Bring tables that an earlier release has created to the layout of this one, while its workers go on."""
+    connection = schema_editor.connection
+    if connection.vendor not in DRIVERS:
+        return
+    dialect = URL.create(DRIVERS[connection.vendor]).get_dialect()()
+    for names in names_in(connection):
+        if names.of(layout.name) in existing_tables(connection, names):
+            for step in steps(partial(_rows, connection), dialect, names):
+                schema_editor.execute(step.text, params=None)
+
+
+def _rows(connection: Any, query: str) -> Sequence[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        found: Sequence[Any] = cursor.fetchall()
+        return found
 
 
 def create_unmigrated(sender: Any, using: str, **_: Any) -> None:

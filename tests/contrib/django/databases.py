@@ -13,6 +13,14 @@ BACKENDS = {
 }
 
 
+def url_of(database: dict[str, Any]) -> str:
+    """Return the URL of a database that Django's settings have so."""
+    (name,) = (name for name, engine in BACKENDS.items() if engine == database["ENGINE"])
+    address = {"username": database.get("USER"), "password": database.get("PASSWORD"), "host": database.get("HOST")}
+    url = URL.create(name, **address, port=database.get("PORT") or None, database=str(database["NAME"]))
+    return url.render_as_string(hide_password=False)
+
+
 def database_of(url: URL) -> dict[str, Any]:
     """Return a database as Django's settings have it."""
     address = {"HOST": url.host or "", "PORT": url.port or "", "USER": url.username or "", "PASSWORD": url.password or ""}

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,25 @@ import pytest
 from sqlalchemy import make_url
 
 import celery_sagas
+from celery_sagas.stores.sql.backend import SqlBackend
+from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED
+from celery_sagas.testing.samples import start
 from tests import servers
-from tests.contrib.django.databases import PROJECT, database_of
+from tests.contrib.django.databases import PROJECT, database_of, url_of
 from tests.integration.launching import Forked
+from tests.stores.sql import layout_5
 from tests.waiting import PROGRAM_S, wait_until
 
 #: What finds this library wherever it is: installed, or in a clone.
 LIBRARY = Path(celery_sagas.__file__).parents[1]
 EAGER = {"CELERY_TASK_ALWAYS_EAGER": True, "CELERY_TASK_EAGER_PROPAGATES": True}
 Manage = Callable[..., str]
+#: What a worker does when it starts.
+PREPARE = """
+from celery_sagas.stores.urls import open_backend
+
+open_backend("django://default", prefix="", options={options}).prepare(create_schema=True, processes=1)
+"""
 
 
 @pytest.fixture
@@ -94,6 +105,45 @@ def test_migrations_create_the_tables(manage: Manage) -> None:
     assert "celery_sagas.W002" in manage("check", "--database=default")
     manage("migrate")
     assert "no dead letters" in manage("sagas", "dead", "list")
+
+
+@on("sqlite", "postgresql", "mariadb+pymysql")
+@pytest.mark.parametrize("options", [{}, {"table_prefix": "Flour_"}], ids=["our names", "names of the options"])
+def test_tables_of_the_release_before_are_migrated(manage: Manage, database: dict[str, Any], options: dict[str, Any]) -> None:
+    settings = {"CELERY_SAGA_BACKEND_OPTIONS": options}
+    with closing(SqlBackend(url_of(database), prefix="", options=options)) as before:
+        layout_5.create(before)
+        order = start(before)
+        manage("migrate", "--fake", "celery_sagas", "0001", **settings)
+        prepare = PREPARE.format(options=options)
+        assert "run `python manage.py migrate --database=default`" in manage("shell", "-c", prepare, fails=True, **settings)
+        manage("migrate", **settings)
+        manage("shell", "-c", prepare, **settings)
+        assert before.migrate() == []
+        assert [glance.id for glance in before.instances.page(order.saga, 9).instances] == [order.id]
+
+
+@on("sqlite", "postgresql", "mariadb+pymysql")
+def test_release_before_runs_on_what_was_migrated(manage: Manage, database: dict[str, Any]) -> None:
+    """So nothing is undone for it: workers of this release may still run."""
+    manage("migrate")
+    manage("migrate", "celery_sagas", "0001")
+    with closing(SqlBackend(url_of(database), prefix="")) as backend:
+        assert (LAYOUT.oldest, backend.migrate()) == (MIGRATED.version, [])
+    manage("migrate")
+    assert "no dead letters" in manage("sagas", "dead", "list")
+
+
+@on("postgresql", "mariadb+pymysql")
+def test_interrupted_migration_is_taken_up_again(manage: Manage, database: dict[str, Any]) -> None:
+    with closing(SqlBackend(url_of(database), prefix="")) as before:
+        layout_5.create(before)
+        manage("migrate", "--fake", "celery_sagas", "0001")
+        with before.database.connect() as connection:
+            connection.exec_driver_sql(before.migration().split(";")[0])
+        manage("migrate")
+        assert before.prepare(create_schema=False, processes=1) == []
+        assert before.migrate() == []
 
 
 @on("sqlite", "postgresql", "mariadb+pymysql")
