@@ -53,6 +53,13 @@ def test_instances_are_indexed_under_all_names(app: Celery, backend: MemoryBacke
     assert "order: about 400 instances were looked at." in result.output
 
 
+def test_statements_are_printed(app: Celery) -> None:
+    app.conf.saga_backend = "postgresql://nowhere/x"
+    result = run(app, "migrate", "--sql")
+    assert result.exit_code == 0, result.output
+    assert "ALTER TABLE saga_instance ADD COLUMN touched_in" in result.output
+
+
 def test_backend_without_statements(app: Celery, backend: MemoryBackend) -> None:
     assert run(app, "migrate", "--sql").output == "Nothing is run.\n"
 

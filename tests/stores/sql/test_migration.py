@@ -105,6 +105,13 @@ def test_layout_before_is_refused_until_it_is_migrated(old: SqlBackend, orders: 
     assert_migrated(old, orders)
 
 
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_page_of_the_layout_before_says_what_to_do(old: SqlBackend, oldest_first: bool) -> None:
+    """Processes that only look, or send, start without a look at the layout."""
+    with pytest.raises(StoreUnavailable, match="the layout of an earlier release: run `celery -A proj sagas migrate`"):
+        old.instances.page(NAMES[0], 9, oldest_first=oldest_first)
+
+
 def test_migrated_tables_are_those_that_are_created(own_url: str, old: SqlBackend) -> None:
     old.migrate()
     with closing(SqlBackend(own_url, prefix="", options={"table_prefix": "new_"})) as new:

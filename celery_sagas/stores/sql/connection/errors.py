@@ -24,6 +24,7 @@ class Fault(Enum):
     UNIQUE = auto()  #: something that was to be inserted is there already
     REFUSED = auto()  #: the values themselves: they would be refused again
     NO_TABLE = auto()  #: our tables were not created
+    OLD_TABLE = auto()  #: our tables lack a column or an index
     DENIED = auto()  #: the user lacks the permission
     UNAVAILABLE = auto()  #: everything else
 
@@ -39,6 +40,9 @@ _FAULTS: Mapping[str | int | None, Fault] = {
     1213: Fault.LOCKED,  # deadlock
     "42P01": Fault.NO_TABLE,  # undefined table
     1146: Fault.NO_TABLE,  # no such table
+    "42703": Fault.OLD_TABLE,  # undefined column
+    1054: Fault.OLD_TABLE,  # unknown column
+    1176: Fault.OLD_TABLE,  # no such key, which a statement names
     "42501": Fault.DENIED,  # insufficient privilege
     1044: Fault.DENIED,  # access to the database denied
     1142: Fault.DENIED,  # command on the table denied
@@ -56,6 +60,8 @@ _UNDOES_ALL = frozenset({1020, 1206, 1213})
 _ENCODING_ERRORS = (UnicodeError, OverflowError)
 
 _NO_TABLE = "it has no {}: {}"
+_OLD_TABLE = "its {} have the layout of an earlier release: {}"
+_MIGRATES_TABLES = "run `celery -A proj sagas migrate`"
 _CREATES_TABLES = "start a worker, which creates them, or apply what `celery -A proj sagas schema` prints"
 
 _PATHS = "sqlite:///name is relative to the working directory, sqlite:////name is absolute"
@@ -90,10 +96,13 @@ class SqlErrors:
             return StoreError(
                 f"The saga backend {self._location.shown} refused the values: {self.text_of(error)}. Nothing was stored."
             )
-        no_table = _NO_TABLE.format(self._names.shown, self._location.creates_tables or _CREATES_TABLES)
-        return StoreUnavailable(self._location.shown, no_table if fault is Fault.NO_TABLE else self._unavailable(error))
+        return StoreUnavailable(self._location.shown, self._unavailable(error, fault))
 
-    def _unavailable(self, error: Exception) -> str:
+    def _unavailable(self, error: Exception, fault: Fault) -> str:
+        if fault is Fault.NO_TABLE:
+            return _NO_TABLE.format(self._names.shown, self._location.creates_tables or _CREATES_TABLES)
+        if fault is Fault.OLD_TABLE:
+            return _OLD_TABLE.format(self._names.shown, self._location.creates_tables or _MIGRATES_TABLES)
         folder = self._location.missing_folder
         return (
             f"the folder {folder} does not exist: create it, or write another path ({_PATHS})" if folder else self.text_of(error)
@@ -109,6 +118,8 @@ class SqlErrors:
             return Fault.UNIQUE
         if str(error).startswith(f"no such table: {self._names.of('saga_')}"):  # SQLite has no number for it
             return Fault.NO_TABLE
+        if str(error).startswith("no such column: "):
+            return Fault.OLD_TABLE
         return Fault.REFUSED if isinstance(error, (*self._data_errors, *_ENCODING_ERRORS)) else Fault.UNAVAILABLE
 
     def undoes_all(self, error: BaseException) -> bool:
