@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_sagas.stores.instances import place
 from celery_sagas.stores.records import KEY, Lookup, NewRecord, Record
 from celery_sagas.stores.redis.keys import Shard
 from celery_sagas.stores.redis.packing import key_path, pack_new
@@ -141,4 +142,5 @@ def _copy(client: Any, record: Record, count: int) -> float:
             own += len(data)
         client.hset(shard.instances(record.saga), mapping=records)
         client.hset(shard.keys(record.saga), mapping=keys)
+        client.zadd(shard.listed(record.saga), {place(record.updated_at, id).replace(":", ""): 0 for id in records})
     return own / count

@@ -107,7 +107,7 @@ def _set_layout(deployment: Deployment, before: int, after: int) -> None:
     else:
         with redis.Redis.from_url(deployment.backend_url) as client:
             meta = f"{{{deployment.name}:meta}}"
-            assert client.hget(meta, "layout") == f"{before} {before} 1".encode()
+            assert client.hget(meta, "layout").split()[0] == str(before).encode()
             client.hset(meta, "layout", f"{after} {after} 1")
 
 

@@ -16,10 +16,11 @@ from celery_sagas.stores.redis.connection.options import Options, read_options
 from celery_sagas.stores.redis.connection.sentinel import master_of
 from celery_sagas.stores.redis.dead_letters import RedisDeadLetters
 from celery_sagas.stores.redis.deliveries import RedisDeliveries
+from celery_sagas.stores.redis.instances import RedisInstances
 from celery_sagas.stores.redis.journal import RedisJournal
 from celery_sagas.stores.redis.many import Operations
 from celery_sagas.stores.redis.outbox import RedisOutbox
-from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.placement import LAYOUT, MIGRATED, Placement
 from celery_sagas.stores.redis.sagas import RedisSagaStore
 from celery_sagas.stores.redis.store import Now
 
@@ -57,6 +58,7 @@ class RedisBackend(Backend):
         self.dead = RedisDeadLetters(self.client, self._placement, now)
         self.aggregates = RedisAggregateStore(self.client, self._placement, now)
         self.buffers = RedisBuffers(self.client, self._placement, now)
+        self.instances = RedisInstances(self.client, self._placement, now)
         self._operations = Operations(self.client, self._placement, now, super().many)
 
     def __repr__(self) -> str:
@@ -84,6 +86,11 @@ class RedisBackend(Backend):
 
     def many(self, operations: Sequence[Operation]) -> list[Any]:
         return self._operations.perform(operations)
+
+    def migrate(self) -> Sequence[str]:
+        if not self._placement.migrate():
+            return []
+        return [f"Changed the layout of the keys from {MIGRATED.version} to {LAYOUT.version}."]
 
     def note_app(self, name: str) -> str:
         return self._placement.note_app(name)

@@ -162,9 +162,17 @@ class Shard:
     def keys(self, saga: str) -> str:
         """Return the key of a saga's keys and alternate keys.
 
-        A hash: <property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys that it holds.
+        A hash: <property>=<value> -> id of the instance that holds it; #<id> -> the alternate keys and the tags that it holds.
         """
         return f"{self.tag}:keys:{saga}"
+
+    def listed(self, saga: str) -> str:
+        """Return the key of the orders in which a saga's instances are listed.
+
+        A sorted set without scores: <slot of the last commit, 8 hex digits><instance id>, and <name of a tag><instance id> for
+        each tag of the instance.
+        """
+        return f"{self.tag}:listed:{saga}"
 
     def find(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the keys of ``saga_find``."""
@@ -188,4 +196,4 @@ def _of_find(shard: Shard, names: tuple[str, ...]) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _of_commit(shard: Shard, saga: str, names: tuple[str, ...]) -> tuple[str, ...]:
     each = [shard.keys(name) for name in dict.fromkeys((saga, *names))]
-    return (*shard.effects, shard.instances(saga), shard.locks, *each)
+    return (*shard.effects, shard.instances(saga), shard.locks, shard.listed(saga), *each)

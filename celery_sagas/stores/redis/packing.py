@@ -9,6 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from celery_sagas.errors import StoreError, UnreadableState
+from celery_sagas.stores.instances import PENDING, Glance
 from celery_sagas.stores.items import Item, NewItem
 from celery_sagas.stores.records import BOUND_KINDS, KEY, Change, DeadLetter, Entry, NewRecord, OutboxRow, Record
 
@@ -53,6 +54,17 @@ def paths(keys: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{property}={value}" for property, value in keys]
 
 
+def tag_path(property: str, value: str) -> str:
+    """Return the name of a tag, which begins as no property does: 21 characters."""
+    digest = blake2b(encode(f"{property}={value}"), digest_size=15).digest()
+    return f"~{urlsafe_b64encode(digest).decode()}"
+
+
+def tag_paths(tags: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the names of tags."""
+    return [tag_path(property, value) for property, value in tags]
+
+
 def pack_new(record: NewRecord) -> tuple[bytes, bytes]:
     """Pack a new record: head and tail, between which the script writes the times."""
     key, pending, data = encode(record.key), encode(record.pending), encode(record.data)
@@ -72,6 +84,15 @@ def unpack_record(saga: str, id: str, packed: bytes, locked_by: str) -> Record:
     words, (key, pending, data) = _split(packed, 4, 3)
     version, schema_version, created_at, updated_at = map(_number, words[:4])
     return Record(id, saga, key, version, schema_version, data, pending, created_at, updated_at, locked_by)
+
+
+def unpack_glance(saga: str, id: str, packed: bytes) -> Glance:
+    """Read what a page shows of a record: all but its state, and a pending map that is too long."""
+    *_, of_pending, size = _numbers(packed, 7)
+    words, (key, *pending) = _split(packed, 4, 2 if of_pending <= PENDING else 1)
+    version, schema_version, created_at, updated_at = map(_number, words[:4])
+    shown = pending[0] if pending else None
+    return Glance(id, saga, key, version, schema_version, size, shown, created_at, updated_at)
 
 
 def unpack_found(answer: bytes) -> tuple[int, bytes, bytes | None, bytes | None, bytes]:
@@ -198,6 +219,14 @@ def _number(word: bytes) -> int:
         if number <= _LAST_TIME and b"%d" % number == word:
             return number
     raise Malformed(f"{word.decode(errors='replace')!r} is no version and no time")
+
+
+def _numbers(packed: bytes, count: int) -> list[int]:
+    """Return the first words of the first line, which are numbers."""
+    words = packed.partition(b"\n")[0].split(b" ")[:count]
+    if len(words) < count or not all(map(bytes.isdigit, words)):
+        raise Malformed(f"its first line does not begin with {count} numbers")
+    return list(map(int, words))
 
 
 def _split(packed: bytes, skipped: int, count: int) -> tuple[list[bytes], list[str]]:

@@ -17,10 +17,18 @@ from celery_sagas.stores.redis.packing import encode
 
 #: Of the keys and what they hold. The version is raised with every change of it, the oldest one with a change on which older code
 #: cannot run.
-LAYOUT: Final = Layout(version=5, oldest=5)
+LAYOUT: Final = Layout(version=6, oldest=5)
+#: The one that can be migrated to this one: its instances are in no order of pages.
+MIGRATED: Final = Layout(version=5, oldest=5)
 #: Registered for a saga whose instances lie in all shards, by their keys.
 ALL_SHARDS: Final = "all"
 
+_MIGRATE: Final = (
+    "Run celery -A proj sagas migrate, with your app in the place of proj, then start the workers. Those of the earlier release "
+    "may go on meanwhile"
+)
+
+_MIGRATE_LAYOUT: Final = load("layout_migrate")
 _NOTE_APP: Final = load("app_note")
 _REGISTER_LAYOUT: Final = load("layout_register")
 _REGISTER_SHARD: Final = load("shard_register")
@@ -60,11 +68,28 @@ class Placement:
         if self._registered_at == losses:
             return
         self._registered.clear()
-        own = f"{LAYOUT.version} {LAYOUT.oldest} {len(self.shards)}"
-        stored = _text(self._client.run(_REGISTER_LAYOUT, [self._meta], [own]))
+        own = self._text_of(LAYOUT)
+        stored = self._register(own)
         if stored != own:
             self._check_layout(stored)
         self._registered_at = losses
+
+    def migrate(self) -> bool:
+        """Register this layout in the place of the one before it; return whether that was registered.
+
+        Raises:
+            ConfigurationError: Nothing is registered, or what cannot be migrated.
+        """
+        stored, own, migrated = self._register(""), self._text_of(LAYOUT), self._text_of(MIGRATED)
+        if not stored:
+            problem = f"nothing is stored under this saga_prefix: the Redis hash {self._meta!r} names no layout"
+            raise ConfigurationError(problem, "Give the command the saga_backend and the saga_prefix of the workers")
+        is_migrated = stored == migrated
+        if is_migrated:
+            stored = _text(self._client.run(_MIGRATE_LAYOUT, [self._meta], [migrated, own]))
+        if stored != own:
+            self._check_layout(stored)
+        return is_migrated
 
     def check(self) -> None:
         """Compare the layout, if a connection was lost since; ignore, but the first time, a store that is unavailable."""
@@ -120,6 +145,14 @@ class Placement:
         first = next(self._turns) % len(self.shards)
         return [*self.shards[first:], *self.shards[:first]]
 
+    def _text_of(self, layout: Layout) -> str:
+        """Return what is registered of a layout."""
+        return f"{layout.version} {layout.oldest} {len(self.shards)}"
+
+    def _register(self, layout: str) -> str:
+        """Register a layout, unless there is one, or only look for an empty text; return the one that is registered."""
+        return _text(self._client.run(_REGISTER_LAYOUT, [self._meta], [layout]))
+
     def _only(self) -> Shard | None:
         """Return the shard, if there is no other; before that compare the layout."""
         if self._is_checking:
@@ -170,10 +203,17 @@ class Placement:
     def _check_layout(self, stored: str) -> None:
         numbers = re.fullmatch(r"(\d+) (\d+) (\d+)", stored, re.ASCII)
         version, oldest, shards = map(int, numbers.groups()) if numbers else (0, 0, 0)
-        if remedy := Layout(version, oldest).remedy(LAYOUT.version):
+        remedy = Layout(version, oldest).remedy(LAYOUT.version)
+        if (version, oldest) == MIGRATED:
+            self._check_shards(shards)
+            remedy = _MIGRATE
+        if remedy:
             raise ConfigurationError(
                 f"the Redis hash {self._meta!r} says layout {stored!r}, this celery-sagas knows layout {LAYOUT.version}", remedy
             )
+        self._check_shards(shards)
+
+    def _check_shards(self, shards: int) -> None:
         if shards != len(self.shards):
             raise ConfigurationError(
                 f"saga_backend_options has shards={len(self.shards)}, but what is stored under this saga_prefix has {shards}: "

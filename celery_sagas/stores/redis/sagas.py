@@ -35,6 +35,7 @@ from celery_sagas.stores.redis.packing import (
     pack_row,
     paths,
     subject_of,
+    tag_paths,
     unpack_entry,
     unpack_found,
     unpack_record,
@@ -42,7 +43,7 @@ from celery_sagas.stores.redis.packing import (
 )
 from celery_sagas.stores.redis.store import Prepared, RedisStore
 
-#: The numbers of removed keys, added keys and cancelled rows, for a script that has none.
+#: The numbers of removed keys and tags, of added ones and of cancelled rows, for a script that has none.
 _NONE: Final = (0, 0, 0)
 
 _FIND: Final = load("saga_find")
@@ -96,7 +97,7 @@ class RedisSagaStore(RedisStore, SagaStore):
             self._placement.register_name(name, former)
         number, _, cursor = (after or "0:0").partition(":")
         shard = self._placement.shards[int(number)]
-        keys = [shard.instances(former), shard.keys(former), shard.instances(name), shard.keys(name)]
+        keys = [key for each in (former, name) for key in (shard.instances(each), shard.keys(each), shard.listed(each))]
         args: list[Word] = [cursor, min(limit, _RENAMED_AT_ONCE)]
         found, moved, *stay = self._run_once(_RENAME, shard.tag, keys, args, commits=True)
         texts = [text.decode(errors="replace") for text in stay]
@@ -123,7 +124,7 @@ class RedisSagaStore(RedisStore, SagaStore):
         """Prepare ``insert``."""
         shard, saga = self._placement.of_id(record.id), record.names[0]
         head, tail = pack_new(record)
-        keys = [key_path(record.key), *paths(record.keys)]
+        keys = [key_path(record.key), *paths(record.keys), *tag_paths(record.tags)]
         own: list[Word] = [record.id, head, tail, *keys]
         return self._commit(_INSERT, shard.commit(saga, record.names), (len(keys), 0, 0), own, effects, (saga, record.key))
 
@@ -131,9 +132,10 @@ class RedisSagaStore(RedisStore, SagaStore):
         """Prepare ``update``."""
         shard = self._placement.of_id(record.id)
         head, tail = pack_change(record, change)
-        removed, added, cancelled = paths(change.removed_keys), paths(change.added_keys), change.cancelled
-        numbers = (len(removed), len(added), len(cancelled))
-        own: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *cancelled]
+        removed = [*paths(change.removed_keys), *tag_paths(change.removed_tags)]
+        added = [*paths(change.added_keys), *tag_paths(change.added_tags)]
+        numbers = (len(removed), len(added), len(change.cancelled))
+        own: list[Word] = [record.id, record.version, effects.lock_owner, head, tail, *removed, *added, *change.cancelled]
         return self._commit(_UPDATE, shard.commit(record.saga, change.names), numbers, own, effects, (record.saga, record.key))
 
     def prepare_delete(self, record: Record, effects: Effects) -> Prepared:

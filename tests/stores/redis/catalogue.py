@@ -10,6 +10,7 @@ ANSWER = "answer:<call>"
 SHARD_KEYS = {
     "instances:<saga>": "hash",
     "keys:<saga>": "hash",
+    "listed:<saga>": "zset",
     "locks": "hash",
     "journal": "hash",
     "journal:order": "list",

@@ -17,6 +17,14 @@ def script(source: str) -> Script:
 DAMAGE = script("return redis.call('HSET', KEYS[1], ARGV[1], string.sub(redis.call('HGET', KEYS[1], ARGV[1]), 1, -2))")
 #: Forgets the ids of removed items, however long they are to be remembered.
 FORGET = script("return redis.call('ZREMRANGEBYSCORE', KEYS[1], '(0', '+inf')")
+#: Sets a field of a hash.
+SET = script("return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])")
+#: Adds members to a sorted set, without scores.
+ENLIST = script("for _, member in ipairs(ARGV) do redis.call('ZADD', KEYS[1], 0, member) end")
+#: Removes a key.
+FORGET_ALL = script("return redis.call('DEL', KEYS[1])")
+#: None of these is the library's.
+OF_THE_TESTS = (DAMAGE, FORGET, SET, ENLIST, FORGET_ALL)
 
 
 @contextmanager

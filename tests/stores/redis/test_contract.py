@@ -13,6 +13,7 @@ from celery_sagas.testing import (
     BuffersContract,
     DeadLettersContract,
     DeliveriesContract,
+    InstancesContract,
     InterleavingContract,
     JournalContract,
     NewBackend,
@@ -35,6 +36,11 @@ class Redis:
 @on_every_server
 class TestSagas(Redis, SagaStoreContract):
     """The sagas."""
+
+
+@pytest.mark.parametrize("url", dict.fromkeys((*EVERY_SERVER, "fake_redis")), indirect=True)
+class TestInstances(Redis, InstancesContract):
+    """The pages of instances."""
 
 
 class TestOutbox(Redis, OutboxContract):

@@ -2,32 +2,27 @@
 
 import time
 from collections.abc import Callable
-from hashlib import sha1
 from typing import Any
 
 import pytest
 
 from celery_sagas.errors import ConfigurationError, RevisionConflict, StoreError, StoreUnavailable
+from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, NewRecord, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
-from celery_sagas.stores.redis.connection.scripts import Script
 from celery_sagas.stores.redis.keys import Shard, answer_to, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
-from celery_sagas.stores.redis.placement import LAYOUT
+from celery_sagas.stores.redis.placement import LAYOUT, MIGRATED
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, dead_letter, effects, entry, ids, new_id, outgoing
 from tests.stores.redis.conftest import SERVER, Open, urls_of
+from tests.stores.redis.damage import FORGET_ALL, SET, script
 
 url = urls_of(SERVER, "redis_cluster")
 
 
-def _script(source: str) -> Script:
-    return Script("of_the_test", source, sha1(source.encode()).hexdigest())
-
-
-_SET = _script("return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])")
-_DELETE = _script("return redis.call('DEL', KEYS[1])")
-_SPOIL = _script("return redis.call('SET', KEYS[1], 'foreign')")
+_SPOIL = script("return redis.call('SET', KEYS[1], 'foreign')")
+_GET = script("return redis.call('HGET', KEYS[1], ARGV[1])")
 IN_ALL = ("parcel",)
 WHOLE = ("order", "purchase")
 T1 = (("tracking", "T1"),)
@@ -258,19 +253,25 @@ class TestRegistered:
             (f"{LAYOUT.version + 1} {LAYOUT.version + 1} 1", "Upgrade the workers"),
             (f"{LAYOUT.version - 1} {LAYOUT.oldest - 1} 1", "Use the release that made it"),
             (f"{LAYOUT.version - 1} 1", "Use the release that made it"),
+            (f"{MIGRATED.version} {MIGRATED.oldest} 1", "Run celery -A proj sagas migrate"),
+            (f"{MIGRATED.version} {MIGRATED.oldest} 3", "Set shards back to 3"),
             ("foreign", "Use the release that made it"),
         ],
     )
     def test_another_layout_is_refused(self, open_redis: Open, prefix: str, stored: str, remedy: str) -> None:
         backend = open_redis()
-        backend.client.run(_SET, [f"{{{prefix}:meta}}"], ["layout", stored])
-        with pytest.raises(ConfigurationError, match=f"layout '{stored}', .* knows layout {LAYOUT.version}\\. {remedy}"):
+        backend.client.run(SET, [f"{{{prefix}:meta}}"], ["layout", stored])
+        with pytest.raises(ConfigurationError, match=remedy) as caught:
             backend.prepare(create_schema=True, processes=1)
+        if "shards" not in remedy:
+            assert f"layout '{stored}', this celery-sagas knows layout {LAYOUT.version}. {remedy}" in str(caught.value)
+        with pytest.raises(StoreUnavailable, match=remedy):
+            backend.sagas.find(_lookup(IN_ALL, "42"))
 
     def test_newer_layout_with_which_this_code_can_live(self, open_redis: Open, prefix: str) -> None:
         """It says so; the number of shards is compared all the same."""
         backend = open_redis()
-        backend.client.run(_SET, [f"{{{prefix}:meta}}"], ["layout", f"{LAYOUT.version + 1} {LAYOUT.version} 1"])
+        backend.client.run(SET, [f"{{{prefix}:meta}}"], ["layout", f"{LAYOUT.version + 1} {LAYOUT.version} 1"])
         backend.prepare(create_schema=True, processes=1)
         _start(backend, "42")
         with pytest.raises(ConfigurationError, match="Set shards back to 1"):
@@ -339,11 +340,93 @@ class TestRegistered:
     def test_server_that_has_forgotten_is_told_again(self, sharded: RedisBackend, open_redis: Open, prefix: str) -> None:
         """It was restarted, and keeps nothing on disk."""
         _start(sharded, "42")
-        sharded.client.run(_DELETE, [f"{{{prefix}:meta}}"], [])
+        sharded.client.run(FORGET_ALL, [f"{{{prefix}:meta}}"], [])
         sharded.client.losses += 1  # as the client counts when the connections break
         _start(sharded, "43")
         with pytest.raises(ConfigurationError, match="Set shards back to 3"):
             open_redis(options={"shards": 4}).prepare(create_schema=True, processes=1)
+
+
+class TestMigrated:
+    """The layout before this one, from which a way leads to it."""
+
+    @pytest.fixture(params=[1, 3])
+    def shards(self, request: pytest.FixtureRequest) -> int:
+        """The number of shards."""
+        number: int = request.param
+        return number
+
+    @pytest.fixture
+    def backend(self, open_redis: Open, prefix: str, shards: int) -> RedisBackend:
+        """A backend under whose prefix the layout before is registered."""
+        backend = open_redis(options={"shards": shards})
+        _register(backend, f"{MIGRATED.version} {MIGRATED.oldest} {shards}")
+        return backend
+
+    def test_layout_is_replaced(self, backend: RedisBackend, shards: int) -> None:
+        assert backend.migrate() == [f"Changed the layout of the keys from {MIGRATED.version} to {LAYOUT.version}."]
+        assert _registered(backend) == f"{LAYOUT.version} {LAYOUT.oldest} {shards}"
+        assert Layout(LAYOUT.version, LAYOUT.oldest).remedy(MIGRATED.version) == ""  # its workers go on
+        backend.prepare(create_schema=True, processes=1)
+        _start(backend, "42")
+
+    def test_second_call_finds_nothing_to_do(self, backend: RedisBackend, open_redis: Open, shards: int) -> None:
+        backend.migrate()
+        assert backend.migrate() == []
+        assert open_redis(options={"shards": shards}).migrate() == []
+
+    @pytest.mark.parametrize("position", [1, 2])
+    def test_two_calls_at_once(self, backend: RedisBackend, open_redis: Open, shards: int, position: int) -> None:
+        """One comes before a round trip of the other."""
+        rival, trips = open_redis(options={"shards": shards}), list[str]()
+
+        def come_first(trip: str) -> None:
+            trips.append(trip)
+            if len(trips) == position:
+                rival.migrate()
+
+        backend.client.observers.append(come_first)
+        backend.migrate()
+        assert len(trips) >= position
+        assert _registered(backend) == f"{LAYOUT.version} {LAYOUT.oldest} {shards}"
+
+    def test_nothing_is_stored(self, open_redis: Open, shards: int) -> None:
+        backend = open_redis(options={"shards": shards})
+        with pytest.raises(ConfigurationError, match="nothing is stored under this saga_prefix"):
+            backend.migrate()
+        assert _registered(backend) == ""
+
+    @pytest.mark.parametrize(
+        ("stored", "remedy"),
+        [
+            (f"{LAYOUT.version + 1} {LAYOUT.version + 1} {{}}", "Upgrade the workers"),
+            (f"{MIGRATED.version - 1} {MIGRATED.oldest - 1} {{}}", "Use the release that made it"),
+            (f"{MIGRATED.version} {MIGRATED.oldest - 1} {{}}", "Use the release that made it"),
+            (f"{MIGRATED.version} {MIGRATED.oldest} 2", "Set shards back to 2"),
+            (f"{LAYOUT.version} {LAYOUT.oldest} 2", "Set shards back to 2"),
+            ("foreign", "Use the release that made it"),
+        ],
+    )
+    def test_other_layouts_are_left_alone(self, open_redis: Open, shards: int, stored: str, remedy: str) -> None:
+        backend, layout = open_redis(options={"shards": shards}), stored.format(shards)
+        _register(backend, layout)
+        with pytest.raises(ConfigurationError, match=remedy):
+            backend.migrate()
+        assert _registered(backend) == layout
+
+    def test_newer_layout_with_which_this_code_can_live_needs_nothing(self, open_redis: Open) -> None:
+        backend = open_redis()
+        _register(backend, layout := f"{LAYOUT.version + 1} {LAYOUT.version} 1")
+        assert backend.migrate() == []
+        assert _registered(backend) == layout
+
+
+def _register(backend: RedisBackend, layout: str) -> None:
+    backend.client.run(SET, [backend._placement._meta], ["layout", layout])
+
+
+def _registered(backend: RedisBackend) -> str:
+    return (backend.client.run(_GET, [backend._placement._meta], ["layout"]) or b"").decode()
 
 
 class TestOneShardIsAway:

@@ -18,6 +18,7 @@ from celery_sagas.stores.records import Effects, OutboxRow, Record
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load, names
+from celery_sagas.stores.redis.placement import MIGRATED
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
     HOUR,
@@ -38,7 +39,7 @@ from tests.integration.proxy import Proxy
 from tests.servers import unique
 from tests.stores.redis.buffer_plays import RULES, addition, divided
 from tests.stores.redis.conftest import OpenAt
-from tests.stores.redis.damage import DAMAGE
+from tests.stores.redis.damage import DAMAGE, ENLIST, FORGET_ALL, SET
 
 Subject = Any
 
@@ -80,13 +81,14 @@ class Commit:
 
 
 OLD, NEW = ("tracking", "T1"), ("tracking", "T2")
-BORN = new_record(keys=(OLD,))
+TAG, NEW_TAG = ("status", "new"), ("status", "paid")
+BORN = new_record(keys=(OLD,), tags=(TAG,))
 ROWS = (outgoing("scheduled"), outgoing("deadline"), outgoing("sent"))
 BIRTH = effects(BORN, *ROWS, line=entry(BORN, outcome="started", version=1))
 CAUSE = BIRTH.entry
 IDS = [row.id for row in ROWS]
 DEAD_LETTER = dead_letter()
-_RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),)) for key in ("42", "43", "44")]
+_RENAMED = [new_record(key, names=("purchase",), keys=(("tracking", key),), tags=(TAG,)) for key in ("42", "43", "44")]
 FORMER = [(record, effects(record)) for record in (*_RENAMED, new_record("43", names=("order",)))]
 
 
@@ -111,6 +113,27 @@ def former(backend: Backend) -> None:
     """Let there be instances under a former name of their saga, one of whose keys is taken."""
     for record, made in FORMER:
         backend.sagas.insert(record, made)
+
+
+def unlisted(backend: Backend) -> None:
+    """Let there be instances that code of an earlier layout has written."""
+    former(backend)
+    assert isinstance(backend, RedisBackend)
+    backend.client.run(FORGET_ALL, [backend._placement.shards[0].listed("purchase")], [])
+
+
+def misplaced(backend: Backend) -> None:
+    """Let such code have changed one instance, and ended another."""
+    born(backend)
+    assert isinstance(backend, RedisBackend)
+    backend.client.run(ENLIST, [backend._placement.shards[0].listed("order")], [f"00000001{BORN.id}", "00000001gone"])
+
+
+def of_the_layout_before(backend: Backend) -> None:
+    """Let such code have registered its layout."""
+    assert isinstance(backend, RedisBackend)
+    layout = f"{MIGRATED.version} {MIGRATED.oldest} 1"
+    backend.client.run(SET, [backend._placement._meta], ["layout", layout])
 
 
 def claimed(backend: Backend) -> None:
@@ -165,7 +188,7 @@ def _effects(outcome: str, lock_owner: str = "") -> Effects:
 
 
 UPDATE = _effects("handled", "me")
-CHANGE = change(added=(NEW,), removed=(OLD,), cancelled=(IDS[2], "gone", IDS[0]))
+CHANGE = change(added=(NEW,), removed=(OLD,), cancelled=(IDS[2], "gone", IDS[0]), added_tags=(NEW_TAG,), removed_tags=(TAG,))
 COMMITS = [
     Commit("insert", nothing, lambda backend, _, effects: backend.sagas.insert(BORN, effects), BIRTH),
     Commit("update", locked, lambda backend, seen, effects: backend.sagas.update(seen, CHANGE, effects), UPDATE),
@@ -175,6 +198,9 @@ COMMITS = [
 OTHERS = [
     Play("lock", born, lambda backend, seen: seen and backend.sagas.lock(seen, "me", MINUTE)),
     Play("rename", former, lambda backend, _: backend.sagas.rename("order", "purchase", 9)),
+    Play("index", unlisted, lambda backend, _: backend.instances.index("purchase", 9)),
+    Play("index what is misplaced", misplaced, lambda backend, _: backend.instances.index("order", 9, "0:listed:")),
+    Play("migrate", of_the_layout_before, lambda backend, _: backend.migrate()),
     Play("claim", born, lambda backend, _: backend.outbox.claim_due(RELAY, 3, MINUTE)),
     Play("claim of some", born, lambda backend, _: backend.outbox.claim_due(RELAY, 2, MINUTE)),
     Play("claim of a cause", born, lambda backend, _: backend.outbox.claim_due(RELAY, 9, MINUTE, CAUSE)),

@@ -1,7 +1,7 @@
 """Each script alone: it can be repeated, a refused one writes nothing, and it touches the keys that it was given."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -16,7 +16,8 @@ from celery_sagas.stores.records import Handling, Outgoing, Record
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.scripts import load, names
-from celery_sagas.stores.redis.placement import Placement
+from celery_sagas.stores.redis.packing import tag_path
+from celery_sagas.stores.redis.placement import MIGRATED, Placement
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
     HOUR,
@@ -43,12 +44,14 @@ from tests.servers import unique
 from tests.stores.redis.buffer_plays import BUFFER_PLAYS, claim_items, empty_buffers, reject_items
 from tests.stores.redis.catalogue import ANSWER, DEAD_KEYS, META_KEY, SHARD_KEYS
 from tests.stores.redis.conftest import EVERY_SERVER, Dump, Open, OpenAt, urls_of
-from tests.stores.redis.damage import DAMAGE, FORGET, foreign
+from tests.stores.redis.damage import DAMAGE, ENLIST, FORGET_ALL, OF_THE_TESTS, SET, foreign
 from tests.stores.redis.times import let_time_pass, servers_now
 
 url = urls_of(*EVERY_SERVER)
 T1 = (("tracking", "T1"),)
 T2 = (("tracking", "T2"),)
+NEW = (("status", "new"),)
+PAID = (("status", "paid"),)
 #: Does one thing with a backend, for which it may arrange something first.
 Play = Callable[[RedisBackend], object]
 #: A word of a line of ``MONITOR``.
@@ -66,7 +69,7 @@ class Calls:
     @contextmanager
     def of(self, backend: RedisBackend) -> Iterator[None]:
         """Note the calls until the end of the block."""
-        prepare, send = backend.client.prepare, backend.client.send
+        prepare, send_many = backend.client.prepare, backend.client.send_many
         prepared: dict[Call, tuple[Any, Any, Any, Any]] = {}
 
         def noted(script: Any, keys: Any, args: Any, **options: Any) -> Call:
@@ -74,25 +77,31 @@ class Calls:
             prepared[call] = (script, keys, args, options)
             return call
 
-        def sent(call: Call) -> Any:
-            reply = send(call)
-            if call in prepared:
-                self.made.append((*prepared[call], reply))
-            return reply
+        def sent(calls: Sequence[Call]) -> Any:
+            replies = send_many(calls)
+            self.made += [(*prepared[call], reply) for call, reply in zip(calls, replies, strict=True) if call in prepared]
+            return replies
 
-        with patch.object(backend.client, "prepare", noted), patch.object(backend.client, "send", sent):
+        with patch.object(backend.client, "prepare", noted), patch.object(backend.client, "send_many", sent):
             yield
 
 
 def _insert(backend: RedisBackend) -> None:
-    new = new_record(keys=T1)
+    new = new_record(keys=T1, tags=NEW)
     backend.sagas.insert(new, effects(None, outgoing(), outgoing("scheduled"), line=entry(new), owner="me", grace_ms=MINUTE))
 
 
 def _update(backend: RedisBackend) -> None:
-    record = start(backend, keys=(("email", "a"), *T1))
+    record = start(backend, keys=(("email", "a"), *T1), tags=(("city", "Oslo"), *NEW))
     backend.sagas.lock(record, "me", MINUTE)
-    backend.sagas.update(record, change(added=T2, removed=T1), effects(record, outgoing(), outgoing("deadline"), lock_owner="me"))
+    moved = change(added=T2, removed=T1, added_tags=PAID, removed_tags=NEW)
+    backend.sagas.update(record, moved, effects(record, outgoing(), outgoing("deadline"), lock_owner="me"))
+
+
+def _update_in_another_slot(backend: RedisBackend) -> None:
+    with patch.object(backend.sagas, "_now", lambda: HOUR):
+        record = start(backend)
+    update(backend, record)
 
 
 def _cancel(backend: RedisBackend) -> None:
@@ -102,7 +111,7 @@ def _cancel(backend: RedisBackend) -> None:
 
 
 def _delete(backend: RedisBackend) -> None:
-    record = start(backend, "42", outgoing("scheduled"), outgoing(), keys=T1)
+    record = start(backend, "42", outgoing("scheduled"), outgoing(), keys=T1, tags=NEW)
     backend.outbox.fail("", ids(claim(backend, ""))[0], "broken", 0)
     complete(backend, record, outgoing())
 
@@ -138,12 +147,42 @@ def _note_app(backend: RedisBackend) -> None:
 
 def _rename(backend: RedisBackend) -> None:
     for key in ("42", "43", "44"):
-        start(backend, key, names=("purchase",), keys=(("email", key), ("tracking", key)))
+        start(backend, key, names=("purchase",), keys=(("email", key), ("tracking", key)), tags=NEW)
     start(backend, "43", names=("order",))
     renamed = backend.sagas.rename("order", "purchase", 9)
     while renamed.after:
         renamed = backend.sagas.rename("order", "purchase", 9, renamed.after)
     assert backend.sagas.count(NAMES)["purchase"] == 1
+
+
+def _page(backend: RedisBackend) -> None:
+    record = start(backend, tags=NEW)
+    for page in (backend.instances.page("order", 9), backend.instances.tagged("order", NEW[0], 9)):
+        assert record.id in [glance.id for glance in page.instances]
+    assert backend.instances.read("order", [record.id]) == [record]
+
+
+def _count_instances(backend: RedisBackend) -> None:
+    start(backend, tags=NEW)
+    assert min(backend.instances.count("order", 9), backend.instances.count("order", 9, NEW[0])) >= 1
+
+
+def _index(backend: RedisBackend) -> None:
+    start(backend, tags=NEW)
+    backend.client.run(FORGET_ALL, [backend._placement.shards[0].listed("order")], [])
+    backend.instances.index("order", 9)
+
+
+def _sweep(backend: RedisBackend) -> None:
+    record = start(backend, tags=NEW)
+    gone = [f"00000001{record.id}", "00000001gone", f"{tag_path(*NEW[0])}gone"]
+    backend.client.run(ENLIST, [backend._placement.shards[0].listed("order")], gone)
+    assert backend.instances.index("order", 9, backend.instances.index("order", 9)) == ""
+
+
+def _migrate(backend: RedisBackend) -> None:
+    backend.client.run(SET, [backend._placement._meta], ["layout", f"{MIGRATED.version} {MIGRATED.oldest} 1"])
+    backend.migrate()
 
 
 def _claim(backend: RedisBackend) -> None:
@@ -248,6 +287,7 @@ def _register(backend: RedisBackend) -> None:
 PLAYS: tuple[Play, ...] = (
     _insert,
     _update,
+    _update_in_another_slot,
     _cancel,
     _delete,
     _record,
@@ -256,6 +296,11 @@ PLAYS: tuple[Play, ...] = (
     _end_lock,
     _find,
     _rename,
+    _page,
+    _count_instances,
+    _index,
+    _sweep,
+    _migrate,
     _claim,
     _claim_by_cause,
     _set_aside,
@@ -296,7 +341,7 @@ class TestRepeats:
         assert _but_ends_of_locks(dump()) == _but_ends_of_locks(before)
 
     def test_every_script_is_played(self, redis_backend: RedisBackend) -> None:
-        played = {script.name for script, *_ in _played(redis_backend) if script not in (DAMAGE, FORGET)} | {
+        played = {script.name for script, *_ in _played(redis_backend) if script not in OF_THE_TESTS} | {
             "layout_register",
             "rights_try",
             "outbox_time",
@@ -390,7 +435,7 @@ class Scene:
 
 @pytest.fixture
 def scene(redis_backend: RedisBackend) -> Scene:
-    stale = start(redis_backend, "42", row := outgoing("scheduled"), keys=T1)
+    stale = start(redis_backend, "42", row := outgoing("scheduled"), keys=T1, tags=NEW)
     current = update(redis_backend, stale)
     other = start(redis_backend, "43", names=NAMES[::-1], keys=T2)
     return Scene(stale, current, other, send(redis_backend).message_id, row.id)
@@ -402,7 +447,9 @@ def _all_of(backend: RedisBackend, record: Record, *, cancelled: tuple[str, ...]
     line = entry(record, outcome="completed", message_id=values.pop("message_id", ""))
     made = effects(record, *rows, line=line, owner="me", grace_ms=MINUTE, lock_owner=values.pop("lock_owner", ""))
     return [
-        lambda: backend.sagas.update(record, change(removed=T1, cancelled=cancelled, **values), made),
+        lambda: backend.sagas.update(
+            record, change(removed=T1, cancelled=cancelled, added_tags=PAID, removed_tags=NEW, **values), made
+        ),
         lambda: backend.sagas.delete(record, made),
     ]
 
@@ -434,7 +481,7 @@ class TestRefusals:
 
     def test_taken_alternate_key(self, redis_backend: RedisBackend, scene: Scene) -> None:
         _refused(_all_of(redis_backend, scene.current, added=(("email", "new"), *T2), cancelled=(scene.row,))[0], "unique")
-        new = new_record("44", keys=(("email", "new"), *T2))
+        new = new_record("44", keys=(("email", "new"), *T2), tags=NEW)
         _refused(lambda: redis_backend.sagas.insert(new, effects(new, outgoing())), "unique")
 
     def test_taken_key_and_taken_id(self, redis_backend: RedisBackend, scene: Scene) -> None:
@@ -475,10 +522,11 @@ def _refused(commit: Callable[[], None], reason: str) -> None:
 def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
     """Return every writing operation, each with everything that it can write."""
     cancelled = outgoing("deadline", due_at=10**14)
-    record = start(backend, "42", outgoing("scheduled"), outgoing(), cancelled, keys=T1, names=("order",))
+    record = start(backend, "42", outgoing("scheduled"), outgoing(), cancelled, keys=T1, tags=NEW, names=("order",))
     other = start(backend, "43", outgoing("scheduled"), keys=(("email", "b"),), names=("order",))
     third = start(backend, "45", no_longer := outgoing("scheduled"), names=("order",))
-    new = new_record("44", keys=(("tracking", "T3"),), names=("order",))
+    fourth = start(backend, "46", names=("order",))
+    new = new_record("44", keys=(("tracking", "T3"),), tags=NEW, names=("order",))
     *rows, row = claim(backend, limit=3)
     claimed = ids(rows)
     backend.outbox.fail("relay", claimed[0], "broken", 0)
@@ -497,6 +545,7 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: sagas.record(effects(None, *_rows(), line=entry(outcome="completed"))),
         lambda: sagas.lock(record, "me", MINUTE),
         lambda: sagas.update(third, change(names=("order",), cancelled=(no_longer.id,)), effects(third)),
+        lambda: sagas.update(fourth, change(names=("order",), added_tags=PAID), effects(fourth, outgoing())),
         lambda: outbox.claim_due("relay", 9, MINUTE),
         lambda: outbox.confirm("relay", claimed[:1]),
         lambda: outbox.reschedule("relay", [row]),
@@ -507,6 +556,8 @@ def _writes(backend: RedisBackend) -> list[Callable[[], object]]:
         lambda: backend.deliveries.purge(-MINUTE, 9),
         lambda: backend.dead.add(added),
         lambda: backend.dead.remove(kept.id),
+        lambda: backend.instances.index("order", 9),
+        lambda: backend.instances.index("order", 9, "0:listed:"),
         lambda: sagas.rename("renamed", "order", 9),
     ]
 
@@ -542,7 +593,7 @@ class TestForeignKeys:
                     assert dump() == before
         assert stopped
 
-    @pytest.mark.parametrize("key", ["instances", "keys"])
+    @pytest.mark.parametrize("key", ["instances", "keys", "listed"])
     def test_foreign_key_under_the_new_name_stops_a_rename(
         self, redis_backend: RedisBackend, server: Any, prefix: str, dump: Callable[[], Dump], key: str
     ) -> None:
@@ -758,7 +809,7 @@ class TestKeys:
             assert len({re.match(r"\{[^{}]+\}", key)[0] for key in [*keys, *answer]}) == 1, script.name  # type: ignore[index]
 
     def test_instances_are_gone_without_a_trace(self, redis_backend: RedisBackend, dump: Callable[[], Dump], prefix: str) -> None:
-        record = update(redis_backend, start(redis_backend, "42", outgoing("deadline"), keys=T1), added=T2)
+        record = update(redis_backend, start(redis_backend, "42", outgoing("deadline"), keys=T1, tags=NEW), added=T2)
         redis_backend.sagas.lock(record, "me", MINUTE)
         redis_backend.sagas.delete(record, effects(record, lock_owner="me"))
         kinds = {key.partition("}:")[2].partition(":")[0] for key in dump()}
@@ -794,7 +845,7 @@ class TestKeys:
 def _pattern(key: str) -> str:
     """Return the name in the catalogue of what follows the prefix in a key."""
     for kind in ("saga", "call", "aggregator", "group"):
-        names = {"saga": "instances|keys", "call": "answer"}.get(kind) or "|".join(
+        names = {"saga": "instances|keys|listed", "call": "answer"}.get(kind) or "|".join(
             name.removesuffix(f":<{kind}>") for name in SHARD_KEYS if name.endswith(f":<{kind}>")
         )
         key = re.sub(f"}}:({names}):.*", rf"}}:\1:<{kind}>", key, flags=re.DOTALL)

@@ -1,6 +1,6 @@
--- The alternate keys that an instance holds stand in one list, each as <bytes>:<property>=<value>.
+-- What an instance holds stands in one list: each alternate key as <bytes>:<property>=<value>, each tag as <bytes>:<its name>.
 
--- Add the keys in a list to others.
+-- Add what is in a list to others.
 local function add_listed(paths, list)
   local bytes, start = nil, 1
   while true do
