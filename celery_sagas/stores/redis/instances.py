@@ -34,10 +34,23 @@ _SWEEP: Final = load("instances_sweep")
 _FIRST_WALK: Final = "{}:instances:0"
 
 
+class _Found(NamedTuple):
+    """An instance of a page, before it is read."""
+
+    position: str
+    shard: Shard
+    id: str
+    packed: bytes
+
+    def read(self, name: str) -> Glance:
+        """Read it."""
+        return _unpack(unpack_glance, self.shard, name, self.id, self.packed)
+
+
 class _Part(NamedTuple):
     """What one shard has for a page."""
 
-    glances: list[Glance]
+    found: list[_Found]
     end: str  #: the position at which it stopped; empty: that was all
 
 
@@ -48,15 +61,14 @@ class RedisInstances(RedisStore, Instances):
         behind = b"(" + encode(after.replace(":", "", 1)) if after else b""
         bounds = (behind or b"-", _BEHIND_SLOTS) if oldest_first else (behind or _BEHIND_SLOTS, b"-")
         answers = self._ask(_PAGE, name, [*bounds, int(oldest_first), limit, _OF_SLOT, PENDING])
-        parts = [_part(shard, name, answer, _place_of) for shard, answer in answers]
-        return _merged(parts, lambda glance: glance.place, limit, oldest_first=oldest_first)
+        parts = [_part(shard, answer, _OF_SLOT, _place_of) for shard, answer in answers]
+        return _merged(parts, name, limit, oldest_first=oldest_first)
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         first, last = _bounds_of(tag)
         behind = b"(" + encode(tag_path(*tag) + after) if after else last
         answers = self._ask(_PAGE, name, [behind, first, 0, limit, _OF_TAG, PENDING])
-        parts = [_part(shard, name, answer, _id_of) for shard, answer in answers]
-        return _merged(parts, lambda glance: glance.id, limit)
+        return _merged([_part(shard, answer, _OF_TAG, _id_of) for shard, answer in answers], name, limit)
 
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
         by_shard: dict[Shard, list[str]] = {}
@@ -113,11 +125,11 @@ def _bounds_of(tag: tuple[str, str]) -> tuple[bytes, bytes]:
     return b"[" + path, b"(" + path + _BEHIND_IDS
 
 
-def _part(shard: Shard, name: str, answer: Sequence[bytes], position_of: Callable[[str], str]) -> _Part:
-    end, *rest = answer
-    ids = [id.decode(errors="replace") for id in rest[::2]]
-    glances = [_unpack(unpack_glance, shard, name, id, packed) for id, packed in zip(ids, rest[1::2], strict=True)]
-    return _Part(glances, position_of(end.decode(errors="replace")) if end else "")
+def _part(shard: Shard, answer: Sequence[bytes], skipped: int, position_of: Callable[[str], str]) -> _Part:
+    end, *members = (text.decode(errors="replace") for text in answer[::2])
+    pairs = zip(members, answer[3::2], strict=True)
+    found = [_Found(position_of(member), shard, member[skipped:], packed) for member, packed in pairs]
+    return _Part(found, position_of(end) if end else "")
 
 
 def _place_of(member: str) -> str:
@@ -128,14 +140,15 @@ def _id_of(member: str) -> str:
     return member[_OF_TAG:]
 
 
-def _merged(parts: Sequence[_Part], position: Callable[[Glance], str], limit: int, *, oldest_first: bool = False) -> Page:
+def _merged(parts: Sequence[_Part], name: str, limit: int, *, oldest_first: bool = False) -> Page:
     """Merge what the shards have: up to the end of the first one that has more, since what follows there is not known."""
     ends = [part.end for part in parts if part.end]
     end = (min if oldest_first else max)(ends, default="")
     is_behind = str.__gt__ if oldest_first else str.__lt__
-    known = [glance for part in parts for glance in part.glances if not end or not is_behind(position(glance), end)]
-    known.sort(key=position, reverse=not oldest_first)
-    return Page(tuple(known[:limit]), position(known[limit - 1]) if len(known) > limit else end)
+    known = [each for part in parts for each in part.found if not end or not is_behind(each.position, end)]
+    known.sort(key=lambda each: each.position, reverse=not oldest_first)
+    glances = tuple(each.read(name) for each in known[:limit])
+    return Page(glances, known[limit - 1].position if len(known) > limit else end)
 
 
 def _unpack(unpack: Callable[..., T], shard: Shard, name: str, id: str, packed: bytes, *args: str) -> T:

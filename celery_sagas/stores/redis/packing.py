@@ -88,11 +88,13 @@ def unpack_record(saga: str, id: str, packed: bytes, locked_by: str) -> Record:
 
 def unpack_glance(saga: str, id: str, packed: bytes) -> Glance:
     """Read what a page shows of a record: all but its state, and a pending map that is too long."""
-    *_, of_pending, size = _numbers(packed, 7)
-    words, (key, *pending) = _split(packed, 4, 2 if of_pending <= PENDING else 1)
+    words = packed.partition(b"\n")[0].split(b" ")
+    if len(words) < 7 or not (words[5].isdigit() and words[6].isdigit()):
+        raise Malformed("its first line does not say how long its texts are")
+    _, (key, *pending) = _split(packed, 4, 2 if int(words[5]) <= PENDING else 1)
     version, schema_version, created_at, updated_at = map(_number, words[:4])
     shown = pending[0] if pending else None
-    return Glance(id, saga, key, version, schema_version, size, shown, created_at, updated_at)
+    return Glance(id, saga, key, version, schema_version, int(words[6]), shown, created_at, updated_at)
 
 
 def unpack_found(answer: bytes) -> tuple[int, bytes, bytes | None, bytes | None, bytes]:
@@ -219,14 +221,6 @@ def _number(word: bytes) -> int:
         if number <= _LAST_TIME and b"%d" % number == word:
             return number
     raise Malformed(f"{word.decode(errors='replace')!r} is no version and no time")
-
-
-def _numbers(packed: bytes, count: int) -> list[int]:
-    """Return the first words of the first line, which are numbers."""
-    words = packed.partition(b"\n")[0].split(b" ")[:count]
-    if len(words) < count or not all(map(bytes.isdigit, words)):
-        raise Malformed(f"its first line does not begin with {count} numbers")
-    return list(map(int, words))
 
 
 def _split(packed: bytes, skipped: int, count: int) -> tuple[list[bytes], list[str]]:

@@ -3,8 +3,8 @@
 -- KEYS: instances, listed
 -- ARGV: the first bound and the last one, as ZRANGEBYLEX takes them in ascending order and ZREVRANGEBYLEX in descending order, 1
 --   if it is ascending, how many at most, bytes of a member before the id, bytes of a pending map at most
--- Answers with: the last member that was looked at (empty: that was all), then for each instance its id, and its record up to the
--- key, or to the pending map if that is no longer.
+-- Answers with: for each instance its member of listed, and its record up to the key, or to the pending map if that is no longer;
+-- before them, in their form, the last member that was looked at (empty: that was all), and an empty text.
 -- A member whose instance is gone, or has another slot, was left by code of an earlier layout, and is passed over.
 local instances, listed, limit, skipped, most = KEYS[1], KEYS[2], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 -- Behind so many bytes of records a page ends: a script blocks all other clients.
@@ -24,12 +24,12 @@ if ARGV[3] == '1' then
 else
   members = redis.call('ZREVRANGEBYLEX', listed, ARGV[1], ARGV[2], 'LIMIT', 0, limit + 1)
 end
-local reply, bytes = { '' }, 0
+local reply, bytes = { '', '' }, 0
 for number, member in ipairs(members) do
   local id = string.sub(member, skipped + 1)
   local record = redis.call('HGET', instances, id)
   local shown = record and glance(record, id, member)
-  if shown then reply[#reply + 1], reply[#reply + 2] = id, shown end
+  if shown then reply[#reply + 1], reply[#reply + 2] = member, shown end
   bytes = bytes + #(record or '')
   if number < #members and (number == limit or bytes > MOST_BYTES) then
     reply[1] = member
