@@ -7,12 +7,12 @@ exist. Names, keys, values and message ids are compared byte by byte.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from inspect import getattr_static
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.aggregates import AggregateStore, Buffers
 from celery_sagas.stores.instances import Instances
+from celery_sagas.stores.optional import NOT_KEPT, NOT_LISTED, is_set
 from celery_sagas.stores.records import (
     Change,
     DeadLetter,
@@ -257,28 +257,6 @@ class Operation(Protocol):
         """Perform it; return what the port returns, or raise what it raises."""
 
 
-class _NotKept:
-    """A port of aggregators that a backend has not set: reading it raises ``ConfigurationError``."""
-
-    def __get__(self, backend: "Backend | None", owner: type["Backend"]) -> Any:
-        if backend is None:
-            return self
-        raise no_aggregators(backend, "the items of aggregators")
-
-
-class _NotListed:
-    """The port of pages that a backend has not set: reading it raises ``ConfigurationError``."""
-
-    def __get__(self, backend: "Backend | None", owner: type["Backend"]) -> Any:
-        if backend is None:
-            return self
-        raise ConfigurationError(f"{backend.url}, a backend without Instances, cannot list instances", "Find them one by one")
-
-
-_NOT_KEPT: Final[Any] = _NotKept()
-_NOT_LISTED: Final[Any] = _NotListed()
-
-
 class Backend(ABC):
     """One backend, open in one process: its ports, and the methods that prepare and close it.
 
@@ -294,9 +272,9 @@ class Backend(ABC):
     journal: Journal
     deliveries: Deliveries
     dead: DeadLetters
-    aggregates: AggregateStore = _NOT_KEPT
-    buffers: Buffers = _NOT_KEPT
-    instances: Instances = _NOT_LISTED
+    aggregates: AggregateStore = NOT_KEPT
+    buffers: Buffers = NOT_KEPT
+    instances: Instances = NOT_LISTED
     #: ``None`` where it takes no part in the transactions of others.
     shared: SharedTransactions | None = None
     #: How long the journal is kept if the setting does not say. Seconds.
@@ -307,12 +285,12 @@ class Backend(ABC):
     @property
     def has_aggregators(self) -> bool:
         """Return whether this backend has set both ports of aggregators."""
-        return not any(isinstance(getattr_static(self, port), _NotKept) for port in ("aggregates", "buffers"))
+        return is_set(self, "aggregates") and is_set(self, "buffers")
 
     @property
     def has_instances(self) -> bool:
         """Return whether this backend has set the port that lists instances."""
-        return not isinstance(getattr_static(self, "instances"), _NotListed)
+        return is_set(self, "instances")
 
     @abstractmethod
     def prepare(self, *, create_schema: bool, processes: int) -> Sequence[str]:
@@ -387,12 +365,6 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close every connection. A closed backend is not used again."""
-
-
-def no_aggregators(backend: Backend, what: str) -> ConfigurationError:
-    """Return the error about something that a backend without aggregators cannot keep."""
-    problem = f"{what} cannot be kept in {backend.url}, a backend without aggregators"
-    return ConfigurationError(problem, "Set saga_aggregator_backend to the URL of a backend that has them")
 
 
 def shared_of(backend: Backend, setting: str = "saga_backend", example: str = "postgresql://…") -> SharedTransactions:

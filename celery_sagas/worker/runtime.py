@@ -28,7 +28,8 @@ from celery_sagas.engine.requests.gathering import Gathering
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.forks import WORK
 from celery_sagas.settings import is_default_backend, read_settings
-from celery_sagas.stores.ports import Backend, no_aggregators, shared_of
+from celery_sagas.stores.optional import no_aggregators, no_instances
+from celery_sagas.stores.ports import Backend, shared_of
 from celery_sagas.worker.asking.undo import UndoOutcomes
 from celery_sagas.worker.backends import Backends, open_backends, prepare_backend, setting_of
 from celery_sagas.worker.celery_internals import is_stand_in, other_apps
@@ -179,7 +180,7 @@ class Runtime:
             StoreUnavailable: One cannot be reached.
         """
         if registry.aggregators and not self.batches.has_aggregators:
-            raise no_aggregators(self.batches, f"the items of {', '.join(sorted(registry.aggregators))}")
+            raise no_aggregators(self.batches.url, f"the items of {', '.join(sorted(registry.aggregators))}")
         self._check_kept_states()
         self._check_listed()
         self._check_transactions()
@@ -201,8 +202,7 @@ class Runtime:
         for saga in registry.sagas.values():
             backend = self.backends.of(saga)
             if saga.search_properties and not backend.has_instances:
-                problem = f"{saga.cls.__qualname__} has search_by=, and {backend.url} is a backend without Instances"
-                raise ConfigurationError(problem, "Remove search_by=, or name another backend")
+                raise no_instances(backend.url, f"the instances of {saga.cls.__qualname__}, which has search_by=,")
 
     def _check_transactions(self) -> None:
         """Refuse steps and aggregators whose transactions their backend does not share, and an outbox that shares none."""

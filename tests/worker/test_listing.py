@@ -318,9 +318,9 @@ class TestErrors:
         define_order()
         backend = WithoutInstances("memory://", prefix="")
         runtime = Runtime(app, backend)
-        with pytest.raises(ConfigurationError, match=r"Order has search_by=, and memory:// is a backend without Instances"):
+        with pytest.raises(ConfigurationError, match=r"Order, which has search_by=, cannot be listed in memory://"):
             runtime.prepare(processes=1)
-        with pytest.raises(ConfigurationError, match="cannot list instances"):
+        with pytest.raises(ConfigurationError, match=r"a backend without Instances\. Keep them in another backend"):
             backend.instances.count("order", 1)
 
 

@@ -24,7 +24,8 @@ from celery_sagas.engine.commit import STATES_IN_MESSAGES
 from celery_sagas.engine.instance import pending_of
 from celery_sagas.errors import InvalidMessage, StoreError, UnreadableState
 from celery_sagas.stores.items import Addition, Item, NewItem
-from celery_sagas.stores.ports import Backend, no_aggregators
+from celery_sagas.stores.optional import no_aggregators
+from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import ID, Lookup
 
 logger = logging.getLogger("celery_sagas")
@@ -218,7 +219,7 @@ class Gathering:
             ConfigurationError: The backend has no aggregators; the error says what to set.
         """
         if not self.answers.has_aggregators:
-            raise no_aggregators(self.answers, "the answers of gather()")
+            raise no_aggregators(self.answers.url, "the answers of gather()")
 
     def clear(self, gather: Gather) -> None:
         """Remove the outcomes of a gather that is no longer awaited."""
