@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.testing.samples import claim, effects, entry, handled, outgoing
-from tests import pgbouncer
+from celery_sagas.testing.samples import claim, effects, entry, handled, outgoing, start
+from tests import pgbouncer, servers
 from tests.servers import unique
+from tests.stores.sql import layout_5
 
 
 @pytest.fixture
@@ -45,3 +46,18 @@ def test_transactions_for_functions(sql: SqlBackend) -> None:
         transaction.commit(lambda backend, line=line: backend.sagas.record(effects(line=line)))
         transaction.close()
     assert all(handled(sql, line) for line in lines)
+
+
+def test_migration() -> None:
+    """Its lock is that of a transaction, since others have the connection between two statements."""
+    with (
+        servers.database("postgresql") as url,
+        pgbouncer.running(url) as pooler,
+        closing(SqlBackend(pooler.url, prefix="")) as backend,
+    ):
+        layout_5.create(backend)
+        order = start(backend)
+        assert len(backend.migrate()) == 3
+        backend.prepare(create_schema=False, processes=1)
+        assert [glance.id for glance in backend.instances.page(order.saga, 9).instances] == [order.id]
+        assert backend.migrate() == []
