@@ -132,8 +132,8 @@ LUA = (
     Mutation(
         "lua",
         "stores/redis/lua/parts/alternate_keys.lua",
-        "for name = 12, #KEYS do",
-        "for name = 12, 12 do",
+        "for name = 13, #KEYS do",
+        "for name = 13, 13 do",
         "A key that a live instance holds under a former name of the saga cannot be inserted.",
     ),
     Mutation(
@@ -160,9 +160,51 @@ LUA = (
     Mutation(
         "lua",
         "stores/redis/lua/sagas/saga_delete.lua",
-        "for _, path in ipairs(paths) do free(id, path) end\n",
+        "  if not is_tag(path) then free(id, path) end\n",
         "",
         "The alternate keys of an instance go with it, and may be used by others.",
+    ),
+    Mutation(
+        "lua",
+        "stores/redis/lua/sagas/saga_delete.lua",
+        "  if is_tag(path) then members[#members + 1] = path .. id end\n",
+        "",
+        "The tags of an instance go with it.",
+    ),
+    Mutation(
+        "lua",
+        "stores/redis/lua/sagas/saga_update.lua",
+        "is_moved = updated_at - updated_at % SLOT ~= now - now % SLOT",
+        "is_moved = false",
+        "A change in the next slot moves the instance in the order of pages.",
+    ),
+    Mutation(
+        "lua",
+        "stores/redis/lua/parts/key_changes.lua",
+        "    if is_tag(path) then redis.call('ZREM', listed, path .. id) end\n",
+        "",
+        "An update removes the tags that it says.",
+    ),
+    Mutation(
+        "lua",
+        "stores/redis/lua/sagas/saga_rename.lua",
+        "  for _, member in ipairs(members) do redis.call('ZADD', new_listed, 0, member) end\n",
+        "",
+        "A renamed instance takes its place in the order of pages and its tags along.",
+    ),
+    Mutation(
+        "lua",
+        "stores/redis/lua/instances/instances_page.lua",
+        "  if skipped == 8 and place(updated_at, id) ~= member then return nil end\n",
+        "",
+        "An instance that does not change between two pages comes once, whatever older code has left of it.",
+    ),
+    Mutation(
+        "lua",
+        "stores/redis/lua/instances/instances_sweep.lua",
+        "    if other then redis.call('ZADD', listed, 0, other) end\n",
+        "",
+        "An instance that older code has moved is listed once it is indexed, whichever walk has seen it before.",
     ),
 )
 

@@ -374,6 +374,16 @@ class TestFormerWorkers:
         assert _listed(backend) == {"instances": 150, "tags": 10}
         assert len(_page(backend)) == backend.instances.count(NAME, 500) == 150
 
+    def test_instance_that_they_change_behind_the_first_walk_is_indexed_by_the_second(
+        self, backend: RedisBackend, former: FormerWorker, clock: Clock
+    ) -> None:
+        order = start(backend, "1")
+        after = backend.instances.index(NAME, 9)
+        clock.advance(HOUR)
+        former.update(order)
+        assert backend.instances.index(NAME, 9, after) == ""
+        assert _page(backend) == ["1"]
+
     def test_index_leaves_what_it_cannot_read(self, backend: RedisBackend, server: Any, prefix: str) -> None:
         order = start(backend)
         server.hset(f"{{{prefix}:0}}:instances:{NAME}", order.id, "{}")
