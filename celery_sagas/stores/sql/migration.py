@@ -29,6 +29,8 @@ _ENDLESS_S: Final = 7 * 86_400
 _LOCK_POSTGRESQL: Final = "SELECT pg_try_advisory_xact_lock(7235423792)"
 #: Names have 64 characters at most, and apply to all databases of the server.
 _LOCK_MYSQL: Final = "SELECT GET_LOCK(CONCAT('celery_sagas ', MD5(COALESCE({}, DATABASE()))), 0)"
+#: MySQL, for which the second setting is a comment, has no such limit.
+_SET_UP_MYSQL: Final = "SET SESSION lock_wait_timeout = 2 /*M!, max_statement_time = 0 */"
 #: Finds whether the server makes an index, perhaps for a process that was killed.
 _MAKES_INDEX: Final = "SELECT 1 FROM pg_stat_progress_create_index WHERE relid = to_regclass('{}')"
 #: Waits but a moment for the table, behind which commits would wait, too.
@@ -119,8 +121,11 @@ def _wait_for_nothing_else(connection: Connection) -> None:
 
 @contextmanager
 def _alone_on_mysql(connection: Connection, connect: Connect, database: Database) -> Iterator[None]:
-    """Keep other processes from migrating, until the connection ends: the server goes on for one that was killed."""
-    connection.exec_driver_sql("SET SESSION lock_wait_timeout = 2")
+    """Keep other processes from migrating, until the connection ends: the server goes on for one that was killed.
+
+    Statements have as long as they take, but wait only a moment for the table.
+    """
+    connection.exec_driver_sql(_SET_UP_MYSQL)
     schema = database.names.schema
     lock = _LOCK_MYSQL.format(f"'{schema}'" if schema else "NULL")
     _poll(lambda: bool(connection.exec_driver_sql(lock).scalar_one()))

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, make_url
 
 from celery_sagas.errors import ConfigurationError, StoreUnavailable
 from celery_sagas.stores.records import Record
@@ -179,6 +179,28 @@ def test_workers_commit_meanwhile(old: SqlBackend, orders: list[Record], monkeyp
     assert old.migrate() == DONE
     assert len(orders) == 6
     assert_migrated(old, orders)
+
+
+@only_servers
+def test_statements_have_as_long_as_they_take(own_url: str, old: SqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever limit the user has: the making of an index may take longer."""
+    is_postgresql = old.database.name == "postgresql"
+    limit = {"options": "-c statement_timeout=60s"} if is_postgresql else {"init_command": "SET max_statement_time = 60"}
+    shown = "SELECT current_setting('statement_timeout')" if is_postgresql else "SELECT @@max_statement_time"
+    limits = list[str]()
+
+    def look(connection: Connection, step: Step) -> None:
+        limits.append(str(connection.exec_driver_sql(shown).scalar_one()))
+        _run(connection, step)
+
+    _run = migration._run
+    monkeypatch.setattr(migration, "_run", look)
+    limited = make_url(own_url).update_query_dict(limit).render_as_string(hide_password=False)
+    with closing(SqlBackend(limited, prefix="")) as backend:
+        with backend.database.connect() as connection:
+            assert connection.exec_driver_sql(shown).scalar_one() in ("1min", 60)
+        assert backend.migrate() == DONE
+    assert limits == (["0"] * 3 if is_postgresql else ["0.0"] * 3)
 
 
 @only_servers
