@@ -251,16 +251,17 @@ class TestShards:
             (order.id for order in orders[1::2]), reverse=True
         )
 
+    @pytest.mark.parametrize("oldest_first", [False, True])
     def test_shard_whose_page_ends_early_hides_nothing_of_the_others(
-        self, sharded: RedisBackend, orders: list[Record], clock: Clock
+        self, sharded: RedisBackend, orders: list[Record], clock: Clock, oldest_first: bool
     ) -> None:
-        for order in orders[::4]:
-            sharded.sagas.update(order, change(names=(NAME,), data='"' + "x" * 3_000_000 + '"'), effects(order))
-        pages = list(_walk(lambda after: sharded.instances.page(NAME, 500, after)))
+        for order in orders:
+            sharded.sagas.update(order, change(names=(NAME,), data='"' + "x" * 1_500_000 + '"'), effects(order))
+        pages = list(_walk(lambda after: sharded.instances.page(NAME, 500, after, oldest_first=oldest_first)))
         places = [glance.place for page in pages for glance in page.instances]
         assert len(pages) > 1
         assert len(places) == 30
-        assert places == sorted(places, reverse=True)
+        assert places == sorted(places, reverse=not oldest_first)
 
     def test_counts_and_records(self, sharded: RedisBackend, orders: list[Record]) -> None:
         assert [sharded.instances.count(NAME, most) for most in (29, 30, 31)] == [29, 30, 30]
@@ -381,6 +382,7 @@ class TestFormerWorkers:
         after = backend.instances.index(NAME, 9)
         clock.advance(HOUR)
         former.update(order)
+        assert _page(backend) == []
         assert backend.instances.index(NAME, 9, after) == ""
         assert _page(backend) == ["1"]
 
