@@ -1,6 +1,7 @@
 """An instance while a step runs on it: its keys, and its state, created for the first message or loaded from its record."""
 
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -147,7 +148,7 @@ def _texts(
     texts: Keys = {}
     for name, part in properties.items():
         value = getattr(state, name, None)
-        if value in left_out:
+        if (value.value if isinstance(value, Enum) else value) in left_out:
             continue
         try:
             texts[name] = part.text(part.convert(value))

@@ -172,17 +172,20 @@ class TestTags:
     def test_enum(self, app: Celery) -> None:
         class Colour(Enum):
             RED = "r"
-            BLUE = "b"
+            NONE = ""
 
         class Order(Saga, correlate_by="order_id", search_by="colour"):
             order_id: str
             colour: Colour = Colour.RED
 
         @Order.starts
-        def place(order: Order, order_id: str) -> None: ...
+        def place(order: Order, order_id: str, colour: Colour = Colour.RED) -> None:
+            order.colour = colour
 
         place("1")
+        place("2", Colour.NONE)
         assert keys(Order.all(colour=Colour.RED)) == keys(Order.all(colour="r")) == ["1"]
+        assert keys(Order.all()) == ["2", "1"]
         with pytest.raises(CorrelationError, match="colour: 'green' is no key: it is no Colour"):
             Order.all(colour="green")
 
