@@ -49,7 +49,7 @@ class Listing(Generic[StateT]):
         """
         if at_most is None and self._tag is None:
             return sum(self._backend.sagas.count(self._saga.names).values())
-        most, counted = _EVERY if at_most is None else at_most, 0
+        most, counted = _EVERY if at_most is None else min(at_most, _EVERY), 0
         for name in self._saga.names:
             if counted < most:
                 counted += self._backend.instances.count(name, most - counted, self._tag)
