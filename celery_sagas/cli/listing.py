@@ -65,8 +65,10 @@ def _print_counts(runtime: Runtime, *, as_json: bool) -> None:
 
 
 def _count(runtime: Runtime, saga: SagaDefinition) -> int:
-    instances = runtime.backends.of(saga).instances
-    return sum(instances.count(name, _COUNTED + 1) for name in saga.names)
+    backend = runtime.backends.of(saga)
+    if not backend.has_instances:
+        return sum(backend.sagas.count(saga.names).values())
+    return sum(backend.instances.count(name, _COUNTED + 1) for name in saga.names)
 
 
 def _print_instances(saga: SagaDefinition, found: Sequence[Glance], *, as_json: bool) -> None:

@@ -66,6 +66,12 @@ def test_counts_stop(app: Celery, place: Any, monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(run(app, "list", "--json").output.splitlines()[0]) == {"saga": "order", "instances": 2, "more": True}
 
 
+def test_backend_that_lists_nothing_counts(app: Celery, place: Any) -> None:
+    place("1")
+    del backend_of(app).instances
+    assert run(app, "list").output.splitlines()[1].split() == ["order", "1"]
+
+
 def test_instances_are_shown_the_last_one_first(app: Celery, place: Any) -> None:
     place("1", "Bergen")
     place("2", waits=1)
