@@ -62,7 +62,7 @@ def _sent(detail: Mapping[str, Any]) -> Iterator[str]:
     asked = {each["request"]: each for each in detail.get("asked", ())}
     for each in asked.values():
         what = f"{each['members']:,} members" if each.get("members") else each["task"]
-        yield f"{what} → {' | '.join(filter(None, (each.get('then'), each.get('otherwise'))))}"
+        yield f"{what} → {' | '.join(dict.fromkeys(filter(None, (each.get('then'), each.get('otherwise')))))}"
     for task, count in Counter(each["task"] for each in detail.get("sent", ()) if each["id"] not in asked).items():
         yield task if count == 1 else f"{task} ({count:,} times)"
     yield from (f"timeout → {each['task']}" for each in detail.get("scheduled", ()))

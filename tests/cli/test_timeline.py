@@ -105,6 +105,14 @@ def test_hostile_text_stays_in_its_line(app: Celery, shop: Any) -> None:
     assert r"order.\x1b[2J\n" in output
 
 
+def test_step_that_gets_answers_and_failures_is_named_once(app: Celery, shop: Any) -> None:
+    """As is the one that gets the outcomes of undos."""
+    asked = [{"request": "r", "task": "refund", "then": "order.(undone)", "otherwise": "order.(undone)"}]
+    line = entry(step="order.end", key="1")._replace(detail=json.dumps({"asked": asked}), saga="order")
+    backend_of(app).sagas.record(effects(line=line))
+    assert run(app, "timeline", "order", "1").output.rstrip().endswith("  refund → order.(undone)")
+
+
 def test_nothing_is_known(app: Celery, shop: Any) -> None:
     result = run(app, "timeline", "order", "\x1b7")
     assert result.exit_code == 1
