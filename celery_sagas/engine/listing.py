@@ -27,7 +27,8 @@ class Listing(Generic[StateT]):
     """The live instances of a saga, or those with a value: iterate over them, or count them.
 
     Each iteration begins anew. Instances may begin, change and end meanwhile: one that is there all the time, and does not
-    change, comes once. One that cannot be read raises its error, and ``next()`` goes on with the one after it.
+    change, comes once. One that cannot be read raises ``UnreadableState`` or ``NewerState``, and ``next()`` goes on with the one
+    after it; any other error ends the iteration.
     """
 
     _backend: Backend

@@ -321,7 +321,7 @@ class Saga(Declared):
             DefinitionError: The saga is not listed by this field.
             CorrelationError: The value is null, or not a value of the field's type.
             TypeError: ``oldest_first`` is given with a field.
-            ConfigurationError: The backend lists no instances.
+            ConfigurationError: When it is iterated over: the backend lists no instances.
             StoreError: When it is iterated over: the store is unavailable, or an instance cannot be read.
         """
         saga, runtime = _concrete(cls), runtime_of(current_app())

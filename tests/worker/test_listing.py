@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -10,7 +11,15 @@ from pydantic import Field
 
 from celery_sagas import Saga
 from celery_sagas.core.registry import registry
-from celery_sagas.errors import ConfigurationError, CorrelationError, DefinitionError, InvalidState, MisuseError, UnreadableState
+from celery_sagas.errors import (
+    ConfigurationError,
+    CorrelationError,
+    DefinitionError,
+    InvalidState,
+    MisuseError,
+    StoreUnavailable,
+    UnreadableState,
+)
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Change
@@ -126,6 +135,16 @@ class TestCopies:
         with pytest.raises(UnreadableState, match="order '2'"):
             next(listing)
         assert keys(listing) == ["1"]
+
+    def test_other_error_ends_the_iteration(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        Order, place, *_ = define_order()
+        place("1")
+        instances = backend_of(app).instances
+        monkeypatch.setattr(instances, "read", Mock(side_effect=[StoreUnavailable("memory://", "refused"), []]))
+        listing = iter(Order.all())
+        with pytest.raises(StoreUnavailable, match="refused"):
+            next(listing)
+        assert list(listing) == []
 
 
 def spoil(backend: Backend, key: str) -> None:
