@@ -27,6 +27,8 @@ RESERVED_FIELDS: Final = RESERVED_FOR_LATER | {
 }
 #: 100 years.
 _LONGEST_KEPT_S: Final = 100 * 365 * 86_400
+#: The argument of ``all`` that no field in ``search_by`` may be called.
+_ORDER: Final = "oldest_first"
 #: How many fields a saga may be listed by: each is an index that its commits keep.
 _MOST_SEARCHED: Final = 8
 #: The name of a backend in the settings.
@@ -287,6 +289,8 @@ def _check_properties(cls: type[BaseModel], key: tuple[str, ...], alternate_keys
 def _check_search(subject: str, search_by: tuple[str, ...], also_by: tuple[str, ...]) -> None:
     if doubled := sorted(set(search_by).intersection(also_by)):
         raise DefinitionError(subject, f"{', '.join(doubled)} stands in also_by and search_by", "Remove it from search_by")
+    if _ORDER in search_by:
+        raise DefinitionError(subject, f"search_by names {_ORDER}, which is an argument of all()", "Rename the field")
     if len(search_by) > _MOST_SEARCHED:
         raise DefinitionError(subject, f"search_by has {len(search_by)} fields, and {_MOST_SEARCHED} are allowed")
 

@@ -308,7 +308,7 @@ class Saga(Declared):
         return found
 
     @classmethod
-    def all(cls, *, oldest_first: bool = False, **by: object) -> Listing[Self]:
+    def all(cls, /, *, oldest_first: bool = False, **by: object) -> Listing[Self]:
         """Return the live instances of this saga, to iterate over or to count.
 
         Those that were committed last come first, within almost nine minutes those that began last.

@@ -208,6 +208,17 @@ class TestTags:
         with pytest.raises(CorrelationError, match="colour: 'green' is no key: it is no Colour"):
             Order.all(colour="green")
 
+    def test_field_called_cls(self, app: Celery) -> None:
+        class Order(Saga, correlate_by="order_id", search_by="cls"):
+            order_id: str
+            cls: str = "first"
+
+        @Order.starts
+        def place(order: Order, order_id: str) -> None: ...
+
+        place("1")
+        assert keys(Order.all(cls="first")) == ["1"]
+
     def test_flag(self, app: Celery) -> None:
         class Order(Saga, correlate_by="order_id", search_by=("is_gift", "is_late")):
             order_id: str
@@ -316,6 +327,10 @@ class TestErrors:
     def test_field_in_also_by(self, definitions: None) -> None:
         with pytest.raises(DefinitionError, match="total stands in also_by and search_by"):
             _with(str, "total", also_by="total")
+
+    def test_field_called_as_the_argument_for_the_order(self, definitions: None) -> None:
+        with pytest.raises(DefinitionError, match=r"search_by names oldest_first, which is an argument of all\(\)"):
+            _with(str, "oldest_first")
 
     def test_too_many_fields(self, definitions: None) -> None:
         names = [f"field_{number}" for number in range(9)]
