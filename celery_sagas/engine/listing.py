@@ -1,20 +1,22 @@
 """The live instances of a saga, read in pages."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from heapq import merge
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import ReadOutcomes, load_instance
 from celery_sagas.errors import CorrelationError, DefinitionError
-from celery_sagas.stores.instances import Glance, Instances
+from celery_sagas.stores.instances import Glance, Instances, Page
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Record
 
 StateT = TypeVar("StateT")
+#: Returns the place of an instance in the order of a listing.
+Place = Callable[[Glance], str]
 
 #: How many states are read at once; each may have a megabyte.
 _PAGE: Final = 50
@@ -27,7 +29,8 @@ class Listing(Generic[StateT]):
     """The live instances of a saga, or those with a value: iterate over them, or count them.
 
     Each iteration begins anew. Instances may begin, change and end meanwhile: one that is there all the time, and does not
-    change, comes once. One that cannot be read raises ``UnreadableState`` or ``NewerState``, and ``next()`` goes on with the one
+    change, comes once, also if it is renamed. One that changes after its page was read may come with another value than the one
+    that is listed. One that cannot be read raises ``UnreadableState`` or ``NewerState``, and ``next()`` goes on with the one
     after it; any other error ends the iteration.
     """
 
@@ -59,9 +62,10 @@ class Listing(Generic[StateT]):
     def _records(self) -> Iterator[Record]:
         found = glances(self._backend, self._saga, self._tag, oldest_first=self._oldest_first)
         while part := list(islice(found, _PAGE)):
-            names = dict.fromkeys(glance.saga for glance in part)
-            ids = {name: [glance.id for glance in part if glance.saga == name] for name in names}
-            records = {record.id: record for name in names for record in self._backend.instances.read(name, ids[name])}
+            records: dict[str, Record] = {}
+            for name in reversed(self._saga.names):  # see glances()
+                if ids := [glance.id for glance in part if glance.id not in records]:
+                    records |= {record.id: record for record in self._backend.instances.read(name, ids)}
             yield from (records[glance.id] for glance in part if glance.id in records)
 
 
@@ -109,17 +113,27 @@ def glances(
     Those that were committed last come first, or those with a tag that began last; the other way round with ``oldest_first``,
     which is for instances without a tag.
     """
-    read = partial(_pages, backend.instances, tag, oldest_first=oldest_first)
-    by_place: Callable[[Glance], str] = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
-    return merge(*map(read, saga.names), key=by_place, reverse=not oldest_first)
-
-
-def _pages(instances: Instances, tag: tuple[str, str] | None, name: str, *, oldest_first: bool) -> Iterator[Glance]:
+    read = partial(_page, backend.instances, tag, oldest_first=oldest_first)
+    by_place: Place = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
     after, is_first = "", True
     while after or is_first:
+        # A rename moves instances to the first of the names, which is read last: none is missed, and some come twice.
+        pages = [read(name, after) for name in reversed(saga.names)]
+        ends = [by_place(page.instances[-1]) for page in pages if page.after]
+        after, is_first = (min if oldest_first else max)(ends, default=""), False
+        merged = {glance.id: glance for page in pages for glance in page.instances}.values()
+        is_before = operator.le if oldest_first else operator.ge
+        shown = [each for each in merged if not after or is_before(by_place(each), after)]
+        yield from sorted(shown, key=by_place, reverse=not oldest_first)
+
+
+def _page(instances: Instances, tag: tuple[str, str] | None, name: str, after: str, *, oldest_first: bool) -> Page:
+    """Return the next page under a name that has an instance, or the last one."""
+    while True:
         if tag is None:
             page = instances.page(name, _PAGE, after, oldest_first=oldest_first)
         else:
             page = instances.tagged(name, tag, _PAGE, after)
-        yield from page.instances
-        after, is_first = page.after, False
+        if page.instances or not page.after:
+            return page
+        after = page.after

@@ -111,6 +111,43 @@ class TestEveryStore:
         assert Purchase.all().count() == Purchase.all().count(at_most=5) == Purchase.all(status="paid").count() == 2
         assert Purchase.all().count(at_most=1) == 1
 
+    @pytest.mark.parametrize("by", [{}, {"status": "paid"}, {"oldest_first": True}])
+    def test_instances_that_are_renamed_meanwhile_come_once(self, stored_app: Celery, by: dict[str, Any]) -> None:
+        _, place, pay, _ = define_order()
+        for number in range(120):
+            place(str(number))
+            pay(str(number))
+        registry.sagas.clear()
+        registry.steps.clear()
+
+        class Purchase(Saga, correlate_by="order_id", search_by="status", formerly="order"):
+            order_id: str
+            status: Status = "paid"
+
+        listing = iter(Purchase.all(**by))
+        first = next(listing).order_id
+        backend_of(stored_app).sagas.rename("purchase", "order", 500)
+        assert sorted([first, *keys(listing)], key=int) == [str(number) for number in range(120)]
+
+    def test_instance_that_is_renamed_before_its_state_is_read(self, stored_app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, place, *_ = define_order()
+        place("1")
+        registry.sagas.clear()
+        registry.steps.clear()
+
+        class Purchase(Saga, correlate_by="order_id", formerly="order"):
+            order_id: str
+
+        backend = backend_of(stored_app)
+        read = backend.instances.read
+
+        def renamed_first(name: str, ids: list[str]) -> Any:
+            backend.sagas.rename("purchase", "order", 500)
+            return read(name, ids)
+
+        monkeypatch.setattr(backend.instances, "read", renamed_first)
+        assert keys(Purchase.all()) == ["1"]
+
 
 class TestCopies:
     """What is listed is as ``find`` returns it."""
