@@ -112,6 +112,8 @@ def _waits_for(glance: Glance) -> str:
 
 def _pending(glance: Glance) -> Pending | str:
     """Return the pending map of an instance, or why it cannot be shown."""
+    if not glance.version:
+        return "unreadable"
     if glance.pending is None:
         return "too much to show"
     try:

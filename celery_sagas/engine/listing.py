@@ -1,7 +1,7 @@
 """The live instances of a saga, read in pages."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.instance import ReadOutcomes, load_instance
-from celery_sagas.errors import CorrelationError, DefinitionError
+from celery_sagas.errors import CorrelationError, DefinitionError, UnreadableState
 from celery_sagas.stores.instances import Glance, Instances, Page
 from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import Record
@@ -42,8 +42,7 @@ class Listing(Generic[StateT]):
 
     def __iter__(self) -> Iterator[StateT]:
         """Yield fresh, read-only copies, which are read in pages."""
-        load: Callable[[Record], Any] = partial(load_instance, self._saga, read_outcomes=self._read_outcomes)
-        return map(load, self._records())  # unlike a generator, it goes on after an error
+        return map(self._load, self._records())  # unlike a generator, it goes on after an error
 
     def count(self, at_most: int | None = None) -> int:
         """Return how many instances there are.
@@ -59,14 +58,27 @@ class Listing(Generic[StateT]):
                 counted += self._backend.instances.count(name, most - counted, self._tag)
         return counted
 
-    def _records(self) -> Iterator[Record]:
+    def _records(self) -> Iterator[Record | UnreadableState]:
         found = glances(self._backend, self._saga, self._tag, oldest_first=self._oldest_first)
         while part := list(islice(found, _PAGE)):
-            records: dict[str, Record] = {}
+            read: dict[str, Record | UnreadableState] = {}
             for name in reversed(self._saga.names):  # see glances()
-                if ids := [glance.id for glance in part if glance.id not in records]:
-                    records |= {record.id: record for record in self._backend.instances.read(name, ids)}
-            yield from (records[glance.id] for glance in part if glance.id in records)
+                read |= self._read(name, [glance.id for glance in part if glance.id not in read])
+            yield from (read[glance.id] for glance in part if glance.id in read)
+
+    def _read(self, name: str, ids: Sequence[str]) -> Mapping[str, Record | UnreadableState]:
+        """Return instances by their ids; in the place of a record that is damaged, the error."""
+        try:
+            return {record.id: record for record in self._backend.instances.read(name, ids)} if ids else {}
+        except UnreadableState as exc:
+            if len(ids) == 1:
+                return {ids[0]: exc}
+            return {id: each for one in ids for id, each in self._read(name, [one]).items()}
+
+    def _load(self, read: Record | UnreadableState) -> Any:
+        if isinstance(read, UnreadableState):
+            raise read
+        return load_instance(self._saga, read, read_outcomes=self._read_outcomes)
 
 
 def listing(

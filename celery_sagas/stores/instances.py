@@ -18,7 +18,10 @@ SLOT_BITS: Final = 19
 
 
 class Glance(NamedTuple):
-    """An instance as a page shows it: a record without its state."""
+    """An instance as a page shows it: a record without its state.
+
+    Of one whose record is damaged nothing is known but its id: its key is empty, and its versions are 0.
+    """
 
     id: str
     saga: str  #: the stored name
@@ -91,6 +94,9 @@ class Instances(ABC):
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
         """Return the instances with these ids, at most ``MOST``, that are stored under a name: in this order, without those that
         are not there. ``locked_by`` is empty.
+
+        Raises:
+            UnreadableState: One of the records is damaged.
         """
 
     @abstractmethod

@@ -7,7 +7,8 @@ import pytest
 from celery import Celery, shared_task
 
 from celery_sagas import Saga
-from celery_sagas.stores.instances import PENDING
+from celery_sagas.stores.instances import PENDING, Glance, Page
+from celery_sagas.stores.memory.instances import MemoryInstances
 from celery_sagas.stores.records import Change
 from celery_sagas.testing.samples import effects
 from tests.apps import backend_of
@@ -120,6 +121,16 @@ def test_instance_whose_pending_map_cannot_be_shown(app: Celery, place: Any, pen
     backend.sagas.update(record, Change(("order",), 1, record.data, pending), effects(record))
     assert shown in run(app, "list", "order").output
     assert json.loads(run(app, "list", "order", "--json").output)["waits_for"] is None
+
+
+def test_damaged_instance_is_listed(app: Celery, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place("1")
+    (glance,) = backend_of(app).instances.page("order", 9).instances
+    damaged = Glance(glance.id, "order", "", 0, 0, 0, None, 0, 0)
+    monkeypatch.setattr(MemoryInstances, "page", lambda *_, **__: Page((damaged,), ""))
+    row = run(app, "list", "order").output.splitlines()[1]
+    assert row.startswith("- ")
+    assert row.endswith(f"unreadable  {glance.id}")
 
 
 def test_hostile_key_stays_in_its_line(app: Celery, place: Any) -> None:

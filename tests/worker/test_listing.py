@@ -1,6 +1,6 @@
 """``Saga.all``: the live instances, or those with a value of a field in ``search_by``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal
 from unittest.mock import Mock
@@ -22,7 +22,7 @@ from celery_sagas.errors import (
 )
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import Change
+from celery_sagas.stores.records import Change, Record
 from celery_sagas.testing.samples import effects
 from celery_sagas.worker.runtime import Runtime, runtime_of
 from tests.apps import Worker, backend_of
@@ -182,6 +182,31 @@ class TestCopies:
         with pytest.raises(StoreUnavailable, match="refused"):
             next(listing)
         assert list(listing) == []
+
+    def test_damaged_record_raises_and_the_others_follow(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The store refuses to read it with others."""
+        Order, place, *_ = define_order()
+        for key in ("1", "2", "3"):
+            place(key)
+        refuse_to_read(backend_of(app), "2", monkeypatch)
+        listing = iter(Order.all())
+        assert next(listing).order_id == "3"
+        with pytest.raises(UnreadableState, match="it is damaged"):
+            next(listing)
+        assert keys(listing) == ["1"]
+
+
+def refuse_to_read(backend: Backend, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an order's record be damaged."""
+    (id,) = (each.id for each in backend.instances.page("order", 9).instances if each.key == key)
+    read = backend.instances.read
+
+    def fail(name: str, ids: Sequence[str]) -> list[Record]:
+        if id in ids:
+            raise UnreadableState("order", "", "it is damaged")
+        return read(name, ids)
+
+    monkeypatch.setattr(backend.instances, "read", fail)
 
 
 def spoil(backend: Backend, key: str) -> None:

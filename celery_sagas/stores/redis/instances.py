@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from celery_sagas.errors import StoreError
-from celery_sagas.stores.instances import PENDING, Glance, Instances, Page
+from celery_sagas.stores.instances import PENDING, SLOT_BITS, Glance, Instances, Page
 from celery_sagas.stores.records import Record
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
@@ -38,13 +38,16 @@ class _Found(NamedTuple):
     """An instance of a page, before it is read."""
 
     position: str
-    shard: Shard
+    at: int  #: when the slot begins; 0 of a tag
     id: str
     packed: bytes
 
     def read(self, name: str) -> Glance:
-        """Read it."""
-        return _unpack(unpack_glance, self.shard, name, self.id, self.packed)
+        """Read it; a damaged one must not hide those that follow it."""
+        try:
+            return unpack_glance(name, self.id, self.packed)
+        except ValueError:
+            return Glance(self.id, name, "", 0, 0, 0, None, self.at, self.at)
 
 
 class _Part(NamedTuple):
@@ -61,14 +64,14 @@ class RedisInstances(RedisStore, Instances):
         behind = b"(" + encode(after.replace(":", "", 1)) if after else b""
         bounds = (behind or b"-", _BEHIND_SLOTS) if oldest_first else (behind or _BEHIND_SLOTS, b"-")
         answers = self._ask(_PAGE, name, [*bounds, int(oldest_first), limit, _OF_SLOT, PENDING])
-        parts = [_part(shard, answer, _OF_SLOT, _place_of) for shard, answer in answers]
+        parts = [_part(answer, _OF_SLOT, _place_of) for _, answer in answers]
         return _merged(parts, name, limit, oldest_first=oldest_first)
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         first, last = _bounds_of(tag)
         behind = b"(" + encode(tag_path(*tag) + after) if after else last
         answers = self._ask(_PAGE, name, [behind, first, 0, limit, _OF_TAG, PENDING])
-        return _merged([_part(shard, answer, _OF_TAG, _id_of) for shard, answer in answers], name, limit)
+        return _merged([_part(answer, _OF_TAG, _id_of) for _, answer in answers], name, limit)
 
     def read(self, name: str, ids: Sequence[str]) -> list[Record]:
         by_shard: dict[Shard, list[str]] = {}
@@ -125,11 +128,16 @@ def _bounds_of(tag: tuple[str, str]) -> tuple[bytes, bytes]:
     return b"[" + path, b"(" + path + _BEHIND_IDS
 
 
-def _part(shard: Shard, answer: Sequence[bytes], skipped: int, position_of: Callable[[str], str]) -> _Part:
+def _part(answer: Sequence[bytes], skipped: int, position_of: Callable[[str], str]) -> _Part:
     end, *members = (text.decode(errors="replace") for text in answer[::2])
     pairs = zip(members, answer[3::2], strict=True)
-    found = [_Found(position_of(member), shard, member[skipped:], packed) for member, packed in pairs]
+    found = [_Found(position_of(member), _begin_of(member), member[skipped:], packed) for member, packed in pairs]
     return _Part(found, position_of(end) if end else "")
+
+
+def _begin_of(member: str) -> int:
+    """Return when the slot of a member begins; 0 of a tag."""
+    return 0 if member.startswith("~") else int(member[:_OF_SLOT], 16) << SLOT_BITS
 
 
 def _place_of(member: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_sagas.errors import StoreUnavailable, UnreadableState
-from celery_sagas.stores.instances import SLOT_BITS, Page, place
+from celery_sagas.stores.instances import SLOT_BITS, Glance, Page, place
 from celery_sagas.stores.records import KEY, Lookup, NewRecord, Record
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.packing import key_path, pack_change, pack_new
@@ -208,11 +208,32 @@ class TestPages:
     def test_damaged_record_is_named(self, backend: RedisBackend, server: Any, prefix: str, text: bytes) -> None:
         order = start(backend, tags=(NEW,))
         server.hset(f"{{{prefix}:0}}:instances:{NAME}", order.id, text)
+        assert backend.instances.tagged(NAME, NEW, 9) == ((Glance(order.id, NAME, "", 0, 0, 0, None, 0, 0),), "")
         with pytest.raises(UnreadableState, match=re.escape(f"{{{prefix}:0}}:instances:{NAME}")) as caught:
-            backend.instances.tagged(NAME, NEW, 9)
-        assert order.id in str(caught.value)
-        with pytest.raises(UnreadableState):
             backend.instances.read(NAME, [order.id])
+        assert order.id in str(caught.value)
+
+    @pytest.mark.parametrize("oldest_first", [False, True])
+    def test_damaged_record_keeps_its_place(
+        self, backend: RedisBackend, server: Any, prefix: str, clock: Clock, oldest_first: bool
+    ) -> None:
+        """Nothing is hidden behind it."""
+        orders = []
+        for key in ("1", "2", "3"):
+            clock.advance(HOUR)
+            orders.append(start(backend, key))
+        server.hset(f"{{{prefix}:0}}:instances:{NAME}", orders[1].id, b"{}")
+        found, after = [], ""
+        for _ in orders:
+            page = backend.instances.page(NAME, 1, after, oldest_first=oldest_first)
+            found += page.instances
+            after = page.after
+        assert after == ""
+        assert [(each.id, each.version) for each in (found if oldest_first else found[::-1])] == [
+            (orders[0].id, 1),
+            (orders[1].id, 0),
+            (orders[2].id, 1),
+        ]
 
 
 class TestShards:
