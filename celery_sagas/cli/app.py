@@ -49,5 +49,5 @@ def saga_named(name: str) -> SagaDefinition:
     """
     named = registry.saga_named(name) or next((saga for saga in registry.sagas.values() if saga.cls.__name__ == name), None)
     if named is None:
-        raise click.ClickException(f"unknown saga {name}; known: {', '.join(registry.sagas) or 'none'}")
+        raise click.ClickException(f"unknown saga {tables.line(name)}; known: {', '.join(registry.sagas) or 'none'}")
     return named

@@ -13,6 +13,7 @@ from celery_sagas.core.registry import registry
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.engine.listing import glances, tag_of
+from celery_sagas.errors import StoreUnavailable
 from celery_sagas.stores.instances import Glance
 from celery_sagas.worker.runtime import Runtime
 
@@ -56,12 +57,21 @@ def _value(by: str | None) -> Mapping[str, object]:
 
 
 def _print_counts(runtime: Runtime, *, as_json: bool) -> None:
-    counts = [(saga.name, _count(runtime, saga)) for saga in registry.sagas.values()]
+    counts, away = list[tuple[str, int]](), list[str]()
+    for saga in registry.sagas.values():
+        try:
+            counts.append((saga.name, _count(runtime, saga)))
+        except StoreUnavailable as exc:
+            away.append(f"{saga.name}: {exc}")
     if as_json:
         tables.print_json([{"saga": name, "instances": min(count, _COUNTED), "more": count > _COUNTED} for name, count in counts])
     else:
         shown = [(name, f"> {_COUNTED:,}" if count > _COUNTED else f"{count:,}") for name, count in counts]
-        tables.print_table(_SAGAS, shown, "The app defines no sagas.")
+        tables.print_table(_SAGAS, shown, "" if away else "The app defines no sagas.")
+    for problem in away:
+        click.echo(f"Error: {tables.block(problem)}", err=True)
+    if away:
+        raise click.exceptions.Exit(1)
 
 
 def _count(runtime: Runtime, saga: SagaDefinition) -> int:

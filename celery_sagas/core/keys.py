@@ -98,12 +98,10 @@ class FlagProperty(KeyProperty):
         self.field = field
 
     def convert(self, value: object) -> object:
-        """Return true or false, also of the text of one; see ``KeyProperty.convert``."""
-        if isinstance(value, bool):
-            return value
-        if value not in ("true", "false"):
+        """Return true or false, also of the text of one, or of what equals one; see ``KeyProperty.convert``."""
+        if value not in (True, False, "true", "false"):
             raise _no_key(value, "it is neither true nor false")
-        return value == "true"
+        return value in (True, "true")
 
     def text(self, value: object) -> str:
         """Return the canonical text of a value that the field holds."""

@@ -11,7 +11,7 @@ from celery_sagas.stores.instances import PENDING, Glance, Page
 from celery_sagas.stores.memory.instances import MemoryInstances
 from celery_sagas.stores.records import Change
 from celery_sagas.testing.samples import effects
-from tests.apps import backend_of
+from tests.apps import NewApp, backend_of
 from tests.cli.test_describe import run
 
 
@@ -57,6 +57,25 @@ def test_sagas_are_counted(app: Celery, place: Any) -> None:
         {"saga": "order", "instances": 3, "more": False},
         {"saga": "parcel", "instances": 0, "more": False},
     ]
+
+
+def test_backend_that_is_away_hides_no_other(new_app: NewApp) -> None:
+    app = new_app(saga_backends={"away": {"backend": "redis://127.0.0.1:1/0"}})
+
+    class Order(Saga, correlate_by="order_id"):
+        order_id: str
+
+    class Parcel(Saga, correlate_by="parcel_id", backend="away"):
+        parcel_id: str
+
+    @Order.starts
+    def place(order: Order, order_id: str) -> None: ...
+
+    place("1")
+    result = run(app, "list")
+    assert result.exit_code == 1
+    assert result.output.splitlines()[1].split() == ["order", "1"]
+    assert "Error: parcel: The saga backend redis://127.0.0.1:1/0 is unavailable" in result.output
 
 
 def test_counts_stop(app: Celery, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
