@@ -4,7 +4,9 @@ Newer code can thus change the stored data in two steps while workers run: first
 higher version and the same oldest one; then, when no older worker is left, it raises the oldest one too.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MIGRATES: Final = "Run `celery -A proj sagas migrate`, then start the workers; those of the release before may go on meanwhile"
 
 
 class Layout(NamedTuple):
@@ -13,14 +15,20 @@ class Layout(NamedTuple):
     version: int
     oldest: int  #: code that knows a lower version must not run on it
 
-    def remedy(self, known: int) -> str:
-        """Return what to do before code that knows a version can run on this layout; empty if it can.
+    def leads_to(self, known: "Layout") -> bool:
+        """Return whether what is stored in this layout can be migrated to one that code knows, while older code goes on."""
+        return known.oldest <= self.version < known.version
+
+    def remedy(self, known: "Layout") -> str:
+        """Return what to do before code that knows a layout can run on this one; empty if it can.
 
         Code that is newer than the layout cannot: it reads what is not there yet.
         """
-        if known < self.oldest:
+        if known.version < self.oldest:
             return "Upgrade the workers: newer code has changed what is stored, and this release must not run on it"
-        if known > self.version:
+        if self.leads_to(known):
+            return MIGRATES
+        if known.version > self.version:
             return (
                 "Use the release that made it, or let every saga complete and begin again, in another database or under another "
                 "saga_prefix"

@@ -20,7 +20,7 @@ from celery_sagas.stores.redis.instances import RedisInstances
 from celery_sagas.stores.redis.journal import RedisJournal
 from celery_sagas.stores.redis.many import Operations
 from celery_sagas.stores.redis.outbox import RedisOutbox
-from celery_sagas.stores.redis.placement import LAYOUT, MIGRATED, Placement
+from celery_sagas.stores.redis.placement import LAYOUT, Placement
 from celery_sagas.stores.redis.sagas import RedisSagaStore
 from celery_sagas.stores.redis.store import Now
 
@@ -88,9 +88,8 @@ class RedisBackend(Backend):
         return self._operations.perform(operations)
 
     def migrate(self) -> Sequence[str]:
-        if not self._placement.migrate():
-            return []
-        return [f"Changed the layout of the keys from {MIGRATED.version} to {LAYOUT.version}."]
+        version = self._placement.migrate()
+        return [f"Changed the layout of the keys from {version} to {LAYOUT.version}."] if version else []
 
     def note_app(self, name: str) -> str:
         return self._placement.note_app(name)

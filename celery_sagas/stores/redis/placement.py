@@ -18,15 +18,8 @@ from celery_sagas.stores.redis.packing import encode
 #: Of the keys and what they hold. The version is raised with every change of it, the oldest one with a change on which older code
 #: cannot run.
 LAYOUT: Final = Layout(version=6, oldest=5)
-#: The one that can be migrated to this one: its instances are in no order of pages.
-MIGRATED: Final = Layout(version=5, oldest=5)
 #: Registered for a saga whose instances lie in all shards, by their keys.
 ALL_SHARDS: Final = "all"
-
-_MIGRATE: Final = (
-    "Run celery -A proj sagas migrate, with your app in the place of proj, then start the workers. Those of the earlier release "
-    "may go on meanwhile"
-)
 
 _MIGRATE_LAYOUT: Final = load("layout_migrate")
 _NOTE_APP: Final = load("app_note")
@@ -74,22 +67,23 @@ class Placement:
             self._check_layout(stored)
         self._registered_at = losses
 
-    def migrate(self) -> bool:
-        """Register this layout in the place of the one before it; return whether that was registered.
+    def migrate(self) -> int:
+        """Register this layout in the place of an earlier one; return the version of that, or 0 if this one was registered.
 
         Raises:
             ConfigurationError: Nothing is registered, or what cannot be migrated.
         """
-        stored, own, migrated = self._register(""), self._text_of(LAYOUT), self._text_of(MIGRATED)
+        stored, own = self._register(""), self._text_of(LAYOUT)
         if not stored:
             problem = f"nothing is stored under this saga_prefix: the Redis hash {self._meta!r} names no layout"
             raise ConfigurationError(problem, "Give the command the saga_backend and the saga_prefix of the workers")
-        is_migrated = stored == migrated
+        version, oldest, shards = _numbers_in(stored)
+        is_migrated = Layout(version, oldest).leads_to(LAYOUT) and shards == len(self.shards)
         if is_migrated:
-            stored = _text(self._client.run(_MIGRATE_LAYOUT, [self._meta], [migrated, own]))
+            stored = _text(self._client.run(_MIGRATE_LAYOUT, [self._meta], [stored, own]))
         if stored != own:
             self._check_layout(stored)
-        return is_migrated
+        return version if is_migrated else 0
 
     def check(self) -> None:
         """Compare the layout, if a connection was lost since; ignore, but the first time, a store that is unavailable."""
@@ -201,13 +195,11 @@ class Placement:
         return suffix
 
     def _check_layout(self, stored: str) -> None:
-        numbers = re.fullmatch(r"(\d+) (\d+) (\d+)", stored, re.ASCII)
-        version, oldest, shards = map(int, numbers.groups()) if numbers else (0, 0, 0)
-        remedy = Layout(version, oldest).remedy(LAYOUT.version)
-        if (version, oldest) == MIGRATED:
+        version, oldest, shards = _numbers_in(stored)
+        layout = Layout(version, oldest)
+        if layout.leads_to(LAYOUT):
             self._check_shards(shards)
-            remedy = _MIGRATE
-        if remedy:
+        if remedy := layout.remedy(LAYOUT):
             raise ConfigurationError(
                 f"the Redis hash {self._meta!r} says layout {stored!r}, this celery-sagas knows layout {LAYOUT.version}", remedy
             )
@@ -221,6 +213,12 @@ class Placement:
                 f"Set shards back to {shards}. To change it, let all sagas complete and the outbox run empty, then set "
                 "saga_prefix to one that was never used",
             )
+
+
+def _numbers_in(stored: str) -> tuple[int, int, int]:
+    """Return the numbers of a registered layout: its version, the oldest one, how many shards; zeros, if it is none."""
+    numbers = re.fullmatch(r"(\d+) (\d+) (\d+)", stored, re.ASCII)
+    return (int(numbers[1]), int(numbers[2]), int(numbers[3])) if numbers else (0, 0, 0)
 
 
 def _moved(saga: str, suffix: str) -> str:

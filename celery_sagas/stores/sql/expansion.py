@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import Dialect, Table, select, update
 from sqlalchemy.schema import CreateColumn, CreateIndex
 
+from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql.connection.names import Names
-from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, instance, layout, seen_index
+from celery_sagas.stores.sql.tables import LAYOUT, instance, layout, seen_index
 
 #: Runs a query, and returns its rows.
 Query: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
@@ -47,15 +48,16 @@ class Step(NamedTuple):
 def steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
     """Yield what is to be run now, one after the other: what comes next depends on what is there then.
 
-    Nothing is run on tables of other layouts than these two.
+    Nothing is run on tables whose layout does not lead to this one.
     """
     table = names.table(layout)
-    versions = [version for (version,) in query(str(select(table.c.version).compile(dialect=dialect)))]
-    if versions not in ([MIGRATED.version], [LAYOUT.version]):
+    stored = [Layout(*row) for row in query(str(select(table.c.version, table.c.oldest).compile(dialect=dialect)))]
+    is_old = any(each.leads_to(LAYOUT) for each in stored)
+    if not is_old and stored != [LAYOUT]:
         return
     yield from column_steps(query, dialect, names)
     yield from _index_steps(query, dialect, names)
-    if versions == [MIGRATED.version]:
+    if is_old:
         yield Step(_note_layout(table, dialect), f"The tables have the layout {LAYOUT.version} now.")
 
 
@@ -94,7 +96,7 @@ def _create_index(dialect: Dialect, names: Names) -> str:
 
 def _note_layout(table: Table, dialect: Dialect) -> str:
     """Raise the number, unless it is raised already, perhaps by a later release."""
-    change = update(table).where(table.c.version == MIGRATED.version).values(**LAYOUT._asdict())
+    change = update(table).where(table.c.version < LAYOUT.version).values(**LAYOUT._asdict())
     return str(change.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 

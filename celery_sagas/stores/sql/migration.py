@@ -16,7 +16,7 @@ from celery_sagas.stores.sql.connection.names import Names
 from celery_sagas.stores.sql.connection.options import make_engine
 from celery_sagas.stores.sql.expansion import Step, statements, steps
 from celery_sagas.stores.sql.schema import locked, refusal_of, stored_layout
-from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, instance
+from celery_sagas.stores.sql.tables import LAYOUT, instance
 
 #: Seconds between two looks whether another process has ended, or whether a table is free.
 _PAUSE_S: Final = 0.5
@@ -68,7 +68,7 @@ def _can_be_migrated(connection: Connection, database: Database) -> bool:
     if stored is None:
         problem = f"nothing is stored in {shown} yet: the {names.shown} are missing"
         raise ConfigurationError(problem, "Name the database of the workers; where there are none yet, start one of this release")
-    if stored not in (MIGRATED, LAYOUT) and (error := refusal_of(stored, database)):
+    if not stored.leads_to(LAYOUT) and (error := refusal_of(stored, database)):
         raise error
     return stored.version <= LAYOUT.version
 

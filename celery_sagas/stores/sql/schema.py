@@ -16,12 +16,8 @@ from celery_sagas.stores.sql.connection.errors import Fault
 from celery_sagas.stores.sql.connection.location import SqlLocation
 from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.expansion import column_steps
-from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, OPTIONAL, layout, metadata
+from celery_sagas.stores.sql.tables import LAYOUT, OPTIONAL, layout, metadata
 
-_MIGRATES_TABLES = (
-    "Run `celery -A proj sagas migrate`, then start the workers; those of the release before may go on meanwhile. "
-    "With --sql it prints the statements instead"
-)
 _CREATES_TABLES = "Set saga_create_schema to True, or run the statements that `celery -A proj sagas schema` prints"
 
 
@@ -52,11 +48,11 @@ def prepare_schema(connection: Connection, database: Database, *, create: bool) 
 
 def refusal_of(stored: Layout, database: Database) -> ConfigurationError | None:
     """Return the error about a layout on which this code cannot run; ``None`` if it can."""
-    remedy = stored.remedy(LAYOUT.version)
+    remedy = stored.remedy(LAYOUT)
     if not remedy:
         return None
-    if stored == MIGRATED:
-        remedy = database.location.creates_tables or _MIGRATES_TABLES
+    if stored.leads_to(LAYOUT):
+        remedy = database.location.creates_tables or f"{remedy}. With --sql it prints the statements instead"
     problem = (
         f"the {database.names.shown} in {database.location.shown} have the layout {stored.version}, on which code for "
         f"{stored.oldest} or later runs; this release of celery-sagas knows {LAYOUT.version}"

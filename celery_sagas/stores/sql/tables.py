@@ -27,8 +27,6 @@ from celery_sagas.stores.layouts import Layout
 #: Of everything in this module but what is optional. The version is raised with every change of it, the oldest one with a change
 #: on which older code cannot run.
 LAYOUT = Layout(version=6, oldest=5)
-#: The one that can be migrated to it.
-MIGRATED = Layout(version=5, oldest=5)
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
 #: The property of the rows of ``saga_key`` that are tags. No property of a saga can have this name.

@@ -13,7 +13,6 @@ from sqlalchemy import make_url
 
 import celery_sagas
 from celery_sagas.stores.sql.backend import SqlBackend
-from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED
 from celery_sagas.testing.samples import start
 from tests import servers
 from tests.contrib.django.databases import PROJECT, database_of, url_of
@@ -129,7 +128,7 @@ def test_release_before_runs_on_what_was_migrated(manage: Manage, database: dict
     manage("migrate")
     manage("migrate", "celery_sagas", "0001")
     with closing(SqlBackend(url_of(database), prefix="")) as backend:
-        assert (LAYOUT.oldest, backend.migrate()) == (MIGRATED.version, [])
+        assert backend.migrate() == []
     manage("migrate")
     assert "no dead letters" in manage("sagas", "dead", "list")
 

@@ -12,7 +12,7 @@ from celery_sagas.stores.records import ID, KEY, Entry, Handling, Lookup, NewRec
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.keys import Shard, answer_to, tag_of
 from celery_sagas.stores.redis.outbox import RedisOutbox
-from celery_sagas.stores.redis.placement import LAYOUT, MIGRATED
+from celery_sagas.stores.redis.placement import LAYOUT
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import HOUR, MINUTE, Keys, change, claim, dead_letter, effects, entry, ids, new_id, outgoing
 from tests.stores.redis.conftest import SERVER, Open, urls_of
@@ -251,10 +251,10 @@ class TestRegistered:
         ("stored", "remedy"),
         [
             (f"{LAYOUT.version + 1} {LAYOUT.version + 1} 1", "Upgrade the workers"),
-            (f"{LAYOUT.version - 1} {LAYOUT.oldest - 1} 1", "Use the release that made it"),
+            (f"{LAYOUT.oldest - 1} {LAYOUT.oldest - 1} 1", "Use the release that made it"),
             (f"{LAYOUT.version - 1} 1", "Use the release that made it"),
-            (f"{MIGRATED.version} {MIGRATED.oldest} 1", "Run celery -A proj sagas migrate"),
-            (f"{MIGRATED.version} {MIGRATED.oldest} 3", "Set shards back to 3"),
+            (f"{LAYOUT.oldest} {LAYOUT.oldest} 1", "Run `celery -A proj sagas migrate`"),
+            (f"{LAYOUT.oldest} {LAYOUT.oldest} 3", "Set shards back to 3"),
             ("foreign", "Use the release that made it"),
         ],
     )
@@ -360,13 +360,13 @@ class TestMigrated:
     def backend(self, open_redis: Open, prefix: str, shards: int) -> RedisBackend:
         """A backend under whose prefix the layout before is registered."""
         backend = open_redis(options={"shards": shards})
-        _register(backend, f"{MIGRATED.version} {MIGRATED.oldest} {shards}")
+        _register(backend, f"{LAYOUT.oldest} {LAYOUT.oldest} {shards}")
         return backend
 
     def test_layout_is_replaced(self, backend: RedisBackend, shards: int) -> None:
-        assert backend.migrate() == [f"Changed the layout of the keys from {MIGRATED.version} to {LAYOUT.version}."]
+        assert backend.migrate() == [f"Changed the layout of the keys from {LAYOUT.oldest} to {LAYOUT.version}."]
         assert _registered(backend) == f"{LAYOUT.version} {LAYOUT.oldest} {shards}"
-        assert Layout(LAYOUT.version, LAYOUT.oldest).remedy(MIGRATED.version) == ""  # its workers go on
+        assert LAYOUT.remedy(Layout(LAYOUT.oldest, LAYOUT.oldest)) == ""  # its workers go on
         backend.prepare(create_schema=True, processes=1)
         _start(backend, "42")
 
@@ -400,9 +400,8 @@ class TestMigrated:
         ("stored", "remedy"),
         [
             (f"{LAYOUT.version + 1} {LAYOUT.version + 1} {{}}", "Upgrade the workers"),
-            (f"{MIGRATED.version - 1} {MIGRATED.oldest - 1} {{}}", "Use the release that made it"),
-            (f"{MIGRATED.version} {MIGRATED.oldest - 1} {{}}", "Use the release that made it"),
-            (f"{MIGRATED.version} {MIGRATED.oldest} 2", "Set shards back to 2"),
+            (f"{LAYOUT.oldest - 1} {LAYOUT.oldest - 1} {{}}", "Use the release that made it"),
+            (f"{LAYOUT.oldest} {LAYOUT.oldest} 2", "Set shards back to 2"),
             (f"{LAYOUT.version} {LAYOUT.oldest} 2", "Set shards back to 2"),
             ("foreign", "Use the release that made it"),
         ],

@@ -18,7 +18,7 @@ from celery_sagas.stores.records import Effects, OutboxRow, Record
 from celery_sagas.stores.redis.aggregators.aggregates import RedisAggregateStore
 from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.scripts import load, names
-from celery_sagas.stores.redis.placement import MIGRATED
+from celery_sagas.stores.redis.placement import LAYOUT
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
     HOUR,
@@ -132,7 +132,7 @@ def misplaced(backend: Backend) -> None:
 def of_the_layout_before(backend: Backend) -> None:
     """Let such code have registered its layout."""
     assert isinstance(backend, RedisBackend)
-    layout = f"{MIGRATED.version} {MIGRATED.oldest} 1"
+    layout = f"{LAYOUT.oldest} {LAYOUT.oldest} 1"
     backend.client.run(SET, [backend._placement._meta], ["layout", layout])
 
 

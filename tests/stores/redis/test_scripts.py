@@ -17,7 +17,7 @@ from celery_sagas.stores.redis.backend import RedisBackend
 from celery_sagas.stores.redis.connection.calls import Call
 from celery_sagas.stores.redis.connection.scripts import load, names
 from celery_sagas.stores.redis.packing import tag_path
-from celery_sagas.stores.redis.placement import MIGRATED, Placement
+from celery_sagas.stores.redis.placement import LAYOUT, Placement
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.samples import (
     HOUR,
@@ -181,7 +181,7 @@ def _sweep(backend: RedisBackend) -> None:
 
 
 def _migrate(backend: RedisBackend) -> None:
-    backend.client.run(SET, [backend._placement._meta], ["layout", f"{MIGRATED.version} {MIGRATED.oldest} 1"])
+    backend.client.run(SET, [backend._placement._meta], ["layout", f"{LAYOUT.oldest} {LAYOUT.oldest} 1"])
     backend.migrate()
 
 

@@ -22,7 +22,7 @@ from celery_sagas.stores.sql.checks import CHECKS
 from celery_sagas.stores.sql.connection.location import locate
 from celery_sagas.stores.sql.connection.names import OURS, Names
 from celery_sagas.stores.sql.schema import ddl
-from celery_sagas.stores.sql.tables import LAYOUT, MIGRATED, metadata
+from celery_sagas.stores.sql.tables import LAYOUT, metadata
 from celery_sagas.testing.batches import CLOSED, add
 from celery_sagas.testing.samples import by_key, found, start, update
 from tests import servers
@@ -130,8 +130,8 @@ class TestSchema:
     @pytest.mark.parametrize(
         ("version", "remedy"),
         [
-            (MIGRATED.version - 1, "Use the release that made it"),
-            (MIGRATED.version, "Run `celery -A proj sagas migrate`"),
+            (LAYOUT.oldest - 1, "Use the release that made it"),
+            (LAYOUT.oldest, "Run `celery -A proj sagas migrate`"),
             (99, "Upgrade the workers"),
         ],
         ids=["older", "of the release before", "newer"],
