@@ -151,6 +151,10 @@ class Settings(BaseModel):
     relay: bool = True
     #: Seconds between two polls for what is due.
     relay_interval: Seconds = Field(default=1.0, ge=0.01, le=3600)
+    #: Seconds after which a timeout, or the deadline of a request, that was published and not handled is published again: the
+    #: broker may have lost it. Each time it is twice as long, up to a day. Without it an hour, or twice the broker's visibility
+    #: time-out if that is more.
+    resend_after: Seconds | None = Field(default=None, ge=1, le=2_592_000)
     #: Seconds for which a worker's lease on what it has claimed lasts; it stops publishing at half of them.
     lease_ttl: Seconds = Field(default=60.0, ge=1, le=86_400)
     #: Deliveries of a message that ended its worker each time, or attempts to publish one, before it becomes a dead letter.

@@ -191,6 +191,7 @@ class Pending:
 
     def _take_timeout(self, addressed: Addressed) -> bool:
         if self.undo.undoing is not None and self.undo.undoing.then_id == addressed.id:
+            self.cancelled.append(self.undo.undoing.then_row)
             self.undo.undoing = None
             return True
         if woken := next((each for each in self.deferred if each.wake == addressed.id), None):
@@ -202,6 +203,7 @@ class Pending:
         timeout = self.timeouts[name]
         if timeout.every is None:
             del self.timeouts[name]
+            self.cancelled.append(timeout.row)
         elif addressed.due_at and addressed.due_at <= timeout.handled_at:
             return False
         else:
@@ -292,7 +294,7 @@ class Pending:
         is_watched = request.undo is not None or (request.again is not None and request.again.is_left)
         if is_uncertain or (is_watched and came in FAILURES):  # another run may have done the work, and answer
             self.requests[request.id] = replace(request, has_timed_out=True, row="")
-        if request.row and came != ReplyKind.DEADLINE:
+        if request.row:
             self.cancelled.append(request.row)
 
     def _siblings(self, request: Request) -> list[Request]:

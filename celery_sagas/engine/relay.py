@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import uuid4
 
-from celery_sagas.clock import time_s
+from celery_sagas.clock import time_s, utc_time
 from celery_sagas.core.names import storable
 from celery_sagas.core.registry import registry
 from celery_sagas.engine.aggregators.groups import Groups
-from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_of
+from celery_sagas.engine.dead_letters.dead_lettering import add_dead_letter, dead_letter_id_of, dead_letter_of
 from celery_sagas.engine.outbox.dispatch import ERROR_CHARACTERS
 from celery_sagas.engine.outbox.publishing import Publisher, probing
 from celery_sagas.engine.requests.gathers import Gathers
@@ -47,6 +47,7 @@ class Terms:
     lease_s: float  #: the duration of the lease on the rows that it claims
     max_attempts: int  #: to publish a row, before it becomes a dead letter
     retention_s: float  #: how long the journal is kept
+    keep_s: float = 0.0  #: how long the published rows of timeouts and deadlines stay, until they are published again
 
 
 def _no_series(row: OutboxRow, now: int) -> OutboxRow:
@@ -135,7 +136,7 @@ class _Batch:
     def publish(self, rows: Sequence[OutboxRow]) -> None:
         """Publish rows; release those that remain."""
         self.series = {row.id: row for row in rows if row.kind == SERIES}
-        known = self._pass_over_unknown(rows)
+        known = self._pass_over_dead(self._pass_over_unknown(rows))
         try:
             left = self._publish_known(known)
         finally:  # in any case: rows that are not removed are sent again
@@ -209,7 +210,7 @@ class _Batch:
     def _end(self, ids: Sequence[str]) -> None:
         """Remove rows, and let series go on with their next occurrence."""
         if ended := [id for id in ids if id not in self.series]:
-            self.outbox.confirm(self.token, ended)
+            self.outbox.confirm(self.token, ended, int(self.relay.terms.keep_s * 1000))
         if series := [self.series[id] for id in ids if id in self.series]:
             now = self.outbox.time()  # not that of this process: a series would stop for as long as its clock is ahead
             self.outbox.reschedule(self.token, [self.relay.next_occurrence(row, now) for row in series])
@@ -247,7 +248,10 @@ class _Batch:
         )
         with self.relay.publishing():  # a signal has a lock, too, which must not be held when a process is forked
             self.relay.announce(dead_letter, error)
-        self._end([row.id])
+        if row.kind == SERIES:
+            self._end([row.id])
+        else:
+            self.outbox.confirm(self.token, [row.id])
         self.sweep.dead_lettered += 1
 
     def _release_for_later(self, row: OutboxRow, error: PublishError) -> None:
@@ -271,6 +275,20 @@ class _Batch:
         for delay_s, ids in unknown.items():
             self.outbox.release(self.token, ids, int(delay_s * 1000))
         return known
+
+    def _pass_over_dead(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Remove the rows whose messages were published before, and are dead letters: these take their place; return the rest."""
+        again = [row for row in rows if row.tried_at and not row.attempts]
+        dead = {row.id for row in again if self.relay.backend.dead.get(_dead_letter_id(row))}
+        if dead:
+            self.outbox.confirm(self.token, sorted(dead))
+        if lost := [row for row in again if row.id not in dead]:
+            logger.warning(
+                "%d timeouts or deadlines were published and not handled, and are published again; the first is %s of the "
+                "instance %s, published at %s",
+                *(len(lost), lost[0].task, lost[0].instance_id, utc_time(lost[0].tried_at).isoformat(timespec="seconds")),
+            )
+        return [row for row in rows if row.id not in dead]
 
     def _is_unreadable(self, row: OutboxRow) -> bool:
         try:
@@ -351,6 +369,11 @@ def _dead_letter_of(row: OutboxRow, error: PublishError) -> DeadLetter:
     step = registry.steps.get(row.step)
     dead_letter = dead_letter_of(row.task, row.message_id, step.saga.name if step else "", error.__cause__ or error, row.payload)
     return dead_letter._replace(text=storable(error.reason, ERROR_CHARACTERS))
+
+
+def _dead_letter_id(row: OutboxRow) -> str:
+    step = registry.step_named(row.task)
+    return dead_letter_id_of(step.name if step else row.task, row.message_id)
 
 
 def _named(row: OutboxRow, error: PublishError) -> tuple[str, str, int, str]:

@@ -22,7 +22,9 @@ from celery_sagas.stores.records import (
     Handling,
     Lookup,
     NewRecord,
+    OutboxGlance,
     OutboxRow,
+    OutboxTally,
     Record,
     Renamed,
 )
@@ -150,15 +152,23 @@ class Outbox(ABC):
         """
 
     @abstractmethod
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
-        """Remove the rows, which were published; return how many were removed."""
+    def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
+        """End the lease on the rows, which were published, and remove them.
+
+        With ``keep_ms`` the rows of ``KEPT_KINDS`` stay: they are due again after this time, or, if it has been longer since they
+        were tried first, after as long as that, but not after more than a day. So a message that the broker has lost is published
+        again, and one that waits in a queue seldom has copies. The commit that handles it cancels its row.
+
+        Returns:
+            How many rows were removed or kept.
+        """
 
     @abstractmethod
     def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
         """Put the next messages into rows that were published.
 
         ``rows`` are those that were claimed, each with another message id, payload and due time. A row is the token's no more
-        then: it is under no lease, is due when its due time comes, and no attempt to publish it has failed. One that is gone is
+        then: it is under no lease, is due when its due time comes, and was never tried. One that is gone is
         not written again: its instance may have ended, or cancelled it, meanwhile.
 
         Returns:
@@ -172,6 +182,26 @@ class Outbox(ABC):
     @abstractmethod
     def fail(self, token: str, id: str, error: str, delay_ms: int) -> bool:
         """Count a failed attempt on the row, keep the error's text (its first 2,000 characters), make it due after the delay."""
+
+    @abstractmethod
+    def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
+        """Return the rows with these ids, at most 500: in this order, without those that are not there."""
+
+    @abstractmethod
+    def tried(self, until: int, limit: int, after: str = "") -> list[OutboxGlance]:
+        """Return rows that were published and are kept, or have failed: those that were tried first the longest time ago first.
+
+        It costs what it returns.
+
+        Args:
+            until: They were tried first at this time, or before; milliseconds since the epoch.
+            limit: How many at most: 1 to ``MOST``.
+            after: ``OutboxGlance.place`` of the last one of the call before; empty, to begin.
+        """
+
+    @abstractmethod
+    def tally(self, at_most: int) -> OutboxTally:
+        """Count the rows that are due, and those that were tried; each count stops at ``at_most``."""
 
     @abstractmethod
     def time(self) -> int:

@@ -11,6 +11,8 @@ __all__ = [
     "BEGINNINGS",
     "BOUND_KINDS",
     "ID",
+    "KEPT_KINDS",
+    "KEPT_MOST_MS",
     "KEY",
     "SERIES",
     "Change",
@@ -21,7 +23,9 @@ __all__ = [
     "Handling",
     "Lookup",
     "NewRecord",
+    "OutboxGlance",
     "OutboxRow",
+    "OutboxTally",
     "Outgoing",
     "Record",
     "Renamed",
@@ -34,8 +38,12 @@ __all__ = [
 BEGINNINGS: Final = ("started", "completed")
 #: The kind of the outgoing row of a series: once it was published, ``Outbox.reschedule`` gives it the next occurrence.
 SERIES: Final = "series"
+#: The kinds of outgoing rows that stay when they were published, until the commit that handles their message cancels them.
+KEPT_KINDS: Final = ("scheduled", "deadline")
+#: The longest time after which such a row is due again, in milliseconds; ``Outbox.confirm`` may be given a longer one.
+KEPT_MOST_MS: Final = 86_400_000
 #: The kinds of outgoing rows that end with their instance.
-BOUND_KINDS: Final = ("scheduled", "deadline", SERIES)
+BOUND_KINDS: Final = (*KEPT_KINDS, SERIES)
 
 
 class Lookup(NamedTuple):
@@ -168,6 +176,38 @@ class OutboxRow(NamedTuple):
     instance_id: str
     step: str  #: the step, or the aggregator, that decided it
     cause: str  #: the message id, or the token of the flush, that decided it
+    tried_at: int = 0  #: when it was published first, or first could not be published; 0: it was never tried
+
+
+class OutboxGlance(NamedTuple):
+    """An outgoing message as operators see it: without its payload."""
+
+    id: str
+    kind: str
+    message_id: str
+    task: str
+    due_at: int
+    attempts: int  #: how often publishing it has failed
+    instance_id: str
+    step: str  #: the step, or the aggregator, that decided it
+    cause: str
+    tried_at: int
+    available_at: int  #: from when on it may be claimed
+    leased_until: int  #: 0: it is under no lease
+    error: str  #: why publishing it failed last
+
+    @property
+    def place(self) -> str:
+        """The row's place in the order of ``Outbox.tried``, as text that sorts so."""
+        return f"{self.tried_at:016d}:{self.id}"
+
+
+class OutboxTally(NamedTuple):
+    """How many outgoing messages there are."""
+
+    due: int
+    oldest_due_at: int  #: when the longest due one became due; 0: none is
+    tried: int  #: that were published and are kept, or have failed
 
 
 def outbox_row(outgoing: Outgoing, instance_id: str, step: str, cause: str) -> OutboxRow:

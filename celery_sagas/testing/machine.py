@@ -185,6 +185,9 @@ class StoreMachine(RuleBasedStateMachine):
         rows = self._row_ids(play.rows)
         if play.how == "confirm":
             assert self.backend.outbox.confirm(play.token, rows) == self.model.confirm(play.token, rows)
+        elif play.how == "keep":
+            kept = self.backend.outbox.confirm(play.token, rows, play.delay_ms + 1)
+            assert kept == self.model.confirm(play.token, rows, play.delay_ms + 1)
         elif play.how == "release":
             released = self.backend.outbox.release(play.token, rows, play.delay_ms)
             assert released == self.model.release(play.token, rows, play.delay_ms)
@@ -227,6 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert history == sorted(history, key=lambda entry: (entry.at, entry.version))
             assert sorted(history, key=repr) == sorted(self.model.history(NAMES, key), key=repr)
         assert self.backend.outbox.count() == len(self.model.rows)
+        assert [row.id for row in self.backend.outbox.tried(self.clock.now, 500)] == self.model.tried()
         for cause in (entry(step=step, message_id=f"message {number}") for step in STEPS for number in (1, 2, 3)):
             assert self.backend.outbox.count_leased(cause) == self.model.leased(cause)
 

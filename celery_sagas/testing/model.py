@@ -4,7 +4,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from celery_sagas.stores.instances import place
-from celery_sagas.stores.records import ID, KEY, Change, Effects, Entry, Handling, Lookup, NewRecord, OutboxRow, Record
+from celery_sagas.stores.records import (
+    ID,
+    KEPT_KINDS,
+    KEPT_MOST_MS,
+    KEY,
+    Change,
+    Effects,
+    Entry,
+    Handling,
+    Lookup,
+    NewRecord,
+    OutboxRow,
+    Record,
+)
 from celery_sagas.testing.clock import Clock
 
 #: What a commit comes to, beside the reasons of a RevisionConflict. An empty set of answers: nothing stands in its way.
@@ -135,18 +148,32 @@ class Model:
         """Return the rows whose lease is, or was last, this token's."""
         return [row for id, row in self.rows.items() if id in ids and row.token == token]
 
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
+    def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
         """Answer as ``Outbox.confirm``."""
         rows = self.held(token, ids)
         for row in rows:
-            del self.rows[row.message.id]
+            if keep_ms and row.message.kind in KEPT_KINDS:
+                self._keep(row, keep_ms)
+            else:
+                del self.rows[row.message.id]
         return len(rows)
+
+    def _keep(self, row: ModelRow, keep_ms: int) -> None:
+        now, tried_at = self._clock(), row.message.tried_at or self._clock()
+        row.message = row.message._replace(attempts=0, tried_at=tried_at)
+        row.due_since, row.leased_until = now + max(keep_ms, min(now - tried_at, KEPT_MOST_MS)), 0
+
+    def tried(self) -> list[str]:
+        """Return the ids of the rows that ``Outbox.tried`` returns."""
+        return [id for _, id in sorted((row.message.tried_at, id) for id, row in self.rows.items() if row.message.tried_at)]
 
     def following(self, ids: Sequence[str], delay_ms: int) -> list[OutboxRow]:
         """Return rows that are there, each with a next message."""
         rows = [row.message for id, row in self.rows.items() if id in ids]
         due_at = self._clock() + delay_ms
-        return [row._replace(message_id=f"{row.message_id}+", payload="next", due_at=due_at, attempts=0) for row in rows]
+        return [
+            row._replace(message_id=f"{row.message_id}+", payload="next", due_at=due_at, attempts=0, tried_at=0) for row in rows
+        ]
 
     def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
         """Answer as ``Outbox.reschedule``."""
@@ -167,7 +194,8 @@ class Model:
         """Answer as ``Outbox.fail``."""
         rows = self.held(token, [id])
         for row in rows:
-            row.message = row.message._replace(attempts=row.message.attempts + 1)
+            tried_at = row.message.tried_at or self._clock()
+            row.message = row.message._replace(attempts=row.message.attempts + 1, tried_at=tried_at)
             row.due_since, row.leased_until = self._clock() + delay_ms, 0
         return bool(rows)
 

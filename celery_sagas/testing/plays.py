@@ -85,7 +85,7 @@ class ClaimPlay:
 
 @dataclass(frozen=True)
 class SettlePlay:
-    """Confirm, release, fail or reschedule rows."""
+    """Confirm, keep, release, fail or reschedule rows."""
 
     how: str
     token: str
@@ -144,7 +144,7 @@ _locks = st.builds(LockPlay, subject=_subjects, lock_owner=st.sampled_from(LOCK_
 _claims = st.builds(ClaimPlay, token=_tokens, limit=st.integers(1, 6), lease_ms=_durations, cause=st.none() | st.none() | _causes)
 _settles = st.builds(
     SettlePlay,
-    how=st.sampled_from(["confirm", "release", "fail", "reschedule"]),
+    how=st.sampled_from(["confirm", "keep", "release", "fail", "reschedule"]),
     token=_tokens,
     rows=st.lists(_rows, min_size=1, max_size=6, unique=True),
     delay_ms=_delays,

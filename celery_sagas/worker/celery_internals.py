@@ -22,6 +22,8 @@ from kombu import Exchange, Queue
 
 logger = logging.getLogger("celery_sagas")
 
+#: The brokers that redeliver a message after a time, whether or not its worker is alive, and kombu's default. Seconds.
+_VISIBILITY_S = {"redis": 3600.0, "sqs": 1800.0}
 #: The destination of a message, as JSON values: the name of a queue; or an exchange, a routing key and the exchange's type.
 Destination: TypeAlias = str | list[str]
 
@@ -347,3 +349,13 @@ def add_task(app: Any, function: Callable[..., Any], **options: Any) -> None:
     """Register a task now, as ``app.task`` does when the app is finalised."""
     with app._finalize_mutex:
         app._task_from_fun(function, **options)
+
+
+def longest_redelivery_s(app: Celery) -> float | None:
+    """Return the seconds until the broker redelivers an unacknowledged message; ``None`` if that is unknown."""
+    connection = app.connection_for_read()
+    default_s = _VISIBILITY_S.get(str(connection.transport.driver_type))
+    if default_s is None:
+        return None
+    options = connection.transport_options or {}
+    return float(options.get("visibility_timeout") or default_s)

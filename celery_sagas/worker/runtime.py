@@ -32,7 +32,7 @@ from celery_sagas.stores.optional import no_aggregators, no_instances
 from celery_sagas.stores.ports import Backend, shared_of
 from celery_sagas.worker.asking.undo import UndoOutcomes
 from celery_sagas.worker.backends import Backends, open_backends, prepare_backend, setting_of
-from celery_sagas.worker.celery_internals import is_stand_in, other_apps
+from celery_sagas.worker.celery_internals import is_stand_in, longest_redelivery_s, other_apps
 from celery_sagas.worker.deferred import DeferredSignatures
 from celery_sagas.worker.publishing import open_publisher
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher, EagerPublisher
@@ -42,6 +42,8 @@ from celery_sagas.worker.targets import publish_gathered, serialized_answer
 logger = logging.getLogger("celery_sagas")
 
 T = TypeVar("T")
+#: How long a timeout may be in a queue before it is taken for lost, where the settings do not say it. Seconds.
+_RESEND_AFTER_S = 3_600.0
 #: Seconds that a broadcast to all workers may take.
 _REVOKE_S = 5.0
 
@@ -60,6 +62,8 @@ class Runtime:
         self._rules: dict[str, tuple[AggregatorDefinition, Rules]] = {}
         self.backends = Backends(backend, backend, backend, None) if backend else open_backends(app, self.settings)
         self.publisher = publisher or open_publisher(app)
+        #: After how many seconds a timeout is published again that was not handled.
+        self.resend_after_s = self.settings.resend_after or max(_RESEND_AFTER_S, 2 * (longest_redelivery_s(app) or 0.0))
         self._opened = {each: self._open(each) for each in self.backends.opened}
         if app.conf.task_always_eager:
             self.prepare(processes=1)  # there is no worker that could
@@ -70,7 +74,7 @@ class Runtime:
         # each outbox has a publisher of its own: what it leaves to be confirmed later can be collected once
         publisher = self.publisher if is_default else open_publisher(app)
         most_bytes, grace_ms = settings.max_state_bytes, int(settings.dispatch_grace * 1000)
-        dispatcher = Dispatcher(backend.outbox, publisher, settings.dispatch_grace)
+        dispatcher = Dispatcher(backend.outbox, publisher, settings.dispatch_grace, self.resend_after_s)
         serialize = partial(serialized, app, max_bytes=most_bytes)
         answer = partial(serialized_answer, app, max_bytes=most_bytes)
         about = (dispatcher.owner, grace_ms, self.read_outcomes)

@@ -106,18 +106,18 @@ def test_cancelling_what_is_not_there():
     assert (pending.timeouts, pending.cancelled) == ({"a": A}, [])
 
 
-def test_the_handled_one_is_taken_once_and_its_row_left_to_its_sender():
+def test_the_handled_one_is_taken_once_and_its_row_cancelled():
     pending = Pending(timeouts={"a": A, "b": B})
     assert pending.take(Addressed("1", "id-a"), ()) == (True, False)
     assert pending.take(Addressed("1", "id-a"), ()) == (False, False)
-    assert (pending.timeouts, pending.cancelled) == ({"b": B}, [])
+    assert (pending.timeouts, pending.cancelled) == ({"b": B}, ["row-a"])
 
 
 def test_rescheduling_the_handled_one_keeps_the_new_one():
     pending = Pending(timeouts={"a": A})
     assert pending.take(Addressed("1", "id-a"), ()) == (True, False)
     pending.schedule("a", MESSAGE, 3_000)
-    assert (pending.new_timeouts, pending.cancelled) == ({"a": NewTimeout(MESSAGE, 3_000)}, [])
+    assert (pending.new_timeouts, pending.cancelled) == ({"a": NewTimeout(MESSAGE, 3_000)}, ["row-a"])
 
 
 SERIES = Timeout("id-s", "row-s", "order.remind", 10_000, Interval(10_000, 1_000))

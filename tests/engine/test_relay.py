@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from celery_sagas.engine.dead_letters.dead_lettering import dead_letter_of
 from celery_sagas.engine.relay import BATCH, Relay, Terms
 from celery_sagas.engine.sweeps import Sweep
 from celery_sagas.errors import PublishError, StoreError, StoreUnavailable, Unconfirmed
@@ -155,6 +157,57 @@ def test_rows_of_another_prefix_are_not_seen(deployment: Deployment, clock: Cloc
     deployment.backend = mine
 
     assert deployment.relay().sweep().sent == 0
+
+
+class TestKept:
+    """The row of a timeout stays until its message is handled: the broker may lose it."""
+
+    @pytest.fixture
+    def relay(self, deployment: Deployment) -> Relay:
+        """A relay that has published a timeout."""
+        deployment.add("a", kind="scheduled", task="order.nudge")
+        relay = deployment.relay(terms=replace(TERMS, keep_s=100.0))
+        relay.sweep()
+        assert deployment.publisher.ids == ["id-a"]
+        return relay
+
+    def test_published_again_after_its_time(self, deployment: Deployment, relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+        deployment.clocks.advance(99)
+        relay.sweep()
+        assert deployment.publisher.ids == ["id-a"]
+        deployment.clocks.advance(1)
+        with caplog.at_level(logging.WARNING, "celery_sagas"):
+            sweep = relay.sweep()
+        assert (deployment.publisher.ids, sweep.sent) == (["id-a", "id-a"], 1)
+        [warning] = caplog.messages
+        assert warning.startswith(
+            "1 timeouts or deadlines were published and not handled, and are published again; the first is "
+        )
+        assert "order.nudge of the instance i, published at 20" in warning
+
+    def test_dead_letter_is_not_published_again(self, deployment: Deployment, relay: Relay) -> None:
+        """It takes the place of the row."""
+        dead_letter = dead_letter_of("order.nudge", "id-a", "order", ValueError("broken"), "{}")
+        deployment.backend.dead.add(dead_letter)
+        deployment.clocks.advance(100)
+        sweep = relay.sweep()
+        assert (deployment.publisher.ids, sweep.sent) == (["id-a"], 0)
+        assert deployment.backend.outbox.count() == 0
+
+    def test_one_that_cannot_be_published_any_more_is_a_dead_letter(self, deployment: Deployment, relay: Relay) -> None:
+        """Its row goes, as that of any other dead letter."""
+        deployment.clocks.advance(100)
+        relay.publisher.errors = [POISON] * 3  # type: ignore[attr-defined]
+        for _ in range(3):
+            relay.sweep()
+            deployment.clocks.advance(100)
+        assert [each.message_id for each in deployment.backend.dead.list(10)] == ["id-a"]
+        assert deployment.backend.outbox.count() == 0
+
+    def test_other_messages_are_removed(self, deployment: Deployment, relay: Relay) -> None:
+        deployment.add("b")
+        relay.sweep()
+        assert [row.id for row in deployment.backend.outbox.read(["row-a", "row-b"])] == ["row-a"]
 
 
 class TestStopping:

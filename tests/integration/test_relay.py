@@ -96,6 +96,44 @@ def test_two_workers_send_each_row_once(deploy: Deploy) -> None:
     assert len(received) == 300
 
 
+@pytest.mark.parametrize(
+    ("broker", "engine"), [("redis", "redis"), ("redis", "mariadb"), ("rabbitmq", "postgresql"), ("rabbitmq", "sqlite")]
+)
+def test_timeouts_that_the_broker_has_lost(deploy: Deploy, broker: str, engine: str) -> None:
+    """They were published and confirmed, and a queue is purged: they are published again until they are handled."""
+    deployment = deploy("reminders", broker, engine, saga_relay=False, saga_relay_interval=0.1, saga_resend_after=1)
+    worker = deployment.start("prefork", 1).wait_ready()
+    deployment.send(REMIND, name="a", seconds=0.1, times=20)
+    deployment.wait_handled(REMIND, 1)
+    assert worker.stop() == 0
+    relay = deployment.start_relay()
+    wait_until(lambda: deployment.queued() >= 20, relay.describe)
+    deployment.purge()
+    wait_until(lambda: deployment.queued() >= 20, relay.describe)
+    assert "20 timeouts or deadlines were published and not handled, and are published again" in relay.log
+    deployment.start("prefork", 2).wait_ready()
+    _wait_reminded(deployment, "a", 20)
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+    wait_until(lambda: deployment.queued() == 0, deployment.describe)
+    assert deployment.state("reminder", "a") == {"name": "a", "count": 20}
+    assert deployment.failures() == []
+
+
+def test_timeouts_survive_a_worker_that_is_killed_as_a_whole(deploy: Deploy) -> None:
+    """On Redis, kombu loses what it has popped and not yet noted as unacknowledged, when a whole worker is killed."""
+    deployment = deploy("reminders", "redis", "postgresql", saga_relay_interval=0.1, saga_resend_after=1)
+    worker = deployment.start("prefork", 2, is_fresh=True).wait_ready()
+    names = [f"reminder {number}" for number in range(5)]
+    for name in names:
+        deployment.send(REMIND, name=name, seconds=0.5, times=40)
+    deployment.wait_handled(REMINDED, 20)
+    worker.kill()
+    deployment.start("prefork", 2).wait_ready()
+    for name in names:
+        _wait_reminded(deployment, name, 40)
+    wait_until(lambda: deployment.backend.outbox.count() == 0, deployment.describe)
+
+
 @pytest.mark.parametrize("server", ["postgresql", "mariadb", "redis"])
 def test_a_database_that_comes_back(deploy: Deploy, proxied: Callable[[str], Proxy], server: str) -> None:
     proxy = proxied(server)

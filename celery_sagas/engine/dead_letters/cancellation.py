@@ -108,14 +108,13 @@ class Cancellation:
         """Remove it as if it had been handled: after a deadline the instance still waits for a late answer."""
         if self._is_interim or pending.has_series(self.addressed.id):
             return None
-        timeout = next((each for each in pending.timeouts.values() if each.id == self.addressed.id), None)
         request = pending.requests.get(self.addressed.id)
         if not self._take(pending):
             return None
         if request is not None:
             pending.undo.note(request, self.addressed.came, self.outcome)
         pending.forget_oldest()
-        return pending.text(), (timeout.row,) if timeout else tuple(pending.cancelled)
+        return pending.text(), tuple(pending.cancelled)
 
     def _take(self, pending: Pending) -> bool:
         """Take it out of the map, as if it had been handled; return whether it was waited for.

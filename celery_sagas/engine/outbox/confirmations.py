@@ -38,6 +38,7 @@ class Confirmations:
     owner: str  #: the lease token under which the rows were published
     lasts_s: float  #: the duration of the lease: after it, other processes send the rows, and confirm them
     publisher: Publisher  #: reports which of the posted messages are confirmed
+    keep_ms: int = 0  #: how long the rows of timeouts and deadlines stay for their messages to be handled; 0: not at all
     _published: list[tuple[str, float]] = field(default_factory=list)  #: row id, and when it was published
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _flushing: threading.Lock = field(default_factory=threading.Lock)
@@ -78,7 +79,7 @@ class Confirmations:
                 return
             try:
                 with OnFailure(lambda: self._keep(published)):  # a time limit may strike here
-                    self.outbox.confirm(self.owner, [id for id, _ in published])
+                    self.outbox.confirm(self.owner, [id for id, _ in published], self.keep_ms)
                 self._is_failing = False
             except StoreError as exc:
                 self._log_failure(exc)

@@ -33,12 +33,14 @@ class Dispatcher:
     outbox: Outbox
     publisher: Publisher
     grace_s: float  #: the duration of the lease on the rows of a commit
+    keep_s: float = 0.0  #: how long the published rows of timeouts and deadlines stay, until they are published again
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.owner = uuid4().hex  #: the lease token of this process
         self._left_to_relays_until = 0.0
-        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher)
+        keep_ms = 0 if self.publisher.inline else int(self.keep_s * 1000)  # what runs inline cannot be lost
+        self.confirmations = Confirmations(self.outbox, self.owner, self.grace_s, self.publisher, keep_ms)
 
     def dispatch(self, rows: Sequence[OutgoingMessage], committed_at: float) -> None:
         """Publish the rows of one commit, or several, and have them removed. Raises nothing, except from tasks that run inline.

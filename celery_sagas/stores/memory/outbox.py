@@ -6,7 +6,7 @@ from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore, Row, leased, unleased
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Entry, OutboxRow
+from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
 
 #: How many characters of an error are kept.
 ERROR_CHARACTERS = 2_000
@@ -24,11 +24,14 @@ class MemoryOutbox(MemoryStore, Outbox):
                 self._state.outbox.put(leased(row, token, until=now + lease_ms))
             return [row.message for row in rows]
 
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
+    def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
         with self._state.lock:
-            rows = self._held(token, ids)
+            rows, now = self._held(token, ids), self._clock()
             for row in rows:
-                self._state.outbox.remove(row.message.id)
+                if keep_ms and row.message.kind in KEPT_KINDS:
+                    self._state.outbox.put(_kept(row, now, keep_ms))
+                else:
+                    self._state.outbox.remove(row.message.id)
             return len(rows)
 
     def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
@@ -53,8 +56,23 @@ class MemoryOutbox(MemoryStore, Outbox):
             for row in rows:
                 message = row.message._replace(attempts=row.message.attempts + 1)
                 failed = replace(row, message=message, error=error[:ERROR_CHARACTERS])
-                self._state.outbox.put(unleased(failed, self._clock() + delay_ms))
+                self._state.outbox.put(unleased(_tried(failed, self._clock()), self._clock() + delay_ms))
             return bool(rows)
+
+    def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
+        with self._state.lock:
+            return [_glance(row) for row in map(self._state.outbox.get, ids) if row is not None]
+
+    def tried(self, until: int, limit: int, after: str = "") -> list[OutboxGlance]:
+        with self._state.lock:
+            rows = [_glance(row) for row in self._state.outbox if 0 < row.message.tried_at <= until]
+        return sorted((row for row in rows if row.place > after), key=lambda row: row.place)[:limit]
+
+    def tally(self, at_most: int) -> OutboxTally:
+        with self._state.lock:
+            due = [row.due_since for row in self._state.outbox.due(self._clock())]
+            tried = sum(row.message.tried_at > 0 for row in self._state.outbox)
+        return OutboxTally(min(len(due), at_most), due[0] if due else 0, min(tried, at_most))
 
     def time(self) -> int:
         return self._clock()
@@ -74,9 +92,25 @@ class MemoryOutbox(MemoryStore, Outbox):
         return [row for row in rows if row is not None]
 
 
+def _kept(row: Row, now: int, keep_ms: int) -> Row:
+    """Return a row whose message was published: due again, unless that is handled before."""
+    tried = _tried(row, now)
+    kept = replace(tried, message=tried.message._replace(attempts=0), error="")
+    return unleased(kept, now + max(keep_ms, min(now - kept.message.tried_at, KEPT_MOST_MS)))
+
+
+def _tried(row: Row, now: int) -> Row:
+    return replace(row, message=row.message._replace(tried_at=row.message.tried_at or now))
+
+
+def _glance(row: Row) -> OutboxGlance:
+    message = {name: value for name, value in row.message._asdict().items() if name != "payload"}
+    return OutboxGlance(**message, available_at=row.due_since, leased_until=row.leased_until, error=row.error)
+
+
 def _with_message_of(row: Row, new: OutboxRow) -> Row:
     """Return a row with the message of another, under no lease."""
-    message = row.message._replace(message_id=new.message_id, payload=new.payload, due_at=new.due_at, attempts=0)
+    message = row.message._replace(message_id=new.message_id, payload=new.payload, due_at=new.due_at, attempts=0, tried_at=0)
     return replace(row, message=message, due_since=new.due_at, token="", leased_until=0, error="")
 
 

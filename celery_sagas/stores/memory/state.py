@@ -43,6 +43,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._by_id.values())
+
+    def get(self, id: str) -> Row | None:
+        """Return a row, or ``None``."""
+        return self._by_id.get(id)
+
     def add(self, row: Row) -> None:
         """Add a row behind all rows that fall due at the same time."""
         self.put(replace(row, position=next(self._positions)))

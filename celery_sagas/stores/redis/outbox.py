@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Entry, OutboxRow
+from celery_sagas.stores.records import KEPT_MOST_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
@@ -32,6 +32,9 @@ _SET_ASIDE: Final = load("outbox_set_aside")
 _CONFIRM: Final = load("outbox_confirm")
 _RESCHEDULE: Final = load("outbox_reschedule")
 _RELEASE: Final = load("outbox_release")
+_READ: Final = load("outbox_read")
+_TRIED: Final = load("outbox_tried")
+_TALLY: Final = load("outbox_tally")
 _FAIL: Final = load("outbox_fail")
 _TIME: Final = load("outbox_time")
 _COUNT: Final = load("outbox_count")
@@ -53,8 +56,8 @@ class RedisOutbox(RedisStore, Outbox):
         own = (encode(token), lease_ms, _digests(cause))
         return self._turns.take(self._shards(cause), limit, lambda shard, limit: self._claim_of(shard, limit, *own))
 
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
-        return self._change(_CONFIRM, [encode(token)], ids)
+    def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
+        return self._change(_CONFIRM, [self._now(), encode(token), keep_ms, KEPT_MOST_MS], ids)
 
     def reschedule(self, token: str, rows: Sequence[OutboxRow]) -> int:
         changed, by_id = 0, {row.id: row for row in rows}
@@ -70,6 +73,26 @@ class RedisOutbox(RedisStore, Outbox):
         shard = self._placement.of_id(id)
         args = [self._now(), encode(token), encode(id), encode(error[:_ERROR_CHARACTERS]), delay_ms]
         return bool(self._run_once(_FAIL, shard.tag, shard.rows, args))
+
+    def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
+        found = dict[str, OutboxGlance]()
+        for shard, part in self._parts(dict.fromkeys(ids)):
+            answer = self._client.run(_READ, shard.rows, [encode(id) for id in part])
+            found |= {glance.id: glance for glance in _glances(answer)}
+        return [found[id] for id in ids if id in found]
+
+    def tried(self, until: int, limit: int, after: str = "") -> list[OutboxGlance]:
+        first = b"(t:" + encode(after) if after else b"[t:"
+        found = list[OutboxGlance]()
+        for shard in self._placement.in_turn():
+            answer = self._client.run(_TRIED, shard.rows, [first, f"(t:{until + 1:016d}", limit])
+            found += _glances(answer)
+        return sorted(found, key=lambda glance: glance.place)[:limit]
+
+    def tally(self, at_most: int) -> OutboxTally:
+        answers = [self._client.run(_TALLY, shard.rows, [self._now()]) for shard in self._placement.in_turn()]
+        due, oldest, tried = zip(*answers, strict=True)
+        return OutboxTally(min(sum(due), at_most), min(filter(None, oldest), default=0), min(sum(tried), at_most))
 
     def time(self) -> int:
         time: int = self._client.run(_TIME, self._placement.shards[0].rows[:1], [self._now()])
@@ -95,7 +118,7 @@ class RedisOutbox(RedisStore, Outbox):
             yield list(_readable(shard, answer, damaged))
             if damaged:
                 self._client.run(_SET_ASIDE, shard.rows, [token, *damaged])
-            limit = 0 if len(answer) < 3 * at_once else limit - at_once
+            limit = 0 if len(answer) < 4 * at_once else limit - at_once
 
     def _change(self, script: Script, args: Sequence[Word], ids: Sequence[str]) -> int:
         """Run a script on the rows, each once, shard by shard and a bounded number at once."""
@@ -121,11 +144,25 @@ def _digests(cause: Entry | None) -> list[bytes]:
     return [digest_of(cause.step, cause.message_id)] if cause else []
 
 
+def _glances(answer: Sequence[Any]) -> list[OutboxGlance]:
+    """Read rows as ``lua/parts/glances.lua`` writes them."""
+    size = len(OutboxGlance._fields)
+    return [_glance(answer[start : start + size]) for start in range(0, len(answer), size)]
+
+
+def _glance(words: Sequence[Any]) -> OutboxGlance:
+    due_at, attempts, tried_at, available_at, leased_until = map(int, words[1:6])
+    id, *texts = (word.decode(errors="replace") for word in (words[0], *words[6:]))
+    error, instance_id, kind, message_id, task, step, cause = texts
+    now = tried_at, available_at, leased_until, error
+    return OutboxGlance(id, kind, message_id, task, due_at, attempts, instance_id, step, cause, *now)
+
+
 def _readable(shard: Shard, answer: Sequence[Any], damaged: list[bytes]) -> Iterator[OutboxRow]:
     """Read claimed rows. One that is damaged must not hold up the others: it is logged, and its id added to ``damaged``."""
-    for id, packed, attempts in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
+    for id, packed, attempts, tried_at in zip(answer[::4], answer[1::4], answer[2::4], answer[3::4], strict=True):
         try:
-            yield unpack_row(id.decode(), packed, attempts)
+            yield unpack_row(id.decode(), packed, attempts, tried_at)
         except ValueError as exc:
             damaged.append(id)
             logger.error(_DAMAGED, id.decode(errors="replace"), shard.rows[0], exc, shard.rows[1])  # noqa: TRY400 - no bug of ours

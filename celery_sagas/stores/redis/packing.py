@@ -141,10 +141,10 @@ def _packed_row(row: OutboxRow, digest: bytes) -> bytes:
     return b"%d %b %d %b" % (row.due_at, digest, row.kind in BOUND_KINDS, _pack(texts))
 
 
-def unpack_row(id: str, packed: bytes, attempts: int) -> OutboxRow:
+def unpack_row(id: str, packed: bytes, attempts: int, tried_at: int = 0) -> OutboxRow:
     """Read a row."""
     (due_at, *_), (instance_id, kind, message_id, task, payload, step, cause) = _split(packed, 3, 7)
-    return OutboxRow(id, kind, message_id, task, payload, int(due_at), attempts, instance_id, step, cause)
+    return OutboxRow(id, kind, message_id, task, payload, int(due_at), attempts, instance_id, step, cause, tried_at)
 
 
 def pack_dead_letter(dead_letter: DeadLetter) -> bytes:

@@ -1,20 +1,22 @@
-"""What the tables of the layout before this one lack: statements that add it beside workers of both releases."""
+"""What the tables of earlier layouts lack: statements that add it beside workers of the releases."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from sqlalchemy import Dialect, Table, select, update
+from sqlalchemy import Dialect, Index, Table, select, update
 from sqlalchemy.schema import CreateColumn, CreateIndex
 
 from celery_sagas.stores.layouts import Layout
 from celery_sagas.stores.sql.connection.names import Names
-from celery_sagas.stores.sql.tables import LAYOUT, instance, layout, seen_index
+from celery_sagas.stores.sql.tables import LAYOUT, instance, layout, outbox, seen_index, tried_index
 
 #: Runs a query, and returns its rows.
 Query: TypeAlias = Callable[[str], Sequence[Sequence[Any]]]
 
-_COLUMN = instance.c.touched_in.name
-#: Finds the column.
+#: What each layout since the one that leads to this one has added.
+_COLUMNS: Final = (instance.c.touched_in, outbox.c.tried_at)
+_INDEXES: Final = ((instance, seen_index), (outbox, tried_index))
+#: Finds a column.
 _HAS_COLUMN: Mapping[str, str] = {
     "postgresql": (
         "SELECT 1 FROM pg_attribute "
@@ -26,7 +28,7 @@ _HAS_COLUMN: Mapping[str, str] = {
     ),
     "sqlite": "SELECT 1 FROM pragma_table_xinfo('{table}') WHERE name = '{column}'",
 }
-#: Finds the index, and whether it is complete: on PostgreSQL one is not whose making was interrupted.
+#: Finds an index, and whether it is complete: on PostgreSQL one is not whose making was interrupted.
 _HAS_INDEX: Mapping[str, str] = {
     "postgresql": "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{path}\"{index}\"')",
     "mysql": (
@@ -62,35 +64,39 @@ def steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
 
 
 def column_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
-    """Yield what adds the column, if it is missing."""
-    if not query(_filled(_HAS_COLUMN, dialect, names)):
-        table = names.table(instance)
-        yield Step(_add_column(table, dialect), f"The column {_COLUMN} was added to {table.fullname}.", locks_table=True)
+    """Yield what adds the columns that are missing."""
+    for column in _COLUMNS:
+        if not query(_filled(_HAS_COLUMN, dialect, names, column.table, column=column.name)):
+            table = names.table(column.table)
+            done = f"The column {column.name} was added to {table.fullname}."
+            yield Step(_add_column(table, column.name, dialect), done, locks_table=True)
 
 
 def _index_steps(query: Query, dialect: Dialect, names: Names) -> Iterator[Step]:
-    """Yield what makes the index, anew if its making was interrupted."""
-    name, found = _path_of_index(dialect, names), query(_filled(_HAS_INDEX, dialect, names))
-    if found and not found[0][0]:
-        yield Step(f"DROP INDEX CONCURRENTLY {name}", f"The index {name} was dropped: its making had been interrupted.")
-    if not (found and found[0][0]):
-        yield Step(_create_index(dialect, names), f"The index {name} was made.")
+    """Yield what makes the indexes that are missing, and anew one whose making was interrupted."""
+    for table, index in _INDEXES:
+        name, found = _path_of(index, dialect, names), query(_filled(_HAS_INDEX, dialect, names, table, index=index.name))
+        if found and not found[0][0]:
+            yield Step(f"DROP INDEX CONCURRENTLY {name}", f"The index {name} was dropped: its making had been interrupted.")
+        if not (found and found[0][0]):
+            yield Step(_create_index(names.table(table), index, dialect, names), f"The index {name} was made.")
 
 
 def statements(dialect: Dialect, names: Names) -> list[str]:
     """Return all statements, in order."""
-    table = names.table(instance)
-    return [_add_column(table, dialect), _create_index(dialect, names), _note_layout(names.table(layout), dialect)]
+    columns = [_add_column(names.table(column.table), column.name, dialect) for column in _COLUMNS]
+    indexes = [_create_index(names.table(table), index, dialect, names) for table, index in _INDEXES]
+    return [*columns, *indexes, _note_layout(names.table(layout), dialect)]
 
 
-def _add_column(table: Table, dialect: Dialect) -> str:
-    column = CreateColumn(table.c[_COLUMN]).compile(dialect=dialect)
+def _add_column(table: Table, name: str, dialect: Dialect) -> str:
+    column = CreateColumn(table.c[name]).compile(dialect=dialect)
     return f"ALTER TABLE {dialect.identifier_preparer.format_table(table)} ADD COLUMN {column}"
 
 
-def _create_index(dialect: Dialect, names: Names) -> str:
-    (index,) = (each for each in names.table(instance).indexes if each.name == names.of(str(seen_index.name)))
-    text = str(CreateIndex(index).compile(dialect=dialect))
+def _create_index(table: Table, index: Index, dialect: Dialect, names: Names) -> str:
+    (named,) = (each for each in table.indexes if each.name == names.of(str(index.name)))
+    text = str(CreateIndex(named).compile(dialect=dialect))
     return text.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1) if dialect.name == "postgresql" else text
 
 
@@ -100,17 +106,19 @@ def _note_layout(table: Table, dialect: Dialect) -> str:
     return str(change.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
-def _path_of_index(dialect: Dialect, names: Names) -> str:
-    quote, name = dialect.identifier_preparer.quote, names.of(str(seen_index.name))
+def _path_of(index: Index, dialect: Dialect, names: Names) -> str:
+    quote, name = dialect.identifier_preparer.quote, names.of(str(index.name))
     return f"{quote(names.schema)}.{quote(name)}" if names.schema and dialect.name == "postgresql" else quote(name)
 
 
-def _filled(texts: Mapping[str, str], dialect: Dialect, names: Names) -> str:
+def _filled(
+    texts: Mapping[str, str], dialect: Dialect, names: Names, table: Table, *, column: str = "", index: str | None = None
+) -> str:
     """Fill in the names, which have no character that would have to be quoted in a text."""
     return texts[dialect.name].format(
         path=f'"{names.schema}".' if names.schema else "",
         schema=f"'{names.schema}'" if names.schema else "NULL",
-        table=names.of(instance.name),
-        index=names.of(str(seen_index.name)),
-        column=_COLUMN,
+        table=names.of(table.name),
+        index=names.of(str(index)),
+        column=column,
     )

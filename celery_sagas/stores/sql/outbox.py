@@ -3,11 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Delete, Select, Update, bindparam, delete, func, select, update
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Column,
+    ColumnElement,
+    Delete,
+    Select,
+    Update,
+    bindparam,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import Entry, OutboxRow
+from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
 from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import (
     LIMIT,
@@ -47,8 +62,15 @@ class SqlOutbox(Outbox):
             rows = self._database.in_transaction(lambda session: _lease_due(session, shape, values))
         return [OutboxRow(*row) for row in rows]
 
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
-        return self._change_rows(_delete_rows, token, ids)
+    def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
+        if not keep_ms:
+            return self._change_rows(_delete_rows, token, ids)
+        parts = chunks(sorted(set(ids)))
+        if len(parts) == 1:
+            return self._database.run(lambda session: self._remove_or_keep(session, token, parts[0], keep_ms))
+        return self._database.in_transaction(
+            lambda session: sum(self._remove_or_keep(session, token, part, keep_ms) for part in parts)
+        )
 
     def release(self, token: str, ids: Sequence[str], delay_ms: int = 0) -> int:
         return self._change_rows(_release_rows, token, ids, {"delay_ms": delay_ms})
@@ -62,6 +84,25 @@ class SqlOutbox(Outbox):
         values = {"token": token, "id_0": id, "error": error[:_ERROR_CHARACTERS], "delay_ms": delay_ms}
         return self._database.change(_fail_row, (self._database.name,), values) > 0
 
+    def read(self, ids: Sequence[str]) -> list[OutboxGlance]:
+        found = dict[str, OutboxGlance]()
+        for part in chunks(list(dict.fromkeys(ids))):
+            rows = self._database.fetch(_read_rows, (len(part),), numbered("id", part))
+            found |= {row[0]: OutboxGlance(*row) for row in rows}
+        return [found[id] for id in ids if id in found]
+
+    def tried(self, until: int, limit: int, after: str = "") -> list[OutboxGlance]:
+        at, _, id = after.partition(":")
+        values = {"until": until, "limit": limit, "after_at": int(at or 0), "after_id": id}
+        shape = (bool(after), self._database.names.of(_BY_TRIAL))
+        return [OutboxGlance(*row) for row in self._database.fetch(_tried, shape, values)]
+
+    def tally(self, at_most: int) -> OutboxTally:
+        limit = {"limit": at_most}
+        ((due, oldest),) = self._database.fetch(_tally_due, (self._database.names.of(_BY_TIME),), limit)
+        ((tried, _),) = self._database.fetch(_tally_tried, (self._database.names.of(_BY_TRIAL),), limit)
+        return OutboxTally(int(due), int(oldest or 0), int(tried))
+
     def time(self) -> int:
         ((time,),) = self._database.fetch(_time, (), {})
         return int(time)
@@ -73,6 +114,14 @@ class SqlOutbox(Outbox):
     def count_leased(self, cause: Entry) -> int:
         ((count,),) = self._database.fetch(_count_leased, (), _of_cause(cause))
         return int(count)
+
+    def _remove_or_keep(self, session: SqlSession, token: str, ids: Sequence[str], keep_ms: int) -> int:
+        """Remove rows, and then, if some are left, which seldom is so, keep these."""
+        shape, values = (len(ids), self._database.name), {"token": token, **numbered("id", ids)}
+        removed = session.change(_delete_unkept, shape, values)
+        if removed == len(ids):
+            return removed
+        return removed + session.change(_keep_rows, shape, {**values, "keep_ms": keep_ms})
 
     def _change_rows(self, build: Build, token: str, ids: Sequence[str], values: Values | None = None) -> int:
         """Run a statement on the rows, part by part: all in one transaction, so that the disk is waited for once."""
@@ -94,20 +143,53 @@ def _delete_rows(count: int, database: str) -> Delete:
     return delete(outbox).where(*_held(count, database))
 
 
+def _delete_unkept(count: int, database: str) -> Delete:
+    is_kept = outbox.c.kind.in_([literal(f"'{kind}'", outbox.c.kind.type) for kind in KEPT_KINDS])
+    return delete(outbox).where(*_held(count, database), ~is_kept)
+
+
+def _keep_rows(count: int, database: str) -> Update:
+    """Make rows due again, after the longer one of the given time and of that since they were tried first."""
+    keep_ms: BindParameter[int] = bindparam("keep_ms", type_=BigInteger())
+    known, most = outbox.c.tried_at > literal("0"), literal(str(KEPT_MOST_MS), BigInteger())
+    since = case((known, now() - outbox.c.tried_at), else_=literal("0", BigInteger()))
+    known_since = case((since > most, most), else_=since)
+    kept = {
+        "available_at": now() + case((known_since > keep_ms, known_since), else_=keep_ms),
+        "leased_until": literal("0", BigInteger()),
+        "attempts": literal("0", outbox.c.attempts.type),
+        "error": literal("''", outbox.c.error.type),
+        "tried_at": _first_tried(),
+    }
+    return update(outbox).where(*_held(count, database)).ordered_values(*((outbox.c[name], kept[name]) for name in kept))
+
+
+def _first_tried() -> ColumnElement[Any]:
+    return case((outbox.c.tried_at > literal("0"), outbox.c.tried_at), else_=now())
+
+
 def _release_rows(count: int, database: str) -> Update:
     return update(outbox).where(*_held(count, database)).values(_due_again())
 
 
 def _fail_row(database: str) -> Update:
-    failed = {"attempts": outbox.c.attempts + literal("1"), "error": bound(outbox.c.error, "error")}
+    failed = {
+        "attempts": outbox.c.attempts + literal("1"),
+        "error": bound(outbox.c.error, "error"),
+        "tried_at": _first_tried(),
+    }
     return update(outbox).where(*_held(1, database)).values({**failed, **_due_again()})
 
 
 def _reschedule_row(database: str) -> Update:
     next = {name: bound(outbox.c[name], name) for name in ("message_id", "payload", "due_at")}
     unleased = {"available_at": next["due_at"], "leased_until": literal("0", BigInteger()), "token": literal("''")}
-    unfailed = {"attempts": literal("0", outbox.c.attempts.type), "error": literal("''", outbox.c.error.type)}
-    return update(outbox).where(*_held(1, database)).values({**next, **unleased, **unfailed})
+    untried = {
+        "attempts": literal("0", outbox.c.attempts.type),
+        "error": literal("''", outbox.c.error.type),
+        "tried_at": literal("0", BigInteger()),
+    }
+    return update(outbox).where(*_held(1, database)).values({**next, **unleased, **untried})
 
 
 def _due_again() -> dict[str, ColumnElement[Any]]:
@@ -137,8 +219,48 @@ def _count() -> Select[Any]:
 #: The index that MySQL is told to use, which may sort and lock all due rows if there are few. So a claim costs the same at any
 #: number.
 _BY_TIME = "saga_outbox_available"
+#: The one that it is told to use for rows that were tried.
+_BY_TRIAL = "saga_outbox_tried"
 #: In the order of ``OutboxRow``'s fields.
 _ROW: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxRow._fields]
+_GLANCE: list[ColumnElement[Any]] = [outbox.c[name] for name in OutboxGlance._fields]
+
+
+def _read_rows(count: int) -> Select[Any]:
+    return select(*_GLANCE).where(outbox.c.prefix == PREFIX, one_of(outbox.c.id, "id", count))
+
+
+def _tried(is_after: bool, by_trial: str) -> Select[Any]:
+    """Select rows that were tried, behind a place in their order."""
+    at: BindParameter[int] = bindparam("after_at", type_=BigInteger())
+    until: BindParameter[int] = bindparam("until", type_=BigInteger())
+    is_tried = [outbox.c.prefix == PREFIX, outbox.c.tried_at <= until, has_time(outbox.c.tried_at)]
+    if is_after:
+        id = bound(outbox.c.id, "after_id")
+        is_tried += [outbox.c.tried_at >= at, or_(outbox.c.tried_at > at, outbox.c.id > id)]
+    order = (outbox.c.tried_at, outbox.c.id)
+    return select(*_GLANCE).where(*is_tried).order_by(*order).limit(LIMIT).with_hint(outbox, _use(by_trial), "mysql")
+
+
+def _tally_due(by_time: str) -> Select[Any]:
+    is_due = [outbox.c.prefix == PREFIX, outbox.c.available_at <= now(), has_time(outbox.c.available_at)]
+    return _tally(outbox.c.available_at, is_due, by_time)
+
+
+def _tally_tried(by_trial: str) -> Select[Any]:
+    return _tally(outbox.c.tried_at, [outbox.c.prefix == PREFIX, has_time(outbox.c.tried_at)], by_trial)
+
+
+def _tally(column: Column[Any], conditions: Sequence[ColumnElement[bool]], index: str) -> Select[Any]:
+    """Count rows by an index, up to a limit, and select the first time."""
+    rows = select(column.label("at")).where(*conditions).order_by(column).limit(LIMIT)
+    counted = rows.with_hint(outbox, _use(index), "mysql").subquery("counted")
+    columns: list[ColumnElement[Any]] = [func.count(), func.min(counted.c.at)]
+    return select(*columns).select_from(counted)
+
+
+def _use(index: str) -> str:
+    return f"FORCE INDEX ({index})"
 
 
 def _claim(has_cause: bool) -> Update:
@@ -173,7 +295,7 @@ def _due(has_cause: bool, by_time: str, *columns: ColumnElement[Any]) -> Select[
         is_due += decided_by_cause()
     order = (outbox.c.available_at, outbox.c.id)
     due = select(*(columns or _ROW)).where(*is_due).order_by(*order).limit(LIMIT).with_for_update(skip_locked=True)
-    return due if has_cause else due.with_hint(outbox, f"FORCE INDEX ({by_time})", "mysql")
+    return due if has_cause else due.with_hint(outbox, _use(by_time), "mysql")
 
 
 def decided_by_cause() -> list[ColumnElement[bool]]:

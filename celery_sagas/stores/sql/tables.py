@@ -26,7 +26,7 @@ from celery_sagas.stores.layouts import Layout
 
 #: Of everything in this module but what is optional. The version is raised with every change of it, the oldest one with a change
 #: on which older code cannot run.
-LAYOUT = Layout(version=6, oldest=5)
+LAYOUT = Layout(version=7, oldest=5)
 #: The kind of an outgoing row that stays when its instance completes.
 SENT = "sent"
 #: The property of the rows of ``saga_key`` that are tags. No property of a saga can have this name.
@@ -186,6 +186,8 @@ outbox = _table(
     _text("instance_id"),
     _text("step"),
     _text("cause"),
+    # when the message was published first, or first could not be published; 0: it was never tried. No insert writes it
+    Column("tried_at", BigInteger, nullable=False, server_default=literal_column("0")),
     PrimaryKeyConstraint("id", "prefix"),
     Index("saga_outbox_cause", "cause", "prefix"),
 )
@@ -216,6 +218,15 @@ seen_index = Index(
 Index("saga_journal_at", journal.c.prefix, journal.c.at, postgresql_where=has_time(journal.c.at))
 Index("saga_delivery_at", delivery.c.prefix, delivery.c.at, postgresql_where=has_time(delivery.c.at))
 Index("saga_outbox_available", outbox.c.prefix, outbox.c.available_at, postgresql_where=has_time(outbox.c.available_at))
+#: Serves operators, who look at the rows whose messages were not handled for long, or fail to be published.
+tried_index = Index(
+    "saga_outbox_tried",
+    outbox.c.prefix,
+    outbox.c.tried_at,
+    outbox.c.id,
+    postgresql_where=has_time(outbox.c.tried_at),
+    sqlite_where=has_time(outbox.c.tried_at),
+)
 
 #: The rows that end with their instance, as a condition that the partial index answers.
 ENDS_WITH_INSTANCE = outbox.c.kind != literal_column(f"'{SENT}'")

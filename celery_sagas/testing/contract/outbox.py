@@ -10,6 +10,7 @@ from celery_sagas.stores.ports import Backend
 from celery_sagas.stores.records import OutboxRow
 from celery_sagas.testing.clock import Clock
 from celery_sagas.testing.contract.fixtures import OpenBackend, StoreFixtures
+from celery_sagas.testing.contract.keeping import KeepingContract
 from celery_sagas.testing.contract.rescheduling import ReschedulingContract
 from celery_sagas.testing.samples import HOUR, MINUTE, claim, entry, ids, outgoing, send
 
@@ -364,5 +365,5 @@ class LeaseContract(StoreFixtures):
         assert backend.outbox.count() == 3
 
 
-class OutboxContract(ClaimContract, LeaseContract, ReschedulingContract):
+class OutboxContract(ClaimContract, LeaseContract, ReschedulingContract, KeepingContract):
     """The requirements on every ``Outbox``."""

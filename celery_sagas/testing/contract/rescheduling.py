@@ -11,7 +11,7 @@ from celery_sagas.testing.samples import HOUR, MINUTE, by_key, claim, complete, 
 
 def following(row: OutboxRow, due_at: int) -> OutboxRow:
     """Return a row with its next message."""
-    return row._replace(message_id=new_id(), payload=f'{{"due": {due_at}}}', due_at=due_at, attempts=0)
+    return row._replace(message_id=new_id(), payload=f'{{"due": {due_at}}}', due_at=due_at, attempts=0, tried_at=0)
 
 
 class ReschedulingContract(StoreFixtures):

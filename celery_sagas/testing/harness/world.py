@@ -368,4 +368,5 @@ def milliseconds(time: datetime) -> int:
 
 
 def _parts(confirmations: Confirmations) -> tuple[Any, ...]:
-    return confirmations.outbox, confirmations.owner, confirmations.lasts_s, confirmations.publisher
+    settings = (confirmations.outbox, confirmations.owner, confirmations.lasts_s)
+    return *settings, confirmations.publisher, confirmations.keep_ms

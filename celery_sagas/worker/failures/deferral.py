@@ -12,10 +12,10 @@ from celery_sagas.core.sending import SerializedMessage
 from celery_sagas.engine.deferring import park
 from celery_sagas.engine.session import Deferral, Session
 from celery_sagas.errors import SagaNotFound, StoreError, TooManyDeferred
+from celery_sagas.worker.celery_internals import longest_redelivery_s
 from celery_sagas.worker.failures.dead_letters import lookup_of, options_of
 from celery_sagas.worker.failures.redelivery import (
     below_redelivery_s,
-    longest_redelivery_s,
     may_publish_again,
     publish_again_or_requeue,
     redeliver_if_it_helps,

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeGuard
 
-from celery import Celery
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_sagas.errors import PublishError, Retry, StoreError
+from celery_sagas.worker.celery_internals import longest_redelivery_s
 from celery_sagas.worker.headers import REDELIVERIES, headers_of, read_redeliveries, read_retries
 from celery_sagas.worker.publishing.publisher import ConfirmedPublisher
 
@@ -26,8 +26,6 @@ _LONGEST_DELAY_S = 30.0
 _OF_REDELIVERY = 1 / 3
 #: Seconds that a message is held that can be neither handled nor stored, before it is requeued; at first.
 HELD_S = 3.0
-#: The brokers that redeliver a message after a time, whether or not its worker is alive, and kombu's default. Seconds.
-_VISIBILITY_S = {"redis": 3600.0, "sqs": 1800.0}
 NO_HEADERS: Final[Mapping[str, Any]] = MappingProxyType({})
 #: The number of held messages that do not count as prefetched.
 _MOST_UNCOUNTED = 1_000
@@ -201,13 +199,3 @@ def _longest_s(redelivery_s: float | None) -> float:
 def below_redelivery_s(delay_s: float, redelivery_s: float | None) -> float:
     """Return a delay, shortened so that the broker does not redeliver the message while it waits. Seconds."""
     return delay_s if redelivery_s is None else min(delay_s, redelivery_s * _OF_REDELIVERY)
-
-
-def longest_redelivery_s(app: Celery) -> float | None:
-    """Return the seconds until the broker redelivers an unacknowledged message; ``None`` if that is unknown."""
-    connection = app.connection_for_read()
-    default_s = _VISIBILITY_S.get(str(connection.transport.driver_type))
-    if default_s is None:
-        return None
-    options = connection.transport_options or {}
-    return float(options.get("visibility_timeout") or default_s)

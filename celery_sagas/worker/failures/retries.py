@@ -17,10 +17,10 @@ from celery_sagas.engine.dead_letters.dead_lettering import TEXT_CHARACTERS, tex
 from celery_sagas.engine.instance import shown_property
 from celery_sagas.errors import PublishError, recurs
 from celery_sagas.stores.records import KEY
+from celery_sagas.worker.celery_internals import longest_redelivery_s
 from celery_sagas.worker.failures.dead_letters import lookup_of
 from celery_sagas.worker.failures.redelivery import (
     below_redelivery_s,
-    longest_redelivery_s,
     may_publish_again,
     publish_again,
     publish_again_or_requeue,

@@ -14,8 +14,7 @@ from celery_sagas.engine.instance import lookup_in
 from celery_sagas.errors import ConfigurationError, StoreError
 from celery_sagas.stores.records import KEY
 from celery_sagas.worker.backends import warn_of_default_backend
-from celery_sagas.worker.celery_internals import name_of
-from celery_sagas.worker.failures.redelivery import longest_redelivery_s
+from celery_sagas.worker.celery_internals import longest_redelivery_s, name_of
 from celery_sagas.worker.failures.requests import keeping_failures
 from celery_sagas.worker.failures.unknown import KeepUnknownTasks, refuse
 from celery_sagas.worker.failures.unreadable import guard_pool, guard_targets

@@ -115,7 +115,7 @@ class TestTake:
         [
             (REQUEST, ReplyKind.ANSWER, ["row"]),
             (REQUEST, ReplyKind.FAILURE, ["row"]),
-            (REQUEST, ReplyKind.DEADLINE, []),
+            (REQUEST, ReplyKind.DEADLINE, ["row"]),
             (REQUEST, ReplyKind.UNCERTAIN, ["row"]),
             (TIMED_OUT, ReplyKind.ANSWER, []),
             (WATCHED, ReplyKind.PROGRESS, []),
@@ -124,7 +124,7 @@ class TestTake:
         ids=str,
     )
     def test_cancels_the_deadline(self, request_: Request, came: ReplyKind, cancelled: list[str]) -> None:
-        """One that is handled has left the outbox."""
+        """Also one that is handled: its row stays in the outbox until then."""
         pending = Pending(requests={"r1": request_})
         pending.take_request("r1", came, ["order.paid", "order.unpaid", "order.moved"])
 

@@ -23,7 +23,7 @@ class Outbox:
         self.confirmed: list[tuple[str, list[str]]] = []
         self.failures = 0
 
-    def confirm(self, token: str, ids: Sequence[str]) -> int:
+    def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("store", "away")
@@ -93,11 +93,11 @@ def test_until_the_lease_has_ended(outbox: Outbox, caplog: pytest.LogCaptureFixt
 
 def test_what_an_interruption_left_is_tried_again(outbox: Outbox) -> None:
     class Interrupted(Outbox):
-        def confirm(self, token: str, ids: Sequence[str]) -> int:
+        def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
             if not self.confirmed:
                 self.confirmed.append(("", []))
                 raise KeyboardInterrupt
-            return super().confirm(token, ids)
+            return super().confirm(token, ids, keep_ms)
 
     interrupted = Interrupted()
     published = made(interrupted)
@@ -114,10 +114,10 @@ def test_an_error_of_ours_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(confirmations, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     class Broken(Outbox):
-        def confirm(self, token: str, ids: Sequence[str]) -> int:
+        def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
             if "a" in ids:
                 raise ZeroDivisionError
-            return super().confirm(token, ids)
+            return super().confirm(token, ids, keep_ms)
 
     broken = Broken()
     published = made(broken)

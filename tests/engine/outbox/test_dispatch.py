@@ -142,7 +142,7 @@ def test_failed_confirm_is_logged(
     """The messages are published: at worst they are sent again."""
 
     class Outbox:
-        def confirm(self, token: str, ids: Sequence[str]) -> int:
+        def confirm(self, token: str, ids: Sequence[str], keep_ms: int = 0) -> int:
             raise StoreUnavailable("store", "away")
 
     dispatcher.confirmations.outbox = Outbox()  # type: ignore[assignment]

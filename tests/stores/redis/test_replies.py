@@ -45,7 +45,7 @@ Subject = Any
 
 _WRITE = re.compile(r"redis\.call\('(H?SET|HSETNX|H?DEL|HINCRBY|ZADD|ZREM\w*|[LR]PUSH|[LR]POP|LTRIM|UNLINK)'")
 #: They join functions that write, and call none.
-_ONLY_READING = {"outbox_count_leased"}
+_ONLY_READING = {"outbox_count_leased", "outbox_read"}
 #: What registers a layout or a shard is called before anything is played.
 _REGISTERING = {"layout_register", "shard_register", "rights_try"}
 WRITING = {name for name in names() if _WRITE.search(load(name).source)} - _ONLY_READING - _REGISTERING
@@ -206,6 +206,8 @@ OTHERS = [
     Play("claim of a cause", born, lambda backend, _: backend.outbox.claim_due(RELAY, 9, MINUTE, CAUSE)),
     Play("claim of a damaged row", damaged, lambda backend, _: backend.outbox.claim_due(RELAY, 9, MINUTE)),
     Play("confirm", claimed, lambda backend, _: backend.outbox.confirm(RELAY, IDS)),
+    Play("keep", claimed, lambda backend, _: backend.outbox.confirm(RELAY, IDS, MINUTE)),
+    Play("look at what was tried", claimed, lambda backend, _: backend.outbox.tried(2**53, 9)),
     Play("reschedule", series, lambda backend, rows: backend.outbox.reschedule(RELAY, rows)),
     Play("release", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS)),
     Play("release with a delay", claimed, lambda backend, _: backend.outbox.release(RELAY, IDS, MINUTE)),

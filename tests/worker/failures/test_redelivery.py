@@ -5,7 +5,7 @@ from kombu import Queue
 from kombu.transport import redis
 
 from celery_sagas.errors import ConfigurationError
-from celery_sagas.worker.failures.redelivery import longest_redelivery_s
+from celery_sagas.worker.celery_internals import longest_redelivery_s
 from celery_sagas.worker.process.bootsteps import check_delivery_limits, check_retention
 from tests.apps import NewApp
 

@@ -100,11 +100,11 @@ def write_all(session: SqlSession, commits: Sequence[Prepared]) -> set[int] | No
 
 
 def _is_plain(commit: Prepared) -> bool:
-    """Return whether it changes an instance, and removes and adds nothing but the journal's line and outgoing rows."""
+    """Return whether it changes an instance, and but for that only the journal and the outbox."""
     if not isinstance(commit.commit, Update):
         return False
     change = commit.commit.change
-    return not (change.added_keys or change.removed_keys or change.added_tags or change.removed_tags or change.cancelled)
+    return not (change.added_keys or change.removed_keys or change.added_tags or change.removed_tags)
 
 
 def _update_together(session: SqlSession, commits: Sequence[Prepared], numbers: Sequence[int]) -> Iterator[int]:

@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CTE, BigInteger, ColumnElement, Integer, Select, or_, select, update
+from sqlalchemy import CTE, BigInteger, ColumnElement, Integer, Select, any_, bindparam, or_, select, update
 from sqlalchemy import column as named
+from sqlalchemy import delete as delete_from
 from sqlalchemy import insert as insert_into
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
 from celery_sagas.stores.operations import Update
 from celery_sagas.stores.sql.connection.bulk import rows_of
 from celery_sagas.stores.sql.connection.statements import PREFIX, Shape, Values, now
-from celery_sagas.stores.sql.sagas.effects import ENTRY, OUTGOING, outgoing_columns
+from celery_sagas.stores.sql.sagas.effects import ENTRY, OUTGOING, in_order, outgoing_columns
 from celery_sagas.stores.sql.sagas.instances import NOBODY, WRITTEN, next_version
 from celery_sagas.stores.sql.tables import instance, journal, outbox
 
@@ -30,10 +32,10 @@ _COLUMNS: Mapping[str, TypeEngine[Any]] = {
 }
 
 
-def update_each(sends: bool) -> Select[Any]:
+def update_each(sends: bool, cancels: bool) -> Select[Any]:
     """Change any number of instances, and select the numbers of those that were as expected."""
     changed = _changed()
-    others = [_entries(changed), *([_sent(changed)] if sends else [])]
+    others = [_entries(changed), *([_sent(changed)] if sends else []), *([_cancelled(changed)] if cancels else [])]
     return select(changed.c.number).add_cte(*others)
 
 
@@ -63,11 +65,21 @@ def _sent(changed: CTE) -> CTE:
     return insert_into(outbox).from_select(list(columns), select(*columns.values()).select_from(source)).cte("sent")
 
 
+def _cancelled(changed: CTE) -> CTE:
+    """Remove the rows that were cancelled by the instances that have decided them, and were as expected."""
+    ids = bindparam("cancelled_ids", type_=ARRAY(outbox.c.id.type))
+    decided = outbox.c.instance_id.in_(select(changed.c.entry_instance_id))
+    rows = in_order(outbox.c.prefix == PREFIX, outbox.c.id == any_(ids), decided)
+    return delete_from(outbox).where(*rows).cte("cancelled_rows")
+
+
 def values_of(commits: Mapping[int, Update]) -> tuple[Shape, Values]:
     """Return the shape and the parameters of ``update_each``, for commits by their numbers."""
     rows = [(number, *row) for number, commit in commits.items() for row in commit.effects.outgoing]
     commit_values = _arrays("commit", tuple(_COLUMNS), [_row(number, commit) for number, commit in commits.items()])
-    return (bool(rows),), {**commit_values, **(_arrays("outgoing", ("commit", *OUTGOING), rows) if rows else {})}
+    cancelled = [id for commit in commits.values() for id in commit.change.cancelled]
+    sent = _arrays("outgoing", ("commit", *OUTGOING), rows) if rows else {}
+    return (bool(rows), bool(cancelled)), {**commit_values, **sent, **({"cancelled_ids": cancelled} if cancelled else {})}
 
 
 def _row(number: int, commit: Update) -> tuple[object, ...]:

@@ -1,8 +1,9 @@
--- uses: clock index rows answers
+-- uses: many clock index rows answers trials
 -- Lease rows that are due, the longest due first.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, now (ms, or empty), token, limit, lease (ms), digest of each step and message id (none: whatever is due)
--- Answers with: for each row its id, the packed row (empty if it is lost) and how often publishing it has failed.
+-- Answers with: for each row its id, the packed row (empty if it is lost), how often publishing it has failed, and when it was
+-- tried first (ms; 0: never).
 -- A repeat answers with the rows that the first call has leased: they end with the lease's time, under the call's name.
 local now, token, limit, lease = clock(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -42,6 +43,6 @@ local before, reply = answered(), {}
 for _, id in ipairs(before and leased_before(before) or lease_rows()) do
   reply[#reply + 1] = id
   reply[#reply + 1] = redis.call('HGET', outbox, id) or ''
-  reply[#reply + 1] = tonumber(string.match(redis.call('HGET', failures, id) or '', '^%d+')) or 0
+  reply[#reply + 1], reply[#reply + 2] = trial_of(id)
 end
 return reply

@@ -1,4 +1,4 @@
--- uses: clock index rows
+-- uses: many clock index rows trials
 -- Count the rows of a message that a process may be publishing. It only reads.
 -- KEYS: outbox, due, leases, failures, index
 -- ARGV: now (ms, or empty), digest of each step and message id
@@ -9,7 +9,7 @@ for at = 2, #ARGV do
   for _, id in ipairs(under(of_cause(ARGV[at]))) do
     local lease = tonumber(redis.call('ZSCORE', due, id) or 0) > now and redis.call('HGET', leases, id)
     local is_leased = lease and string.sub(lease, 1, 2) ~= '- '
-    if is_leased and redis.call('HEXISTS', failures, id) == 0 then leased = leased + 1 end
+    if is_leased and trial_of(id) == 0 then leased = leased + 1 end
   end
 end
 return leased

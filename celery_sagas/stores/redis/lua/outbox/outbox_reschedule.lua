@@ -1,4 +1,4 @@
--- uses: index rows answers
+-- uses: many index rows trials removal answers
 -- Put the next messages into rows that were published: each is due at its time, and under no lease.
 -- KEYS: outbox, due, leases, failures, index, answer of the call
 -- ARGV: call, token; for each row its id, due at (ms), packed row
@@ -14,6 +14,9 @@ for at = 3, #ARGV, 3 do
     redis.call('HSET', outbox, id, ARGV[at + 2])
     redis.call('ZADD', due, ARGV[at + 1], id)
     redis.call('HDEL', leases, id)
+    local members = {}
+    add_trials(members, { id })
+    if members[1] then redis.call('ZREM', index, members[1]) end
     redis.call('HDEL', failures, id)
     changed = changed + 1
   end

@@ -1,4 +1,4 @@
--- Removes outgoing rows, in few commands. Expects many and rows.
+-- Removes outgoing rows, in few commands. Expects many, rows and trials.
 
 -- The packed rows with these ids; false in the place of one that is gone.
 local function rows_of(ids)
@@ -9,10 +9,13 @@ local function rows_of(ids)
   return rows
 end
 
--- What a row says: the digest of the deciding message, 1 if it ends with its instance, that instance's id; nothing if it is gone.
+-- What a row says: the digest of the deciding message, 1 if it ends with its instance, that instance's id, and its kind; nothing
+-- if it is gone.
 local function read_row(row)
-  local digest, ends, bytes, start = string.match(row or '', '^%S+ (%S+) (%d) (%d+)[^\n]*\n()')
-  if digest then return digest, ends, string.sub(row, start, start + bytes - 1) end
+  local digest, ends, bytes, of_kind, start = string.match(row or '', '^%S+ (%S+) (%d) (%d+) (%d+)[^\n]*\n()')
+  if not digest then return end
+  local kind = start + bytes
+  return digest, ends, string.sub(row, start, kind - 1), string.sub(row, kind, kind + of_kind - 1)
 end
 
 -- The members of the index about rows.
@@ -39,6 +42,7 @@ local function decided_by(instance, first, last)
 end
 
 local function remove_rows(ids, members)
+  add_trials(members, ids)
   in_parts(members, function(...) redis.call('ZREM', index, ...) end)
   in_parts(ids, function(...)
     redis.call('HDEL', outbox, ...)

@@ -1,4 +1,4 @@
--- uses: clock journal many index outgoing rows removal effects place instance tag key_list
+-- uses: clock journal many index outgoing rows trials removal effects place instance tag key_list
 -- uses: alternate_keys
 -- Commit the end of the instance that was found: it, its keys and tags, and the rows that end with it.
 -- KEYS: outbox, due, leases, failures, index, journal, order, heads, completed, instances, locks, listed and keys of

@@ -28,7 +28,7 @@ if ARGV[5] == '0' and ARGV[6] == '0' and ARGV[7] == '0' and ARGV[8] == '0' then
   write_record()
   return 'ok'
 end
--- uses: many index outgoing rows removal effects tag key_list alternate_keys key_changes
+-- uses: many index outgoing rows trials removal effects tag key_list alternate_keys key_changes
 local first_removed, first_added = 19, 19 + ARGV[6]
 local first_cancelled = first_added + ARGV[7]
 local last_added, last_cancelled = first_cancelled - 1, first_cancelled + ARGV[8] - 1
