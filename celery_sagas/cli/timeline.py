@@ -59,13 +59,27 @@ def _row(entry: Entry) -> tables.Row:
 
 def _sent(detail: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a message has sent: requests, with the steps that get their outcomes, other messages, and timeouts."""
-    asked = {each["request"]: each for each in detail.get("asked", ())}
+    asked = {_text(each, "request"): each for each in _objects(detail, "asked")}
     for each in asked.values():
-        what = f"{each['members']:,} members" if each.get("members") else each["task"]
-        yield f"{what} → {' | '.join(dict.fromkeys(filter(None, (each.get('then'), each.get('otherwise')))))}"
-    for task, count in Counter(each["task"] for each in detail.get("sent", ()) if each["id"] not in asked).items():
+        members = each.get("members")
+        what = f"{members:,} members" if members and isinstance(members, int) else _text(each, "task")
+        steps = dict.fromkeys(filter(None, (_text(each, "then", ""), _text(each, "otherwise", ""))))
+        yield f"{what} → {' | '.join(steps)}"
+    sent = [_text(each, "task") for each in _objects(detail, "sent") if _text(each, "id", "") not in asked]
+    for task, count in Counter(sent).items():
         yield task if count == 1 else f"{task} ({count:,} times)"
-    yield from (f"timeout → {each['task']}" for each in detail.get("scheduled", ()))
+    yield from (f"timeout → {_text(each, 'task')}" for each in _objects(detail, "scheduled"))
+
+
+def _objects(detail: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the objects in a list of the details; of what has another form, none."""
+    found = detail.get(name)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _text(values: Mapping[str, Any], name: str, otherwise: str = "?") -> str:
+    value = values.get(name)
+    return value if isinstance(value, str) else otherwise
 
 
 def _detail(entry: Entry) -> Mapping[str, Any]:

@@ -113,6 +113,26 @@ def test_step_that_gets_answers_and_failures_is_named_once(app: Celery, shop: An
     assert run(app, "timeline", "order", "1").output.rstrip().endswith("  refund → order.(undone)")
 
 
+@pytest.mark.parametrize(
+    ("detail", "sent"),
+    [
+        ({"asked": 5, "sent": None, "scheduled": {"task": "x"}}, "-"),
+        ({"asked": ["x", {}], "sent": ["x", {"task": "refund", "id": 7}], "scheduled": None}, "? → , refund"),
+        ({"asked": [{"request": [], "task": {}, "then": 5, "otherwise": "order.end", "members": "x"}]}, "? → order.end"),
+        ({"sent": [{"task": ["x"]}, {}], "scheduled": [{"task": 5}, []]}, "? (2 times), timeout → ?"),
+        (["x"], "-"),
+    ],
+)
+def test_details_of_another_form(app: Celery, shop: Any, detail: Any, sent: str) -> None:
+    """What is as expected is shown."""
+    line = entry(step="order.end", key="1")._replace(detail=json.dumps(detail), saga="order")
+    backend_of(app).sagas.record(effects(line=line))
+    result = run(app, "timeline", "order", "1")
+    assert result.exit_code == 0, result.output
+    assert result.output.rstrip().endswith(f"  {sent}")
+    assert run(app, "timeline", "order", "1", "--json").exit_code == 0
+
+
 def test_nothing_is_known(app: Celery, shop: Any) -> None:
     result = run(app, "timeline", "order", "\x1b7")
     assert result.exit_code == 1
