@@ -7,6 +7,7 @@ import click
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened
+from celery_sagas.errors import SagaError
 from celery_sagas.stores.ports import Backend
 from celery_sagas.worker.runtime import Runtime
 
@@ -23,17 +24,29 @@ def migrate(context: click.Context, as_sql: bool) -> None:
     """Bring what is stored from the layout of the release before this one to that of this one, while workers go on.
 
     Run it with this release before its first worker starts, and again when the last worker of the release before has stopped.
-    After an interruption, run it again.
+    After an interruption, run it again. If one backend fails, the others are migrated all the same, and the exit status is 1.
     """
     with opened(context) as runtime:
         if as_sql:
             click.echo("\n".join(filter(None, (backend.migration() for backend in runtime.backends))) or "Nothing is run.")
             return
-        for backend in runtime.backends:
-            for sentence in backend.migrate():
-                click.echo(tables.line(sentence))
-            _index(runtime, backend)
-            click.echo(tables.line(f"{backend.url} has the layout of this release."))
+        failed = list(filter(None, [_migrate(runtime, backend) for backend in runtime.backends]))
+    for error in failed:
+        click.echo(f"Error: {tables.block(str(error))}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _migrate(runtime: Runtime, backend: Backend) -> SagaError | None:
+    """Migrate one backend; return the error if that fails."""
+    try:
+        for sentence in backend.migrate():
+            click.echo(tables.line(sentence))
+        _index(runtime, backend)
+    except SagaError as exc:
+        return exc
+    click.echo(tables.line(f"{backend.url} has the layout of this release."))
+    return None
 
 
 def _index(runtime: Runtime, backend: Backend) -> None:

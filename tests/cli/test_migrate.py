@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -10,7 +11,7 @@ from celery_sagas import Saga
 from celery_sagas.errors import ConfigurationError
 from celery_sagas.stores.memory.backend import MemoryBackend
 from celery_sagas.stores.memory.instances import MemoryInstances
-from tests.apps import backend_of
+from tests.apps import NewApp, backend_of
 from tests.cli.test_describe import run
 
 
@@ -71,3 +72,22 @@ def test_backend_that_cannot_be_migrated(app: Celery, backend: MemoryBackend, mo
     monkeypatch.setattr(backend, "migrate", migrate, raising=False)
     result = run(app, "migrate")
     assert (result.exit_code, result.output.strip()) == (1, "Error: nothing is stored there yet. Start a worker.")
+
+
+def test_others_are_migrated_if_one_backend_is_away(new_app: NewApp, tmp_path: Path) -> None:
+    backends = {"here": "memory://here", "new": f"sqlite:///{tmp_path}/new.db"}
+    app = new_app(saga_backends={name: {"backend": url} for name, url in backends.items()})
+    app.conf.saga_backend = "redis://127.0.0.1:1/0"
+
+    class Order(Saga, correlate_by="order_id", backend="new"):
+        order_id: str
+
+    class Parcel(Saga, correlate_by="parcel_id", backend="here"):
+        parcel_id: str
+
+    result = run(app, "migrate")
+    assert result.exit_code == 1
+    done, away, new = result.output.splitlines()
+    assert done == "memory://here has the layout of this release."
+    assert away.startswith("Error: The saga backend redis://127.0.0.1:1/0 is unavailable: ")
+    assert new.startswith(f"Error: nothing is stored in sqlite:///{tmp_path}/new.db yet")

@@ -142,3 +142,11 @@ def test_nothing_is_known(app: Celery, shop: Any) -> None:
 def test_unknown_saga(app: Celery, shop: Any) -> None:
     result = run(app, "timeline", "parcel", "7")
     assert (result.exit_code, result.output) == (1, "Error: unknown saga parcel; known: order\n")
+
+
+def test_backend_that_is_away(app: Celery, shop: Any) -> None:
+    app.conf.saga_backend = "redis://127.0.0.1:1/0"
+    result = run(app, "timeline", "order", "1")
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert line.startswith("Error: The saga backend redis://127.0.0.1:1/0 is unavailable: ")
