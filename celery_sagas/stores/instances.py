@@ -3,6 +3,8 @@
 A backend may lack it: see ``Backend``.
 """
 
+import re
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -15,6 +17,9 @@ MOST: Final = 500
 PENDING: Final = 4_096
 #: A slot of the store's clock is this power of two in milliseconds: almost nine minutes.
 SLOT_BITS: Final = 19
+#: U+0000, and half a surrogate pair.
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+_PLACE: Final = re.compile("[0-9a-f]{8}:[^\0\ud800-\udfff]*")
 
 
 class Glance(NamedTuple):
@@ -56,6 +61,24 @@ def place(updated_at: int, id: str) -> str:
     return f"{slot_of(updated_at):08x}:{id}"
 
 
+def check_place(text: str) -> None:
+    """Refuse a text that is no place.
+
+    Raises:
+        ValueError: It is not of the form that ``place`` has.
+    """
+    if not _PLACE.fullmatch(text):
+        raise ValueError(
+            f"{reprlib.repr(text)} is no place in the order of pages: give Page.after, or an instance's Glance.place"
+        )
+
+
+def bound_of(id: str) -> str:
+    """Return a text that every store can compare with ids, for one that may be none: the same ids precede both."""
+    found = _UNSTORABLE.search(id)
+    return id if found is None else id[: found.start()] + ("\1" if found[0] == "\0" else "\ue000")
+
+
 class Instances(ABC):
     """Pages of instances, for operators and for programs that look at many.
 
@@ -77,6 +100,9 @@ class Instances(ABC):
             limit: How many at most: 1 to ``MOST``.
             after: ``Page.after`` of the page before, or the place of any instance; empty, to begin.
             oldest_first: Whether the order is the opposite one.
+
+        Raises:
+            ValueError: ``after`` is no place (see ``check_place``), such as the garbage of a URL.
         """
 
     @abstractmethod
@@ -87,7 +113,8 @@ class Instances(ABC):
             name: The stored name.
             tag: Property and value.
             limit: How many at most: 1 to ``MOST``.
-            after: ``Page.after`` of the page before, or the id of any instance; empty, to begin.
+            after: ``Page.after`` of the page before, or the id of any instance; empty, to begin. Any other text will do, too:
+                ids that precede it follow, in the order of their characters' numbers (see ``bound_of``).
         """
 
     @abstractmethod

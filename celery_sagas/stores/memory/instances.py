@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest, nsmallest
 from itertools import islice
 
-from celery_sagas.stores.instances import PENDING, Glance, Instances, Page
+from celery_sagas.stores.instances import PENDING, Glance, Instances, Page, check_place
 from celery_sagas.stores.memory.state import MemoryStore
 from celery_sagas.stores.records import Record
 
@@ -13,6 +13,8 @@ class MemoryInstances(MemoryStore, Instances):
     """Pages that are sorted when they are read: nothing is kept for them."""
 
     def page(self, name: str, limit: int, after: str = "", *, oldest_first: bool = False) -> Page:
+        if after:
+            check_place(after)
         with self._state.lock:
             return _page(map(_glance, self._under(name)), lambda each: each.place, limit, after, oldest_first=oldest_first)
 

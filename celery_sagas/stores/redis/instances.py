@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from celery_sagas.errors import StoreError
-from celery_sagas.stores.instances import PENDING, SLOT_BITS, Glance, Instances, Page
+from celery_sagas.stores.instances import PENDING, SLOT_BITS, Glance, Instances, Page, bound_of, check_place
 from celery_sagas.stores.records import Record
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
@@ -61,7 +61,7 @@ class RedisInstances(RedisStore, Instances):
     """Pages that are merged from those of all shards."""
 
     def page(self, name: str, limit: int, after: str = "", *, oldest_first: bool = False) -> Page:
-        behind = b"(" + encode(after.replace(":", "", 1)) if after else b""
+        behind = _behind(after) if after else b""
         bounds = (behind or b"-", _BEHIND_SLOTS) if oldest_first else (behind or _BEHIND_SLOTS, b"-")
         answers = self._ask(_PAGE, name, [*bounds, int(oldest_first), limit, _OF_SLOT, PENDING])
         parts = [_part(answer, _OF_SLOT, _place_of) for _, answer in answers]
@@ -69,7 +69,7 @@ class RedisInstances(RedisStore, Instances):
 
     def tagged(self, name: str, tag: tuple[str, str], limit: int, after: str = "") -> Page:
         first, last = _bounds_of(tag)
-        behind = b"(" + encode(tag_path(*tag) + after) if after else last
+        behind = b"(" + encode(tag_path(*tag) + bound_of(after)) if after else last
         answers = self._ask(_PAGE, name, [behind, first, 0, limit, _OF_TAG, PENDING])
         return _merged([_part(answer, _OF_TAG, _id_of) for _, answer in answers], name, limit)
 
@@ -120,6 +120,12 @@ class RedisInstances(RedisStore, Instances):
 
 def _keys(shard: Shard, name: str) -> list[str]:
     return [shard.instances(name), shard.listed(name)]
+
+
+def _behind(place: str) -> bytes:
+    """Return the bound of the members behind a place."""
+    check_place(place)
+    return b"(" + encode(place.replace(":", "", 1))
 
 
 def _bounds_of(tag: tuple[str, str]) -> tuple[bytes, bytes]:

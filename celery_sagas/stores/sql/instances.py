@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, LargeBinary, Select, and_, case, cast, func, select, true, union_all
 from sqlalchemy import literal_column as literal
 
-from celery_sagas.stores.instances import PENDING, Glance, Instances, Page
+from celery_sagas.stores.instances import PENDING, Glance, Instances, Page, bound_of, check_place
 from celery_sagas.stores.records import Record
 from celery_sagas.stores.sql.connection.database import Database, Row
 from celery_sagas.stores.sql.connection.statements import LIMIT, PREFIX, Values, any_of, bound
@@ -54,10 +54,11 @@ class SqlInstances(Instances):
     def _of_tag(self, name: str, tag: tuple[str, str], before: str = "") -> Values:
         """Return the bounds of the values that a tag's rows have: all of them, or those of instances before one."""
         beginning = beginning_of(self._database.prefix, name, tag)
-        return {"saga": name, "first": beginning, "end": f"{beginning}{before}" if before else _successor(beginning)}
+        return {"saga": name, "first": beginning, "end": f"{beginning}{bound_of(before)}" if before else _successor(beginning)}
 
 
 def _slot_and_id(place: str) -> tuple[int, str]:
+    check_place(place)
     slot, _, id = place.partition(":")
     return int(slot, 16), id
 

@@ -32,6 +32,25 @@ from celery_sagas.testing.samples import (
 NAME, FORMER = NAMES
 PAID, NEW = ("status", "paid"), ("status", "new")
 
+#: Ids in which a pattern, a collation or a careless encoding errs.
+ODD_IDS = ("a", "A", "a ", "a\n:b", "a\x01", "a\x02", "á", "a\ud7ff", "a\ue000", "a😀", ":", "%", "'", "\\", "$id", "~")
+#: Texts that no store keeps.
+NO_IDS = ("\0", "a\0", "a\0b", "\ud800", "a\ud800", "a\udfffb", "a\udfff\0", "a\0\udfff")
+#: Texts that are no places, as somebody may write them into a URL.
+NO_PLACES = (
+    *("a", "0", ":", "-1", "0x", "%00", "last", "0" * 400, "019aa0c2-0000-7000-8000-000000000000"),
+    *("0000000", "00000000", "0000000:a", "000000000:a", "0000000g:a", "0000000A:a", "-0000001:a", " 0000000:a", "0_000000:a"),
+    *(
+        "00000000;a",
+        "00000000\n:a",
+        "\n00000000:a",
+        "\u0660" * 8 + ":a",
+        "0000000\0:a",
+        "\0",
+        *(f"00000000:{id}" for id in NO_IDS),
+    ),
+)
+
 
 class InstancesContract(StoreFixtures):
     """The requirements on every ``Instances``."""
@@ -96,6 +115,20 @@ class InstancesContract(StoreFixtures):
         after = place(orders[1].updated_at, orders[1].id)
         page = backend.instances.page(NAME, 9, after, oldest_first=oldest_first)
         assert _keys(page) == (["3", "4"] if oldest_first else ["1"])
+
+    @pytest.mark.parametrize("oldest_first", [False, True])
+    def test_page_goes_on_behind_the_place_of_any_id(self, backend: Backend, oldest_first: bool) -> None:
+        for number, id in enumerate(ODD_IDS):
+            start(backend, str(number), id=id)
+        pages = _pages(lambda after: backend.instances.page(NAME, 1, after, oldest_first=oldest_first))
+        assert [id for page in pages for id in _ids(page)] == sorted(ODD_IDS, reverse=not oldest_first)
+
+    @pytest.mark.parametrize("oldest_first", [False, True])
+    def test_page_refuses_what_is_no_place(self, backend: Backend, oldest_first: bool) -> None:
+        start(backend)
+        for text in NO_PLACES:
+            with pytest.raises(ValueError, match="is no place in the order of pages"):
+                pytest.fail(f"{text!a}: {backend.instances.page(NAME, 9, text, oldest_first=oldest_first)}")
 
     @pytest.mark.parametrize("oldest_first", [False, True])
     def test_instance_that_does_not_change_comes_once(self, backend: Backend, clock: Clock, oldest_first: bool) -> None:
@@ -182,6 +215,13 @@ class InstancesContract(StoreFixtures):
         pages = _pages(lambda after: backend.instances.tagged(NAME, PAID, limit, after))
         assert [key for page in pages for key in _keys(page)] == ["4", "3", "2", "1", "0"]
         assert _keys(backend.instances.tagged(NAME, PAID, 9, "03+")) == ["3", "2", "1", "0"]
+
+    def test_page_of_a_tag_goes_on_behind_any_text(self, backend: Backend) -> None:
+        for number, id in enumerate(ODD_IDS):
+            start(backend, str(number), id=id, tags=(PAID,))
+        texts = (*ODD_IDS, *NO_IDS, *NO_PLACES)
+        pages = {text: _ids(backend.instances.tagged(NAME, PAID, len(ODD_IDS), text)) for text in texts}
+        assert pages == {text: sorted((id for id in ODD_IDS if id < text), reverse=True) for text in texts}
 
     def test_update_changes_tags(self, backend: Backend) -> None:
         order = start(backend, tags=(NEW,))
