@@ -127,12 +127,15 @@ class InvalidState(MessageError):
 
 @dataclass(eq=False, repr=False)
 class CorrelationError(MessageError):
-    """Raised when a message names no instance, or names it with a value that is not a key."""
+    """Raised when a message names no instance, or names it with a value that is not a key; also by look-ups and listings."""
 
-    step: str
+    step: str  #: empty for a look-up or a listing
     problem: str
+    saga: str = ""  #: the class that a look-up or a listing is of
 
     def __str__(self) -> str:
+        if self.saga:
+            return f"The arguments name no instance of {self.saga}: {self.problem}."
         return f"The message to {self.step} does not say which instance it is for: {self.problem}. Nothing was stored or sent."
 
 

@@ -24,7 +24,7 @@ SAMPLES = {
     errors.MessageError: ("text",),
     errors.InvalidMessage: ("order.place_order", [["total", "Input should be a valid decimal"], ["", "Unexpected argument"]]),
     errors.InvalidState: ("order", "42", [["total", "Field required"]], "set the total"),
-    errors.CorrelationError: ("order.place_order", "order_id is null"),
+    errors.CorrelationError: ("", "order_id is null", "Order"),
     errors.TooManyDeliveries: ("order.place", "m1", 11, 10),
     errors.UndoFailed: ("trip", "7", "cancel_flight", 11, "Timeout: the airline is away"),
     errors.WrongStatus: ("order", "42", "order.packed", "placed", "when it is 'paid'", 60.0),

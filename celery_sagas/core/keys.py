@@ -24,7 +24,9 @@ TEXT_LIMIT: Final = 255
 class KeyProperty:
     """A field of a saga by which its instances are found."""
 
-    def __init__(self, saga: str, field: str, info: FieldInfo, *, config: ConfigDict | None = None) -> None:
+    def __init__(
+        self, saga: str, field: str, info: FieldInfo, *, config: ConfigDict | None = None, allowed: str = "str, int, UUID"
+    ) -> None:
         """Build the property once; its validator is kept.
 
         Args:
@@ -32,12 +34,13 @@ class KeyProperty:
             field: The field's name.
             info: The field's declared type, constraints and transformers; forward references are resolved by now.
             config: The saga's ``model_config``, which may change values too (``str_strip_whitespace``).
+            allowed: The plain types that the field may have, for error texts.
 
         Raises:
             DefinitionError: The declared type has no canonical text.
         """
         self.field = field
-        self.type, self._base = _key_types(saga, field, info.annotation)
+        self.type, self._base = _key_types(saga, field, info.annotation, allowed)
         declared: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
         self._adapter = TypeAdapter[object](declared, config=config)
         #: Whether a value of exactly the declared type is held as it is: nothing constrains or transforms it.
@@ -111,7 +114,9 @@ class FlagProperty(KeyProperty):
 def search_property(saga: str, field: str, info: FieldInfo, *, config: ConfigDict | None = None) -> KeyProperty:
     """Return a field by whose values instances are listed; see ``KeyProperty``."""
     declared, _ = unwrap(info.annotation)
-    return FlagProperty(field) if declared is bool else KeyProperty(saga, field, info, config=config)
+    if declared is bool:
+        return FlagProperty(field)
+    return KeyProperty(saga, field, info, config=config, allowed="str, int, UUID, bool")
 
 
 def key_text(parts: Sequence[str]) -> str:
@@ -165,7 +170,7 @@ def spelled(annotation: object) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
-def _key_types(saga: str, name: str, annotation: object) -> tuple[type, type]:
+def _key_types(saga: str, name: str, annotation: object, allowed: str) -> tuple[type, type]:
     """Return the declared type and the type of its plain values."""
     declared, _ = unwrap(annotation)
     for base in _CONVERSIONS:
@@ -176,7 +181,7 @@ def _key_types(saga: str, name: str, annotation: object) -> tuple[type, type]:
     raise DefinitionError(
         saga,
         f"its property {name} is declared as {spelled(annotation)}, whose values have no canonical text",
-        f"Declare {name} as str, int, UUID, or an enum or a Literal whose values are all str or all int; each may be `| None`.",
+        f"Declare {name} as {allowed}, or an enum or a Literal whose values are all str or all int; each may be `| None`.",
     )
 
 

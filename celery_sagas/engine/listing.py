@@ -114,7 +114,7 @@ def tag_of(saga: SagaDefinition, by: Mapping[str, object]) -> tuple[str, str] | 
     try:
         return name, part.text(part.convert(value))
     except ValueError as exc:
-        raise CorrelationError(f"A listing of {saga.cls.__qualname__}", f"{name}: {exc}") from exc
+        raise CorrelationError("", f"{name}: {exc}", saga.cls.__qualname__) from exc
 
 
 def glances(

@@ -187,7 +187,7 @@ def lookup_of(saga: SagaDefinition, key: object, by: Mapping[str, object]) -> Lo
     elif key is None and by.keys() == {"id"}:
         return lookup_in(saga, ID, _instance_id(saga, by["id"]))
     if key is None and not by:
-        raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", "the key is null")
+        raise CorrelationError("", "the key is null", saga.cls.__qualname__)
     given = ", ".join([*([repr(key)] if key is not None else []), *by])
     raise DefinitionError(saga.cls.__qualname__, f"it cannot be looked up by {given}", _by_key(saga))
 
@@ -196,17 +196,17 @@ def _text(saga: SagaDefinition, parts: Mapping[str, KeyProperty], values: Mappin
     try:
         return key_text([part.text(part.convert(values[name])) for name, part in parts.items()])
     except ValueError as exc:
-        raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", f"{', '.join(parts)}: {exc}") from exc
+        raise CorrelationError("", f"{', '.join(parts)}: {exc}", saga.cls.__qualname__) from exc
 
 
 def _instance_id(saga: SagaDefinition, value: object) -> str:
     if not isinstance(value, str):
         problem = f"id: {value!r} is no instance's id, which is text, as order.saga.id has it"
-        raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", problem)
+        raise CorrelationError("", problem, saga.cls.__qualname__)
     try:
         return text_of(value)
     except ValueError as exc:
-        raise CorrelationError(f"A look-up of {saga.cls.__qualname__}", f"id: {exc}") from exc
+        raise CorrelationError("", f"id: {exc}", saga.cls.__qualname__) from exc
 
 
 def _by_key(saga: SagaDefinition) -> str:
