@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 import click
@@ -43,11 +43,14 @@ class _Wanted(NamedTuple):
     error: str | None
     since: int | None  #: milliseconds
 
+    def first_at(self) -> float:
+        """Return the time of the oldest dead letters that are meant, in milliseconds."""
+        return 0 if self.since is None else time_s() * 1000 - self.since
+
     def takes(self, dead_letter: DeadLetter) -> bool:
-        """Return whether a dead letter is meant."""
+        """Return whether a dead letter is meant, if it is new enough."""
         given = (self.task, dead_letter.task), (self.saga, dead_letter.saga), (self.error, dead_letter.error)
-        is_new = self.since is None or dead_letter.at >= time_s() * 1000 - self.since
-        return is_new and all(wanted in (None, value) for wanted, value in given)
+        return all(wanted in (None, value) for wanted, value in given)
 
 
 @click.group()
@@ -165,7 +168,9 @@ class _Kept:
     def wanted(self, wanted: _Wanted) -> Iterator[DeadLetter]:
         """Yield those that are meant, the newest first: each once, even if two of the backends are one database."""
         seen: set[str] = set()
-        for dead_letter in merge(*map(self._pages, self.runtime.backends), key=lambda each: -each.at):
+        first_at = wanted.first_at()
+        newest_first = merge(*map(self._pages, self.runtime.backends), key=lambda each: -each.at)
+        for dead_letter in takewhile(lambda each: each.at >= first_at, newest_first):
             if wanted.takes(dead_letter) and dead_letter.id not in seen:
                 seen.add(dead_letter.id)
                 yield dead_letter

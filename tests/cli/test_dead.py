@@ -424,6 +424,25 @@ class TestSelections:
         assert result.exit_code == 0, result.output
         assert sorted(json.loads(line)["id"] for line in result.output.splitlines()) == shown
 
+    @pytest.mark.parametrize(("age_s", "shown", "pages"), [(3_600, 5, 4), (59, 0, 1)])
+    def test_nothing_is_read_behind_the_first_that_is_too_old(
+        self, app: Celery, monkeypatch: pytest.MonkeyPatch, age_s: int, shown: int, pages: int
+    ) -> None:
+        keep(app, *(dead_letter(f"l{number}") for number in range(5)))
+        later = max(each.at for each in backend_of(app).dead.list(1)) / 1000 + 60
+        read, calls = MemoryDeadLetters.list, list[str | None]()
+
+        def counted(self: MemoryDeadLetters, limit: int, before: str | None = None) -> list[DeadLetter]:
+            calls.append(before)
+            return read(self, limit, before)
+
+        commands = import_module("celery_sagas.cli.dead")
+        monkeypatch.setattr(commands, "time_s", lambda: later)
+        monkeypatch.setattr(commands, "_PAGE", 2)
+        monkeypatch.setattr(MemoryDeadLetters, "list", counted)
+        rows = run(app, "dead", "groups", "--json", "--since", f"{age_s}s").output.splitlines()
+        assert (sum(json.loads(row)["dead_letters"] for row in rows), len(calls)) == (shown, pages)
+
     def test_age_that_is_none(self, app: Celery) -> None:
         result = run(app, "dead", "list", "--since", "soon")
         assert result.exit_code == 2
