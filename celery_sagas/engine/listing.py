@@ -125,27 +125,34 @@ def glances(
     Those that were committed last come first, or those with a tag that began last; the other way round with ``oldest_first``,
     which is for instances without a tag.
     """
-    read = partial(_page, backend.instances, tag, oldest_first=oldest_first)
     by_place: Place = (lambda glance: glance.place) if tag is None else (lambda glance: glance.id)
-    after, is_first = "", True
-    while after or is_first:
+    read = partial(_page, backend.instances, tag, by_place, oldest_first=oldest_first)
+    is_behind = operator.gt if oldest_first else operator.lt
+    ahead: dict[str, Page] = {}
+    end, is_first = "", True
+    while end or is_first:
+        start, end, is_first = end, "", False
         # A rename moves instances to the first of the names, which is read last: none is missed, and some come twice.
-        pages = [read(name, after) for name in reversed(saga.names)]
-        ends = [by_place(page.instances[-1]) for page in pages if page.after]
-        after, is_first = (min if oldest_first else max)(ends, default=""), False
-        merged = {glance.id: glance for page in pages for glance in page.instances}.values()
-        is_before = operator.le if oldest_first else operator.ge
-        shown = [each for each in merged if not after or is_before(by_place(each), after)]
+        for name in reversed(saga.names):
+            page = ahead[name] if name in ahead and ahead[name].after != start else read(name, start)
+            if end and (not page.after or is_behind(page.after, end)):
+                page = page._replace(after=end)  # what follows is read again, when the names before it are read so far
+            ahead[name], end = page, page.after
+        merged = {glance.id: glance for page in ahead.values() for glance in page.instances}.values()
+        left = [each for each in merged if not start or is_behind(by_place(each), start)]
+        shown = [each for each in left if not end or not is_behind(by_place(each), end)]
         yield from sorted(shown, key=by_place, reverse=not oldest_first)
 
 
-def _page(instances: Instances, tag: tuple[str, str] | None, name: str, after: str, *, oldest_first: bool) -> Page:
-    """Return the next page under a name that has an instance, or the last one."""
+def _page(
+    instances: Instances, tag: tuple[str, str] | None, by_place: Place, name: str, after: str, *, oldest_first: bool
+) -> Page:
+    """Return the next page under a name that has an instance, or the last one; it ends with the place of its last instance."""
     while True:
         if tag is None:
             page = instances.page(name, _PAGE, after, oldest_first=oldest_first)
         else:
             page = instances.tagged(name, tag, _PAGE, after)
         if page.instances or not page.after:
-            return page
+            return page._replace(after=by_place(page.instances[-1]) if page.after else "")
         after = page.after
