@@ -445,6 +445,24 @@ class TestInspect:
         close_runtime(app)
         assert self.ask(app)["dead_letters"] == 2
 
+    def test_counts_those_of_one_database_with_two_names_once(self, new_app: NewApp, tmp_path: Path) -> None:
+        urls = {"again": f"sqlite:///{tmp_path}/./sagas.sqlite3", "other": f"sqlite:///{tmp_path}/other.sqlite3"}
+        app = new_app(saga_backends={name: {"backend": url} for name, url in urls.items()})
+        app.conf.saga_backend = f"sqlite:///{tmp_path}/sagas.sqlite3"
+
+        class Order(Saga, correlate_by="order_id", backend="again"):
+            order_id: str
+
+        class Parcel(Saga, correlate_by="parcel_id", backend="other"):
+            parcel_id: str
+
+        runtime = runtime_of(app)
+        runtime.prepare(processes=1)
+        for backend in (runtime.backend, *runtime.backends.of_sagas()):
+            backend.dead.add(dead_letter())
+
+        assert self.ask(app)["dead_letters"] == 4
+
     def test_store_that_fails(self, fast: Celery, thread: RelayThreads, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rest is shown all the same."""
         monkeypatch.setattr(backend_of(fast).dead, "count", Mock(side_effect=StoreUnavailable("redis://h", "it is loading")))
