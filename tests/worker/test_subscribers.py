@@ -2,10 +2,9 @@
 
 from decimal import Decimal
 from typing import Any
-from weakref import WeakSet
 
 import pytest
-from celery import Celery, Task, _state, shared_task
+from celery import Celery, Task, shared_task
 
 from celery_sagas import Message, Saga, aggregator, publish, signals, subscribe
 from celery_sagas.core.ids import derived_id
@@ -36,12 +35,6 @@ NAME = event_name(Placed)
 
 def handle(event: Placed) -> None:
     """Do nothing with an event."""
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No app of another test is active: Celery gives a shared task at once to each that is finalised."""
-    monkeypatch.setattr(_state, "_apps", WeakSet())
 
 
 @pytest.fixture
