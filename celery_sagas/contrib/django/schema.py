@@ -2,20 +2,25 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings
-from django.db import connections
+from django.db import OperationalError, connections
+from django.db.transaction import atomic
 from sqlalchemy import URL, Table
 
 from celery_sagas.contrib.django.addresses import DRIVERS
 from celery_sagas.settings import read_settings
 from celery_sagas.stores.sql.connection.names import Names, read_names
 from celery_sagas.stores.sql.connection.options import DEFAULTS
-from celery_sagas.stores.sql.expansion import steps
+from celery_sagas.stores.sql.expansion import Step, steps
 from celery_sagas.stores.sql.schema import statements_for
 from celery_sagas.stores.sql.tables import layout, metadata
 from celery_sagas.worker.celery_internals import current_app
+
+_REMEDY: Final = (
+    "run `python manage.py sagas migrate`, which tries again until the table is free, and then `python manage.py migrate` again"
+)
 
 
 def create_tables(apps: Any, schema_editor: Any) -> None:
@@ -38,7 +43,25 @@ def migrate_tables(apps: Any, schema_editor: Any) -> None:
     for names in names_in(connection):
         if names.of(layout.name) in existing_tables(connection, names):
             for step in steps(partial(_rows, connection), dialect, names):
-                schema_editor.execute(step.text, params=None)
+                _run(schema_editor, step)
+
+
+def _run(schema_editor: Any, step: Step) -> None:
+    """Run a statement; where it locks a table, commits wait behind it, so that it waits for others but a moment.
+
+    Raises:
+        OperationalError: Others have kept the table locked.
+    """
+    connection = schema_editor.connection
+    if not (step.locks_table and connection.vendor == "postgresql"):
+        schema_editor.execute(step.text, params=None)
+        return
+    try:
+        with atomic(using=connection.alias):
+            schema_editor.execute("SET LOCAL lock_timeout = '2s'", params=None)
+            schema_editor.execute(step.text, params=None)
+    except OperationalError as exc:
+        raise OperationalError(f"{exc}; {_REMEDY}") from exc
 
 
 def _rows(connection: Any, query: str) -> Sequence[Any]:

@@ -122,6 +122,23 @@ def test_tables_of_the_release_before_are_migrated(manage: Manage, database: dic
         assert [glance.id for glance in before.instances.page(order.saga, 9).instances] == [order.id]
 
 
+@on("postgresql")
+def test_table_that_others_have_locked(manage: Manage, database: dict[str, Any]) -> None:
+    """Commits wait behind the migration, which gives up soon; that of the command tries again."""
+    with closing(SqlBackend(url_of(database), prefix="")) as before:
+        layout_5.create(before)
+        manage("migrate", "--fake", "celery_sagas", "0001")
+        with before.database.engine.connect() as other:
+            other.exec_driver_sql("BEGIN; LOCK TABLE saga_instance IN ACCESS SHARE MODE")
+            refused = manage("migrate", fails=True)
+            other.exec_driver_sql("ROLLBACK")
+        assert "canceling statement due to lock timeout" in refused
+        assert "run `python manage.py sagas migrate`, which tries again until the table is free" in refused
+        manage("sagas", "migrate")
+        assert before.migrate() == []
+        manage("migrate")
+
+
 @on("sqlite", "postgresql", "mariadb+pymysql")
 def test_release_before_runs_on_what_was_migrated(manage: Manage, database: dict[str, Any]) -> None:
     """So nothing is undone for it: workers of this release may still run."""
