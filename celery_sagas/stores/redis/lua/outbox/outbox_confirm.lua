@@ -7,26 +7,40 @@
 local KEPT = { scheduled = true, deadline = true }
 local token, least, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
--- Make a row due again, after the longer one of the time and of that since it was tried first.
-local function keep(id, now)
-  local _, before = trial_of(id)
-  local tried_at = note_trial(id, 0, before, now, '')
-  redis.call('ZADD', due, now + math.max(least, math.min(now - tried_at, most)), id)
-  redis.call('HSET', leases, id, '- ' .. token)
+-- Make rows due again: each after the longer one of the time and of that since it was tried first.
+local function keep(ids, now)
+  local since, leased, trials, members = {}, {}, {}, {}
+  in_parts(ids, function(...)
+    for number, text in ipairs(redis.call('HMGET', failures, ...)) do
+      local id, _, tried_at = (select(number, ...)), read_trial(text)
+      if tried_at == 0 then
+        tried_at = now
+        add(members, 0, member_of_trial(now, id))
+      end
+      add(trials, id, trial(0, tried_at, ''))
+      add(since, now + math.max(least, math.min(now - tried_at, most)), id)
+      add(leased, id, '- ' .. token)
+    end
+  end)
+  in_parts(members, function(...) redis.call('ZADD', index, ...) end)
+  in_parts(trials, function(...) redis.call('HSET', failures, ...) end)
+  in_parts(since, function(...) redis.call('ZADD', due, ...) end)
+  in_parts(leased, function(...) redis.call('HSET', leases, ...) end)
 end
 
 check_rows()
 local ended = answered()
 if ended then return ended end
 
-local ids, gone, rows, now = held_by(token, 6), {}, {}, clock(ARGV[2])
+local ids, kept, gone, rows = held_by(token, 6), {}, {}, {}
 for number, row in ipairs(rows_of(ids)) do
   local _, _, _, kind = read_row(row)
   if least > 0 and KEPT[kind] then
-    keep(ids[number], now)
+    kept[#kept + 1] = ids[number]
   else
     gone[#gone + 1], rows[#rows + 1] = ids[number], row
   end
 end
+keep(kept, clock(ARGV[2]))
 remove_rows(gone, members_of(gone, rows))
 return #ids > 0 and remember(#ids) or 0

@@ -10,6 +10,7 @@ if answered() then return 1 end
 if not is_of(redis.call('HGET', leases, id), ARGV[3]) then return 0 end
 
 local now, attempts, tried_at = clock(ARGV[2]), trial_of(id)
-note_trial(id, attempts + 1, tried_at, now, ARGV[5])
+if tried_at == 0 then redis.call('ZADD', index, 0, member_of_trial(now, id)) end
+redis.call('HSET', failures, id, trial(attempts + 1, tried_at > 0 and tried_at or now, ARGV[5]))
 redis.call('ZADD', due, now + ARGV[6], id)
 return remember(1)

@@ -3,22 +3,16 @@
 -- the time.
 
 -- How often publishing a row has failed, and when it was tried first (ms; 0: never).
-local function trial_of(id)
-  local attempts, at = string.match(redis.call('HGET', failures, id) or '', '^(%d+)@?(%d*) ')
+local function read_trial(text)
+  local attempts, at = string.match(text or '', '^(%d+)@?(%d*) ')
   return tonumber(attempts) or 0, tonumber(at) or 0
 end
 
+local function trial_of(id) return read_trial(redis.call('HGET', failures, id)) end
+
 local function member_of_trial(at, id) return string.format('%s%016.0f:%s', TRIED, at, id) end
 
--- Note how often publishing a row has failed; return when it was tried first.
-local function note_trial(id, attempts, tried_at, now, error)
-  if tried_at == 0 then
-    tried_at = now
-    redis.call('ZADD', index, 0, member_of_trial(now, id))
-  end
-  redis.call('HSET', failures, id, string.format('%.0f@%.0f ', attempts, tried_at) .. error)
-  return tried_at
-end
+local function trial(attempts, tried_at, error) return string.format('%.0f@%.0f ', attempts, tried_at) .. error end
 
 -- Add the members of the index about when rows were tried first.
 local function add_trials(members, ids)
