@@ -27,6 +27,8 @@ DEFAULT_FILE = DEFAULT_BACKEND.removeprefix("sqlite:///")
 _BACKEND: Final = '{"backend": "postgresql://…", "options": {}}'
 #: After 1, 5 and 25 seconds. What a number of times, or a ``dict``, does not say is taken from it.
 STEP_RETRIES = Backoff(3, 1.0, factor=5.0)
+#: Of names whose values operators do not see.
+HIDDEN: Final = ("*password*", "*secret*", "*token*", "card*", "authorization")
 
 
 def _number(value: object) -> object:
@@ -85,9 +87,16 @@ def _each_once(value: tuple[Subscription, ...]) -> tuple[Subscription, ...]:
     return value
 
 
+def _patterns(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        raise ValueError("list patterns of names: ['*password*', 'card*']")  # noqa: TRY004
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[int, BeforeValidator(_number)]
 Event = Annotated[str, BeforeValidator(_event)]
+Patterns = Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], BeforeValidator(_patterns)]
 #: The name of a backend; no URL is one.
 Name = Annotated[str, StringConstraints(pattern=rf"^{BACKEND_NAME.pattern}$")]
 Subscriptions = Annotated[
@@ -170,6 +179,9 @@ class Settings(BaseModel):
     unsafe_backend: Literal["refuse", "warn"] = "refuse"
     #: Tasks, of other services, that receive an event besides the steps and tasks that subscribe to it: by the path of its class.
     subscriptions: dict[Event, Subscriptions] = Field(default_factory=dict)
+    #: The values that are not shown of a state, besides those that their declarations hide: by patterns of names, at any depth of
+    #: it, in which ``*`` stands for any text. Upper and lower case are the same.
+    hidden: Patterns = HIDDEN
 
     def backend_named(self, given: str | None, subject: str = "a setting") -> BackendSettings:
         """Return a backend by its URL, or by its name in ``backends``; ``None`` names that of ``backend``.

@@ -340,6 +340,7 @@ def settings() -> Iterator[str]:
 SPELLED = {
     "Seconds": "float | timedelta",
     "Count": "int",
+    "Patterns": "list[str]",
     "dict[Event, Subscriptions]": "dict[str, list[str | dict[str, str]]]",
     "dict[Name, NamedBackend]": "dict[str, dict[str, Any]]",
 }

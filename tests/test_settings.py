@@ -84,7 +84,13 @@ VALUES = {
             "shop.Paid": (),
         },
     ),
+    "hidden": (["pin", "*key"], ("pin", "*key")),
 }
+
+
+@pytest.mark.parametrize("wrong", ["*password*", None, [""], [1], {"pin": True}])
+def test_wrong_patterns_of_names(wrong):
+    assert problem_of(saga_hidden=wrong).startswith("saga_hidden")
 
 
 def test_every_setting_is_tried():
