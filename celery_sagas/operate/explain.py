@@ -1,0 +1,259 @@
+"""Explanations: why an instance does not go on, or for what it waits, and the command that helps."""
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from celery_sagas.clock import LAST_MS, utc_time
+from celery_sagas.core.requests.requests import Request
+from celery_sagas.errors import NewerState, UnreadableState
+from celery_sagas.operate.facts import Due, Facts, OutboxGlance, What, due_of, name_of
+from celery_sagas.operate.spans import span
+
+#: What is due for longer than this, in milliseconds, is overdue.
+LATE_MS: Final = 15 * 60_000
+#: How many names a sentence has.
+_NAMED: Final = 3
+#: How many characters of an error it has.
+_ERROR: Final = 300
+_IN_WORKERS: Final = ("inspect", "active_queues"), "shows which workers take messages, and from which queues"
+_IN_RELAYS: Final = ("inspect", "sagas_relay"), "shows which relays run, and what they meet"
+
+
+class Verdict(StrEnum):
+    """Why an instance does not go on, or for what it waits: of several, the first one."""
+
+    UNREADABLE = "unreadable"  #: its record, or its state, cannot be decoded
+    NEWER = "newer"  #: newer code has written it
+    FAILING = "failing"  #: a message of it is a dead letter
+    OVERDUE = "overdue"  #: a timeout or a deadline is due for long, and was not handled
+    UNSENT = "unsent"  #: a message of it is not published
+    DEFERRED = "deferred"  #: messages wait with it for another status
+    LOCKED = "locked"  #: a message has it for its next run
+    WAITING = "waiting"  #: something is sure to come
+    OPEN = "open"  #: it waits for an answer, without a deadline
+    IDLE = "idle"  #: nothing is sure to come
+
+
+class Remedy(NamedTuple):
+    """A command that helps."""
+
+    words: tuple[str, ...]  #: behind ``celery -A proj``
+    does: str
+
+    @property
+    def command(self) -> str:
+        """The command, as a shell takes it."""
+        return shlex.join(("celery", "-A", "proj", *self.words))
+
+
+class Finding(NamedTuple):
+    """What there is to say."""
+
+    sentence: str
+    remedy: Remedy | None = None  #: ``None``: there is nothing to be done
+
+
+class Explanation(NamedTuple):
+    """One verdict, in a sentence, with what helps. Its texts may have stored text in them, as it is."""
+
+    verdict: Verdict
+    sentence: str
+    remedy: Remedy | None
+    due: Sequence[Due]  #: what comes to the instance, the first one first
+
+
+def explain(facts: Facts) -> Explanation:
+    """Return the first verdict that applies."""
+    due = due_of(facts)
+    for verdict, find in _FINDERS.items():
+        if finding := find(facts, due):
+            return Explanation(verdict, *finding, due)
+    return Explanation(Verdict.IDLE, *_idle(facts), due)
+
+
+def _unreadable(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    problem = next((each for each in facts.problems if isinstance(each, UnreadableState)), None)
+    if problem is None:
+        return None
+    remedy = Remedy(("sagas", "timeline", facts.saga.name, *_argument(facts.key)), "shows which message was the last one")
+    return Finding(f"It cannot be read: {problem.problem}.", remedy if facts.key else None)
+
+
+def _newer(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    problem = next((each for each in facts.problems if isinstance(each, NewerState)), None)
+    if problem is None:
+        return None
+    sentence = f"Newer code has written it: it has {problem.number} {problem.stored}, and this code knows {problem.known}."
+    return Finding(sentence, _described(facts, "shows the saga in the code that is installed here"))
+
+
+def _failing(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    if not facts.dead_letters:
+        return None
+    newest, count = facts.dead_letters[0], len(facts.dead_letters)
+    ago, is_newest = span(facts.now - newest.at), f" It is the newest of {count:,}." if count > 1 else ""
+    sentence = f"A message to {newest.task} failed {ago} ago with {newest.error}, and is a dead letter.{is_newest}"
+    remedy = Remedy(("sagas", "dead", "show", *_argument(newest.id)), "shows why; dead retry sends it again")
+    return Finding(sentence, remedy)
+
+
+def _overdue(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    late = [each for each in due if each.what is not What.REQUEST and facts.now - each.at > LATE_MS]
+    if not late:
+        return None
+    first = late[0]
+    sentence, remedy = _where(facts, first, facts.rows.get(first.row))
+    others = f" {len(late) - 1:,} more of what it waits for {_is(len(late) - 1)} overdue." if len(late) > 1 else ""
+    return Finding(f"{_capital(first.phrase)} was due {span(facts.now - first.at)} ago. {sentence}{others}", remedy)
+
+
+def _where(facts: Facts, due: Due, row: OutboxGlance | None) -> Finding:
+    """Return where what is due has stayed."""
+    if row is None:
+        return Finding(
+            "It is in a queue, or the broker has lost it: the outbox does not have it any more, and it is not published again.",
+            _described(facts, "shows which messages the instance takes instead"),
+        )
+    if row.attempts:
+        return _not_published(facts, row, "It")
+    if row.tried_at or (due.is_series and row.due_at > due.at):
+        return _not_handled(facts, due, row)
+    return _not_taken(facts, row, "It")
+
+
+def _not_handled(facts: Facts, due: Due, row: OutboxGlance) -> Finding:
+    before = f" {span(facts.now - row.tried_at)} ago" if row.tried_at else ""
+    what = "The next one of the series is published" if due.is_series else "It is published again"
+    when = f"at {_at(row.available_at)}" if row.available_at > facts.now else "soon"
+    sentence = f"It was published{before} and has not been handled: it is in a queue, or the broker has lost it. {what} {when}."
+    return Finding(sentence, Remedy(*_IN_WORKERS))
+
+
+def _not_published(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
+    attempts = "1 attempt has" if row.attempts == 1 else f"{row.attempts:,} attempts have"
+    again = f"The next one is at {_at(row.available_at)}." if row.available_at > facts.now else "The next one is due."
+    error = row.error[:_ERROR].rstrip(".") or "an unknown error"
+    sentence = f"{subject} cannot be published: {attempts} failed, the last one with: {error}. {again}"
+    return Finding(sentence, Remedy(*_IN_RELAYS))
+
+
+def _not_taken(facts: Facts, row: OutboxGlance, subject: str) -> Finding:
+    sentence = f"{subject} waits in the outbox, and was never published: no relay that knows {row.task} has taken it."
+    return Finding(sentence, Remedy(*_IN_RELAYS))
+
+
+def _unsent(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    failing = [row for row in facts.rows.values() if row.attempts]
+    left = [row for row in facts.rows.values() if not row.attempts and _is_left(facts, row)]
+    if not (failing or left):
+        return None
+    first = max(failing, key=lambda row: row.attempts) if failing else left[0]
+    sentence, remedy = (_not_published if failing else _not_taken)(facts, first, f"A message to {first.task}")
+    others = len(failing) + len(left) - 1
+    return Finding(sentence + (f" {others:,} more {_is(others)} unsent, too." if others else ""), remedy)
+
+
+def _is_left(facts: Facts, row: OutboxGlance) -> bool:
+    """Return whether a message waits for long to be published for the first time."""
+    if row.tried_at:
+        return False
+    run_id = row.id.rpartition("-")[0]
+    at = row.due_at or next((entry.at for entry in facts.entries if entry.attempt == run_id), facts.now)
+    return facts.now - at > LATE_MS
+
+
+def _deferred(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    deferred = facts.pending.deferred if facts.pending else ()
+    if not deferred:
+        return None
+    longest = span(facts.now - min(each.since for each in deferred))
+    messages = f"1 message waits for {longest}" if len(deferred) == 1 else f"{len(deferred):,} messages wait, one for {longest},"
+    status = f" It is {facts.status!r} now." if facts.status is not None else ""
+    sentence = f"{messages} until it is in another status: for {_list(each.step for each in deferred)}.{status}"
+    return Finding(sentence, _described(facts, "shows in which statuses its steps run"))
+
+
+def _locked(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    if facts.record is None or not facts.record.locked_by:
+        return None
+    return Finding("It is locked for a message that others have overtaken several times. The lock ends by itself.")
+
+
+def _waiting(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    if not due:
+        return None
+    first = due[0]
+    is_ahead = first.at > facts.now
+    when = f"is due in {span(first.at - facts.now)}, at {_at(first.at)}" if is_ahead else "is due now"
+    if first.what is What.DEADLINE:
+        return Finding(f"It waits for the answer of {first.name}. The deadline {when}.")
+    to = f", and goes to {first.step}" if first.step not in ("", first.name) else ""
+    return Finding(f"{_capital(first.phrase)} {when}{to}.")
+
+
+def _open(facts: Facts, due: Sequence[Due]) -> Finding | None:
+    if not facts.requests:
+        return None
+    request, others = facts.requests[0], len(facts.requests) - 1
+    asked_at = facts.asked_at(request)
+    asked = f", asked {span(facts.now - asked_at)} ago" if asked_at else ""
+    more = f", and for {others:,} more" if others else ""
+    remedy = Remedy(("inspect", "query_task", *_argument(_silent(facts, request))), "shows which worker has the task, if one has")
+    return Finding(f"It waits for the answer of {name_of(request)}{asked}{more}. There is no deadline.", remedy)
+
+
+def _silent(facts: Facts, request: Request) -> str:
+    """Return the id of a task that has not answered."""
+    outcomes = facts.members.get(request.id)
+    known = {*outcomes.answered, *outcomes.failed} if outcomes else set[int]()
+    silent = (id for position, id in enumerate(request.task_ids) if position not in known)
+    return next(silent, request.id)
+
+
+def _idle(facts: Facts) -> Finding:
+    steps = _list(step.name for step in facts.next_steps)
+    goes_on = f"it goes on with the next message to {steps}" if steps else "no step of it takes another message"
+    return Finding(f"Nothing is sure to come: {goes_on}.", _described(facts, "shows how messages find the instance"))
+
+
+def _described(facts: Facts, does: str) -> Remedy:
+    return Remedy(("sagas", "describe", facts.saga.name), does)
+
+
+def _argument(text: str) -> tuple[str, ...]:
+    """Return the words of a command for an argument, which may begin as an option does."""
+    return ("--", text) if text.startswith("-") else (text,)
+
+
+def _list(names: Iterable[str]) -> str:
+    """Return names, each once, and how many more there are."""
+    different = list(dict.fromkeys(names))
+    more = f" and {len(different) - _NAMED:,} more" if len(different) > _NAMED else ""
+    return f"{', '.join(different[:_NAMED])}{more}"
+
+
+def _at(ms: int) -> str:
+    return utc_time(min(ms, LAST_MS)).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+_FINDERS: Final[Mapping[Verdict, Callable[[Facts, Sequence[Due]], Finding | None]]] = {
+    Verdict.UNREADABLE: _unreadable,
+    Verdict.NEWER: _newer,
+    Verdict.FAILING: _failing,
+    Verdict.OVERDUE: _overdue,
+    Verdict.UNSENT: _unsent,
+    Verdict.DEFERRED: _deferred,
+    Verdict.LOCKED: _locked,
+    Verdict.WAITING: _waiting,
+    Verdict.OPEN: _open,
+}
