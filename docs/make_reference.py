@@ -510,7 +510,7 @@ def page() -> Iterator[str]:
     yield "## Commands"
     yield (
         "More about them: [dead letters](dead-letters.md), [aggregators](aggregators.md#commands), [the relay](deploying.md), "
-        "[former names](upgrading.md#names), [graphs](graph.md), [instances](listing.md)."
+        "[former names](upgrading.md#names), [graphs](graph.md), [instances](listing.md), [one of them](operating.md)."
     )
     yield from commands()
     yield "## Sagas"

@@ -12,6 +12,7 @@ from celery_sagas.cli.relay import relay
 from celery_sagas.cli.rename import rename
 from celery_sagas.cli.replay import replay
 from celery_sagas.cli.schema import schema
+from celery_sagas.cli.show import show
 from celery_sagas.cli.timeline import timeline
 from celery_sagas.worker.process import control
 
@@ -34,4 +35,5 @@ sagas.add_command(relay)
 sagas.add_command(rename)
 sagas.add_command(replay)
 sagas.add_command(schema)
+sagas.add_command(show)
 sagas.add_command(timeline)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 import click
 from celery import Celery
@@ -49,5 +50,12 @@ def saga_named(name: str) -> SagaDefinition:
     """
     named = registry.saga_named(name) or next((saga for saga in registry.sagas.values() if saga.cls.__name__ == name), None)
     if named is None:
-        raise click.ClickException(f"unknown saga {tables.line(name)}; known: {', '.join(registry.sagas) or 'none'}")
+        known = f"unknown saga {tables.line(name)}; known: {', '.join(registry.sagas) or 'none'}"
+        raise click.ClickException(f"{known}{_nearest(name)}")
     return named
+
+
+def _nearest(name: str) -> str:
+    """Return a question for the name that is most like another; empty if none is."""
+    names = {each: saga.name for saga in registry.sagas.values() for each in (*saga.names, saga.cls.__name__)}
+    return "".join(f". Did you mean {names[each]}?" for each in get_close_matches(name, names, n=1))

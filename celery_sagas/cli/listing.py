@@ -1,12 +1,13 @@
 """``celery sagas list``: the live instances."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
 import click
 
 from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import value_of
 from celery_sagas.cli.app import opened, saga_named
 from celery_sagas.core.pending import NewerFormat, Pending, read_pending
 from celery_sagas.core.registry import registry
@@ -43,17 +44,9 @@ def list_instances(
             _print_counts(runtime, as_json=as_json)
             return
         saga = saga_named(name)
-        found = glances(runtime.backends.of(saga), saga, tag_of(saga, _value(by)), oldest_first=oldest_first)
+        tag = tag_of(saga, {} if by is None else value_of(by))
+        found = glances(runtime.backends.of(saga), saga, tag, oldest_first=oldest_first)
         _print_instances(saga, list(islice(found, limit)), as_json=as_json)
-
-
-def _value(by: str | None) -> Mapping[str, object]:
-    if by is None:
-        return {}
-    field, separator, value = by.partition("=")
-    if not separator:
-        raise click.UsageError("--by takes FIELD=VALUE, such as --by status=paid")
-    return {field: value}
 
 
 def _print_counts(runtime: Runtime, *, as_json: bool) -> None:

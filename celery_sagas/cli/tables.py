@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import click
+
+from celery_sagas.clock import LAST_MS, utc_time
 
 #: The maximum number of characters of a long text in a table.
 _CELL = 60
@@ -15,8 +16,14 @@ Row = tuple[str, ...]
 
 def print_table(header: Row, rows: Sequence[Row], nothing: str) -> None:
     """Print rows below a header, each cell in one line; without rows, print a sentence."""
-    shown = [header, *(tuple(map(line, row)) for row in rows)]
-    click.echo("\n".join(_lines(shown)) if rows else nothing)
+    click.echo("\n".join(aligned([header, *rows])) if rows else nothing)
+
+
+def aligned(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each row, with its cells below those of the others; they stay in their line."""
+    shown = [tuple(map(line, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)][:-1]  # the last one may be long: it is not filled up
+    return ["  ".join([*map(str.ljust, row, widths), row[-1]]).rstrip() for row in shown]
 
 
 def print_json(facts: Iterable[Mapping[str, Any]]) -> None:
@@ -43,10 +50,5 @@ def block(text: str) -> str:
 
 
 def time(at_ms: int) -> str:
-    """Return a time in UTC."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _lines(rows: Sequence[Row]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Return a time in UTC; of one that is beyond all dates, the first or the last one."""
+    return utc_time(min(max(at_ms, 0), LAST_MS)).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import click
-from pydantic_core import from_json
 
 from celery_sagas.cli import tables
 from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.operate.facts import detail_of, parts_of
 from celery_sagas.stores.records import Entry
 
 _COLUMNS: Final = ("AT", "STEP", "OUTCOME", "VERSION", "SENT")
@@ -46,46 +46,31 @@ def timeline(context: click.Context, name: str, key: str, everything: bool, limi
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    detail = _detail(entry)
+    detail = detail_of(entry)
     facts = {field: value for field, value in entry._asdict().items() if field not in ("attempt", "detail")}
     return facts | {field: detail[field] for field in _SHOWN if field in detail}
 
 
 def _row(entry: Entry) -> tables.Row:
-    detail = _detail(entry)
+    detail = detail_of(entry)
     outcome = entry.outcome + (f" ({detail['reason']})" if detail.get("reason") else "") + (" late" if detail.get("late") else "")
     return tables.time(entry.at), entry.step, outcome, str(entry.version or "-"), ", ".join(_sent(detail)) or "-"
 
 
 def _sent(detail: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a message has sent: requests, with the steps that get their outcomes, other messages, and timeouts."""
-    asked = {_text(each, "request"): each for each in _objects(detail, "asked")}
+    asked = {_text(each, "request"): each for each in parts_of(detail, "asked")}
     for each in asked.values():
         members = each.get("members")
         what = f"{members:,} members" if members and isinstance(members, int) else _text(each, "task")
         steps = dict.fromkeys(filter(None, (_text(each, "then", ""), _text(each, "otherwise", ""))))
         yield f"{what} → {' | '.join(steps)}"
-    sent = [_text(each, "task") for each in _objects(detail, "sent") if _text(each, "id", "") not in asked]
+    sent = [_text(each, "task") for each in parts_of(detail, "sent") if _text(each, "id", "") not in asked]
     for task, count in Counter(sent).items():
         yield task if count == 1 else f"{task} ({count:,} times)"
-    yield from (f"timeout → {_text(each, 'task')}" for each in _objects(detail, "scheduled"))
-
-
-def _objects(detail: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the objects in a list of the details; of what has another form, none."""
-    found = detail.get(name)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    yield from (f"timeout → {_text(each, 'task')}" for each in parts_of(detail, "scheduled"))
 
 
 def _text(values: Mapping[str, Any], name: str, otherwise: str = "?") -> str:
     value = values.get(name)
     return value if isinstance(value, str) else otherwise
-
-
-def _detail(entry: Entry) -> Mapping[str, Any]:
-    """Return the details of an entry; of one that cannot be read, none."""
-    try:
-        detail = from_json(entry.detail)
-    except ValueError:
-        return {}
-    return detail if isinstance(detail, dict) else {}

@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 from celery_sagas.clock import LAST_MS, utc_time
 from celery_sagas.core.requests.requests import Request
 from celery_sagas.errors import NewerState, UnreadableState
-from celery_sagas.operate.facts import Due, Facts, OutboxGlance, What, due_of, name_of
+from celery_sagas.operate.facts import Due, Facts, What, due_of, name_of
 from celery_sagas.operate.spans import span
+from celery_sagas.stores.records import OutboxGlance
 
 #: What is due for longer than this, in milliseconds, is overdue.
 LATE_MS: Final = 15 * 60_000
@@ -77,8 +78,7 @@ def _unreadable(facts: Facts, due: Sequence[Due]) -> Finding | None:
     problem = next((each for each in facts.problems if isinstance(each, UnreadableState)), None)
     if problem is None:
         return None
-    remedy = Remedy(("sagas", "timeline", facts.saga.name, *_argument(facts.key)), "shows which message was the last one")
-    return Finding(f"It cannot be read: {problem.problem}.", remedy if facts.key else None)
+    return Finding(f"It cannot be read: {problem.problem}.", timeline_of(facts.saga.name, facts.key) if facts.key else None)
 
 
 def _newer(facts: Facts, due: Sequence[Due]) -> Finding | None:
@@ -213,9 +213,15 @@ def _silent(facts: Facts, request: Request) -> str:
 
 
 def _idle(facts: Facts) -> Finding:
-    steps = _list(step.name for step in facts.next_steps)
-    goes_on = f"it goes on with the next message to {steps}" if steps else "no step of it takes another message"
+    steps = [step.name for step in facts.next_steps]
+    to = f"{'one of ' if len(steps) > 1 else ''}{_list(steps)}"
+    goes_on = f"it goes on with the next message to {to}" if steps else "no step of it takes another message"
     return Finding(f"Nothing is sure to come: {goes_on}.", _described(facts, "shows how messages find the instance"))
+
+
+def timeline_of(saga: str, key: str) -> Remedy:
+    """Return the command that shows what the newest instance with a key has handled."""
+    return Remedy(("sagas", "timeline", saga, *_argument(key)), "shows which messages it has handled")
 
 
 def _described(facts: Facts, does: str) -> Remedy:

@@ -13,26 +13,7 @@ from celery_sagas.core.requests.views import MemberOutcomes
 from celery_sagas.core.saga import SagaDefinition
 from celery_sagas.core.step import Decision, StepDefinition
 from celery_sagas.errors import NewerState, UnreadableState
-from celery_sagas.stores.records import DeadLetter, Entry, Record
-
-
-class OutboxGlance(NamedTuple):
-    """An outgoing message as operators see it: without its payload."""
-
-    id: str
-    kind: str
-    message_id: str
-    task: str
-    due_at: int
-    attempts: int  #: how often publishing it has failed
-    instance_id: str
-    step: str  #: the step, or the aggregator, that decided it
-    cause: str
-    tried_at: int
-    available_at: int  #: from when on it may be claimed
-    leased_until: int  #: 0: it is under no lease
-    error: str  #: why publishing it failed last
-
+from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
 
 #: What a series raises that cannot tell its next time.
 _NO_TIME: Final = (ValueError, KeyError, OverflowError, OSError)
@@ -130,7 +111,7 @@ def due_of(facts: Facts) -> list[Due]:
 
 def _due_of(facts: Facts, pending: Pending) -> Iterator[Due]:
     for name, timeout in pending.timeouts.items():
-        yield Due(What.TIMEOUT, name, _time_of(timeout), timeout.row, timeout.step, timeout.every is not None)
+        yield Due(What.TIMEOUT, name, time_of(timeout), timeout.row, timeout.step, timeout.every is not None)
     for request in facts.requests:
         if request.at:
             yield Due(What.DEADLINE, name_of(request), request.at, request.row, request.otherwise)
@@ -145,7 +126,7 @@ def _due_of(facts: Facts, pending: Pending) -> Iterator[Due]:
         yield Due(What.THEN, undoing.then.task, at, undoing.then_row, undoing.then.task)
 
 
-def _time_of(timeout: Timeout) -> int:
+def time_of(timeout: Timeout) -> int:
     """Return when a timeout is due; of a series, when the first occurrence is that was not handled."""
     if timeout.every is None:
         return timeout.at

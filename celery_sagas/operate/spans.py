@@ -11,7 +11,7 @@ def span(ms: int) -> str:
     Args:
         ms: Milliseconds; of negative ones the amount counts.
     """
-    seconds = abs(ms) // 1000
+    seconds = (abs(ms) + 500) // 1000
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     whole, rest = divmod(seconds, size)
     hours = rest // 3_600 if unit == "d" else 0

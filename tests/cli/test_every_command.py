@@ -7,7 +7,9 @@ from celery_sagas.worker.runtime import runtime_of
 from tests.cli.test_describe import run
 
 
-@pytest.mark.parametrize("words", [["aggregates", "list"], ["dead", "list"], ["relay"], ["schema"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["aggregates", "list"], ["dead", "list"], ["relay"], ["schema"], ["show", "order", "1"]], ids=" ".join
+)
 def test_wrong_setting(app: Celery, words: list[str]) -> None:
     """It says which, without a traceback."""
     app.conf.saga_unknown = 1
@@ -17,7 +19,7 @@ def test_wrong_setting(app: Celery, words: list[str]) -> None:
     assert "Error: unknown setting saga_unknown" in result.output
 
 
-@pytest.mark.parametrize("words", [["aggregates", "list"], ["dead", "list"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["aggregates", "list"], ["dead", "list"], ["show", "order", "1"]], ids=" ".join)
 def test_connections_are_closed(app: Celery, words: list[str]) -> None:
     """A command leaves nothing open."""
     before = runtime_of(app)

@@ -17,9 +17,9 @@ from celery_sagas.core.status import IfNot, StatusRule
 from celery_sagas.core.step import IfExists, IfMissing, StepDefinition
 from celery_sagas.errors import NewerState, UnreadableState
 from celery_sagas.operate.explain import LATE_MS, Explanation, Verdict, explain
-from celery_sagas.operate.facts import Facts, OutboxGlance
+from celery_sagas.operate.facts import Facts
 from celery_sagas.operate.spans import span
-from celery_sagas.stores.records import DeadLetter, Entry, Record
+from celery_sagas.stores.records import DeadLetter, Entry, OutboxGlance, Record
 
 MINUTE, HOUR = 60_000, 3_600_000
 #: 2027-01-15 08:00:00 UTC
@@ -320,6 +320,12 @@ TABLE: list[tuple[str, Callable[[], Facts], str, str]] = [
         "Nothing is sure to come: it goes on with the next message to order.charged.",
         DESCRIBE,
     ),
+    (
+        "idle",
+        lambda: facts(steps=[step(name) for name in "abcd"]),
+        "Nothing is sure to come: it goes on with the next message to one of a, b, c and 1 more.",
+        DESCRIBE,
+    ),
     ("idle", lambda: facts(steps=()), "Nothing is sure to come: no step of it takes another message.", DESCRIBE),
 ]
 
@@ -377,9 +383,9 @@ def test_series_that_never_comes_again() -> None:
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        *[(0, "0 s"), (999, "0 s"), (59_999, "59 s"), (60_000, "1 min"), (3_599_999, "59 min"), (3_600_000, "1 h")],
+        *[(0, "0 s"), (499, "0 s"), (500, "1 s"), (59_499, "59 s"), (59_980, "1 min"), (3_599_000, "59 min"), (3_599_980, "1 h")],
         *[
-            (86_399_999, "23 h"),
+            (86_399_000, "23 h"),
             (86_400_000, "1 d"),
             (90_000_000, "1 d 1 h"),
             (-90_000_000, "1 d 1 h"),

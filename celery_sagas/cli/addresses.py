@@ -1,0 +1,84 @@
+"""Which instance a command is about: by its key, its id, or a field."""
+
+import json
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.core.keys import text_of
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.engine.instance import lookup_in
+from celery_sagas.engine.listing import glances, tag_of
+from celery_sagas.engine.query import lookup_of
+from celery_sagas.errors import CorrelationError, DefinitionError
+from celery_sagas.stores.instances import Glance
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import ID, KEY, Lookup
+
+#: How many keys are named where one is asked for.
+_NAMED: Final = 10
+
+
+def value_of(by: str) -> Mapping[str, str]:
+    """Return the field, with its value, that ``--by`` names."""
+    field, separator, value = by.partition("=")
+    if not separator:
+        raise click.UsageError("--by takes FIELD=VALUE, such as --by status=paid")
+    return {field: value}
+
+
+def lookup_for(backend: Backend, saga: SagaDefinition, key: str | None, id: str | None, by: str | None) -> Lookup:
+    """Return the lookup for the one instance that is named: by its key, its id, or a field.
+
+    Raises:
+        UsageError: Not exactly one of them is given, or the saga's instances are not found by this field.
+        ClickException: The field has this value in several instances, or in none.
+        CorrelationError: The value is none of the field's.
+    """
+    if [key, id, by].count(None) != 2:
+        raise click.UsageError("name one instance: by its KEY, by --id, or by --by FIELD=VALUE")
+    if by is not None:
+        return _lookup_by(backend, saga, value_of(by))
+    if id is not None:
+        return lookup_in(saga, ID, _storable("id", id))
+    return lookup_in(saga, KEY, _key_text(saga, str(key)))
+
+
+def _key_text(saga: SagaDefinition, given: str) -> str:
+    """Return the canonical text of a key; one that is no key in today's code may be one of an instance that is stored."""
+    try:
+        parts = json.loads(given) if len(saga.keys.key) > 1 else given
+        return lookup_of(saga, tuple(parts) if isinstance(parts, list) else parts, {}).value
+    except (ValueError, RecursionError, CorrelationError, DefinitionError):
+        return _storable("key", given)
+
+
+def _storable(what: str, text: str) -> str:
+    try:
+        return text_of(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"the {what} {tables.line(str(exc))}") from exc
+
+
+def _lookup_by(backend: Backend, saga: SagaDefinition, by: Mapping[str, str]) -> Lookup:
+    (name,) = by
+    fields = (*saga.also_by, *saga.search_by, *(saga.correlate_by if len(saga.correlate_by) == 1 else ()))
+    if name not in fields:
+        raise click.BadParameter(f"{saga.name} is found by {', '.join(fields) or 'no field'}, and not by {tables.line(name)}")
+    if name not in saga.search_by:
+        return lookup_of(saga, None, by)
+    found = list(islice(glances(backend, saga, tag_of(saga, by)), _NAMED + 1))
+    field = "=".join(*by.items())
+    if not found:
+        raise click.ClickException(f"no instance of {saga.name} has {tables.line(field)}")
+    if len(found) > 1:
+        raise click.ClickException(f"several instances of {saga.name} have {tables.line(field)}; name one: {_names(found)}")
+    return lookup_in(saga, ID, found[0].id)
+
+
+def _names(found: list[Glance]) -> str:
+    shown = (tables.line(glance.key) if glance.key else f"--id {tables.line(glance.id)}" for glance in found[:_NAMED])
+    return ", ".join(shown) + (", …" if len(found) > _NAMED else "")

@@ -1,0 +1,212 @@
+"""``celery sagas show``: one instance, why it does not go on or for what it waits, and the command that helps."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import click
+
+from celery_sagas.cli import tables
+from celery_sagas.cli.addresses import lookup_for
+from celery_sagas.cli.app import opened, saga_named
+from celery_sagas.core.pending import Pending
+from celery_sagas.core.requests.requests import Request
+from celery_sagas.core.saga import SagaDefinition
+from celery_sagas.core.step import StepDefinition
+from celery_sagas.operate.explain import Explanation, explain, timeline_of
+from celery_sagas.operate.facts import Facts, name_of, time_of
+from celery_sagas.operate.reading import read_facts
+from celery_sagas.operate.redact import MARK
+from celery_sagas.operate.spans import span
+from celery_sagas.operate.view import began_with, changed_with, property_of, state_of, view_of
+from celery_sagas.stores.ports import Backend
+from celery_sagas.stores.records import KEY, DeadLetter, Lookup, OutboxGlance
+
+#: How many lines a section has, and how many characters a value.
+_LINES: Final = 10
+_FIELDS: Final = 40
+_VALUE: Final = 200
+_DOT: Final = " · "
+#: A cell without text.
+_BLANK: Final = " "
+
+
+@click.command()
+@click.argument("name", metavar="SAGA")
+@click.argument("key", required=False)
+@click.option("--id", metavar="ID", help="The instance with this id.")
+@click.option("--by", metavar="FIELD=VALUE", help="The instance with this value of a field in also_by, or in search_by.")
+@click.option("--all", "everything", is_flag=True, help="Leave nothing out, however long it is.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with everything that is known.")
+@click.pass_context
+def show(
+    context: click.Context, name: str, key: str | None, id: str | None, by: str | None, everything: bool, as_json: bool
+) -> None:
+    """Show one instance: why it does not go on, or for what it waits; the command that helps; its state.
+
+    The key of several parts is their JSON array, such as '["eu","42"]'. What is hidden is shown as three dots: see saga_hidden.
+    """
+    with opened(context) as runtime:
+        saga = saga_named(name)
+        backend, hidden = runtime.backends.of(saga), runtime.settings.hidden
+        lookup = lookup_for(backend, saga, key, id, by)
+        facts = read_facts(runtime, saga, lookup)
+        if facts is None:
+            _refuse(backend, saga, lookup)
+        explanation = explain(facts)
+        if as_json:
+            tables.print_json([view_of(facts, explanation, hidden)])
+        else:
+            page = _Page(facts, explanation, state_of(facts, hidden), everything)
+            click.echo("\n".join(tables.line(line) if line else "" for line in page.lines()))
+
+
+def _refuse(backend: Backend, saga: SagaDefinition, lookup: Lookup) -> NoReturn:
+    """Say that there is no such instance, and whether there was one.
+
+    Raises:
+        ClickException: Always.
+    """
+    if lookup.property != KEY:
+        property = "id" if lookup.property not in saga.also_by else lookup.property
+        raise click.ClickException(f"there is no {saga.name} with the {property} {tables.line(lookup.value)}")
+    subject = f"{saga.name} {tables.line(lookup.value)}"
+    entry = backend.journal.outcome_of(saga.names, lookup.value)
+    if entry is None:
+        raise click.ClickException(f"there is no {subject}, and the journal knows none that has completed")
+    at, timeline = entry.at, tables.line(timeline_of(saga.name, lookup.value).command)
+    ended = f"one completed {span(backend.outbox.time() - at)} ago, at {tables.time(at)}, with {tables.line(entry.step)}"
+    raise click.ClickException(f"there is no {subject} now; {ended}. Show what it handled: {timeline}")
+
+
+class _Page:
+    """What is shown of an instance. Sections are bounded, unless everything is asked for."""
+
+    def __init__(self, facts: Facts, explanation: Explanation, state: Any, everything: bool) -> None:
+        self._facts = facts
+        self._explanation = explanation
+        self._state = state
+        self._everything = everything
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines; stored text in them is as it is, without line ends."""
+        facts, remedy = self._facts, self._explanation.remedy
+        yield from self._headlines()
+        yield from ("", self._explanation.sentence)
+        if remedy:
+            yield f"  → {remedy.command}    {remedy.does}"
+        yield ""
+        if facts.pending is not None:
+            yield from self._section("Waits for", list(_waits_for(facts, facts.pending)), "nothing")
+        if facts.record is not None:
+            rows = [_row(facts, row) for row in facts.rows.values() if _is_shown(facts, row)]
+            yield from self._section("Outbox", rows, "nothing is due")
+        yield from self._section("Dead letters", list(map(_dead_letter, facts.dead_letters)), "none")
+        if facts.record is not None and facts.record.locked_by:
+            yield "Locked"
+        yield from self._steps(facts.next_steps)
+        yield from self._fields()
+
+    def _headlines(self) -> Iterator[str]:
+        facts, record = self._facts, self._facts.record
+        about = [f"{facts.saga.name} {facts.key or '-'}", self._explanation.verdict.value]
+        if record is None:
+            yield _DOT.join([*about, facts.instance_id])
+            return
+        size = f"{len(record.data.encode(errors='replace')):,} bytes"
+        yield _DOT.join([*about, f"version {record.version}", record.id, f"schema {record.schema_version}", size])
+        began, changed = began_with(facts), changed_with(facts)
+        created_by, changed_by = (f" by {entry.step}" if entry else "" for entry in (began, changed))
+        created, changed_ago = tables.time(record.created_at), span(facts.now - record.updated_at)
+        yield f"created {created}{created_by}; changed {changed_ago} ago{changed_by}"
+
+    def _section(self, title: str, rows: Sequence[tables.Row], nothing: str) -> Iterator[str]:
+        shown = rows if self._everything else rows[:_LINES]
+        yield title if rows else f"{title}: {nothing}"
+        yield from (f"  {line}" for line in tables.aligned(shown))
+        yield from _rest(len(rows) - len(shown))
+
+    def _steps(self, steps: Sequence[StepDefinition]) -> Iterator[str]:
+        shown = steps if self._everything else steps[:_LINES]
+        names = [step.name + (f" (by {property})" if (property := property_of(step)) else "") for step in shown]
+        yield f"Goes on with: {_DOT.join(names) or 'nothing'}"
+        yield from _rest(len(steps) - len(shown))
+
+    def _fields(self) -> Iterator[str]:
+        if not isinstance(self._state, Mapping):
+            yield "State: it cannot be shown" if self._state is None else f"State: {self._value(self._state)}"
+            return
+        fields = list(self._state.items())
+        shown = fields if self._everything else fields[:_FIELDS]
+        yield "State"
+        yield from (f"  {line}" for line in tables.aligned([(tables.short(name), self._value(value)) for name, value in shown]))
+        yield from _rest(len(fields) - len(shown))
+
+    def _value(self, value: Any) -> str:
+        """Return a value of a state as JSON, or its beginning; the mark of a hidden one is no text of it."""
+        text = value if value == MARK else json.dumps(value, ensure_ascii=False)
+        if self._everything or len(text) <= _VALUE:
+            return text
+        return f"{text[:_VALUE]}… ({len(text):,} characters)"
+
+
+def _waits_for(facts: Facts, pending: Pending) -> Iterator[tables.Row]:
+    """Yield a row for each thing that an instance waits for: timeouts by their times, requests, deferred messages, undos."""
+    for name, timeout in sorted(pending.timeouts.items(), key=lambda each: time_of(each[1])):
+        kind = "series" if timeout.every else "timeout"
+        yield kind, name, f"due {_at(facts, time_of(timeout))}", f"→ {timeout.step}", _place(facts, timeout.row)
+    yield from (_request(facts, request) for request in facts.requests)
+    for deferred in pending.deferred:
+        place = _place(facts, deferred.row) if deferred.row else _BLANK
+        yield "deferred", deferred.step, f"since {tables.time(deferred.since)}", _BLANK, place
+    if pending.is_undoing:
+        then = pending.undo.undoing.then if pending.undo.undoing else None
+        yield "undo", f"{pending.left_to_undo:,} left", _BLANK, f"→ {then.task}" if then else _BLANK, _BLANK
+
+
+def _request(facts: Facts, request: Request) -> tables.Row:
+    steps = " | ".join(dict.fromkeys(filter(None, (request.then, request.otherwise))))
+    until = f"until {_at(facts, request.at)}" if request.at else "no deadline"
+    outcomes = facts.members.get(request.id)
+    about = [
+        f"{len(outcomes.answered):,} answered, {len(outcomes.failed):,} failed" if outcomes else "",
+        f"is sent in {span(request.sent_at - facts.now)}" if request.sent_at > facts.now else "",
+        _place(facts, request.row).strip() if request.row else "",
+    ]
+    return "request", name_of(request), until, f"→ {steps}", ", ".join(filter(None, about)) or _BLANK
+
+
+def _at(facts: Facts, at: int) -> str:
+    left = at - facts.now
+    return f"{tables.time(at)} ({f'in {span(left)}' if left > 0 else f'{span(left)} ago'})"
+
+
+def _place(facts: Facts, id: str) -> str:
+    """Return where the message of a row is."""
+    row = facts.rows.get(id)
+    if row is None:
+        return "row gone"
+    if row.attempts:
+        return f"{row.attempts:,} attempts failed"
+    if row.tried_at:
+        return f"published {span(facts.now - row.tried_at)} ago"
+    return "not published" if row.due_at <= facts.now else _BLANK
+
+
+def _is_shown(facts: Facts, row: OutboxGlance) -> bool:
+    """Return whether there is more to say of a row than that it waits for its time."""
+    return bool(row.tried_at or row.attempts) or row.due_at <= facts.now
+
+
+def _row(facts: Facts, row: OutboxGlance) -> tables.Row:
+    again = f"available {_at(facts, row.available_at)}" if row.available_at else _BLANK
+    return row.task, row.kind, _place(facts, row.id), again, tables.short(row.error) if row.error else _BLANK
+
+
+def _dead_letter(dead_letter: DeadLetter) -> tables.Row:
+    return dead_letter.id, tables.time(dead_letter.at), dead_letter.task, dead_letter.error
+
+
+def _rest(count: int) -> Iterator[str]:
+    if count > 0:
+        yield f"  … {count:,} more; --all shows them"
