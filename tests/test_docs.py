@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import celery_sagas
+from celery_sagas.operate.explain import Verdict
 from celery_sagas.settings import PREFIX, Settings
 from celery_sagas.stores.sql.backend import SqlBackend
 from celery_sagas.stores.sql.connection.options import DEFAULTS
@@ -108,6 +109,12 @@ def test_glossary_says_each_word_once_and_beside_it_those_of_five_others():
     words = [word for word, *_ in rows if word != "Word"]
     assert len(words) == len(set(words))
     assert {len(row) for row in rows} == {7}
+
+
+def test_operating_page_lists_every_verdict_and_no_other():
+    """In their order: the first one that applies is given."""
+    told = (DOCS / "operating.md").read_text().partition("## Verdicts")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", told, flags=re.MULTILINE) == list(Verdict)
 
 
 def test_every_page_is_in_the_table_of_contents():
