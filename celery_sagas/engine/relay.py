@@ -19,7 +19,7 @@ from celery_sagas.engine.requests.gathers import Gathers
 from celery_sagas.engine.sweeps import Sweep, Tally
 from celery_sagas.errors import PublishError, StoreError
 from celery_sagas.stores.ports import Backend
-from celery_sagas.stores.records import BOUND_KINDS, SERIES, DeadLetter, OutboxRow
+from celery_sagas.stores.records import BOUND_KINDS, LOOK_MS, SERIES, DeadLetter, OutboxRow
 
 logger = logging.getLogger("celery_sagas")
 
@@ -34,7 +34,7 @@ _OWN_KINDS = frozenset(BOUND_KINDS)
 #: Seconds until the retry of a row that could not be published: doubled with each attempt, up to a bound.
 _FIRST_RETRY_S, _LAST_RETRY_S = 2.0, 600.0
 #: The maximum number of seconds until a row of an unknown step is claimed again.
-_LAST_LOOK_S = 60.0
+_LAST_LOOK_S = LOOK_MS / 1000
 #: Before that, the part of the interval, and of the row's overdue time, that passes: the row is hidden from others meanwhile.
 _OF_INTERVAL, _OF_OVERDUE = 0.1, 0.05
 

@@ -200,6 +200,18 @@ class Outbox(ABC):
         """
 
     @abstractmethod
+    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
+        """Return rows that were never tried though they were due before a time: those that may be claimed first come first.
+
+        It looks at the rows that may be claimed now, or within ``LOOK_MS``, and costs what it looks at; at ``LOOKED_AT`` rows in
+        all it may stop.
+
+        Args:
+            before: Milliseconds since the epoch.
+            limit: How many at most: 1 to ``MOST``.
+        """
+
+    @abstractmethod
     def tally(self, at_most: int) -> OutboxTally:
         """Count the rows that are due, and those that were tried; each count stops at ``at_most``."""
 

@@ -14,6 +14,8 @@ __all__ = [
     "KEPT_KINDS",
     "KEPT_MOST_MS",
     "KEY",
+    "LOOKED_AT",
+    "LOOK_MS",
     "SERIES",
     "Change",
     "DeadLetter",
@@ -42,6 +44,10 @@ SERIES: Final = "series"
 KEPT_KINDS: Final = ("scheduled", "deadline")
 #: The longest time after which such a row is due again, in milliseconds; ``Outbox.confirm`` may be given a longer one.
 KEPT_MOST_MS: Final = 86_400_000
+#: For how long at most a relay leaves a row to others whose step it does not know, in milliseconds; ``Outbox.overdue`` looks as
+#: far ahead, and at so many rows at most.
+LOOK_MS: Final = 60_000
+LOOKED_AT: Final = 5_000
 #: The kinds of outgoing rows that end with their instance.
 BOUND_KINDS: Final = (*KEPT_KINDS, SERIES)
 

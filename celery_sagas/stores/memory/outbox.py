@@ -6,7 +6,7 @@ from itertools import islice
 
 from celery_sagas.stores.memory.state import MemoryStore, Row, leased, unleased
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, LOOK_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
 
 #: How many characters of an error are kept.
 ERROR_CHARACTERS = 2_000
@@ -68,6 +68,11 @@ class MemoryOutbox(MemoryStore, Outbox):
             rows = [_glance(row) for row in self._state.outbox if 0 < row.message.tried_at <= until]
         return sorted((row for row in rows if row.place > after), key=lambda row: row.place)[:limit]
 
+    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
+        with self._state.lock:
+            rows = list(self._state.outbox.due(self._clock() + LOOK_MS))
+        return [_glance(row) for row in rows if not row.message.tried_at and _due_at(row) <= before][:limit]
+
     def tally(self, at_most: int) -> OutboxTally:
         with self._state.lock:
             due = [row.due_since for row in self._state.outbox.due(self._clock())]
@@ -90,6 +95,11 @@ class MemoryOutbox(MemoryStore, Outbox):
         """Return the rows, each once, whose lease is, or was last, this token's."""
         rows = (self._state.outbox.held(id, token) for id in dict.fromkeys(ids))
         return [row for row in rows if row is not None]
+
+
+def _due_at(row: Row) -> int:
+    """Return since when a row is due; one that was due at once, since its lease has ended."""
+    return row.message.due_at or row.due_since
 
 
 def _kept(row: Row, now: int, keep_ms: int) -> Row:

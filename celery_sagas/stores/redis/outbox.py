@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import KEPT_MOST_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import KEPT_MOST_MS, LOOK_MS, LOOKED_AT, Entry, OutboxGlance, OutboxRow, OutboxTally
 from celery_sagas.stores.redis.connection.client import Client
 from celery_sagas.stores.redis.connection.connections import Word
 from celery_sagas.stores.redis.connection.scripts import Script, load
@@ -34,6 +34,7 @@ _RESCHEDULE: Final = load("outbox_reschedule")
 _RELEASE: Final = load("outbox_release")
 _READ: Final = load("outbox_read")
 _TRIED: Final = load("outbox_tried")
+_OVERDUE: Final = load("outbox_overdue")
 _TALLY: Final = load("outbox_tally")
 _FAIL: Final = load("outbox_fail")
 _TIME: Final = load("outbox_time")
@@ -88,6 +89,12 @@ class RedisOutbox(RedisStore, Outbox):
             answer = self._client.run(_TRIED, shard.rows, [first, f"(t:{until + 1:016d}", limit])
             found += _glances(answer)
         return sorted(found, key=lambda glance: glance.place)[:limit]
+
+    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
+        args = [self._now(), LOOK_MS, LOOKED_AT, before, limit]
+        answers = [self._client.run(_OVERDUE, shard.rows, args) for shard in self._placement.in_turn()]
+        found = [glance for answer in answers for glance in _glances(answer)]
+        return sorted(found, key=lambda glance: (glance.available_at, glance.id))[:limit]
 
     def tally(self, at_most: int) -> OutboxTally:
         answers = [self._client.run(_TALLY, shard.rows, [self._now()]) for shard in self._placement.in_turn()]

@@ -22,7 +22,16 @@ from sqlalchemy import (
 from sqlalchemy import literal_column as literal
 
 from celery_sagas.stores.ports import Outbox
-from celery_sagas.stores.records import KEPT_KINDS, KEPT_MOST_MS, Entry, OutboxGlance, OutboxRow, OutboxTally
+from celery_sagas.stores.records import (
+    KEPT_KINDS,
+    KEPT_MOST_MS,
+    LOOK_MS,
+    LOOKED_AT,
+    Entry,
+    OutboxGlance,
+    OutboxRow,
+    OutboxTally,
+)
 from celery_sagas.stores.sql.connection.database import Database, Row, SqlSession
 from celery_sagas.stores.sql.connection.statements import (
     LIMIT,
@@ -96,6 +105,10 @@ class SqlOutbox(Outbox):
         values = {"until": until, "limit": limit, "after_at": int(at or 0), "after_id": id}
         shape = (bool(after), self._database.names.of(_BY_TRIAL))
         return [OutboxGlance(*row) for row in self._database.fetch(_tried, shape, values)]
+
+    def overdue(self, before: int, limit: int) -> list[OutboxGlance]:
+        values = {"before": before, "limit": limit}
+        return [OutboxGlance(*row) for row in self._database.fetch(_overdue, (self._database.names.of(_BY_TIME),), values)]
 
     def tally(self, at_most: int) -> OutboxTally:
         limit = {"limit": at_most}
@@ -240,6 +253,19 @@ def _tried(is_after: bool, by_trial: str) -> Select[Any]:
         is_tried += [outbox.c.tried_at >= at, or_(outbox.c.tried_at > at, outbox.c.id > id)]
     order = (outbox.c.tried_at, outbox.c.id)
     return select(*_GLANCE).where(*is_tried).order_by(*order).limit(LIMIT).with_hint(outbox, _use(by_trial), "mysql")
+
+
+def _overdue(by_time: str) -> Select[Any]:
+    """Select rows that were never tried, of those that may be claimed soon."""
+    before: BindParameter[int] = bindparam("before", type_=BigInteger())
+    soon = outbox.c.available_at <= now() + literal(str(LOOK_MS), BigInteger())
+    is_near = [outbox.c.prefix == PREFIX, soon, has_time(outbox.c.available_at)]
+    in_order_of_time = select(*_GLANCE).where(*is_near).order_by(outbox.c.available_at, outbox.c.id)
+    near = in_order_of_time.limit(LOOKED_AT).with_hint(outbox, _use(by_time), "mysql").subquery("near")
+    due_at = case((near.c.due_at > literal("0"), near.c.due_at), else_=near.c.available_at)
+    is_left = [near.c.tried_at == literal("0"), due_at <= before]
+    columns = [near.c[name] for name in OutboxGlance._fields]
+    return select(*columns).where(*is_left).order_by(near.c.available_at, near.c.id).limit(LIMIT)
 
 
 def _tally_due(by_time: str) -> Select[Any]:

@@ -192,6 +192,22 @@ class KeepingContract(StoreFixtures):
             after = page[-1].place
         assert seen == sorted(ids(rows))
 
+    def test_overdue_rows_were_never_tried(self, backend: Backend, clock: Clock) -> None:
+        """A relay left the first one, which it does not know; nobody has taken the others."""
+        early, late, published, later = (outgoing("scheduled", due_at=clock.now + at) for at in (-2 * HOUR, -1, -HOUR, HOUR))
+        start(backend, "42", early)
+        claim(backend)
+        backend.outbox.release("relay", [early.id], MINUTE)
+        start(backend, "43", published)
+        backend.outbox.confirm("relay", ids(claim(backend)), 1)
+        start(backend, "44", late, later)
+        send(backend, at_once := outgoing(), owner="a dead process", grace_ms=1)
+        assert [row.id for row in backend.outbox.overdue(clock.now - 1, 9)] == [late.id, early.id]
+        assert [row.id for row in backend.outbox.overdue(clock.now - HOUR, 9)] == [early.id]
+        assert [row.id for row in backend.outbox.overdue(clock.now - 1, 1)] == [late.id]
+        clock.advance(1)
+        assert [row.id for row in backend.outbox.overdue(clock.now, 9)] == [late.id, at_once.id, early.id]
+
     def test_tally_counts_what_is_due_and_what_was_tried(self, backend: Backend, clock: Clock) -> None:
         assert backend.outbox.tally(10) == OutboxTally(0, 0, 0)
         rows = [outgoing("scheduled", due_at=clock.now - number) for number in (1, 2, 3, 4, 5)]

@@ -45,7 +45,7 @@ Subject = Any
 
 _WRITE = re.compile(r"redis\.call\('(H?SET|HSETNX|H?DEL|HINCRBY|ZADD|ZREM\w*|[LR]PUSH|[LR]POP|LTRIM|UNLINK)'")
 #: They join functions that write, and call none.
-_ONLY_READING = {"outbox_count_leased", "outbox_read"}
+_ONLY_READING = {"outbox_count_leased", "outbox_overdue", "outbox_read"}
 #: What registers a layout or a shard is called before anything is played.
 _REGISTERING = {"layout_register", "shard_register", "rights_try"}
 WRITING = {name for name in names() if _WRITE.search(load(name).source)} - _ONLY_READING - _REGISTERING
